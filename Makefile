@@ -1,0 +1,98 @@
+# `make demo` and `make test` need nothing but Python 3.11 and make: they set up
+# a virtual environment first.  GNU make 3.81, which macOS has, is new enough.
+
+# Another interpreter gets an environment of its own: PYTHON=python3.12 uses
+# .venv-3.12, so that trying one does not disturb the other.
+PYTHON ?= python3
+VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(patsubst python%,%,$(notdir $(PYTHON))))
+ARGS ?=
+
+OLDEST := 3.11
+SUPPORTED := 3.11 3.12 3.13
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two installations at once into one environment would break it.
+.NOTPARALLEL:
+.PHONY: help demo test lint types unit format test-all bench torture clean
+
+help: ## Print the targets
+	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=\"options of the program\"]"
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' Makefile | expand -t 14
+
+demo: $(VENV)/.installed-demo ## Parse the whole standard library in a pool; ARGS="--chaos 0.02"
+	@$(PY) examples/stdlib_census.py $(ARGS)
+
+test: lint types unit ## Everything a change must pass: lint, types and all tests
+
+lint: $(VENV)/.installed-test ## Style, formatting and the direction of imports
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.installed-test ## mypy in its strict mode
+	MYPYPATH=examples $(PY) -m mypy
+
+unit: $(VENV)/.installed-test ## The tests alone; ARGS="-k takeover"
+	$(PY) -m pytest -q $(ARGS)
+
+format: $(VENV)/.installed-test ## Format the code and repair what ruff can repair
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+
+test-all: ## The tests on every supported Python that is installed
+	@tested=; failed=; for version in $(SUPPORTED); do \
+	  python="python$$version"; \
+	  if ! "$$python" -c 'pass' >/dev/null 2>&1; then \
+	    echo "== $$python: not installed here, skipped"; continue; \
+	  fi; \
+	  echo "== $$python"; tested="$$tested $$version"; \
+	  $(MAKE) --no-print-directory unit PYTHON="$$python" VENV=".venv-$$version" \
+	    || failed="$$failed $$version"; \
+	done; \
+	if [ -z "$$tested" ]; then echo "none of $(SUPPORTED) is installed" >&2; exit 1; fi; \
+	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi; \
+	echo "passed on:$$tested"
+
+bench: $(VENV)/.installed-bench ## asyncpool and its peers side by side
+	$(PY) -m benchmarks $(ARGS)
+
+torture: $(VENV)/.installed-bench ## asyncpool and its peers through the same faults
+	$(PY) -m benchmarks.torture $(ARGS)
+
+clean: ## Remove the environments and everything that was generated
+	rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache \
+	  .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each set of extras.  pip adds what is missing and leaves the
+# rest alone, so the order in which they are installed does not matter.
+$(VENV)/.installed-demo: EXTRAS := demo
+$(VENV)/.installed-test: EXTRAS := demo,test,uvloop
+$(VENV)/.installed-bench: EXTRAS := demo,bench
+$(VENV)/.installed-%: pyproject.toml | $(PY)
+	@echo "installing asyncpool[$(EXTRAS)] into $(VENV) ..."
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]"
+	@touch $@
+
+# An environment that is not whole is removed: its python would be there, and the
+# next call would take it for a good one.  The .gitignore keeps git, and with it
+# ruff, out of environments with other names than .venv.
+$(PY):
+	@$(PYTHON) -c 'pass' || { \
+	  echo "$(PYTHON) does not run. Install Python $(OLDEST) or newer, or name one:" >&2; \
+	  echo "    make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(OLDEST)".split("."))))' || { \
+	  echo "asyncpool needs Python $(OLDEST) or newer; $(PYTHON) is `$(PYTHON) -V 2>&1`. Name another:" >&2; \
+	  echo "    make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "creating $(VENV) with $(PYTHON) ..."
+	@$(PYTHON) -m venv --clear $(VENV) && $(PY) -m pip --version >/dev/null || { \
+	  rm -rf $(VENV); \
+	  echo "$(PYTHON) cannot create a virtual environment (see above)." >&2; \
+	  echo "On Debian and Ubuntu: sudo apt install python3-venv" >&2; \
+	  echo "Or use another Python: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	@echo '*' > $(VENV)/.gitignore

@@ -1,0 +1,106 @@
+"""Supervised pools of worker processes for asyncio.
+
+The public names are loaded when they are first used: every worker imports this
+package, and must not pay for asyncio.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncpool._core.restart import RestartPolicy
+    from asyncpool._runtime.hub import EventStream
+    from asyncpool._runtime.jobs import Job
+    from asyncpool._worker.context import CurrentJob, current_job
+    from asyncpool.errors import (
+        AsyncPoolError,
+        JobError,
+        JobNotPicklableError,
+        JobRaisedError,
+        JobTimeoutError,
+        PoolBrokenError,
+        PoolClosedError,
+        PoolFullError,
+        ProtocolError,
+        RemoteTraceback,
+        UnsupportedPlatformError,
+        WorkerCrashedError,
+        WorkerHungError,
+        WorkerOutOfMemoryError,
+        WorkerStartError,
+    )
+    from asyncpool.events import CloseSummary, Crash, PoolStats, SlotStats
+    from asyncpool.pool import Pool, PoolView
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "asyncpool._core.restart": ("RestartPolicy",),
+    "asyncpool._runtime.hub": ("EventStream",),
+    "asyncpool._runtime.jobs": ("Job",),
+    "asyncpool._worker.context": ("CurrentJob", "current_job"),
+    "asyncpool.errors": (
+        "AsyncPoolError",
+        "JobError",
+        "JobNotPicklableError",
+        "JobRaisedError",
+        "JobTimeoutError",
+        "PoolBrokenError",
+        "PoolClosedError",
+        "PoolFullError",
+        "ProtocolError",
+        "RemoteTraceback",
+        "UnsupportedPlatformError",
+        "WorkerCrashedError",
+        "WorkerHungError",
+        "WorkerOutOfMemoryError",
+        "WorkerStartError",
+    ),
+    "asyncpool.events": ("CloseSummary", "Crash", "PoolStats", "SlotStats"),
+    "asyncpool.pool": ("Pool", "PoolView"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AsyncPoolError",
+    "CloseSummary",
+    "Crash",
+    "CurrentJob",
+    "EventStream",
+    "Job",
+    "JobError",
+    "JobNotPicklableError",
+    "JobRaisedError",
+    "JobTimeoutError",
+    "Pool",
+    "PoolBrokenError",
+    "PoolClosedError",
+    "PoolFullError",
+    "PoolStats",
+    "PoolView",
+    "ProtocolError",
+    "RemoteTraceback",
+    "RestartPolicy",
+    "SlotStats",
+    "UnsupportedPlatformError",
+    "WorkerCrashedError",
+    "WorkerHungError",
+    "WorkerOutOfMemoryError",
+    "WorkerStartError",
+    "current_job",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'asyncpool' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

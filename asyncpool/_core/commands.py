@@ -1,0 +1,129 @@
+"""What :class:`~asyncpool._core.supervision.Supervision` wants done.
+
+The shell carries these out in their order and decides nothing on the way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "Abandon",
+    "Assign",
+    "Command",
+    "FailJobs",
+    "Finished",
+    "GiveUp",
+    "Kill",
+    "ParkSlot",
+    "Recover",
+    "ScheduleRestart",
+    "Spawn",
+    "Stop",
+    "Terminate",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start worker *generation* of *slot*."""
+
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Send *job* to the worker in *slot*."""
+
+    slot: int
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Tell the worker in *slot* that no job will come any more."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Send SIGTERM to the worker in *slot*."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Send SIGKILL to the worker in *slot* and to all that it started."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Stop waiting for the end of a process that not even SIGKILL has ended."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailJobs:
+    """Tell the callers of *jobs* that there will be no outcome, and why."""
+
+    jobs: tuple[int, ...]
+    why: Literal["closed", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRestart:
+    """Tell listeners that *slot* gets its next worker in *delay* seconds."""
+
+    slot: int
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParkSlot:
+    """Tell listeners that *slot* stays empty, until a probe in *probe_in* seconds."""
+
+    slot: int
+    reason: str
+    probe_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Refuse jobs from now on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Tell listeners that *slot* works again; accept jobs."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Nothing is left to do: every slot is retired, no job is open."""
+
+
+Command = (
+    Spawn
+    | Assign
+    | Stop
+    | Terminate
+    | Kill
+    | Abandon
+    | FailJobs
+    | ScheduleRestart
+    | ParkSlot
+    | GiveUp
+    | Recover
+    | Finished
+)

@@ -1,0 +1,149 @@
+"""What the payloads of control frames mean.
+
+Whatever a worker sends is untrusted: these messages are JSON or fixed structures,
+and text is cut to a bound.  Only the pool's own :class:`WorkerConfig` is pickled,
+by the pool, for the worker.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from dataclasses import dataclass
+
+from asyncpool.errors import ProtocolError
+
+__all__ = [
+    "Failure",
+    "LauncherConfig",
+    "WorkerConfig",
+    "pack_exit",
+    "pack_pid",
+    "unpack_exit",
+    "unpack_pid",
+]
+
+MAX_TEXT = 16_384
+
+_PID = struct.Struct("!q")
+_EXIT = struct.Struct("!qq")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something went wrong in a worker, outside any job; *text* is a traceback."""
+
+    stage: str
+    summary: str
+    text: str = ""
+
+    def pack(self) -> bytes:
+        """Return the payload of a ``FAILED`` frame."""
+        fields = (self.stage, self.summary[:MAX_TEXT], self.text[-MAX_TEXT:])
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Failure:
+        """Read the payload of a ``FAILED`` frame.
+
+        Raises:
+            ProtocolError: If it is none.
+        """
+        try:
+            stage, summary, text = json.loads(payload)
+        except (ValueError, TypeError) as error:
+            raise ProtocolError("a report of a failure cannot be read") from error
+        return cls(str(stage)[:MAX_TEXT], str(summary)[:MAX_TEXT], str(text)[:MAX_TEXT])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How a worker begins.
+
+    Attributes:
+        sys_path: Where the pool's process finds modules.
+        initializer: The pickled ``(initializer, initargs)``, or ``None``.
+        max_payload: The most bytes that a frame may carry.
+    """
+
+    sys_path: tuple[str, ...]
+    initializer: bytes | None
+    max_payload: int
+
+    def pack(self) -> bytes:
+        """Return the payload of a ``CONFIG`` frame to a worker."""
+        return pickle.dumps((self.sys_path, self.initializer, self.max_payload))
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> WorkerConfig:
+        """Read the payload of a ``CONFIG`` frame; it must come from the pool."""
+        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherConfig:
+    """How the launcher's process begins.
+
+    Attributes:
+        sys_path: Where the pool's process finds modules.
+        fork: Whether workers are forked from it, or start as fresh interpreters.
+        preload: Modules to import before the first fork.
+        command: The command line of a fresh interpreter's worker, but for the
+            numbers of its descriptors.
+    """
+
+    sys_path: tuple[str, ...]
+    fork: bool
+    preload: tuple[str, ...]
+    command: tuple[str, ...]
+
+    def pack(self) -> bytes:
+        """Return the payload of a ``CONFIG`` frame to the launcher."""
+        fields = (self.sys_path, self.fork, self.preload, self.command)
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> LauncherConfig:
+        """Read the payload of a ``CONFIG`` frame."""
+        sys_path, fork, preload, command = json.loads(payload)
+        return cls(tuple(sys_path), fork, tuple(preload), tuple(command))
+
+
+def pack_pid(pid: int) -> bytes:
+    """Return the payload of a ``LAUNCHED`` frame."""
+    return _PID.pack(pid)
+
+
+def unpack_pid(payload: bytes) -> int:
+    """Read the payload of a ``LAUNCHED`` frame.
+
+    Raises:
+        ProtocolError: If it is none.
+    """
+    return int(_unpack(_PID, payload)[0])
+
+
+def pack_exit(pid: int, status: int) -> bytes:
+    """Return the payload of an ``EXITED`` frame.
+
+    *status* is an exit status, or the negative number of a signal.
+    """
+    return _EXIT.pack(pid, status)
+
+
+def unpack_exit(payload: bytes) -> tuple[int, int]:
+    """Read the payload of an ``EXITED`` frame: the pid and the status.
+
+    Raises:
+        ProtocolError: If it is none.
+    """
+    pid, status = _unpack(_EXIT, payload)
+    return int(pid), int(status)
+
+
+def _unpack(layout: struct.Struct, payload: bytes) -> tuple[int, ...]:
+    try:
+        return layout.unpack(payload)
+    except struct.error as error:
+        raise ProtocolError("a report about a process cannot be read") from error

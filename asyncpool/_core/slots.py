@@ -1,0 +1,146 @@
+"""The life of a slot, from an empty seat to an empty seat.
+
+A slot is a seat for one worker process; workers come and go, the slot stays.
+Rule 1: every change of a slot's state goes through the table below.  Rule 2:
+this file does not know *why* something happens: a worker that was told to stop
+and one that was shot both end in ``EXITED``.
+
+The states in the order in which a healthy worker visits them::
+
+    VACANT -> STARTING -> IDLE <-> BUSY -> STOPPING -> VACANT
+
+``BUSY`` begins when a job is assigned, not when the worker confirms it: otherwise
+a worker would look idle while a job is on its way to it, and could be stopped.
+``PARKED`` is an empty seat that waits for a probe, ``RETIRED`` one that is never
+filled again.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = [
+    "TRANSITIONS",
+    "Ending",
+    "IllegalTransitionError",
+    "Slot",
+    "SlotEvent",
+    "SlotState",
+    "next_state",
+]
+
+
+class SlotState(enum.Enum):
+    """Where a slot is in its life."""
+
+    VACANT = "vacant"
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    STOPPING = "stopping"
+    PARKED = "parked"
+    RETIRED = "retired"
+
+
+class SlotEvent(enum.Enum):
+    """What can happen to a slot."""
+
+    SPAWN = enum.auto()
+    READY = enum.auto()
+    ASSIGN = enum.auto()
+    RELEASE = enum.auto()
+    STOP = enum.auto()
+    EXITED = enum.auto()
+    PARK = enum.auto()
+    RETIRE = enum.auto()
+
+
+class Ending(enum.IntEnum):
+    """How far the end of a process has been pressed; each step has a deadline."""
+
+    NO = 0
+    STOPPED = 1
+    TERMINATED = 2
+    KILLED = 3
+
+
+class IllegalTransitionError(AssertionError):
+    """An event that cannot happen in this state: a bug in asyncpool."""
+
+
+_S, _E = SlotState, SlotEvent
+
+TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
+    _S.VACANT: {
+        _E.SPAWN: _S.STARTING,
+        _E.PARK: _S.PARKED,
+        _E.RETIRE: _S.RETIRED,
+    },
+    _S.STARTING: {_E.READY: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.IDLE: {_E.ASSIGN: _S.BUSY, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.BUSY: {_E.RELEASE: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.STOPPING: {_E.EXITED: _S.VACANT},
+    _S.PARKED: {_E.SPAWN: _S.STARTING, _E.RETIRE: _S.RETIRED},
+    _S.RETIRED: {},
+}
+
+
+def next_state(state: SlotState, event: SlotEvent) -> SlotState:
+    """Return the state that follows *state* when *event* happens.
+
+    Raises:
+        IllegalTransitionError: If the table has no such arrow.
+    """
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise IllegalTransitionError(f"{event.name} in state {state.name}") from None
+
+
+@dataclass(slots=True)
+class Slot:
+    """One slot: where it is in its life, and what its present worker has done.
+
+    Attributes:
+        index: Its number in the pool, from 0.
+        state: See :data:`TRANSITIONS`.
+        generation: Which worker it has, or had last, counting from 1.
+        job: What that worker runs.
+        outcomes: How many outcomes it has delivered.
+        ready_at: When it said hello; ``None`` before that.
+        due: When the supervisor must look at the slot again, whatever happens: to
+            start, to probe, or to take the next step in ending a process.
+        planned: Its end is the supervisor's own wish, hence not a crash.
+        faulty: It must not get another job, since something in it is broken.
+        probing: It was started to find out whether starting is possible again.
+        ending: How far the end of its process has been pressed.
+    """
+
+    index: int
+    state: SlotState = SlotState.VACANT
+    generation: int = 0
+    job: int | None = None
+    outcomes: int = 0
+    ready_at: float | None = None
+    due: float | None = None
+    planned: bool = False
+    faulty: bool = False
+    probing: bool = False
+    ending: Ending = Ending.NO
+
+    def apply(self, event: SlotEvent) -> None:
+        """Go where the table says.
+
+        Raises:
+            IllegalTransitionError: If it says nothing; the slot is unchanged.
+        """
+        self.state = next_state(self.state, event)
+
+    def renew(self) -> None:
+        """Begin the next generation."""
+        self.generation += 1
+        self.job = self.ready_at = self.due = None
+        self.outcomes = 0
+        self.planned = self.faulty = False
+        self.ending = Ending.NO

@@ -1,0 +1,1 @@
+"""The shell of asyncpool: sockets, processes, tasks and futures; no decisions."""

@@ -1,0 +1,174 @@
+"""The open jobs of a pool, how each of them ends, and the figures of its life.
+
+Every way that a job can end leads through :class:`JobBook`, which is why each job
+ends once: it is removed from the book in the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from asyncpool._core.frames import Frame, Kind
+from asyncpool._core.outcome import load_error, load_value
+from asyncpool._core.slots import SlotState
+from asyncpool._core.supervision import Supervision
+from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.hub import EventHub
+from asyncpool._runtime.jobs import Job
+from asyncpool.errors import JobError, JobNotPicklableError, JobRaisedError
+from asyncpool.events import (
+    CloseSummary,
+    CrashKind,
+    Delivery,
+    PoolStats,
+    SlotStats,
+)
+
+__all__ = ["JobBook"]
+
+
+class JobBook:
+    """The jobs that are open, by number, and the counters of all."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, Job[Any]] = {}
+        self.takeovers = self.crashes = self.restarts = self.spawned = 0
+        self._submitted = self._completed = self._failed = self._cancelled = 0
+        self._at_close: tuple[int, int, int] | None = None
+
+    def next_id(self) -> int:
+        """Return the number of the next job, from 1."""
+        self._submitted += 1
+        return self._submitted
+
+    def open(self, job: Job[Any]) -> None:
+        """Enter *job*."""
+        self.jobs[job.id] = job
+
+    def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
+        """End a job that never was entered."""
+        self._failed += 1
+        job.set_exception(error)
+
+    def settle(self, job: Job[Any], frame: Frame) -> bool:
+        """End *job* with its outcome, or tell that it is to be tried again."""
+        job.slot = job.worker = None
+        if frame.kind is Kind.VALUE:
+            try:
+                value = load_value(frame.payload)
+            except JobNotPicklableError as broken:
+                self._complete(job, broken)
+            else:
+                self._leave(job)
+                self._completed += 1
+                job.set_result(value)
+            return False
+        error = load_error(frame.payload)
+        raised = error.exception if isinstance(error, JobRaisedError) else error
+        if job.policy.after_exception(raised, attempt=job.attempt):
+            return True
+        self._complete(job, error)
+        return False
+
+    def lost(self, job: Job[Any], kind: CrashKind, delivery: Delivery) -> bool:
+        """Take note that a job's worker is dead; tell whether it is tried again."""
+        job.worker = job.slot = None
+        again = job.policy.after_crash(
+            kind=kind, delivery=delivery, attempt=job.attempt, returns=job.returns
+        )
+        if delivery != "started":
+            job.returns += 1
+        return again
+
+    def fail(self, job: Job[Any], error: BaseException) -> None:
+        """End *job* without an outcome."""
+        self._leave(job)
+        self._failed += 1
+        job.set_exception(error)
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every job that is still open."""
+        for job in list(self.jobs.values()):
+            self.fail(job, error)
+
+    def cancelled(self, job: Job[Any]) -> bool:
+        """Take *job* out, and tell whether it was still in."""
+        if job.id not in self.jobs:
+            return False
+        self._leave(job)
+        self._cancelled += 1
+        return True
+
+    def mark_close(self, kills: int) -> None:
+        """Begin to count what a close does; only the first call counts."""
+        if self._at_close is None:
+            self._at_close = (self._completed, self._failed, kills)
+
+    def summary(self, kills: int) -> CloseSummary:
+        """Return what has happened since :meth:`mark_close`."""
+        completed, failed, kills_before = self._at_close or (0, 0, 0)
+        return CloseSummary(
+            finished=self._completed - completed,
+            failed=self._failed - failed,
+            killed=kills - kills_before,
+        )
+
+    def stats(
+        self, core: Supervision, handles: Mapping[int, WorkerHandle], hub: EventHub
+    ) -> PoolStats:
+        """Return the figures."""
+        states = [slot.state for slot in core.slots]
+        state = "closing" if core.closing is not None else "running"
+        if core.finished:
+            state = "closed"
+        elif core.broken is not None:
+            state = "broken"
+        return PoolStats(
+            state=state,
+            workers=len(states),
+            idle=states.count(SlotState.IDLE),
+            busy=states.count(SlotState.BUSY),
+            waiting=core.dispatcher.waiting,
+            submitted=self._submitted,
+            completed=self._completed,
+            failed=self._failed,
+            cancelled=self._cancelled,
+            crashes=self.crashes,
+            restarts=self.restarts,
+            takeovers=self.takeovers,
+            spawned=self.spawned,
+            dropped_events=hub.dropped,
+            slots=tuple(
+                SlotStats(
+                    slot=slot.index,
+                    generation=slot.generation,
+                    pid=_pid(slot.state, handles.get(slot.index)),
+                    state=slot.state.value,
+                    job_id=slot.job,
+                )
+                for slot in core.slots
+            ),
+        )
+
+    def _complete(self, job: Job[Any], error: BaseException) -> None:
+        if isinstance(error, JobError) and not error.job_id:
+            error.job_id, error.attempt = job.id, job.attempt
+        self._leave(job)
+        self._completed += 1
+        job.set_exception(error)
+
+    def _leave(self, job: Job[Any]) -> None:
+        del self.jobs[job.id]
+        job.slot = job.worker = None
+        job.payload = b""
+
+
+def _pid(state: SlotState, handle: WorkerHandle | None) -> int | None:
+    if handle is None or state in {
+        SlotState.VACANT,
+        SlotState.PARKED,
+        SlotState.RETIRED,
+    }:
+        return None
+    return handle.pid

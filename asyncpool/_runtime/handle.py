@@ -1,0 +1,299 @@
+"""One worker, as the pool sees it: a process, two channels, a page, its output.
+
+Two watchers look after it.  The exit watcher awaits the end of the process.  The
+error watcher awaits whatever else can go wrong while it lives: a channel that ends
+or breaks the protocol, an initializer that raises, an uncaught exception in one of
+the worker's threads.  Whichever is first, both ends meet in one place,
+:meth:`WorkerHandle.live` returns, and the worker has ended, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import struct
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from asyncpool._core.frames import Frame, Kind, header
+from asyncpool._core.messages import Failure
+from asyncpool._runtime.channel import Channel
+from asyncpool._runtime.launcher import Launcher
+from asyncpool._runtime.output import Output, OutputMode
+from asyncpool._runtime.process import Process
+from asyncpool.errors import ProtocolError
+
+__all__ = ["WorkerHandle", "WorkerSetup"]
+
+# A process whose channel has ended is ending too; if it does not, it is killed.
+_EXIT_GRACE = 1.0
+
+_JOB_ID = struct.Struct("=Q")
+_MAX_CONTROL = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What all workers of a pool have in common."""
+
+    launcher: Launcher
+    config: bytes
+    max_payload: int
+    output: OutputMode
+    on_ready: Callable[[WorkerHandle], None]
+    on_fault: Callable[[WorkerHandle], None]
+    on_outcome: Callable[[WorkerHandle, Frame], None]
+    on_spawned: Callable[[WorkerHandle], None]
+
+
+class WorkerHandle:
+    """One generation of one slot.
+
+    Attributes:
+        slot: The slot.
+        generation: Which worker of it this is.
+        process: Its process; ``None`` until there is one.
+        status: Its exit status, once it has ended and if it is known.
+        detail: What is known of the reason, if anything.
+        broke_protocol: Whether it said something that a worker does not say.
+        killed: Whether SIGKILL was sent to it from here.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        slot: int,
+        generation: int,
+        s: WorkerSetup,
+    ) -> None:
+        self.slot = slot
+        self.generation = generation
+        self.process: Process | None = None
+        self.status: int | None = None
+        self.detail = ""
+        self.broke_protocol = False
+        self.began_at = loop.time()
+        self._loop = loop
+        self._setup = s
+        self._page: mmap.mmap | None = None
+        self._jobs: Channel | None = None
+        self._control: Channel | None = None
+        self._stdout: Output | None = None
+        self._stderr: Output | None = None
+        self._trouble = asyncio.Event()
+        self._exited = asyncio.Event()
+        self.killed = False
+        self._ignored = False
+
+    async def live(self) -> None:
+        """Start the worker, and return when it has ended and all is read.
+
+        Raises:
+            LaunchError: If it cannot be started.
+            OSError: If this process lacks the means, such as descriptors.
+
+        Cancellation:
+            Costs the worker, which is killed.
+        """
+        try:
+            await self._start()
+            async with anyio.create_task_group() as watchers:
+                watchers.start_soon(self._watch_exit)
+                watchers.start_soon(self._watch_errors)
+        finally:
+            self.close()
+
+    # What the pool does with it.
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process."""
+        return self.process.pid if self.process is not None else None
+
+    @property
+    def stderr_tail(self) -> tuple[str, ...]:
+        """The last lines that it wrote to its stderr."""
+        return self._stderr.tail if self._stderr is not None else ()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether a part of its job is still here."""
+        return self._jobs is not None and self._jobs.unsent
+
+    def begun(self, job: int) -> bool:
+        """Tell whether the worker has begun *job*; it may be dead by now."""
+        return self._page is not None and _JOB_ID.unpack_from(self._page)[0] == job
+
+    def send_job(self, job: int, attempt: int, payload: bytes) -> None:
+        """Send a job."""
+        assert self._jobs is not None
+        self._jobs.send(header(Kind.JOB, len(payload), job, attempt), payload)
+
+    def stop(self) -> None:
+        """Tell it that no job will come any more."""
+        self._ignored = True
+        if self._jobs is not None:
+            self._jobs.half_close()
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self._ignored = True
+        if self.process is not None:
+            self.process.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send it SIGKILL; the launcher sees to all that it has started."""
+        self._ignored = self.killed = True
+        if self.process is not None:
+            self.process.signal(signal.SIGKILL)
+
+    def abandon(self) -> None:
+        """Wait no longer for the end of its process."""
+        if self.process is not None:
+            self.process.ended(None)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._ignored = True
+        if self.process is not None:
+            self.process.signal(signal.SIGKILL)
+            self.process.close()
+        for part in (self._jobs, self._control, self._stdout, self._stderr):
+            if part is not None:
+                part.close()
+
+    def release_page(self) -> None:
+        """Forget what it had begun."""
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+
+    # Its beginning.
+
+    async def _start(self) -> None:
+        with contextlib.ExitStack() as theirs:
+            fds = self._open(theirs)
+            self.process = await self._setup.launcher.launch(fds)
+        for stream in (self._stdout, self._stderr):
+            assert stream is not None
+            stream.label = f"worker {self.pid} in slot {self.slot}"
+        if self.killed:  # meanwhile
+            self.process.signal(signal.SIGKILL)
+        self._setup.on_spawned(self)
+
+    def _open(self, theirs: contextlib.ExitStack) -> list[int]:
+        """Open both channels, the page and the pipes; return the worker's ends."""
+        setup = self._setup
+        ours, job_end = _pair(theirs)
+        self._jobs = Channel(
+            self._loop,
+            ours,
+            max_payload=setup.max_payload,
+            on_frame=self._on_job_frame,
+            on_end=self._on_end,
+        )
+        ours, control_end = _pair(theirs)
+        self._control = Channel(
+            self._loop,
+            ours,
+            max_payload=_MAX_CONTROL,
+            on_frame=self._on_control_frame,
+            on_end=self._on_end,
+        )
+        page = _anonymous_file()
+        theirs.callback(os.close, page)
+        os.ftruncate(page, mmap.PAGESIZE)
+        self._page = mmap.mmap(page, mmap.PAGESIZE)
+        out, out_end = _pipe(theirs)
+        self._stdout = Output(self._loop, out, setup.output, err=False)
+        err, err_end = _pipe(theirs)
+        self._stderr = Output(self._loop, err, setup.output, err=True)
+        self._control.send(header(Kind.CONFIG, len(setup.config)), setup.config)
+        return [job_end, control_end, page, out_end, err_end]
+
+    # Its watchers.
+
+    async def _watch_exit(self) -> None:
+        assert self.process is not None
+        assert self._jobs is not None
+        self.status = await self.process.wait()
+        # What it wrote before it died counts: an outcome, or the reason.
+        for channel in (self._jobs, self._control):
+            if channel is not None:
+                channel.drain()
+        self._exited.set()
+        self._trouble.set()
+
+    async def _watch_errors(self) -> None:
+        await self._trouble.wait()
+        if self.broke_protocol:
+            self.kill()
+        with anyio.move_on_after(_EXIT_GRACE):
+            await self._exited.wait()
+        if not self._exited.is_set():
+            self.broke_protocol = True
+            self.detail = self.detail or "it closed its channel and went on"
+            self.kill()
+
+    # What it says.
+
+    def _on_job_frame(self, frame: Frame) -> None:
+        if frame.kind in {Kind.VALUE, Kind.ERROR}:
+            if not self._ignored:
+                self._setup.on_outcome(self, frame)
+        else:
+            self.accuse(f"it sent {frame.kind.name} on its job channel")
+
+    def _on_control_frame(self, frame: Frame) -> None:
+        if frame.kind is Kind.HELLO:
+            self._setup.on_ready(self)
+        elif frame.kind is Kind.FAILED:
+            try:
+                failure = Failure.unpack(frame.payload)
+            except ProtocolError as error:
+                self.accuse(str(error))
+                return
+            self.detail = f"{failure.stage} failed: {failure.summary}"
+            if failure.stage == "thread":
+                self._setup.on_fault(self)
+        else:
+            self.accuse(f"it sent {frame.kind.name} on its control channel")
+
+    def _on_end(self, error: ProtocolError | None) -> None:
+        # A frame that was cut short is no offence: that is how sudden deaths look.
+        if error is not None:
+            self.accuse(str(error))
+        self._trouble.set()
+
+    def accuse(self, detail: str) -> None:
+        """Treat the worker as one that cannot be trusted any more."""
+        self.detail = detail
+        self.broke_protocol = True
+        self._ignored = True
+        self._trouble.set()
+
+
+def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, int]:
+    ours, other = socket.socketpair()
+    theirs.callback(other.close)
+    return ours, other.fileno()
+
+
+def _pipe(theirs: contextlib.ExitStack) -> tuple[int, int]:
+    ours, other = os.pipe()
+    theirs.callback(os.close, other)
+    return ours, other
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("asyncpool-page", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

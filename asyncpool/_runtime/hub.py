@@ -1,0 +1,86 @@
+"""Events to any number of listeners, none of which can hold up the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from typing import Self
+
+from asyncpool.events import Event
+
+__all__ = ["EventHub", "EventStream"]
+
+
+class EventStream:
+    """The events of a pool from here on, for one listener; an async iterator.
+
+    It ends when the pool is closed.  If the listener is slower than the pool, the
+    oldest events are dropped and counted.
+
+    Attributes:
+        dropped: How many events this listener has missed.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.dropped = 0
+        self._events: deque[Event] = deque(maxlen=size)
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        """Wait for the next event.
+
+        Cancellation:
+            Safe: no event is lost.
+        """
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._events.popleft()
+
+    def put(self, event: Event) -> bool:
+        """Take an event, and tell whether there was room for it."""
+        full = len(self._events) == self._events.maxlen
+        self.dropped += full
+        self._events.append(event)
+        self._news.set()
+        return not full
+
+    def end(self) -> None:
+        """Let the iteration end behind the events that are still here."""
+        self._ended = True
+        self._news.set()
+
+
+class EventHub:
+    """Hands each event to all listeners that somebody still holds."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
+        self._ended = False
+
+    def listen(self, size: int) -> EventStream:
+        """Return a stream of the events from now on."""
+        stream = EventStream(size)
+        if self._ended:
+            stream.end()
+        self._streams.add(stream)
+        return stream
+
+    def publish(self, event: Event) -> None:
+        """Hand *event* to every listener."""
+        for stream in self._streams:
+            self.dropped += not stream.put(event)
+
+    def end(self) -> None:
+        """End all streams."""
+        self._ended = True
+        for stream in self._streams:
+            stream.end()

@@ -1,0 +1,263 @@
+"""The pool's end of the launcher: start it, ask it for workers, hear of their ends.
+
+The launcher is a small process between the pool and its workers (``_worker/
+template.py`` is its other half).  It does what this process must not: fork, since
+it has threads, an event loop and locks; and reap, since a library that calls
+``waitpid(-1)`` here would steal the exit status of any child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.messages import Failure, LauncherConfig, unpack_exit, unpack_pid
+from asyncpool._descriptors import receive_fds
+from asyncpool._runtime.process import Process
+from asyncpool.errors import ProtocolError
+
+__all__ = ["LaunchError", "Launcher"]
+
+_BOOTSTRAP = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from asyncpool._worker.bootstrap import main; main()"
+)
+_ROOT = str(Path(__file__).parents[2])
+_MAX_REPORT = 1 << 20
+
+
+class LaunchError(Exception):
+    """No worker could be started; the text says why."""
+
+
+class Launcher:
+    """Starts workers, through a process that it keeps alive.
+
+    Args:
+        loop: The pool's loop.
+        fork: Whether workers are forked, or are fresh interpreters.
+        preload: Modules that the launcher imports before it forks.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, fork: bool, preload: tuple[str, ...]
+    ) -> None:
+        self._loop = loop
+        self._fork = fork
+        self._preload = preload
+        self._template: _Template | None = None
+
+    async def launch(self, fds: list[int]) -> Process:
+        """Start a worker on *fds* and return its process.
+
+        Raises:
+            LaunchError: If it cannot be started.
+            OSError: If this process lacks the means to ask.
+
+        Cancellation:
+            Safe: a worker that was on its way ends when its channels close.
+        """
+        if self._template is None or self._template.gone.done():
+            self._template = _Template(self._loop, self._config())
+        template = self._template
+        try:
+            await asyncio.shield(template.ready)
+            return await template.request(fds)
+        except LaunchError:
+            if not template.gone.done() and template.useless:
+                template.abort()
+            raise
+
+    def abort(self) -> None:
+        """Kill a launcher that does not answer; workers that run go on."""
+        if self._template is not None:
+            self._template.abort()
+
+    async def close(self) -> None:
+        """End the launcher's process, and with it whatever it still looks after.
+
+        Cancellation:
+            Costs the assurance that the process is gone when this returns.
+        """
+        if self._template is not None:
+            await self._template.close()
+            self._template = None
+
+    def _config(self) -> LauncherConfig:
+        return LauncherConfig(
+            sys_path=tuple(sys.path),
+            fork=self._fork,
+            preload=self._preload,
+            command=(*_interpreter(), "-c", _BOOTSTRAP, _ROOT, "worker"),
+        )
+
+
+class _Template:
+    """One launcher process and the channel to it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, config: LauncherConfig) -> None:
+        self._loop = loop
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.gone: asyncio.Future[None] = loop.create_future()
+        self.useless = False
+        self._requests: dict[int, asyncio.Future[Process]] = {}
+        self._next_request = 0
+        self._processes: dict[int, Process] = {}
+        self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
+        self._socket, theirs = socket.socketpair()
+        try:
+            self._popen = self._start(theirs)
+        except OSError as error:
+            self._socket.close()
+            raise LaunchError(
+                f"the interpreter {sys.executable} cannot be started: {error}"
+            ) from error
+        finally:
+            theirs.close()
+        self._socket.setblocking(False)
+        loop.add_reader(self._socket.fileno(), self._read_some)
+        payload = config.pack()
+        # Far smaller than the empty socket's buffer, whatever the length of a path.
+        self._socket.send(header(Kind.CONFIG, len(payload)) + payload)
+
+    @staticmethod
+    def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
+        command = [*_interpreter(), "-c", _BOOTSTRAP, _ROOT, "launcher"]
+        return subprocess.Popen(  # noqa: S603 - our own interpreter
+            [*command, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+
+    async def request(self, fds: list[int]) -> Process:
+        """Ask for a worker on *fds*."""
+        self._next_request += 1
+        number = self._next_request
+        answer: asyncio.Future[Process] = self._loop.create_future()
+        try:
+            socket.send_fds(self._socket, [header(Kind.LAUNCH, 0, number)], fds)
+        except OSError as error:
+            self.useless = True
+            raise LaunchError(f"the launcher does not listen: {error}") from error
+        self._requests[number] = answer
+        try:
+            return await answer
+        finally:
+            self._requests.pop(number, None)
+
+    def abort(self) -> None:
+        """Kill the process."""
+        if not self.gone.done():
+            self._popen.kill()
+            self._lost("the launcher was killed")
+
+    async def close(self) -> None:
+        """End the process and wait until it has ended."""
+        if self.gone.done():
+            return
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        try:
+            async with asyncio.timeout(8.0):
+                await asyncio.shield(self.gone)
+        except TimeoutError:
+            self.abort()
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+
+    def _read_some(self) -> None:
+        try:
+            data, fds, _ = receive_fds(self._socket, 65536, 1)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self._lost("the launcher's process ended")
+            return
+        for frame in self._decoder.feed(data):
+            pidfd = None
+            if frame.kind is Kind.LAUNCHED and fds:
+                pidfd = fds.pop()
+            try:
+                self._hear(frame, pidfd)
+            except ProtocolError as error:
+                self._lost(str(error))
+                return
+
+    def _hear(self, frame: Frame, pidfd: int | None) -> None:
+        match frame.kind:
+            case Kind.HELLO:
+                _settle(self.ready, None)
+            case Kind.LAUNCHED:
+                self._launched(frame, pidfd)
+            case Kind.EXITED:
+                pid, status = unpack_exit(frame.payload)
+                process = self._processes.pop(pid, None)
+                if process is not None:
+                    process.ended(status)
+            case Kind.FAILED:
+                failure = Failure.unpack(frame.payload)
+                error = LaunchError(failure.summary)
+                if failure.stage == "preload":
+                    self.useless = True
+                    _fail(self.ready, error)
+                elif (answer := self._requests.get(frame.job)) is not None:
+                    _fail(answer, error)
+            case _:
+                raise ProtocolError(f"the launcher sent {frame.kind.name}")
+
+    def _launched(self, frame: Frame, pidfd: int | None) -> None:
+        process = Process(self._loop, unpack_pid(frame.payload), pidfd)
+        answer = self._requests.get(frame.job)
+        if answer is None or answer.done():
+            process.close()  # who asked has left, and has closed its channels
+            return
+        self._processes[process.pid] = process
+        answer.set_result(process)
+
+    def _lost(self, reason: str) -> None:
+        if self.gone.done():
+            return
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        # Its channel ended as a part of its own end, or it was killed: no delay.
+        # And if another library has reaped it already, that is all right too.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout=1.0)
+        error = LaunchError(reason)
+        _fail(self.ready, error)
+        for answer in list(self._requests.values()):
+            _fail(answer, error)
+        for process in self._processes.values():
+            process.launcher_gone()
+        self._processes.clear()
+        self.gone.set_result(None)
+
+
+def _interpreter() -> list[str]:
+    # The flags of this interpreter, as multiprocessing passes them on; and no
+    # directory in front of the path in which any file could pose as a module.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
+    return [sys.executable, *flags, *([] if "-P" in flags else ["-P"])]
+
+
+def _settle(future: asyncio.Future[None], value: None) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(
+    future: asyncio.Future[None] | asyncio.Future[Process], error: Exception
+) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # heard: nobody may be waiting, and that is no error

@@ -1,0 +1,96 @@
+"""What this machine allows: how many CPUs, and whether a pool can run at all."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import sys
+from pathlib import Path
+
+from asyncpool.errors import UnsupportedPlatformError
+
+__all__ = ["check_platform", "oom_kills", "usable_cpus"]
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def check_platform() -> None:
+    """Check that this platform has what a pool needs.
+
+    Raises:
+        UnsupportedPlatformError: If it has not; the text says what is missing.
+    """
+    if os.name != "posix":
+        missing = "a POSIX system, such as Linux or macOS"
+    elif not (hasattr(socket, "AF_UNIX") and hasattr(socket, "SCM_RIGHTS")):
+        missing = "Unix sockets that pass descriptors"
+    elif not sys.executable:
+        missing = "the path of the Python interpreter in sys.executable"
+    else:
+        return
+    raise UnsupportedPlatformError(f"asyncpool needs {missing}")
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may use, by affinity and by cgroup quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cpus = len(os.sched_getaffinity(0))
+    else:
+        cpus = os.cpu_count() or 1
+    quota = _quota(_CGROUPS)
+    return max(1, cpus if quota is None else min(cpus, math.ceil(quota)))
+
+
+def _quota(root: Path) -> float | None:
+    """Return the tightest CPU quota of the cgroups that this process is in."""
+    quotas = []
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            base, parse = root, _quota_v2
+        elif "cpu" in controllers.split(","):
+            base, parse = root / "cpu", _quota_v1
+        else:
+            continue
+        # In a container the path is often that of the host, and not visible.
+        place = base / path.lstrip("/")
+        for folder in (place, *place.parents):
+            if not folder.is_relative_to(base):
+                break
+            with contextlib.suppress(ValueError, ZeroDivisionError):
+                quotas.append(parse(folder))
+    return min(quotas, default=None)
+
+
+def _quota_v2(folder: Path) -> float:
+    quota, period = _read(folder / "cpu.max").split()
+    return int(quota) / int(period)  # "max" is no number, hence no quota
+
+
+def _quota_v1(folder: Path) -> float:
+    quota = int(_read(folder / "cpu.cfs_quota_us"))
+    if quota <= 0:
+        raise ValueError("no quota")
+    return quota / int(_read(folder / "cpu.cfs_period_us"))
+
+
+def oom_kills() -> int:
+    """Return how many processes the kernel has killed for want of memory.
+
+    The count is the whole machine's: that a worker was meant is likely when it
+    has just been killed by a SIGKILL that nobody here has sent.
+    """
+    for line in _read(Path("/proc/vmstat")).splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill":
+            return int(count)
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

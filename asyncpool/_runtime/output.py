@@ -1,0 +1,103 @@
+"""What workers print: line by line into ``logging``, with a tail for crash reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections import deque
+from typing import Literal
+
+__all__ = ["Output", "OutputMode"]
+
+OutputMode = Literal["log", "inherit"]
+
+_LOGGER = logging.getLogger("asyncpool.worker")
+
+# A line longer than this is cut into several; a turn of the loop reads no more, so
+# a worker that floods its stderr is slowed down, and nobody else.
+_CHUNK = 8192
+_TAIL_LINES = 40
+_TAIL_WIDTH = 500
+
+
+class Output:
+    """Reads one output stream of one worker.
+
+    Args:
+        loop: The loop that watches the pipe.
+        fd: The reading end; it is owned, and closed, by this object.
+        mode: Where lines go.  In mode ``"log"`` they go to the logger
+            ``asyncpool.worker``, or straight to this process's own streams if
+            nobody has configured logging: nothing that a job prints is lost.
+        err: Whether it is the worker's stderr.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fd: int, mode: OutputMode, *, err: bool
+    ) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._mode = mode
+        self._err = err
+        self._rest = b""
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.label = "worker"
+        os.set_blocking(fd, False)
+        loop.add_reader(fd, self._read_some)
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines, oldest first."""
+        return tuple(self._tail)
+
+    def close(self) -> None:
+        """Read what is left of a worker that is gone, and let go of the pipe."""
+        if self._fd < 0:
+            return
+        for _ in range(16):  # twice what a pipe holds by default
+            if not self._read_some():
+                break
+        if self._rest:
+            self._emit(self._rest)
+        if self._fd >= 0:
+            self._detach()
+
+    def _read_some(self) -> bool:
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._detach()
+            return False
+        *lines, rest = (self._rest + data).split(b"\n")
+        if len(rest) > _CHUNK:
+            lines.append(rest)
+            rest = b""
+        self._rest = rest
+        for line in lines:
+            self._emit(line)
+        return True
+
+    def _detach(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+
+    def _emit(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip("\r")
+        if self._err:
+            self._tail.append(text[:_TAIL_WIDTH])
+        if self._mode == "log" and _LOGGER.hasHandlers():
+            level = logging.WARNING if self._err else logging.INFO
+            _LOGGER.log(level, "%s: %s", self.label, text)
+            return
+        stream = sys.stderr if self._err else sys.stdout
+        # A service whose own stdout is gone or full must not lose its pool to it.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.write(f"{text}\n")

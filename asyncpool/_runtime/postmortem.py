@@ -1,0 +1,121 @@
+"""Find out what a worker died of, and which error that makes for its job."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+
+from asyncpool._core import commands as cmd
+from asyncpool._core.slots import Slot
+from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.machine import oom_kills
+from asyncpool.errors import (
+    WorkerCrashedError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+    WorkerStartError,
+)
+from asyncpool.events import Crash, CrashKind, Delivery
+
+__all__ = ["Coroner", "crash_error", "delivery_of", "describe_next_step"]
+
+_ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
+    "crash": WorkerCrashedError,
+    "protocol": WorkerCrashedError,
+    "failed start": WorkerStartError,
+    "out of memory": WorkerOutOfMemoryError,
+    "hung": WorkerHungError,
+}
+
+
+class Coroner:
+    """Judges deaths.
+
+    Args:
+        start_timeout: Seconds that a worker has to become ready.
+    """
+
+    def __init__(self, start_timeout: float) -> None:
+        self._start_timeout = start_timeout
+        self._oom_kills = oom_kills()
+
+    def kind_of(self, handle: WorkerHandle, slot: Slot) -> CrashKind:
+        """Return what happened to a worker that has ended unasked."""
+        if handle.broke_protocol:
+            return "protocol"
+        if slot.ready_at is None:
+            return "failed start"
+        if handle.status == -signal.SIGKILL and not handle.killed:
+            count = oom_kills()
+            if count > self._oom_kills:
+                self._oom_kills = count
+                return "out of memory"
+        return "crash"
+
+    def report(
+        self,
+        handle: WorkerHandle,
+        *,
+        kind: CrashKind,
+        job: Job[object] | None,
+        now: float,
+        next_step: str,
+    ) -> Crash:
+        """Return the report of a death."""
+        status = handle.status
+        detail = handle.detail
+        if kind == "failed start" and handle.killed and not detail:
+            detail = f"it was not ready within {self._start_timeout:g} s"
+        killed_by_us = handle.killed and detail != ""
+        return Crash(
+            slot=handle.slot,
+            generation=handle.generation,
+            pid=handle.pid,
+            exit_code=status if status is not None and status >= 0 else None,
+            signal=_signal_name(-status) if status is not None and status < 0 else None,
+            kind=kind,
+            uptime=now - handle.began_at,
+            job_id=job.id if job is not None else None,
+            attempt=job.attempt if job is not None else 0,
+            detail=f"killed since {detail}" if killed_by_us else detail,
+            stderr_tail=handle.stderr_tail,
+            next_step=next_step,
+        )
+
+
+def delivery_of(job: Job[object], handle: WorkerHandle) -> Delivery:
+    """Tell how far *job* has come on its way into the worker."""
+    if handle.begun(job.id):
+        return "started"
+    return "never sent" if handle.unsent else "sent"
+
+
+def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
+    """Return the error for a job that is not tried again."""
+    cls = _ERRORS[job.crashes[-1].kind]
+    return cls(job_id=job.id, crashes=job.crashes, delivery=delivery)
+
+
+def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
+    """Say in words what the supervisor does about the end of a worker."""
+    parked = ""
+    for command in commands:
+        match command:
+            case cmd.GiveUp(reason):
+                return f"giving up: {reason}"
+            case cmd.ScheduleRestart(index, delay) if index == slot:
+                return f"restarting in {delay:.2g} s" if delay else "restarting at once"
+            case cmd.ParkSlot(index, reason, probe_in) if index == slot:
+                again = f", next try in {probe_in:g} s" if probe_in else ""
+                parked = f"parking the slot: {reason}{again}"
+            case _:
+                pass
+    return parked or "no replacement: the pool is closing"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have numbers and no names
+        return f"signal {number}"

@@ -1,0 +1,83 @@
+"""One worker's process, as far as it can be seen and touched from here.
+
+On Linux it is held by a pidfd, so that a signal can never hit a process that has
+inherited the number; elsewhere no signal is sent after its end was reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+__all__ = ["Process"]
+
+
+class Process:
+    """A process that the launcher has started and will report the end of.
+
+    Args:
+        loop: The loop on which its end is awaited.
+        pid: Its number.
+        pidfd: A descriptor that stands for it, owned by this object, or ``None``.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, pid: int, pidfd: int | None
+    ) -> None:
+        self._loop = loop
+        self.pid = pid
+        self._pidfd = pidfd
+        self._end: asyncio.Future[int | None] = loop.create_future()
+
+    async def wait(self) -> int | None:
+        """Return its exit status once it has ended; ``None`` if nobody knows it.
+
+        The negative number of a signal stands for the signal.
+
+        Cancellation:
+            Safe: the process is not touched.
+        """
+        return await asyncio.shield(self._end)
+
+    def ended(self, status: int | None) -> None:
+        """Take note of its end."""
+        if not self._end.done():
+            self._end.set_result(status)
+
+    def launcher_gone(self) -> None:
+        """Watch the process without the launcher's help.
+
+        Without a pidfd the end of its channels must do.
+        """
+        if self._pidfd is None:
+            self.ended(None)
+        elif not self._end.done():
+            self._loop.add_reader(self._pidfd, self._ended_unreported)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is still there."""
+        if self._end.done():
+            return
+        with contextlib.suppress(OSError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
+            else:
+                os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Let go of the process."""
+        self.ended(None)
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _ended_unreported(self) -> None:
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+        # The launcher would have done this; the number is as good as unused still.
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.ended(None)

@@ -1,0 +1,36 @@
+"""What a job can find out about itself."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+__all__ = ["CurrentJob", "current_job"]
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentJob:
+    """The job that is running here.
+
+    Attributes:
+        id: Its number in the pool.
+        attempt: Which attempt this is, counting from 1.
+    """
+
+    id: int
+    attempt: int
+
+
+running: ContextVar[CurrentJob | None] = ContextVar("asyncpool_job", default=None)
+
+
+def current_job() -> CurrentJob:
+    """Return the job that this code runs in.
+
+    Raises:
+        RuntimeError: If it does not run in a job of a pool.
+    """
+    job = running.get()
+    if job is None:
+        raise RuntimeError("current_job() was called outside a job of a pool")
+    return job

@@ -1,0 +1,89 @@
+"""The worker's end of the control channel, and the thread that reads it.
+
+The thread computes nothing and holds nothing.  It is there to notice, also while
+the main thread computes or sleeps, that the pool is gone: the control channel then
+ends, and so does the worker, with its whole process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from types import TracebackType
+
+from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.messages import Failure
+
+__all__ = ["Control"]
+
+# The pool's configuration is the largest thing that ever comes this way.
+_MAX_CONFIG = 1 << 26
+
+
+class Control:
+    """The worker's end of the control channel."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+
+    def receive_config(self) -> Frame:
+        """Wait for the first frame, the configuration.
+
+        Raises:
+            SystemExit: If the pool is gone before it comes.
+        """
+        decoder = FrameDecoder(max_payload=_MAX_CONFIG)
+        while data := self._socket.recv(65536):
+            for frame in decoder.feed(data):
+                return frame
+        raise SystemExit(0)
+
+    def start(self) -> None:
+        """Start to watch the channel, and the other threads of this process."""
+        threading.excepthook = self._report_thread
+        threading.Thread(
+            target=self._watch, name="asyncpool-control", daemon=True
+        ).start()
+
+    def send(self, kind: Kind, payload: bytes = b"") -> None:
+        """Send a frame; if the pool is gone, the watching thread acts on that."""
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.sendall(header(kind, len(payload)) + payload)
+
+    def close(self) -> None:
+        """Let go of the descriptor, in a process that is not the worker."""
+        self._socket.close()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._socket.recv(4096):
+                pass
+        if self._socket.fileno() >= 0:
+            end_group()
+
+    def _report_thread(self, args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is SystemExit:
+            return
+        threading.__excepthook__(args)
+        name = args.thread.name if args.thread is not None else "a thread"
+        summary = f"{args.exc_type.__qualname__} in thread {name!r}: {args.exc_value}"
+        self.send(Kind.FAILED, Failure("thread", summary, _format(args)).pack())
+
+
+def _format(args: threading.ExceptHookArgs) -> str:
+    tb: TracebackType | None = args.exc_traceback
+    return "".join(traceback.format_exception(args.exc_type, args.exc_value, tb))
+
+
+def end_group() -> None:
+    """End this process and all that it has started, at once."""
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
+    # The worker leads a process group of its own, so this hits nobody else.
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,45 @@
+"""What only Linux offers to those who look after processes; elsewhere, nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+
+__all__ = ["adopt_orphans", "children", "die_with_parent"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Get SIGTERM when the thread that started this process ends.
+
+    The end of the channel says the same, unless somebody forked the pool's process
+    and the copy keeps the channel open.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def children() -> set[int]:
+    """Return the pids of this process's children, zombies included."""
+    with contextlib.suppress(OSError):
+        pid = os.getpid()
+        with open(f"/proc/{pid}/task/{pid}/children") as listing:  # noqa: PTH123
+            return {int(child) for child in listing.read().split()}
+    return set()
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(Exception):  # a libc without it: a belt is missing
+        import ctypes  # noqa: PLC0415 - not where there is no prctl
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

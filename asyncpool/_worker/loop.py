@@ -1,0 +1,115 @@
+"""The life of a worker: begin as told, run jobs one by one, end with the channel."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import mmap
+import os
+import pickle
+import socket
+import struct
+import sys
+import traceback
+from typing import NoReturn
+
+from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.messages import Failure, WorkerConfig
+from asyncpool._worker.control import Control
+from asyncpool._worker.execute import execute
+
+__all__ = ["work"]
+
+_JOB_ID = struct.Struct("=Q")
+
+# Up to here one system call and a copy are cheaper than two system calls.
+_SMALL = 65_536
+
+
+def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
+    """Be a worker until the job channel ends, then leave the process.
+
+    Args:
+        job_fd: The job channel.
+        control_fd: The control channel.
+        page_fd: The page on which the worker notes which job it has begun.  It is
+            shared memory: a note costs no system call, and outlives its writer.
+    """
+    jobs = socket.socket(fileno=job_fd)
+    control = Control(socket.socket(fileno=control_fd))
+    page = mmap.mmap(page_fd, mmap.PAGESIZE)
+    os.close(page_fd)
+
+    def become_nobody() -> None:
+        # A job forked.  The copy must not answer in the worker's place, and must
+        # not keep the channels open after the worker's death.
+        jobs.close()
+        control.close()
+
+    os.register_at_fork(after_in_child=become_nobody)
+    try:
+        config = WorkerConfig.unpack(control.receive_config().payload)
+        _initialize(config, control)
+        control.send(Kind.HELLO)
+        _serve(jobs, page, config.max_payload)
+    except BaseException:
+        traceback.print_exc()
+        _leave(1)
+    _leave(0)
+
+
+def _initialize(config: WorkerConfig, control: Control) -> None:
+    sys.path[:] = config.sys_path
+    control.start()
+    if config.initializer is None:
+        return
+    try:
+        initializer, initargs = pickle.loads(config.initializer)
+        initializer(*initargs)
+    except BaseException as error:
+        summary = f"{type(error).__qualname__}: {error}"
+        text = traceback.format_exc()
+        control.send(Kind.FAILED, Failure("initializer", summary, text).pack())
+        raise
+
+
+def _serve(jobs: socket.socket, page: mmap.mmap, max_payload: int) -> None:
+    worker = os.getpid()
+    decoder = FrameDecoder(max_payload=max_payload)
+    while frames := _receive(jobs, decoder):
+        while frames:
+            # Popped, so that nothing of a job is kept when it is done.
+            frame = frames.pop(0)
+            # Noted before anything of the job's own can run, its arguments included.
+            _JOB_ID.pack_into(page, 0, frame.job)
+            kind, payload = execute(frame, max_payload)
+            if os.getpid() != worker:
+                os._exit(0)  # a copy that the job made, back from the job's call
+            _send(jobs, header(kind, len(payload), frame.job, frame.attempt), payload)
+            del frame, payload
+
+
+def _receive(jobs: socket.socket, decoder: FrameDecoder) -> list[Frame]:
+    """Wait for whole frames; none means that the channel has ended."""
+    while data := jobs.recv(65536):
+        if frames := decoder.feed(data):
+            return frames
+    return []
+
+
+def _send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
+    if len(payload) <= _SMALL:
+        jobs.sendall(head + payload)
+    else:
+        jobs.sendall(head)
+        jobs.sendall(payload)
+
+
+def _leave(status: int) -> NoReturn:
+    # Not through sys.exit(): in a forked worker the frames below are the launcher's.
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(status)

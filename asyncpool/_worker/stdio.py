@@ -1,0 +1,27 @@
+"""Arrange descriptors and signals of a process that has just been forked."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+__all__ = ["reset_signals", "take_stdio"]
+
+
+def take_stdio(out: int, err: int) -> None:
+    """Make *out* and *err* descriptors 1 and 2, and read nothing from 0."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for fd in {null, out, err} - {0, 1, 2}:
+        os.close(fd)
+
+
+def reset_signals() -> None:
+    """Give a forked process the signal handling of a fresh interpreter."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

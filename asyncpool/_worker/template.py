@@ -1,0 +1,220 @@
+"""The launcher's process: it starts workers, reports their ends, cleans up.
+
+One of it serves a pool.  It is single-threaded, so it can fork; it imports what
+workers need once, so a worker costs a millisecond; and nothing of a job ever runs
+in it.  With ``launcher="spawn"`` the fork is followed by a fresh interpreter, and
+all else is the same.
+
+When its channel ends, or its parent does, every worker and all of their
+descendants are killed, also in the middle of a job that holds the GIL: this
+process has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import NoReturn
+
+from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.messages import Failure, LauncherConfig, pack_exit, pack_pid
+from asyncpool._descriptors import receive_fds
+from asyncpool._worker.kernel import adopt_orphans, die_with_parent
+from asyncpool._worker.loop import work
+from asyncpool._worker.reaper import Reaper
+from asyncpool._worker.stdio import reset_signals, take_stdio
+
+__all__ = ["FDS_PER_WORKER", "main"]
+
+# Job channel, control channel, page, stdout, stderr.
+FDS_PER_WORKER = 5
+
+_MAX_CONFIG = 1 << 26
+
+
+def main(channel_fd: int) -> NoReturn:
+    """Serve the pool at the other end of *channel_fd* until it is gone."""
+    reaper = Reaper()
+    try:
+        Template(socket.socket(fileno=channel_fd), reaper).run()
+    except _Forked as forked:
+        fds = forked.fds
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+        reaper.end_all()
+        os._exit(1)
+    else:
+        reaper.end_all()
+        os._exit(0)
+    work(*fds)
+
+
+class _Forked(BaseException):
+    """This process is a worker now: leave the launcher's loop and its objects."""
+
+    def __init__(self, fds: list[int]) -> None:
+        super().__init__()
+        self.fds = fds
+
+
+class Template:
+    """The loop of the launcher's process."""
+
+    def __init__(self, channel: socket.socket, reaper: Reaper) -> None:
+        self._channel = channel
+        self._reaper = reaper
+        self._decoder = FrameDecoder(max_payload=_MAX_CONFIG)
+        self._config: LauncherConfig | None = None
+        self._wake_out, self._wake_in = os.pipe()
+
+    def run(self) -> None:
+        """Answer requests and report ends; return when the pool is gone."""
+        self._arrange_signals()
+        adopt_orphans()
+        die_with_parent()
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._wake_out, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._wake_out:
+                    os.read(self._wake_out, 4096)
+                    self._report_ends()
+                elif not self._answer():
+                    return
+
+    def _arrange_signals(self) -> None:
+        for fd in (self._wake_out, self._wake_in):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Out of the main loop, and into the clean-up.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _report_ends(self) -> None:
+        for pid, status in self._reaper.reap():
+            self._send(Kind.EXITED, pack_exit(pid, status))
+
+    def _answer(self) -> bool:
+        data, fds, truncated = receive_fds(self._channel, 65536, FDS_PER_WORKER)
+        if not data:
+            return False
+        for frame in self._decoder.feed(data):
+            if frame.kind is Kind.CONFIG:
+                self._configure(LauncherConfig.unpack(frame.payload))
+            else:
+                # The kernel ends a read behind the bytes that descriptors came
+                # with, so these belong to this request.
+                self._launch(frame, fds, truncated=truncated)
+                fds = []
+        return True
+
+    def _configure(self, config: LauncherConfig) -> None:
+        self._config = config
+        sys.path[:] = config.sys_path
+        sys.argv[:] = [""]
+        faulthandler.enable()
+        for name in config.preload:
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                summary = f"{name!r} cannot be preloaded: {error!r}"
+                text = traceback.format_exc()
+                self._send(Kind.FAILED, Failure("preload", summary, text).pack())
+                return
+        main_thread = threading.main_thread()
+        names = [t.name for t in threading.enumerate() if t is not main_thread]
+        if config.fork and names:
+            summary = (
+                f"preload left threads behind: {', '.join(sorted(names))}; a "
+                'process with threads cannot be forked safely, use launcher="spawn"'
+            )
+            self._send(Kind.FAILED, Failure("preload", summary).pack())
+            return
+        gc.collect()
+        gc.freeze()  # else the first collection of each worker copies every page
+        self._send(Kind.HELLO)
+
+    def _launch(self, frame: Frame, fds: list[int], *, truncated: bool) -> None:
+        if truncated or len(fds) != FDS_PER_WORKER:
+            self._refuse(frame, "the launcher may open no more descriptors")
+        else:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                self._refuse(frame, str(error))
+            else:
+                if pid == 0:
+                    raise _Forked(self._become_worker(fds))
+                self._reaper.add(pid)
+                self._report_start(frame, pid)
+        for fd in fds:
+            os.close(fd)
+
+    def _refuse(self, frame: Frame, reason: str) -> None:
+        self._send(Kind.FAILED, Failure("fork", reason).pack(), frame.job)
+
+    def _report_start(self, frame: Frame, pid: int) -> None:
+        # Opened here, where the pid cannot be reused: this process is the parent.
+        handles = []
+        with contextlib.suppress(AttributeError, OSError):
+            handles.append(os.pidfd_open(pid))
+        self._send(Kind.LAUNCHED, pack_pid(pid), frame.job, handles)
+        for handle in handles:
+            os.close(handle)
+
+    def _send(
+        self,
+        kind: Kind,
+        payload: bytes = b"",
+        job: int = 0,
+        fds: list[int] | None = None,
+    ) -> None:
+        data = header(kind, len(payload), job) + payload
+        if fds:
+            # Alone with its first byte in a read of the other side's.
+            sent = socket.send_fds(self._channel, [data], fds)
+            data = data[sent:]
+        self._channel.sendall(data)
+
+    def _become_worker(self, fds: list[int]) -> list[int]:
+        """Leave the launcher's life behind; this is the forked process."""
+        config = self._config
+        try:
+            os.setsid()
+            reset_signals()
+            self._channel.close()
+            os.close(self._wake_out)
+            os.close(self._wake_in)
+            job, control, page, out, err = fds
+            take_stdio(out, err)
+            if config is not None and not config.fork:
+                self._exec(config, job, control, page)
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+            numpy_random = sys.modules.get("numpy.random")
+            if numpy_random is not None:
+                numpy_random.seed()  # the others reseed themselves after a fork
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        return [job, control, page]
+
+    @staticmethod
+    def _exec(config: LauncherConfig, *fds: int) -> NoReturn:
+        for fd in fds:
+            os.set_inheritable(fd, True)
+        os.execv(  # noqa: S606 - no shell is wanted
+            config.command[0], [*config.command, *map(str, fds)]
+        )

@@ -1,0 +1,321 @@
+"""Every exception that asyncpool raises on purpose.
+
+The tree is shallow, and each branch answers one question of the caller's:
+
+* :exc:`AsyncPoolError`
+    * :exc:`UnsupportedPlatformError` -- can this machine run a pool at all?
+    * :exc:`PoolClosedError` -- did the pool close before the job was done?
+    * :exc:`PoolFullError` -- did the pool refuse the job?
+    * :exc:`PoolBrokenError` -- has the supervisor given up on its workers?
+    * :exc:`ProtocolError` -- did the two ends of a channel disagree?
+    * :exc:`JobError` -- did *this* job fail for a reason that is not its own?
+        * :exc:`JobTimeoutError`
+        * :exc:`JobNotPicklableError`
+        * :exc:`JobRaisedError`
+        * :exc:`WorkerCrashedError`
+            * :exc:`WorkerStartError`
+            * :exc:`WorkerHungError`
+            * :exc:`WorkerOutOfMemoryError`
+
+An exception that the job itself raises arrives as itself, with a
+:exc:`RemoteTraceback` as its ``__cause__``.  Bad arguments raise plain
+:exc:`ValueError` or :exc:`TypeError`.  :exc:`asyncio.CancelledError` is never
+raised or subclassed here: it belongs to the task that was cancelled.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from asyncpool.events import Crash, CrashKind, Delivery
+
+__all__ = [
+    "AsyncPoolError",
+    "JobError",
+    "JobNotPicklableError",
+    "JobRaisedError",
+    "JobTimeoutError",
+    "PoolBrokenError",
+    "PoolClosedError",
+    "PoolFullError",
+    "ProtocolError",
+    "RemoteTraceback",
+    "UnsupportedPlatformError",
+    "WorkerCrashedError",
+    "WorkerHungError",
+    "WorkerOutOfMemoryError",
+    "WorkerStartError",
+]
+
+
+class AsyncPoolError(Exception):
+    """Base class of every exception that asyncpool defines.
+
+    Subclasses keep what they know as attributes and build their message from
+    them, so that a handler never has to parse a string.
+    """
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(details)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default would call cls(*args), which fails for every subclass with
+        # keyword-only parameters; and errors do travel between processes.
+        return (_rebuild, (type(self), self.args, self.__dict__.copy()))
+
+
+def _rebuild(
+    cls: type[AsyncPoolError], args: tuple[Any, ...], details: dict[str, Any]
+) -> AsyncPoolError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(details)
+    return error
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - a traceback, not an error
+    """The traceback of an exception as the worker saw it; found as its cause."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\n{self.text.rstrip()}\n"
+
+
+class UnsupportedPlatformError(AsyncPoolError):
+    """This platform lacks something that a pool cannot do without."""
+
+
+class PoolClosedError(AsyncPoolError, RuntimeError):
+    """The pool is closed, or closed before the job was done.
+
+    Attributes:
+        job_id: The job, or ``None`` if the pool refused to take one.
+        delivery: ``"started"`` if the job may have had effects.
+    """
+
+    job_id: int | None
+    delivery: Delivery
+
+    def __init__(
+        self,
+        message: str = "the pool is closed",
+        *,
+        job_id: int | None = None,
+        delivery: Delivery = "never sent",
+    ) -> None:
+        super().__init__(message, job_id=job_id, delivery=delivery)
+
+
+class PoolFullError(AsyncPoolError):
+    """The pool refused a job because too many are waiting already.
+
+    Attributes:
+        waiting: How many jobs were waiting.
+        max_pending: How many may.
+    """
+
+    waiting: int
+    max_pending: int
+
+    def __init__(self, *, waiting: int, max_pending: int) -> None:
+        super().__init__(
+            f"{waiting} jobs are waiting and max_pending is {max_pending}: "
+            "shed load, or try again when some have finished",
+            waiting=waiting,
+            max_pending=max_pending,
+        )
+
+
+class PoolBrokenError(AsyncPoolError):
+    """The supervisor has given up: its workers cannot be kept alive.
+
+    Attributes:
+        reason: Which limit of the restart policy was reached.
+        crashes: The last crashes, oldest first.
+        retry_after: Seconds between the probes by which a broken pool finds out
+            that it can work again; ``None`` if it never tries.
+    """
+
+    reason: str
+    crashes: tuple[Crash, ...]
+    retry_after: float | None
+
+    def __init__(
+        self, *, reason: str, crashes: tuple[Crash, ...], retry_after: float | None
+    ) -> None:
+        last = f"; last: {crashes[-1]}" if crashes else ""
+        tail = _telling_lines(crashes[-1].stderr_tail) if crashes else ""
+        super().__init__(
+            f"the pool is broken: {reason}{last}{tail}",
+            reason=reason,
+            crashes=crashes,
+            retry_after=retry_after,
+        )
+
+
+class ProtocolError(AsyncPoolError):
+    """The bytes on a channel are not what the protocol allows."""
+
+
+class JobError(AsyncPoolError):
+    """A job has no outcome of its own.
+
+    Attributes:
+        job_id: The job, as shown in events and logs.
+        attempt: The attempt that ended this way, counting from 1; 0 if none began.
+    """
+
+    job_id: int
+    attempt: int
+
+
+class JobTimeoutError(JobError, TimeoutError):
+    """A job did not finish in its time.
+
+    Attributes:
+        timeout: The limit that was exceeded, in seconds.
+    """
+
+    timeout: float
+
+    def __init__(self, *, job_id: int, attempt: int, timeout: float) -> None:
+        where = f"in attempt {attempt}" if attempt else "in the queue"
+        super().__init__(
+            f"job {job_id} exceeded its limit of {timeout:g} s {where}",
+            job_id=job_id,
+            attempt=attempt,
+            timeout=timeout,
+        )
+
+
+class JobNotPicklableError(JobError):
+    """Something that belongs to a job cannot cross the border between processes.
+
+    Attributes:
+        direction: What it is: ``"arguments"``, ``"result"`` or ``"exception"``.
+        name: The argument, such as ``"args[1]"``, ``"kwargs['path']"`` or ``"fn"``,
+            or the type of the result or exception.
+        text: What the exception said, where an exception could not be sent.
+    """
+
+    direction: Literal["arguments", "result", "exception"]
+    name: str
+    text: str
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        direction: Literal["arguments", "result", "exception"],
+        name: str,
+        text: str = "",
+        job_id: int = 0,
+        attempt: int = 0,
+    ) -> None:
+        super().__init__(
+            message,
+            direction=direction,
+            name=name,
+            text=text,
+            job_id=job_id,
+            attempt=attempt,
+        )
+
+
+class JobRaisedError(JobError):
+    """A job raised what must not be raised in its caller.
+
+    ``SystemExit`` and ``KeyboardInterrupt`` would end the caller's event loop, a
+    job's ``CancelledError`` would pretend that the caller was cancelled, and a
+    future refuses ``StopIteration``.
+
+    Attributes:
+        exception: What the job raised; also the ``__cause__`` of this error.
+    """
+
+    exception: BaseException
+
+    def __init__(
+        self, exception: BaseException, *, job_id: int = 0, attempt: int = 0
+    ) -> None:
+        super().__init__(
+            f"the job raised {exception!r}",
+            exception=exception,
+            job_id=job_id,
+            attempt=attempt,
+        )
+        self.__cause__ = exception
+
+
+class WorkerCrashedError(JobError):
+    """The worker of a job died, and so did those of all its other attempts.
+
+    Attributes:
+        crashes: Every crash that this job was in, oldest first.
+        delivery: ``"never sent"``, ``"sent"`` (a worker had it but had not begun)
+            or ``"started"`` (it may have had effects).
+        kind, slot, generation, pid, exit_code, signal, stderr_tail: Those of the
+            last crash, see :class:`asyncpool.Crash`.
+    """
+
+    crashes: tuple[Crash, ...]
+    delivery: Delivery
+    kind: CrashKind
+    slot: int
+    generation: int
+    pid: int | None
+    exit_code: int | None
+    signal: str | None
+    stderr_tail: tuple[str, ...]
+
+    def __init__(
+        self, *, job_id: int, crashes: tuple[Crash, ...], delivery: Delivery
+    ) -> None:
+        last = crashes[-1]
+        state = {
+            "never sent": "the job had not been sent",
+            "sent": "the job had been sent but not started",
+            "started": "the job had started",
+        }[delivery]
+        tail = _telling_lines(last.stderr_tail)
+        super().__init__(
+            f"{last}; {state}{tail}",
+            job_id=job_id,
+            attempt=last.attempt,
+            crashes=crashes,
+            delivery=delivery,
+            kind=last.kind,
+            slot=last.slot,
+            generation=last.generation,
+            pid=last.pid,
+            exit_code=last.exit_code,
+            signal=last.signal,
+            stderr_tail=last.stderr_tail,
+        )
+
+
+def _telling_lines(tail: tuple[str, ...]) -> str:
+    """Return those lines of a stderr that say most, indented, each on its own."""
+    fatal = [i for i, line in enumerate(tail) if line.startswith("Fatal Python error")]
+    if not fatal:
+        return "".join(f"\n    {line}" for line in tail[-5:])
+    # What faulthandler prints: the error, then stacks, the innermost call first.
+    stacks = [i for i, line in enumerate(tail) if line.startswith("Current thread")]
+    stack = tail[stacks[0] : stacks[0] + 4] if stacks else ()
+    return "".join(f"\n    {line}" for line in (tail[fatal[-1]], *stack))
+
+
+class WorkerStartError(WorkerCrashedError):
+    """A worker did not come up: no process, a failing initializer, no handshake."""
+
+
+class WorkerHungError(WorkerCrashedError):
+    """A worker stopped giving signs of life and was killed."""
+
+
+class WorkerOutOfMemoryError(WorkerCrashedError):
+    """A worker was killed for its use of memory."""

@@ -1,0 +1,254 @@
+"""What a pool tells about itself: crashes, the events of its life, its figures.
+
+Everything here is plain frozen data.  A :class:`Crash` goes to ``on_crash`` and
+into the errors of the jobs that it cost; the events come from
+:meth:`asyncpool.Pool.events`; a :class:`PoolStats` is what
+:meth:`asyncpool.Pool.stats` returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "CloseSummary",
+    "Crash",
+    "CrashKind",
+    "Crashed",
+    "Delivery",
+    "Drained",
+    "Event",
+    "Exited",
+    "GaveUp",
+    "Parked",
+    "PoolStats",
+    "Ready",
+    "Recovered",
+    "Restarting",
+    "Saturated",
+    "SlotStats",
+    "Spawned",
+    "TakenOver",
+]
+
+CrashKind = Literal["crash", "failed start", "out of memory", "hung", "protocol"]
+Delivery = Literal["never sent", "sent", "started"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """One unplanned end of one worker.
+
+    Attributes:
+        slot: The slot that the worker held.
+        generation: Which worker of the slot it was, counting from 1.
+        pid: Its process id; ``None`` if no process could be started.
+        exit_code: Its exit status; ``None`` if a signal ended it, if there was
+            no process, or if the status was lost with the launcher.
+        signal: The name of the signal that ended it, or ``None``.
+        kind: What happened, as far as it can be told from outside.
+        uptime: Seconds from the start of the process to its end.
+        job_id: The job that it was running, or ``None``.
+        attempt: Which attempt at that job it was, counting from 1; 0 without one.
+        detail: The text of the error behind it, if there was one (an initializer
+            that raised, a broken frame, an exception in a thread), else ``""``.
+        stderr_tail: The last lines that the worker wrote to its stderr.
+        next_step: What the supervisor does about it.
+    """
+
+    slot: int
+    generation: int
+    pid: int | None
+    exit_code: int | None
+    signal: str | None
+    kind: CrashKind
+    uptime: float
+    job_id: int | None
+    attempt: int
+    detail: str
+    stderr_tail: tuple[str, ...]
+    next_step: str
+
+    def __str__(self) -> str:
+        where = f"worker {self.pid or 'without a process'} in slot {self.slot}"
+        job = f" during attempt {self.attempt} of job {self.job_id}"
+        return f"{where} {self.how}{job if self.job_id is not None else ''}"
+
+    @property
+    def how(self) -> str:
+        """How it ended, as the predicate of a sentence."""
+        if self.signal is not None:
+            ended = f"was killed by {self.signal}"
+        elif self.exit_code is not None:
+            ended = f"exited with status {self.exit_code}"
+        elif self.pid is None:
+            ended = "could not be started"
+        else:
+            ended = "ended with an unknown status"
+        aside = "" if self.kind == "crash" else f" ({self.kind})"
+        return f"{ended}{aside}{f': {self.detail}' if self.detail else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A process was started for *slot*."""
+
+    slot: int
+    generation: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker in *slot* takes jobs; it needed *seconds* to get there."""
+
+    slot: int
+    generation: int
+    pid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """A worker ended and nobody had asked it to."""
+
+    crash: Crash
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker ended as planned (the pool closes, or a job was cancelled)."""
+
+    slot: int
+    generation: int
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restarting:
+    """*slot* gets its next worker in *delay* seconds."""
+
+    slot: int
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """*slot* is left empty, and is tried again in *probe_in* seconds, if ever."""
+
+    slot: int
+    reason: str
+    probe_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """A job of a dead worker went back to the head of the queue.
+
+    *attempt* is the one that was lost, or 0 if the job had not begun.
+    """
+
+    job_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The pool is broken: it refuses jobs until a probe of it succeeds."""
+
+    reason: str
+    crashes: tuple[Crash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A slot that was parked works again; if the pool was broken, it no longer is."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saturated:
+    """A job was refused since *waiting* jobs were waiting already."""
+
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The queue is empty, for the first time since the pool was saturated."""
+
+
+Event = (
+    Spawned
+    | Ready
+    | Crashed
+    | Exited
+    | Restarting
+    | Parked
+    | TakenOver
+    | GaveUp
+    | Recovered
+    | Saturated
+    | Drained
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStats:
+    """One slot as it stands; *job_id* is what its worker runs, if anything."""
+
+    slot: int
+    generation: int
+    pid: int | None
+    state: str
+    job_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """A pool as it stands, and what it went through since its start.
+
+    Attributes:
+        state: ``"new"``, ``"running"``, ``"broken"``, ``"closing"`` or ``"closed"``.
+        workers: How many slots there are.
+        idle: Workers that wait for a job.
+        busy: Workers that run one.
+        waiting: Jobs in the queue.
+        submitted: Jobs accepted; each is counted once below or still open.
+        completed: Jobs that returned or raised: an outcome of their own.
+        failed: Jobs that the pool could not bring to an outcome.
+        cancelled: Jobs that their callers cancelled.
+        crashes: Unplanned deaths of workers, failed starts included.
+        restarts: Processes started to replace another one.
+        takeovers: Jobs that went back to the queue because their worker died.
+        spawned: Processes started.
+        dropped_events: Events that slow listeners of ``events()`` have missed.
+        slots: The slots, one by one.
+    """
+
+    state: str
+    workers: int
+    idle: int
+    busy: int
+    waiting: int
+    submitted: int
+    completed: int
+    failed: int
+    cancelled: int
+    crashes: int
+    restarts: int
+    takeovers: int
+    spawned: int
+    dropped_events: int
+    slots: tuple[SlotStats, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseSummary:
+    """What a close did: jobs finished and failed during it, workers killed."""
+
+    finished: int
+    failed: int
+    killed: int

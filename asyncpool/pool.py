@@ -1,0 +1,422 @@
+"""The pool: what a service holds, and how it submits jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, Self, TypeVar
+
+from asyncpool._core.attempts import AttemptPolicy
+from asyncpool._core.messages import WorkerConfig
+from asyncpool._core.outcome import dumps
+from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.supervision import Finish
+from asyncpool._runtime.callbacks import CrashCallback
+from asyncpool._runtime.hub import EventStream
+from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.machine import check_platform, usable_cpus
+from asyncpool._runtime.output import OutputMode
+from asyncpool._runtime.supervisor import Supervisor, SupervisorConfig
+from asyncpool.errors import JobNotPicklableError, PoolClosedError
+from asyncpool.events import CloseSummary, CrashKind, PoolStats
+
+__all__ = ["Pool", "PoolView"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """A pool seen through a set of options; :meth:`Pool.options` makes them."""
+
+    _pool: Pool
+    _attempts: AttemptPolicy
+
+    def options(
+        self,
+        *,
+        max_attempts: int | None = None,
+        retry_on: Iterable[CrashKind | type[BaseException]] | None = None,
+    ) -> PoolView:
+        """Return a view that differs from this one in what is given."""
+        return PoolView(self._pool, _changed(self._attempts, max_attempts, retry_on))
+
+    def submit(
+        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Job[R]:
+        """Like :meth:`Pool.submit`, with the options of this view."""
+        return self._pool._submit(fn, args, kwargs, self._attempts)  # noqa: SLF001
+
+
+class Pool:
+    """A fixed number of supervised worker processes, and a queue before them.
+
+    Use it as an async context manager, or call :meth:`start` and :meth:`close`,
+    from whatever tasks you like, in one event loop.  Leaving the context waits for
+    all jobs; leaving it by an exception kills what is running.
+
+    Args:
+        workers: How many workers; ``None`` means the CPUs that this process may
+            use, by its affinity and its cgroup's quota.
+        name: What logs call the pool.
+        restart: When a dead worker is replaced, and when to give up.
+        on_crash: Called with a :class:`asyncpool.Crash`, once for each unplanned
+            death of a worker.  May be async.  What it raises is logged.
+        initializer: Called in each new worker before its first job.
+        initargs: The arguments of *initializer*.
+        launcher: ``"forkserver"`` forks workers from a clean process that has
+            imported *preload*; ``"spawn"`` starts a new interpreter for each,
+            which takes some 50 ms longer.
+        preload: Modules that workers find already imported; with
+            ``"forkserver"`` they must not start threads.
+        max_pending: How many jobs may wait for a worker; ``None`` for no bound.
+        start_timeout: Seconds that a worker has to become ready.
+        loop: The event loop of async functions in workers.
+        output: Where the lines go that workers print: ``"log"`` sends them to the
+            logger ``asyncpool.worker``, or to this process's own streams if logging
+            is not configured; ``"inherit"`` always to the streams.
+        max_message: The most bytes that a call or a result may have when pickled.
+
+    Raises:
+        UnsupportedPlatformError: If this platform cannot run a pool.
+        ValueError: If an argument is out of range.
+        TypeError: If an argument is of the wrong kind.
+        JobNotPicklableError: If *initializer* or *initargs* cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        name: str | None = None,
+        restart: RestartPolicy | None = None,
+        on_crash: CrashCallback | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        launcher: Literal["forkserver", "spawn"] = "forkserver",
+        preload: Iterable[str] = (),
+        max_pending: int | None = None,
+        start_timeout: float = 30.0,
+        loop: Literal["asyncio", "uvloop"] = "asyncio",
+        output: OutputMode = "log",
+        max_message: int = 1 << 30,
+    ) -> None:
+        check_platform()
+        count = usable_cpus() if workers is None else workers
+        _check_int("workers", count, at_least=1)
+        if max_pending is not None:
+            _check_int("max_pending", max_pending, at_least=0)
+        _check_int("max_message", max_message, at_least=1024)
+        if not start_timeout > 0:
+            raise ValueError(f"start_timeout must be > 0 seconds, not {start_timeout}")
+        _check_choice("launcher", launcher, ("forkserver", "spawn"))
+        _check_choice("loop", loop, ("asyncio", "uvloop"))
+        _check_choice("output", output, ("log", "inherit"))
+        for what, value in (("on_crash", on_crash), ("initializer", initializer)):
+            if value is not None and not callable(value):
+                raise TypeError(f"{what} must be callable, not {value!r}")
+        if isinstance(preload, str):
+            raise TypeError(f"preload takes names of modules: ({preload!r},)")
+        self.name = name or f"pool-{next(_numbers)}"
+        self._config = SupervisorConfig(
+            workers=count,
+            name=self.name,
+            restart=restart or RestartPolicy(),
+            on_crash=on_crash,
+            fork=launcher == "forkserver",
+            preload=tuple(preload),
+            max_pending=max_pending,
+            start_timeout=start_timeout,
+            output=output,
+            worker=WorkerConfig(
+                sys_path=tuple(sys.path),
+                initializer=_pack_initializer(initializer, tuple(initargs)),
+                max_payload=max_message,
+            ),
+        )
+        self._supervisor: Supervisor | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed_unused = False
+
+    async def start(self) -> None:
+        """Start the workers, and return when the first one is ready.
+
+        Raises:
+            PoolBrokenError: If none can be started; it has the crashes.
+            PoolClosedError: If the pool is closed.
+            RuntimeError: If it was started in another event loop.
+
+        Cancellation:
+            Closes the pool.
+
+        Concurrency:
+            Further calls wait for the first one.
+        """
+        if self._closed_unused:
+            raise PoolClosedError
+        if self._supervisor is None:
+            self._supervisor = Supervisor(self._config)
+            self._task = asyncio.create_task(
+                self._supervisor.run(), name=f"asyncpool supervisor of {self.name}"
+            )
+        supervisor = self._supervisor
+        try:
+            await asyncio.shield(supervisor.up)
+        except BaseException:
+            await self._end_now()
+            raise
+        if supervisor.done.done():
+            raise PoolClosedError
+
+    def submit(
+        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Job[R]:
+        """Run ``fn(*args, **kwargs)`` in a worker; return a future of its result.
+
+        Nothing is awaited: the job is on its way, or in the queue, when this
+        returns.  Jobs begin in the order of the calls.
+
+        Args:
+            fn: Any callable.  One that can be imported travels by name; lambdas,
+                closures and what is defined in ``__main__`` travel by value.
+            *args: Its arguments; they are pickled before this returns.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            A :class:`asyncpool.Job`.  Awaiting it raises what *fn* raised, with the
+            worker's traceback as its cause; :exc:`JobNotPicklableError` if
+            something cannot cross; :exc:`JobRaisedError` around ``SystemExit`` and
+            the like; :exc:`WorkerCrashedError` if the worker died of it;
+            :exc:`PoolClosedError` or :exc:`PoolBrokenError` if the pool ended first.
+
+        Raises:
+            PoolClosedError: If the pool is closed or was never started.
+            PoolBrokenError: If no worker can be kept alive.
+            PoolFullError: If *max_pending* jobs are waiting.
+            RuntimeError: If called outside the pool's event loop.
+
+        Cancellation:
+            Cancelling the job, or the task that awaits it, takes a queued job out
+            of the queue at no cost.  A running one costs its worker, which is
+            killed with all that it has started and replaced at once.
+        """
+        return self._submit(fn, args, kwargs, _DEFAULT)
+
+    def options(
+        self,
+        *,
+        max_attempts: int | None = None,
+        retry_on: Iterable[CrashKind | type[BaseException]] | None = None,
+    ) -> PoolView:
+        """Return a view of the pool whose ``submit`` uses these options.
+
+        Args:
+            max_attempts: How often a worker may start the job; 1 by default.  More
+                only for jobs that may safely run twice.
+            retry_on: What there is another attempt after: kinds of crash
+                (``"crash"`` and ``"hung"`` by default; an out-of-memory kill would
+                most likely happen again), and types of exceptions raised by *fn*.
+
+        Raises:
+            ValueError: If *max_attempts* is out of range or a kind unknown.
+            TypeError: If *retry_on* holds something else.
+        """
+        return PoolView(self, _changed(_DEFAULT, max_attempts, retry_on))
+
+    def events(self, *, buffer: int = 1000) -> EventStream:
+        """Return an async iterator over the pool's events from now on.
+
+        Each listener has a buffer of its own for *buffer* events, which drops the
+        oldest and counts them in ``dropped``.  The iterator ends with the pool.
+
+        Raises:
+            PoolClosedError: If the pool was never started.
+        """
+        _check_int("buffer", buffer, at_least=1)
+        return self._running().hub.listen(buffer)
+
+    def stats(self) -> PoolStats:
+        """Return the pool as it stands, and what it went through."""
+        if self._supervisor is not None:
+            return self._supervisor.stats()
+        zero = dict.fromkeys(_COUNTERS, 0)
+        state = "closed" if self._closed_unused else "new"
+        return PoolStats(state=state, workers=self._config.workers, slots=(), **zero)
+
+    async def close(
+        self,
+        *,
+        timeout: float = 30.0,  # noqa: ASYNC109 - it bounds the jobs, not the wait
+        finish: Literal["all", "running", "none"] = "all",
+    ) -> CloseSummary:
+        """Take no more jobs, finish those that *finish* names, end every worker.
+
+        Workers are asked to stop, then get SIGTERM, then SIGKILL for their whole
+        process group.  When *timeout* is over, what is left is killed and its jobs
+        fail with :exc:`PoolClosedError`.
+
+        Args:
+            timeout: Seconds until then.
+            finish: ``"all"`` jobs, only the ``"running"`` ones (those in the queue
+                fail at once), or ``"none"``.
+
+        Returns:
+            How many jobs were finished and failed meanwhile, and how many workers
+            killed.
+
+        Raises:
+            ValueError: If an argument is out of range.
+
+        Cancellation:
+            Safe: the close goes on without the caller.
+
+        Concurrency:
+            Any number of tasks may close.  They share one result, and a stricter
+            *finish* or an earlier end tightens what the others asked for.
+        """
+        if finish not in _FINISH:
+            _check_choice("finish", finish, tuple(_FINISH))
+        if not timeout >= 0:
+            raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")
+        if self._supervisor is None:
+            self._closed_unused = True
+            return CloseSummary(finished=0, failed=0, killed=0)
+        self._supervisor.close(_FINISH[finish], timeout)
+        await asyncio.shield(self._supervisor.done)
+        return self._supervisor.summary()
+
+    async def __aenter__(self) -> Self:
+        """Start the pool, see :meth:`start`."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the pool: all jobs are finished, or none if an error leaves.
+
+        Cancellation:
+            Kills what is left, and returns when it is gone.
+        """
+        if error is not None:
+            await self._end_now()
+            return
+        try:
+            await self.close()
+        except BaseException:
+            await self._end_now()
+            raise
+
+    def __repr__(self) -> str:
+        s = self.stats()
+        return (
+            f"<Pool {self.name} {s.state}: {s.idle + s.busy}/{s.workers} workers, "
+            f"{s.idle} idle, {s.busy} busy, {s.waiting} waiting>"
+        )
+
+    async def _end_now(self) -> None:
+        """Kill everything, and do not return before it is gone."""
+        supervisor = self._supervisor
+        if supervisor is None:
+            return
+        supervisor.close(Finish.NONE, 0.0)
+        cancelled: asyncio.CancelledError | None = None
+        while not supervisor.done.done():
+            # Each further cancellation is kept until nothing is left to leak.
+            try:
+                await asyncio.shield(supervisor.done)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise PoolClosedError(
+                "the pool is closed"
+                if self._closed_unused
+                else "the pool was not started: use 'async with pool' or "
+                "'await pool.start()'"
+            )
+        return self._supervisor
+
+    def _submit(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        policy: AttemptPolicy,
+    ) -> Job[Any]:
+        if not callable(fn):
+            raise TypeError(f"submit() takes a callable first, not {fn!r}")
+        return self._running().submit(fn, args, kwargs, policy)
+
+
+_DEFAULT = AttemptPolicy()
+
+_COUNTERS = (
+    "idle",
+    "busy",
+    "waiting",
+    "submitted",
+    "completed",
+    "failed",
+    "cancelled",
+    "crashes",
+    "restarts",
+    "takeovers",
+    "spawned",
+    "dropped_events",
+)
+
+
+def _changed(
+    policy: AttemptPolicy,
+    max_attempts: int | None,
+    retry_on: Iterable[CrashKind | type[BaseException]] | None,
+) -> AttemptPolicy:
+    if isinstance(retry_on, str | type):
+        raise TypeError(f"retry_on takes several: ({retry_on!r},)")
+    if max_attempts is not None:
+        policy = replace(policy, max_attempts=max_attempts)
+    if retry_on is not None:
+        policy = replace(policy, retry_on=tuple(retry_on))
+    return policy
+
+
+def _pack_initializer(
+    initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+) -> bytes | None:
+    if initializer is None:
+        return None
+    try:
+        return dumps((initializer, initargs))
+    except Exception as error:
+        raise JobNotPicklableError(
+            f"initializer or initargs cannot be pickled: {error}",
+            direction="arguments",
+            name="initializer",
+        ) from error
+
+
+def _check_int(name: str, value: int, *, at_least: int) -> None:
+    if not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, not {value}")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")

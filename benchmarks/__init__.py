@@ -1,0 +1,1 @@
+"""What asyncpool and its peers do under load and under faults."""

@@ -1,0 +1,210 @@
+"""Every pool behind the same two verbs, each by its own documented fast path.
+
+:meth:`Peer.open` returns a *call*: ``call(fn, *args)`` sends one job at once and
+returns something to await.  Whatever a peer imports is imported when its adapter
+is made, so that no figure contains an import.  A peer's knobs stay at their
+defaults, but for the number of workers.
+"""
+
+import asyncio
+import importlib
+import multiprocessing
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from concurrent.futures import BrokenExecutor, Executor
+from functools import partial
+from typing import Any
+
+from benchmarks import work
+
+Call = Callable[..., Awaitable[Any]]
+
+
+class Peer(ABC):
+    """One way to run a function in another process."""
+
+    @abstractmethod
+    async def open(self, workers: int) -> Call:
+        """Make a pool and return what sends it a job."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the pool gracefully."""
+
+
+class AsyncPool(Peer):
+    def __init__(self, **options: Any) -> None:
+        from asyncpool import Pool
+
+        self._make = partial(Pool, **options)
+
+    async def open(self, workers: int) -> Call:
+        self._pool = self._make(workers)
+        await self._pool.start()
+        return self._pool.submit
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+
+class ProcessPool(Peer):
+    """``ProcessPoolExecutor`` through ``run_in_executor``."""
+
+    def __init__(self, method: str) -> None:
+        from concurrent.futures import ProcessPoolExecutor
+
+        self._make = partial(
+            ProcessPoolExecutor, mp_context=multiprocessing.get_context(method)
+        )
+
+    async def open(self, workers: int) -> Call:
+        self._pool: Executor = self._make(workers)
+        return partial(asyncio.get_running_loop().run_in_executor, self._pool)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._pool.shutdown)
+
+
+class Loky(Peer):
+    """Its reusable executor, asked for again whenever it is found broken."""
+
+    def __init__(self) -> None:
+        from loky import get_reusable_executor
+
+        self._get = get_reusable_executor
+
+    async def open(self, workers: int) -> Call:
+        loop = asyncio.get_running_loop()
+        self._pool = self._get(max_workers=workers)
+
+        def call(fn: Callable[..., Any], *args: object) -> Awaitable[Any]:
+            try:
+                return loop.run_in_executor(self._pool, fn, *args)
+            except BrokenExecutor:
+                self._pool = self._get(max_workers=workers)
+                return loop.run_in_executor(self._pool, fn, *args)
+
+        return call
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._pool.shutdown)
+
+
+class Pebble(Peer):
+    def __init__(self) -> None:
+        from pebble import ProcessPool
+
+        self._make = ProcessPool
+
+    async def open(self, workers: int) -> Call:
+        self._pool = self._make(max_workers=workers)
+
+        def call(fn: Callable[..., Any], *args: object) -> Awaitable[Any]:
+            return asyncio.wrap_future(self._pool.schedule(fn, args=args))
+
+        return call
+
+    async def close(self) -> None:
+        self._pool.close()
+        await asyncio.to_thread(self._pool.join)
+
+
+class AioMultiprocess(Peer):
+    def __init__(self) -> None:
+        from aiomultiprocess import Pool
+
+        self._make = Pool
+
+    async def open(self, workers: int) -> Call:
+        self._pool = self._make(processes=workers)
+
+        def call(fn: Callable[..., Any], *args: object) -> Awaitable[Any]:
+            return self._pool.apply(work.as_coroutine, (fn, *args))
+
+        return call
+
+    async def close(self) -> None:
+        self._pool.close()
+        await self._pool.join()
+
+
+class AnyioToProcess(Peer):
+    """Its pool belongs to the event loop and is closed with it."""
+
+    def __init__(self) -> None:
+        from anyio import CapacityLimiter, to_process
+
+        # anyio imports its side of asyncio at the first call.
+        importlib.import_module("anyio._backends._asyncio")
+        self._limiter, self._run = CapacityLimiter, to_process.run_sync
+
+    async def open(self, workers: int) -> Call:
+        return partial(self._run, limiter=self._limiter(workers))
+
+    async def close(self) -> None:
+        pass
+
+
+class MultiprocessingPool(Peer):
+    """``multiprocessing.Pool`` with its callbacks handed to the loop."""
+
+    def __init__(self) -> None:
+        from multiprocessing.pool import Pool
+
+        self._make = Pool
+
+    async def open(self, workers: int) -> Call:
+        loop = asyncio.get_running_loop()
+        self._pool = self._make(workers)
+
+        def call(fn: Callable[..., Any], *args: object) -> Awaitable[Any]:
+            future: asyncio.Future[Any] = loop.create_future()
+            self._pool.apply_async(
+                fn,
+                args,
+                callback=partial(loop.call_soon_threadsafe, future.set_result),
+                error_callback=partial(loop.call_soon_threadsafe, future.set_exception),
+            )
+            return future
+
+        return call
+
+    async def close(self) -> None:
+        self._pool.close()
+        await asyncio.to_thread(self._pool.join)
+
+
+BASELINE = "ppe-fork"
+PEERS: dict[str, Callable[[], Peer]] = {
+    "asyncpool": AsyncPool,
+    "asyncpool-spawn": partial(AsyncPool, launcher="spawn"),
+    "ppe-fork": partial(ProcessPool, "fork"),
+    "ppe-spawn": partial(ProcessPool, "spawn"),
+    "ppe-forkserver": partial(ProcessPool, "forkserver"),
+    "mp-pool": MultiprocessingPool,
+    "loky": Loky,
+    "pebble": Pebble,
+    "aiomultiprocess": AioMultiprocess,
+    "anyio": AnyioToProcess,
+}
+LABELS = {
+    "asyncpool": "asyncpool",
+    "asyncpool-spawn": "asyncpool (spawn)",
+    "ppe-fork": "ProcessPoolExecutor (fork)",
+    "ppe-spawn": "ProcessPoolExecutor (spawn)",
+    "ppe-forkserver": "ProcessPoolExecutor (forkserver)",
+    "mp-pool": "multiprocessing.Pool",
+    "loky": "loky",
+    "pebble": "pebble",
+    "aiomultiprocess": "aiomultiprocess",
+    "anyio": "anyio.to_process",
+}
+DISTRIBUTIONS = ("anyio", "aiomultiprocess", "loky", "numpy", "pebble", "uvloop")
+# What is compared unless told otherwise; "+uvloop" works behind any name.
+ROWS = ("asyncpool", "asyncpool+uvloop", *list(PEERS)[2:])
+
+
+def label(row: str) -> str:
+    """Name *row* as the tables and plots do."""
+    name, _, loop = row.partition("+")
+    return f"{LABELS[name]}, {loop}" if loop else LABELS[name]

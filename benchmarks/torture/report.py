@@ -1,0 +1,127 @@
+"""The table as text for a terminal and as Markdown for the documentation."""
+
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+
+from benchmarks.torture.faults import FAULTS
+from benchmarks.torture.peers import PEERS
+from benchmarks.torture.results import CellResult
+from benchmarks.torture.rules import RULES, Value
+
+HOW_TO_READ = """\
+# The torture table
+
+`python -m benchmarks.torture` puts asyncpool and its peers through the same faults
+and writes this page. Each cell runs in a process of its own, in an event loop as in
+a service: two workers, the peer's own defaults, and what its documentation offers
+against the fault at hand (such as `cancellable=True`).
+
+**ok** means that every rule of the row held. Otherwise the cell names the worst that
+was seen: **HANG** is no answer within the time (a cell has {timeout:g} s in all, one
+call at most {share:.1f} s), **pool dead** is a pool whose three later callers all got
+an error, **another's error** went to a caller who had nothing to do with the fault.
+*Culprit* is the job that caused the fault, *bystander* a job that ran or was called
+beside it, *queued* waited behind it, *later* are three calls when all was over. A
+dash marks what a peer does not offer.
+
+The rules are the same for everybody and stand in one table,
+[`benchmarks/torture/rules.py`](../benchmarks/torture/rules.py). They ask for what a
+caller needs and leave the rest open: any error will do for the culprit, and an orphan
+has three seconds to notice.
+"""
+
+
+def machine() -> dict[str, str]:
+    """Name what the figures depend on."""
+    return {
+        "Python": platform.python_version(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "cores": str(os.cpu_count()),
+    }
+
+
+def versions(peers: Iterable[str]) -> dict[str, str]:
+    return {peer: PEERS[peer].version for peer in peers if PEERS[peer].is_installed}
+
+
+def as_text(cells: Sequence[CellResult]) -> str:
+    """Give one block per fault with everything that was seen, then the sums."""
+    lines = []
+    for fault, row in by_fault(cells).items():
+        lines += ["", f"{fault}: {FAULTS[fault].title}"]
+        lines += [
+            f"  {cell.peer:<20} {cell.verdict:<5} {details(cell)}" for cell in row
+        ]
+    return "\n".join([*lines, "", *sums(cells)])
+
+
+def as_markdown(cells: Sequence[CellResult], timeout: float) -> str:
+    peers = list(dict.fromkeys(cell.peer for cell in cells))
+    head = [f"| fault | {' | '.join(peers)} |", "|---" * (len(peers) + 1) + "|"]
+    rows = [
+        f"| {FAULTS[fault].title} | {' | '.join(short(cell) for cell in row)} |"
+        for fault, row in by_fault(cells).items()
+    ]
+    about = [f"{name} {value}" for name, value in machine().items()]
+    about += [f"{name} {value}" for name, value in versions(peers).items()]
+    return "\n".join(
+        [
+            HOW_TO_READ.format(timeout=timeout, share=0.5 * timeout),
+            *head,
+            *rows,
+            "",
+            f"Measured with {', '.join(about)}.",
+            "",
+            "## What was seen",
+            *seen_in_full(cells),
+            "",
+        ]
+    )
+
+
+def seen_in_full(cells: Sequence[CellResult]) -> list[str]:
+    lines = []
+    for fault, row in by_fault(cells).items():
+        rules = "; ".join(f"{aspect}: {rule}" for aspect, rule in RULES[fault].items())
+        lines += ["", f"### {FAULTS[fault].title}", "", f"Good is: {rules}.", ""]
+        lines += [f"- {cell.peer}: {details(cell)}" for cell in row]
+    return lines
+
+
+def short(cell: CellResult) -> str:
+    match cell.verdict:
+        case "good":
+            return "ok"
+        case "bad":
+            return f"**{cell.text}**"
+        case "not applicable":
+            return "-"
+        case "not installed":
+            return "not installed"
+
+
+def details(cell: CellResult) -> str:
+    seen = [f"{aspect} {worded(value)}" for aspect, value in cell.seen.items()]
+    return ", ".join(seen) or " ".join([cell.text, *cell.notes.values()])
+
+
+def worded(value: Value) -> str:
+    return value if isinstance(value, str) else f"{value:,g}".replace(",", " ")
+
+
+def sums(cells: Sequence[CellResult]) -> list[str]:
+    lines = []
+    for peer in dict.fromkeys(cell.peer for cell in cells):
+        verdicts = [cell.verdict for cell in cells if cell.peer == peer]
+        counted = {v: verdicts.count(v) for v in dict.fromkeys(verdicts)}
+        told = ", ".join(f"{count} {verdict}" for verdict, count in counted.items())
+        lines.append(f"{peer:<22} {told}")
+    return lines
+
+
+def by_fault(cells: Sequence[CellResult]) -> Mapping[str, list[CellResult]]:
+    rows: dict[str, list[CellResult]] = {}
+    for cell in cells:
+        rows.setdefault(cell.fault, []).append(cell)
+    return rows
