@@ -41,7 +41,8 @@ class AsyncPool(Peer):
     async def open(self, workers: int) -> Call:
         self._pool = self._make(workers)
         await self._pool.start()
-        return self._pool.submit
+        submit: Call = self._pool.submit
+        return submit
 
     async def close(self) -> None:
         await self._pool.close()
@@ -119,7 +120,8 @@ class AioMultiprocess(Peer):
         self._pool = self._make(processes=workers)
 
         def call(fn: Callable[..., Any], *args: object) -> Awaitable[Any]:
-            return self._pool.apply(work.as_coroutine, (fn, *args))
+            job: Awaitable[Any] = self._pool.apply(work.as_coroutine, (fn, *args))
+            return job
 
         return call
 
@@ -155,6 +157,7 @@ class MultiprocessingPool(Peer):
 
     async def open(self, workers: int) -> Call:
         loop = asyncio.get_running_loop()
+        settle = loop.call_soon_threadsafe
         self._pool = self._make(workers)
 
         def call(fn: Callable[..., Any], *args: object) -> Awaitable[Any]:
@@ -162,8 +165,8 @@ class MultiprocessingPool(Peer):
             self._pool.apply_async(
                 fn,
                 args,
-                callback=partial(loop.call_soon_threadsafe, future.set_result),
-                error_callback=partial(loop.call_soon_threadsafe, future.set_exception),
+                callback=lambda value: settle(future.set_result, value),
+                error_callback=lambda error: settle(future.set_exception, error),
             )
             return future
 

@@ -91,6 +91,7 @@ class WorkerHandle:
         self._exited = asyncio.Event()
         self.killed = False
         self._ignored = False
+        self._said_hello = False
 
     async def live(self) -> None:
         """Start the worker, and return when it has ended and all is read.
@@ -187,6 +188,8 @@ class WorkerHandle:
         if self.killed:  # meanwhile
             self.process.signal(signal.SIGKILL)
         self._setup.on_spawned(self)
+        if self._said_hello:
+            self._setup.on_ready(self)
 
     def _open(self, theirs: contextlib.ExitStack) -> list[int]:
         """Open both channels, the page and the pipes; return the worker's ends."""
@@ -252,8 +255,11 @@ class WorkerHandle:
             self.accuse(f"it sent {frame.kind.name} on its job channel")
 
     def _on_control_frame(self, frame: Frame) -> None:
-        if frame.kind is Kind.HELLO:
-            self._setup.on_ready(self)
+        if frame.kind is Kind.HELLO and not self._said_hello:
+            self._said_hello = True
+            # A quick worker's hello can overtake the launcher's word of its birth.
+            if self.process is not None:
+                self._setup.on_ready(self)
         elif frame.kind is Kind.FAILED:
             try:
                 failure = Failure.unpack(frame.payload)

@@ -318,7 +318,7 @@ class Supervisor:
             else:
                 lifecycle = True
                 self._carry_out(command)
-        if lifecycle or not commands:
+        if lifecycle:
             self._rearm()
 
     def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912 - a table

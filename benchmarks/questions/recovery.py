@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
+from typing import NamedTuple
 
 from benchmarks import work
 from benchmarks.base import (
@@ -13,13 +14,21 @@ from benchmarks.base import (
     Figure,
     Question,
     Reading,
-    quantile,
     workers_of,
 )
 from benchmarks.peers import Call
 
 NAP = 0.001
 CLIENTS = 2 * WORKERS
+PATIENCE = 1.0
+
+
+class Healing(NamedTuple):
+    """One kill: milliseconds until full, and what became of the calls."""
+
+    taken: float
+    failed: int
+    silent: int
 
 
 class Crowd:
@@ -35,15 +44,15 @@ class Crowd:
         self._leave = False
         self._news = asyncio.Event()
         self.last_seen: dict[int, float] = {}
-        self.last_error: tuple[float, Exception] | None = None
+        self.failed_at: list[float] = []
         self._clients = [asyncio.ensure_future(self._client()) for _ in range(CLIENTS)]
 
     async def _client(self) -> None:
         while not self._leave:
             try:
                 pid = await self._call(work.nap, NAP)
-            except Exception as error:
-                self.last_error = perf_counter(), error
+            except Exception:
+                self.failed_at.append(perf_counter())
                 await asyncio.sleep(NAP)
             else:
                 self.last_seen[pid] = perf_counter()
@@ -60,8 +69,11 @@ class Crowd:
     def serving(self, since: float) -> set[int]:
         return {pid for pid, when in self.last_seen.items() if when > since}
 
-    def leave(self) -> None:
+    async def leave(self) -> int:
+        """Send the clients home; return how many got no answer to their last job."""
         self._leave = True
+        _, held = await asyncio.wait(self._clients, timeout=PATIENCE)
+        return len(held)
 
 
 def measure(bench: Bench) -> Reading:
@@ -76,32 +88,51 @@ def measure(bench: Bench) -> Reading:
 
     A pool that is not full again within the limit **breaks** if its calls keep
     failing, **shrinks** if others still get results, and otherwise **hangs**.
-    The job that the killed worker had is lost, and no peer is blamed for that.
+    The job that the killed worker had may fail, and no peer is blamed for that;
+    the other figures say how many calls failed for each kill, and how many never
+    got any answer.
     """
 
-    async def body(call: Call) -> tuple[list[float], str]:
-        healed: list[float] = []
+    limit = bench.scale.heal_limit
+
+    async def body(call: Call) -> tuple[list[Healing], str]:
+        healings: list[Healing] = []
         await workers_of(call, WORKERS)
         for _ in range(bench.scale.kills):
             crowd = Crowd(call)
             try:
-                await crowd.until_full(0, 0, bench.scale.heal_limit)
-                victim = min(crowd.last_seen, key=crowd.last_seen.__getitem__)
-                began = perf_counter()
-                os.kill(victim, signal.SIGKILL)
-                full = await crowd.until_full(began, victim, bench.scale.heal_limit)
+                taken = await kill_one(crowd, limit)
             except TimeoutError:
-                return healed, verdict(crowd, bench.scale.heal_limit)
-            healed.append((full - began) * 1e3)
-            crowd.leave()
-        return healed, "ok"
+                return healings, verdict(crowd, limit)
+            silent = await crowd.leave()
+            healings.append(Healing(taken * 1e3, len(crowd.failed_at), silent))
+        return healings, "ok"
 
-    healed, status = bench.run(body)
-    if not healed:
+    healings, status = bench.run(body)
+    return conclude(healings, status)
+
+
+async def kill_one(crowd: Crowd, limit: float) -> float:
+    """Return how many seconds the pool needed to be full again."""
+    await crowd.until_full(0, 0, limit)
+    victim = min(crowd.last_seen, key=crowd.last_seen.__getitem__)
+    began = perf_counter()
+    os.kill(victim, signal.SIGKILL)
+    return await crowd.until_full(began, victim, limit) - began
+
+
+def conclude(healings: list[Healing], status: str) -> Reading:
+    if not healings:
         return Reading({}, status=status)
-    note = "" if status == "ok" else f"{status} at kill {len(healed) + 1}"
-    figures = {"p50_ms": median(healed), "max_ms": quantile(healed, 1)}
-    return Reading(figures, healed, status, note)
+    taken = [healing.taken for healing in healings]
+    figures = {
+        "p50_ms": median(taken),
+        "max_ms": max(taken),
+        "failed": mean(healing.failed for healing in healings),
+        "silent": mean(healing.silent for healing in healings),
+    }
+    note = "" if status == "ok" else f"at kill {len(healings) + 1}"
+    return Reading(figures, taken, status, note)
 
 
 def verdict(crowd: Crowd, limit: float) -> str:
@@ -109,14 +140,18 @@ def verdict(crowd: Crowd, limit: float) -> str:
     lately = perf_counter() - limit / 2
     if crowd.serving(lately):
         return "shrinks"
-    failing = crowd.last_error is not None and crowd.last_error[0] > lately
-    return "breaks" if failing else "hangs"
+    return "breaks" if max(crowd.failed_at, default=0) > lately else "hangs"
 
 
 QUESTION = Question(
     "recovery",
     "SIGKILL of a worker until the pool is full again",
-    (Figure("p50_ms", "p50", "ms"), Figure("max_ms", "worst", "ms")),
+    (
+        Figure("p50_ms", "p50", "ms"),
+        Figure("max_ms", "worst", "ms"),
+        Figure("failed", "failed calls a kill", ""),
+        Figure("silent", "never answered", ""),
+    ),
     measure,
     limit=60,
 )

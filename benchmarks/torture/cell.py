@@ -40,6 +40,8 @@ def run(peer_name: str, fault_name: str, folder: Path, timeout: float) -> None:
             trial.report()
             os._exit(0)
 
+    # A shell's background job ignores SIGINT, and so would everything started by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # A timer and no thread: peers that fork should find a process as a user's is.
     signal.signal(signal.SIGALRM, give_up)
     signal.setitimer(signal.ITIMER_REAL, timeout)

@@ -29,8 +29,10 @@ def of_value(value: object, expected: object) -> Outcome:
 
 
 def of_error(error: BaseException, *, is_culprit: bool) -> Outcome:
-    note = f"{type(error).__name__}: {error}"[:160].strip(": ")
-    is_foreign = not is_culprit and jobs.TOKEN in printed(error)
+    first_line, *_ = str(error).splitlines() or [""]
+    note = f"{type(error).__name__}: {first_line}"[:160].strip(": ")
+    # In its own text, that is: a pool may well quote what broke it as the cause.
+    is_foreign = not is_culprit and jobs.TOKEN in str(error)
     return Outcome(FOREIGN if is_foreign else ERROR, note)
 
 

@@ -12,23 +12,24 @@ from benchmarks.torture.rules import RULES, Value
 HOW_TO_READ = """\
 # The torture table
 
-`python -m benchmarks.torture` puts asyncpool and its peers through the same faults
-and writes this page. Each cell runs in a process of its own, in an event loop as in
-a service: two workers, the peer's own defaults, and what its documentation offers
-against the fault at hand (such as `cancellable=True`).
+`python -m benchmarks.torture` puts asyncpool and its peers through the same faults;
+with `--markdown docs/torture.md` it writes this page. Each cell runs in a process of
+its own, in an event loop as in a service, with two workers, the peer's defaults, and
+what it offers against the fault at hand (such as `cancellable=True`).
 
 **ok** means that every rule of the row held. Otherwise the cell names the worst that
-was seen: **HANG** is no answer within the time (a cell has {timeout:g} s in all, one
-call at most {share:.1f} s), **pool dead** is a pool whose three later callers all got
-an error, **another's error** went to a caller who had nothing to do with the fault.
-*Culprit* is the job that caused the fault, *bystander* a job that ran or was called
-beside it, *queued* waited behind it, *later* are three calls when all was over. A
-dash marks what a peer does not offer.
+was seen. The *culprit* is the job that causes the fault, a *bystander* runs or is
+called beside it, *queued* jobs wait behind it, and *later* three more calls are made.
+**HANG**: no answer in time. A cell has {timeout:g} s, each of its calls at least
+{share:g} s; a pool that answers later, such as billiard, which waits 10 s before it
+gives a worker up, counts as hanging. **pool dead**: every later call got an error.
+**another's error**: it went to a caller who had nothing to do with the fault. A dash
+stands for what the peer does not offer.
 
 The rules are the same for everybody and stand in one table,
-[`benchmarks/torture/rules.py`](../benchmarks/torture/rules.py). They ask for what a
-caller needs and leave the rest open: any error will do for the culprit, and an orphan
-has three seconds to notice.
+[`rules.py`](../benchmarks/torture/rules.py). They ask for what a caller needs and
+leave the rest open: any error will do for the culprit, and whoever loses its
+supervisor has three seconds to notice. Below the table is all that was seen.
 """
 
 
@@ -67,7 +68,7 @@ def as_markdown(cells: Sequence[CellResult], timeout: float) -> str:
     about += [f"{name} {value}" for name, value in versions(peers).items()]
     return "\n".join(
         [
-            HOW_TO_READ.format(timeout=timeout, share=0.5 * timeout),
+            HOW_TO_READ.format(timeout=timeout, share=0.25 * timeout),
             *head,
             *rows,
             "",

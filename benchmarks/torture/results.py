@@ -42,6 +42,8 @@ def judge(
 ) -> CellResult:
     if SKIPPED in seen:
         return CellResult(peer, fault, "not applicable", str(seen[SKIPPED]))
+    missing = [aspect for aspect in rules.RULES[fault] if aspect not in seen]
+    seen = {**seen, **dict.fromkeys(missing, outcomes.HANG)}
     bad = rules.broken(fault, seen)
     if not bad:
         return CellResult(peer, fault, "good", "ok", seen, notes, seconds)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from benchmarks.torture import outcomes
 from benchmarks.torture.faults.cancels import STOPPED
 from benchmarks.torture.faults.starts import TOLD
-from benchmarks.torture.outcomes import ERROR, HANG, OK
+from benchmarks.torture.outcomes import ERROR, OK
 
 Value = str | float
 
@@ -92,9 +92,9 @@ WORST_FIRST = (
 def broken(fault: str, seen: Mapping[str, Value]) -> dict[str, Value]:
     """Give the aspects that break a rule, the worst first."""
     bad = {
-        aspect: seen.get(aspect, HANG)
+        aspect: seen[aspect]
         for aspect, rule in RULES[fault].items()
-        if not rule.holds(seen.get(aspect, HANG))
+        if not rule.holds(seen[aspect])
     }
     return dict(sorted(bad.items(), key=lambda item: severity(item[1])))
 

@@ -5,6 +5,7 @@ are kept, time limits as parts of the cell's, and the report. The report goes ou
 as one line of JSON before the pool is left, for leaving may hang.
 """
 
+import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -66,6 +67,7 @@ class Trial:
         self.timeout = timeout
         self.seen: dict[str, str | float] = {}
         self.notes: dict[str, str] = {}
+        self.numbers = itertools.count(1)
         self.is_reported = False
         self.last_look: Callable[[], object] = bool
         """Sees what is counted up to the report, also if the time runs out."""
@@ -89,8 +91,8 @@ class Trial:
 
     def start_sums(self, count: int) -> list[Call]:
         """Start calls that each have an answer of their own."""
-        pairs = [(n, 1_000 * (n + len(self.seen))) for n in range(1, count + 1)]
-        return [self.start(jobs.add, *pair, expected=sum(pair)) for pair in pairs]
+        numbers = [next(self.numbers) for _ in range(count)]
+        return [self.start(jobs.add, n, 1_000, expected=n + 1_000) for n in numbers]
 
     async def wait(self, calls: Sequence[Call], part: float) -> list[Outcome | None]:
         """Wait for *calls*, at most for this *part* of the cell's time."""

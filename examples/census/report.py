@@ -4,7 +4,7 @@ from collections import Counter
 from statistics import median
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -50,16 +50,14 @@ def _table(title: str, *columns: str) -> Table:
         box=box.SIMPLE_HEAD,
     )
     for name in columns:
-        if name in NUMBERS:
-            table.add_column(name, justify="right")
-        else:
-            # Paths and names stay whole; there is room for reasons to be wrapped.
-            table.add_column(name, no_wrap=name != "reason")
+        # Paths and names stay whole; there is room for reasons to be wrapped.
+        justify: JustifyMethod = "right" if name in NUMBERS else "left"
+        table.add_column(name, justify=justify, no_wrap=name != "reason")
     return table
 
 
 def _beside(*tables: Table) -> Table:
-    grid = Table.grid(padding=(0, 4))
+    grid = Table.grid(padding=(0, 2))
     grid.add_row(*tables)
     return grid
 
@@ -106,7 +104,7 @@ def _figures(account: Account) -> Table:
     table.add_row("most for one job", str(max(account.attempts)))
     table.add_row("worker deaths", str(stats.crashes))
     if account.kills:
-        table.add_row("- of them by kill -9", str(account.kills))
+        table.add_row("killed from outside", str(account.kills))
     table.add_row("restarts", str(stats.restarts))
     table.add_row("takeovers", str(stats.takeovers))
     if account.healed:

@@ -39,7 +39,7 @@ async def cancel(trial: Trial, victim: Call) -> None:
     await trial.begun("bystander")
     victim.scope.cancel()
     trial.see("job", await stopping(pid, trial.timeout * 0.5))
-    found = await trial.wait([bystander], 0.2)
+    found = await trial.wait([bystander], 0.25)
     trial.see("bystander", outcomes.together(found))
     await trial.see_later()
     trial.report()

@@ -48,7 +48,7 @@ async def torture(trial: Trial, fn: Callable[..., Any], *args: Any) -> None:
         for _ in range(WORKERS + 1):
             culprits += await trial.wait([trial.start_culprit(fn, *args)], 0.25)
             trial.see("culprit", outcomes.together(culprits))
-            bystanders += await trial.wait(trial.start_sums(1), 0.15)
+            bystanders += await trial.wait(trial.start_sums(1), 0.25)
             trial.see("bystander", outcomes.together(bystanders))
             if None in culprits or None in bystanders:
                 break  # it hangs; more of the same would only cost time

@@ -28,13 +28,13 @@ async def initializer(trial: Trial) -> None:
         async with trial.peer.open(WORKERS, fail):
             with anyio.move_on_after(trial.timeout * 0.5):
                 trial.see("caller", await heard(trial))
-            await anyio.sleep(until - time.monotonic())
+            await anyio.sleep(max(0.0, until - time.monotonic()))
             trial.report()  # before the pool is left, which may hang
     except BaseException as error:
         if trial.is_reported:
             raise
         trial.see("caller", judged(error))
-        await anyio.sleep(until - time.monotonic())
+        await anyio.sleep(max(0.0, until - time.monotonic()))
         trial.report()
 
 

@@ -1,0 +1,63 @@
+"""What the figures were measured with: without it they say nothing."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from benchmarks.peers import DISTRIBUTIONS
+from benchmarks.runner import ROOT
+
+
+def describe() -> dict[str, object]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": platform.machine(),
+        "processor": processor(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "load_before": round(os.getloadavg()[0], 2),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "commit": commit(),
+        "versions": {name: installed(name) for name in ("asyncpool", *DISTRIBUTIONS)},
+    }
+
+
+def processor() -> str:
+    """Name the processor as Linux does; elsewhere as well as Python can."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+    return next(names, "").strip() or platform.processor()
+
+
+def commit() -> str | None:
+    """Return the commit, with a plus sign if the tree differs from it."""
+    head = git("rev-parse", "--short=12", "HEAD")
+    return head and head + ("+" if git("status", "--porcelain") else "")
+
+
+def git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
