@@ -92,6 +92,7 @@ class WorkerHandle:
         self.killed = False
         self._ignored = False
         self._said_hello = False
+        self._wanted: signal.Signals | None = None
 
     async def live(self) -> None:
         """Start the worker, and return when it has ended and all is read.
@@ -146,14 +147,12 @@ class WorkerHandle:
     def terminate(self) -> None:
         """Send it SIGTERM."""
         self._ignored = True
-        if self.process is not None:
-            self.process.signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send it SIGKILL; the launcher sees to all that it has started."""
         self._ignored = self.killed = True
-        if self.process is not None:
-            self.process.signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
 
     def abandon(self) -> None:
         """Wait no longer for the end of its process."""
@@ -176,6 +175,11 @@ class WorkerHandle:
             self._page.close()
             self._page = None
 
+    def _signal(self, number: signal.Signals) -> None:
+        self._wanted = number
+        if self.process is not None:
+            self.process.signal(number)
+
     # Its beginning.
 
     async def _start(self) -> None:
@@ -185,8 +189,8 @@ class WorkerHandle:
         for stream in (self._stdout, self._stderr):
             assert stream is not None
             stream.label = f"worker {self.pid} in slot {self.slot}"
-        if self.killed:  # meanwhile
-            self.process.signal(signal.SIGKILL)
+        if self._wanted is not None:  # while it was on its way
+            self.process.signal(self._wanted)
         self._setup.on_spawned(self)
         if self._said_hello:
             self._setup.on_ready(self)

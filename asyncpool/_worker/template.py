@@ -151,15 +151,19 @@ class Template:
         if truncated or len(fds) != FDS_PER_WORKER:
             self._refuse(frame, "the launcher may open no more descriptors")
         else:
+            # A SIGTERM meant for the new worker must not run the launcher's handler
+            # in it; it waits until the worker has let go of that.
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
             try:
                 pid = os.fork()
-            except OSError as error:
-                self._refuse(frame, str(error))
-            else:
                 if pid == 0:
                     raise _Forked(self._become_worker(fds))
                 self._reaper.add(pid)
                 self._report_start(frame, pid)
+            except OSError as error:
+                self._refuse(frame, str(error))
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         for fd in fds:
             os.close(fd)
 
