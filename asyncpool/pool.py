@@ -16,11 +16,12 @@ from asyncpool._core.outcome import dumps
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Finish
 from asyncpool._runtime.callbacks import CrashCallback
+from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.machine import check_platform, usable_cpus
 from asyncpool._runtime.output import OutputMode
-from asyncpool._runtime.supervisor import Supervisor, SupervisorConfig
+from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import JobNotPicklableError, PoolClosedError
 from asyncpool.events import CloseSummary, CrashKind, PoolStats
 

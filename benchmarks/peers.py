@@ -39,7 +39,7 @@ class AsyncPool(Peer):
         self._make = partial(Pool, **options)
 
     async def open(self, workers: int) -> Call:
-        self._pool = self._make(workers)
+        self._pool = self._make(workers=workers)
         await self._pool.start()
         submit: Call = self._pool.submit
         return submit

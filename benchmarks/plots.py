@@ -38,12 +38,13 @@ def draw(source: Path, folder: Path) -> Path:
         COLUMNS,
         figsize=(13, lines * (0.26 * len(rows) + 0.9)),
         squeeze=False,
-        sharey=True,
         layout="constrained",
     )
     panels = list(grid.flat)
     for axes, question in zip(panels, shown, strict=False):
         panel(axes, question, summary[question.name])
+    for axes in grid[:, 0]:
+        name_rows(axes, rows)
     for axes in panels[len(shown) :]:
         axes.axis("off")
     caption(panels[len(shown)], results)
@@ -59,22 +60,26 @@ def panel(axes: Any, question: Question, rows: dict[str, Any]) -> None:
     values = {row: r["figures"].get(figure.key) for row, r in rows.items()}
     limit = room(values)
     for place, (row, value) in enumerate(values.items()):
-        bar(axes, place, row, value, limit, rows[row]["status"])
+        bar(axes, place, row, value, limit=limit, status=rows[row]["status"])
     axes.set_title(
         f"{question.title}\n{unit(question, figure)}", fontsize=9, loc="left"
     )
     axes.set_xlim(0, limit * 1.28)
-    axes.set_yticks(range(len(rows)), [label(row) for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    for tick, row in zip(axes.get_yticklabels(), rows, strict=True):
-        tick.set_color(OURS if row.startswith("asyncpool") else TEXT)
+    axes.set_yticks([])
     axes.set_xticks([])
-    axes.tick_params(length=0)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
 
 
+def name_rows(axes: Any, rows: list[str]) -> None:
+    axes.tick_params(length=0)
+    axes.set_yticks(range(len(rows)), [label(row) for row in rows])
+    for tick, row in zip(axes.get_yticklabels(), rows, strict=True):
+        tick.set_color(OURS if row.startswith("asyncpool") else TEXT)
+
+
 def bar(
-    axes: Any, place: int, row: str, value: float | None, limit: float, status: str
+    axes: Any, place: int, row: str, value: float | None, *, limit: float, status: str
 ) -> None:
     ours = row.startswith("asyncpool")
     color = OURS if ours else PEERS

@@ -11,6 +11,7 @@ from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.machine import oom_kills
 from asyncpool.errors import (
+    PoolBrokenError,
     WorkerCrashedError,
     WorkerHungError,
     WorkerOutOfMemoryError,
@@ -18,7 +19,13 @@ from asyncpool.errors import (
 )
 from asyncpool.events import Crash, CrashKind, Delivery
 
-__all__ = ["Coroner", "crash_error", "delivery_of", "describe_next_step"]
+__all__ = [
+    "Coroner",
+    "broken_error",
+    "crash_error",
+    "delivery_of",
+    "describe_next_step",
+]
 
 _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
     "crash": WorkerCrashedError,
@@ -95,6 +102,22 @@ def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
     """Return the error for a job that is not tried again."""
     cls = _ERRORS[job.crashes[-1].kind]
     return cls(job_id=job.id, crashes=job.crashes, delivery=delivery)
+
+
+def broken_error(
+    reason: str,
+    crashes: tuple[Crash, ...],
+    *,
+    retry_after: float | None,
+    job: Job[object] | None,
+) -> PoolBrokenError:
+    """Return the error for those whom a broken pool turns away, or lets down."""
+    error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
+    if job is not None and crashes[-1].kind == "failed start":
+        error.__cause__ = WorkerStartError(
+            job_id=job.id, crashes=crashes[-1:], delivery="never sent"
+        )
+    return error
 
 
 def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:

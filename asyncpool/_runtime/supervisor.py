@@ -12,7 +12,6 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 import anyio
@@ -22,19 +21,18 @@ from asyncpool import events
 from asyncpool._core import commands as cmd
 from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.frames import Frame
-from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.outcome import pack_job
-from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Finish, Supervision
 from asyncpool._runtime.book import JobBook
-from asyncpool._runtime.callbacks import CrashCallback, Reporter
+from asyncpool._runtime.callbacks import Reporter
+from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.hub import EventHub
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.launcher import Launcher, LaunchError
-from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.postmortem import (
     Coroner,
+    broken_error,
     crash_error,
     delivery_of,
     describe_next_step,
@@ -44,32 +42,15 @@ from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
     PoolFullError,
-    WorkerStartError,
 )
 
-__all__ = ["Supervisor", "SupervisorConfig"]
+__all__ = ["Supervisor"]
 
 _LOGGER = logging.getLogger("asyncpool")
 
 # Seconds that async crash callbacks get to finish after the last worker has ended.
 _CALLBACK_GRACE = 1.0
 _CRASHES_KEPT = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorConfig:
-    """What a pool is made of; see :class:`asyncpool.Pool` for the meaning."""
-
-    workers: int
-    name: str
-    restart: RestartPolicy
-    on_crash: CrashCallback | None
-    fork: bool
-    preload: tuple[str, ...]
-    max_pending: int | None
-    start_timeout: float
-    output: OutputMode
-    worker: WorkerConfig
 
 
 class Supervisor:
@@ -379,17 +360,12 @@ class Supervisor:
             self.up.exception()  # whoever starts the pool may have left
 
     def _broken_error(self, job: Job[Any] | None = None) -> PoolBrokenError:
-        crashes = tuple(self._crashes)
-        error = PoolBrokenError(
-            reason=self._core.broken or "",
-            crashes=crashes,
+        return broken_error(
+            self._core.broken or "",
+            tuple(self._crashes),
             retry_after=self._config.restart.probe_after,
+            job=job,
         )
-        if job is not None and crashes[-1].kind == "failed start":
-            error.__cause__ = WorkerStartError(
-                job_id=job.id, crashes=crashes[-1:], delivery="never sent"
-            )
-        return error
 
     def _rearm(self) -> None:
         """Keep one timer, set to the core's next deadline."""

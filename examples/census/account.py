@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import asyncpool
-from asyncpool.events import Crash, Crashed, PoolStats, Ready
+from asyncpool.events import Crash, Crashed, PoolStats, Ready, TakenOver
 
 
 @dataclass(slots=True)
@@ -17,6 +17,8 @@ class Account:
         crashes: Every unplanned death, in the order in which they were noticed.
         healed: Seconds between a death and its replacement being ready, each.
         attempts: How many jobs needed how many attempts.
+        unbegun: How many jobs were taken over from a worker that died before it
+            could begin them; this is no attempt.
         kills: Workers that were killed from outside.
         stats: The pool's own figures at the end.
     """
@@ -25,6 +27,7 @@ class Account:
     crashes: list[Crash] = field(default_factory=list)
     healed: list[float] = field(default_factory=list)
     attempts: Counter[int] = field(default_factory=Counter)
+    unbegun: int = 0
     kills: int = 0
     stats: PoolStats | None = None
 
@@ -39,5 +42,7 @@ class Account:
                     empty_since.setdefault(crash.slot, now())
                 case Ready(slot) if slot in empty_since:
                     self.healed.append(now() - empty_since.pop(slot))
+                case TakenOver(attempt=0):
+                    self.unbegun += 1
                 case _:
                     pass

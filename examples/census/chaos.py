@@ -10,6 +10,7 @@ from math import ceil, log
 from random import Random
 
 import asyncpool
+from asyncpool.events import Crashed
 from census.measure import Finding, measure
 
 WAYS: tuple[Callable[[], object], ...] = (
@@ -42,10 +43,19 @@ def measure_or_die(root: str, path: str, rate: float, seed: int) -> Finding:
     return finding
 
 
-def attempts_needed(rate: float) -> int:
-    """Return how many attempts make it certain, for all purposes, that one lives."""
-    lost_by_dice = ceil(log(1e-12, rate)) if rate else 0
-    return lost_by_dice + 10  # and those that die from outside
+def outside_kills(rate: float, jobs: int) -> int:
+    """Return how many workers the saboteur may kill one by one."""
+    return ceil(rate * jobs)
+
+
+def attempts_needed(rate: float, jobs: int) -> int:
+    """Return how many attempts make it certain that each job gets through.
+
+    In the worst case the saboteur, who also kills all workers at once twice, meets
+    the same long job every time.  The dice are as good as sure not to.
+    """
+    by_dice = ceil(log(1e-12, rate)) if rate else 0
+    return 1 + by_dice + outside_kills(rate, jobs) + 2
 
 
 class Saboteur:
@@ -54,26 +64,39 @@ class Saboteur:
     Args:
         pool: Whose workers.
         rate: The chaos rate; one worker is killed about every *0.01 / rate* seconds.
+        jobs: How many jobs there will be.
         seed: Makes the choice of the victims repeatable, as far as time allows.
     """
 
-    def __init__(self, pool: asyncpool.Pool, rate: float, seed: int) -> None:
+    def __init__(self, pool: asyncpool.Pool, rate: float, jobs: int, seed: int) -> None:
         self.kills = 0
         self._pool = pool
         self._pause = 0.01 / rate
+        self._budget = outside_kills(rate, jobs)
         self._dice = Random(seed)
 
     async def run(self) -> None:
         """Kill one worker after another, at random moments, until cancelled."""
-        while True:
+        for _ in range(self._budget):
             await asyncio.sleep(self._dice.uniform(0, 2 * self._pause))
             if pids := self._pids():
                 self._kill(self._dice.choice(pids))
 
-    def kill_all(self) -> None:
-        """Kill every worker at once."""
-        for pid in self._pids():
+    def kill_all(self) -> set[int]:
+        """Kill every worker at once, and return which they were."""
+        pids = self._pids()
+        for pid in pids:
             self._kill(pid)
+        return set(pids)
+
+    async def kill_all_and_wait(self) -> None:
+        """Kill every worker at once, and return when the pool knows."""
+        news = self._pool.events()
+        unnoticed = self.kill_all()
+        while unnoticed:
+            event = await anext(news)
+            if isinstance(event, Crashed) and event.crash.pid is not None:
+                unnoticed.discard(event.crash.pid)
 
     def _pids(self) -> list[int]:
         slots = self._pool.stats().slots

@@ -80,7 +80,7 @@ def measure(root: str, path: str) -> Finding:
             warnings.simplefilter("ignore")
             tree = ast.parse(source, path)
     except SyntaxError as error:
-        where = "" if error.lineno is None else f" (line {error.lineno})"
+        where = f" (line {error.lineno})" if error.lineno else ""
         return Unparsed(path, f"{type(error).__name__}: {error.msg}{where}")
     except (RecursionError, MemoryError) as error:
         # The texts tell how deep this process's stack was, not what is in the file.

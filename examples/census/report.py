@@ -107,6 +107,8 @@ def _figures(account: Account) -> Table:
         table.add_row("killed from outside", str(account.kills))
     table.add_row("restarts", str(stats.restarts))
     table.add_row("takeovers", str(stats.takeovers))
+    if account.unbegun:
+        table.add_row("of jobs not begun", str(account.unbegun))
     if account.healed:
         table.add_row("healed in (median)", _milliseconds(median(account.healed)))
         table.add_row("healed in (worst)", _milliseconds(max(account.healed)))

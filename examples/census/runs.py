@@ -70,13 +70,17 @@ class PooledCensus:
         await self._measure(pool, self.library.paths)
 
     async def _under_fire(self, pool: asyncpool.Pool) -> None:
-        saboteur = Saboteur(pool, self.chaos, self.seed)
         paths = self.library.paths
-        half = len(paths) // 2
+        saboteur = Saboteur(pool, self.chaos, len(paths), self.seed)
+        third = len(paths) // 3
         async with _alongside(saboteur.run()):
-            await self._measure(pool, paths[:half])
-            saboteur.kill_all()  # nobody has a job now: these die idle
-            await self._measure(pool, paths[half:])
+            await self._measure(pool, paths[:third])
+            # Nobody has a job now.  First the next jobs go to workers that are dead
+            # without the pool knowing it, then the pool has to see it by itself.
+            saboteur.kill_all()
+            await self._measure(pool, paths[third : 2 * third])
+            await saboteur.kill_all_and_wait()
+            await self._measure(pool, paths[2 * third :])
         self.account.kills = saboteur.kills
 
     async def _measure(self, pool: asyncpool.Pool, paths: Sequence[str]) -> None:
@@ -100,7 +104,8 @@ class PooledCensus:
     def _submit(self, pool: asyncpool.Pool, path: str) -> asyncpool.Job[Finding]:
         if not self.chaos:
             return pool.submit(measure, self.library.root, path)
-        stubborn = pool.options(max_attempts=attempts_needed(self.chaos))
+        attempts = attempts_needed(self.chaos, len(self.library.paths))
+        stubborn = pool.options(max_attempts=attempts)
         return stubborn.submit(
             measure_or_die, self.library.root, path, self.chaos, self.seed
         )
