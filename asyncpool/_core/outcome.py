@@ -110,7 +110,7 @@ def load_value(payload: bytes) -> Any:
     """
     try:
         return pickle.loads(payload)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise JobNotPicklableError(
             f"the job's result cannot be unpickled here: {_describe(error)}",
             direction="result",
@@ -151,7 +151,7 @@ def load_error(payload: bytes) -> BaseException:
     try:
         data, text = pickle.loads(payload)
         error = pickle.loads(data)
-    except Exception as broken:
+    except (Exception, SystemExit) as broken:
         # The last line of a traceback says which exception it was.
         last = text.strip().rpartition("\n")[2]
         error = JobNotPicklableError(

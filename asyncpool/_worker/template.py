@@ -48,9 +48,11 @@ def main(channel_fd: int) -> NoReturn:
         Template(socket.socket(fileno=channel_fd), reaper).run()
     except _Forked as forked:
         fds = forked.fds
-    except BaseException as error:
-        if not isinstance(error, SystemExit):
-            traceback.print_exc()
+    except (OSError, SystemExit):  # the pool's process is gone, or this one must go
+        reaper.end_all()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
         reaper.end_all()
         os._exit(1)
     else:

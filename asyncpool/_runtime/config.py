@@ -1,0 +1,28 @@
+"""What a supervisor is told about the pool that it is to keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncpool._core.messages import WorkerConfig
+from asyncpool._core.restart import RestartPolicy
+from asyncpool._runtime.callbacks import CrashCallback
+from asyncpool._runtime.output import OutputMode
+
+__all__ = ["SupervisorConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorConfig:
+    """What a pool is made of; see :class:`asyncpool.Pool` for the meaning."""
+
+    workers: int
+    name: str
+    restart: RestartPolicy
+    on_crash: CrashCallback | None
+    fork: bool
+    preload: tuple[str, ...]
+    max_pending: int | None
+    start_timeout: float
+    output: OutputMode
+    worker: WorkerConfig
