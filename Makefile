@@ -34,7 +34,7 @@ lint: $(VENV)/.installed-test ## Style, formatting and the direction of imports
 	$(BIN)/lint-imports
 
 types: $(VENV)/.installed-test ## mypy in its strict mode
-	MYPYPATH=examples $(PY) -m mypy
+	$(PY) -m mypy
 
 unit: $(VENV)/.installed-test ## The tests alone; ARGS="-k takeover"
 	$(PY) -m pytest -q $(ARGS)

@@ -1,6 +1,7 @@
 """Ask every question of every peer, in turns, and show the answers."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,10 +9,7 @@ from pathlib import Path
 from benchmarks import environment, report
 from benchmarks.peers import PEERS, ROWS
 from benchmarks.questions import QUESTIONS
-from benchmarks.runner import ROOT, Outcome, run_cell
-
-LATEST = ROOT / "benchmarks" / "results" / "latest.json"
-IMAGES = ROOT / "docs" / "img"
+from benchmarks.runner import Outcome, run_cell
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -72,11 +70,19 @@ def progress(cell: Outcome, rounds: int) -> None:
     print(where, answer, file=sys.stderr, flush=True)
 
 
+def warn_if_busy() -> None:
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cpus / 2:
+        busy = f"the machine is busy (load {load:.1f} on {cpus} CPUs)"
+        print(f"{busy}: expect noise, and use more rounds", file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     questions = options.question or list(QUESTIONS)
     rows = rows_of(options)
-    rounds = options.rounds or (1 if options.quick else 3)
+    warn_if_busy()
+    rounds = max(1, options.rounds or (1 if options.quick else 3))
     head: dict[str, object] = {
         "environment": environment.describe(),
         "quick": options.quick,
@@ -92,20 +98,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(report.tables(summary, (QUESTIONS[name] for name in questions)))
     # The published results are those of a whole run, never of a part of one.
     whole = not (options.quick or options.question or options.peer or options.loop)
-    if path := options.json or (LATEST if whole else None):
+    if path := options.json or (report.LATEST if whole else None):
         report.write(path, head, cells)
-        if not options.no_plots:
-            draw(path, whole=whole)
+        if whole and not options.no_plots:
+            draw(path)
 
 
-def draw(path: Path, *, whole: bool) -> None:
+def draw(path: Path) -> None:
     try:
         from benchmarks import plots
     except ImportError as error:
         print(f"no plots: {error}", file=sys.stderr)
     else:
-        plots.draw(path, IMAGES if whole else path.parent)
+        plots.draw(path, report.IMAGES)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -28,7 +28,7 @@ class Scale:
     flood: int
 
 
-FULL = Scale(2.0, kills=10, heal_limit=10, echoes=5, next_pools=3, flood=20_000)
+FULL = Scale(1.0, kills=6, heal_limit=5, echoes=5, next_pools=3, flood=20_000)
 QUICK = Scale(0.4, kills=3, heal_limit=2, echoes=2, next_pools=1, flood=8_000)
 
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import matplotlib as mpl
 
-from benchmarks.__main__ import IMAGES, LATEST
 from benchmarks.base import Figure, Question
 from benchmarks.peers import label
 from benchmarks.questions import QUESTIONS
-from benchmarks.report import number
+from benchmarks.report import IMAGES, LATEST, number
 
 mpl.use("Agg")
 

@@ -8,7 +8,10 @@ from typing import Any
 
 from benchmarks.base import Figure, Question
 from benchmarks.peers import BASELINE, label
-from benchmarks.runner import Outcome
+from benchmarks.runner import ROOT, Outcome
+
+LATEST = ROOT / "benchmarks" / "results" / "latest.json"
+IMAGES = ROOT / "docs" / "img"
 
 Summary = dict[str, dict[str, Outcome]]
 
@@ -49,7 +52,8 @@ def table(question: Question, rows: dict[str, Outcome]) -> str:
     names = (row for row in rows if row.partition("+")[0] == BASELINE)
     base: dict[str, float] = rows[n]["figures"] if (n := next(names, "")) else {}
     head = f"{'':<34}" + "".join(f"{heading(f):>26}" for f in question.figures)
-    lines = [question.title, head.rstrip()]
+    better = "more" if question.figures[0].more_is_better else "less"
+    lines = [f"{question.title} ({better} is better)", head.rstrip()]
     for row, outcome in rows.items():
         cells = (cell(f, outcome["figures"], base) for f in question.figures)
         line = f"  {label(row):<32}" + "".join(cells).rstrip()

@@ -6,12 +6,16 @@ random meanwhile, and the result must still be that of a serial run.
 
 import asyncio
 import logging
+import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
+from rich.console import Console
+
+import asyncpool
 from census.account import Account
 from census.export import save_json, save_svg
 from census.library import Library, standard_library
@@ -20,9 +24,6 @@ from census.progress import ticker
 from census.report import show
 from census.runs import Findings, PooledCensus, in_this_process
 from census.totals import add_up
-from rich.console import Console
-
-import asyncpool
 
 INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
 
@@ -39,8 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except asyncpool.AsyncPoolError as error:
         complain(f"the pool failed: {error}")
         return 1
-    except OSError as error:  # a full disk under the output, for example
-        complain(str(error))
+    except OSError as error:
+        # Most likely stdout is full or closed: what it still holds back is lost.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            complain(str(error))
         return 1
 
 

@@ -263,8 +263,9 @@ class Supervisor:
             self.hub.publish(events.Exited(handle.slot, handle.generation, handle.pid))
         else:
             step = describe_next_step(handle.slot, commands)
+            running = job if delivery == "started" else None
             crash = self._coroner.report(
-                handle, kind=kind, job=job, now=now, next_step=step
+                handle, kind=kind, job=running, now=now, next_step=step
             )
             self._tell(crash)
             if job is not None:

@@ -19,7 +19,7 @@ from benchmarks.base import (
 from benchmarks.peers import Call
 
 NAP = 0.001
-CLIENTS = 2 * WORKERS
+CLIENTS = 4 * WORKERS
 PATIENCE = 1.0
 
 
@@ -79,7 +79,7 @@ class Crowd:
 def measure(bench: Bench) -> Reading:
     """Take the time from a worker's SIGKILL until the pool is full again.
 
-    The pool has two workers and four clients, each of which always has one job
+    The pool has two workers and eight clients, each of which always has one job
     of 1 ms (asleep, so that two cores suffice) in the pool.  The clock runs from
     the kill of the worker that was heard of least recently, and so is likely to
     be in mid-job, to the moment at which *as many different processes as there
@@ -145,7 +145,7 @@ def verdict(crowd: Crowd, limit: float) -> str:
 
 QUESTION = Question(
     "recovery",
-    "SIGKILL of a worker until the pool is full again",
+    "SIGKILL until the pool is full again",
     (
         Figure("p50_ms", "p50", "ms"),
         Figure("max_ms", "worst", "ms"),

@@ -35,7 +35,7 @@ def measure(bench: Bench) -> Reading:
 QUESTION = Question(
     "throughput",
     "Throughput of no-op jobs, 1000 in flight",
-    (Figure("jobs_per_s", "jobs", "/s", more_is_better=True),),
+    (Figure("jobs_per_s", "no-op", "jobs/s", more_is_better=True),),
     measure,
     limit=30,
 )

@@ -49,11 +49,14 @@ def parse() -> argparse.Namespace:
 def run(
     faults: Sequence[str], peers: Sequence[str], timeout: float, jobs: int
 ) -> Iterator[CellResult]:
-    with ThreadPoolExecutor(jobs) as threads:
+    threads = ThreadPoolExecutor(jobs)
+    try:
         yield from threads.map(
             lambda pair: run_cell(pair[1], pair[0], timeout=timeout),
             product(faults, peers),
         )
+    finally:  # Ctrl-C ends the cell that runs, and starts no other
+        threads.shutdown(cancel_futures=True)
 
 
 def write_json(path: Path, cells: Sequence[CellResult], timeout: float) -> None:

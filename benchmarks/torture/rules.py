@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.torture import outcomes
 from benchmarks.torture.faults.cancels import STOPPED
+from benchmarks.torture.faults.maps import AT_REST
 from benchmarks.torture.faults.starts import TOLD
 from benchmarks.torture.outcomes import ERROR, OK
 
@@ -78,7 +79,11 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "orphans": AtMost(0, "processes"),
         "tracebacks": AtMost(0, "on stderr"),
     },
-    "map": {"first": FINE, "drawn": AtMost(20_000, "items")},
+    "map": {
+        "first": FINE,
+        "drawn": AtMost(20_000, "items"),
+        "input": OneOf((AT_REST,)),
+    },
 }
 
 WORST_FIRST = (

@@ -15,7 +15,7 @@ from census.measure import Finding, Module, Unparsed
 from census.report import show
 from census.totals import Totals
 
-WIDTH = 92  # columns of the picture
+WIDTH = 110  # columns of the picture
 
 
 def save_json(target: Path, findings: Iterable[Finding], totals: Totals) -> None:

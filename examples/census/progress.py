@@ -32,15 +32,14 @@ class Ticker(Protocol):
 def ticker(console: Console, title: str, total: int, *, plain: bool) -> Ticker:
     """Return the ticker that fits the console."""
     if plain or not console.is_terminal:
-        return PlainTicker(console, title, total)
+        return PlainTicker(title, total)
     return LiveTicker(console, title, total)
 
 
 class PlainTicker:
     """Prints a line every now and then."""
 
-    def __init__(self, console: Console, title: str, total: int) -> None:
-        self._console = console
+    def __init__(self, title: str, total: int) -> None:
         self._title = title
         self._total = total
         self._done = 0
@@ -68,7 +67,7 @@ class PlainTicker:
 
     def _print(self, stats: PoolStats | None) -> None:
         count = f"{self._done}/{self._total} files"
-        self._console.print(f"{self._title}: {count}, {self._state(stats)}")
+        print(f"{self._title}: {count}, {self._state(stats)}", flush=True)
 
     def _state(self, stats: PoolStats | None) -> str:
         rate = self._done / max(time.monotonic() - self._began, 1e-9)
@@ -82,7 +81,7 @@ class LiveTicker(PlainTicker):
     """Draws a bar and keeps it up to date."""
 
     def __init__(self, console: Console, title: str, total: int) -> None:
-        super().__init__(console, title, total)
+        super().__init__(title, total)
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),

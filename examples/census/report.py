@@ -12,7 +12,7 @@ from asyncpool.events import Crash
 from census.account import Account
 from census.totals import Totals
 
-NUMBERS = {"count", "lines", "in a job", "idle"}
+NUMBERS = {"count", "lines", "in a job", "no job"}
 
 
 def show(
@@ -120,13 +120,13 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _deaths(account: Account) -> Table:
-    table = _table("How workers died", "way", "in a job", "idle")
+    table = _table("How workers died", "way", "in a job", "no job")
     in_a_job = Counter(_way(c) for c in account.crashes if c.job_id is not None)
-    idle = Counter(_way(c) for c in account.crashes if c.job_id is None)
-    for way in sorted(in_a_job | idle):
-        table.add_row(way, str(in_a_job[way]), str(idle[way]))
+    without = Counter(_way(c) for c in account.crashes if c.job_id is None)
+    for way in sorted(in_a_job | without):
+        table.add_row(way, str(in_a_job[way]), str(without[way]))
     table.add_section()
-    table.add_row("all", str(in_a_job.total()), str(idle.total()))
+    table.add_row("all", str(in_a_job.total()), str(without.total()))
     return table
 
 
@@ -134,4 +134,6 @@ def _way(crash: Crash) -> str:
     if crash.signal is None and crash.exit_code is None:
         return crash.kind
     way = crash.signal or f"exit status {crash.exit_code}"
-    return way if crash.kind == "crash" else f"{way} ({crash.kind})"
+    if crash.kind == "failed start":
+        return f"{way}, starting"
+    return way if crash.kind == "crash" else f"{way}, {crash.kind}"

@@ -62,12 +62,12 @@ class PooledCensus:
         ):
             now = asyncio.get_running_loop().time
             began = now()
-            await (self._under_fire(pool) if self.chaos else self._all(pool))
+            if self.chaos:
+                await self._under_fire(pool)
+            else:
+                await self._measure(pool, self.library.paths)
             self.account.seconds = now() - began
             self.account.stats = pool.stats()
-
-    async def _all(self, pool: asyncpool.Pool) -> None:
-        await self._measure(pool, self.library.paths)
 
     async def _under_fire(self, pool: asyncpool.Pool) -> None:
         paths = self.library.paths

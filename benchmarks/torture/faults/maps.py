@@ -9,8 +9,11 @@ from benchmarks.torture import jobs, outcomes
 from benchmarks.torture.trial import Trial
 
 ITEMS = 200_000
-PAUSE = 1.0
-"""Seconds in which nobody takes a second result."""
+PAUSE = 0.75
+"""Seconds, twice, in which nobody takes a second result."""
+
+AT_REST = "at rest"
+STILL_DRAWN = "still drawn"
 
 
 class Source:
@@ -33,9 +36,14 @@ async def eagerness(trial: Trial) -> None:
         return
     source = Source()
     trial.last_look = lambda: trial.seen.update(drawn=source.drawn)
+    trial.seen["input"] = STILL_DRAWN
     async with trial.opened():
         first = await trial.peer.first_of_map(jobs.echo, iter(source))
         trial.see("first", outcomes.of_value(first, 0))
         trial.notes["first"] = f"after {source.drawn} items"
         await anyio.sleep(PAUSE)
+        drawn = source.drawn
+        await anyio.sleep(PAUSE)
+        if source.drawn == drawn:
+            trial.seen["input"] = AT_REST
         trial.report()
