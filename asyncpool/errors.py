@@ -169,8 +169,8 @@ class JobError(AsyncPoolError):
         attempt: The attempt that ended this way, counting from 1; 0 if none began.
     """
 
-    job_id: int
-    attempt: int
+    job_id: int = 0
+    attempt: int = 0
 
 
 class JobTimeoutError(JobError, TimeoutError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -19,7 +18,7 @@ from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.machine import check_platform, usable_cpus
+from asyncpool._runtime.machine import check_platform, module_path, usable_cpus
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import JobNotPicklableError, PoolClosedError
@@ -138,7 +137,7 @@ class Pool:
             start_timeout=start_timeout,
             output=output,
             worker=WorkerConfig(
-                sys_path=tuple(sys.path),
+                sys_path=module_path(),
                 initializer=_pack_initializer(initializer, tuple(initargs)),
                 max_payload=max_message,
             ),

@@ -84,12 +84,16 @@ class FrameDecoder:
     Args:
         max_payload: Largest payload to accept, in bytes.  It is checked against
             the header, before any of the payload is kept.
+
+    Attributes:
+        error: What is wrong with the stream behind the frames returned so far.
     """
 
     def __init__(self, *, max_payload: int) -> None:
         self._buffer = bytearray()
         self._max_payload = max_payload
         self._need = HEADER_SIZE  # bytes without which there is nothing to parse
+        self.error: ProtocolError | None = None
 
     @property
     def pending(self) -> int:
@@ -101,8 +105,11 @@ class FrameDecoder:
 
         Raises:
             ProtocolError: If the peer speaks another version, sends an unknown
-                kind of frame, or announces a payload above the limit.
+                kind of frame, or announces a payload above the limit.  Whole frames
+                before that are returned first, however the stream was cut.
         """
+        if self.error is not None:
+            raise self.error
         buffer = self._buffer
         buffer += data
         if len(buffer) < self._need:
@@ -114,7 +121,11 @@ class FrameDecoder:
                 self._need = HEADER_SIZE
                 if size - start < HEADER_SIZE:
                     break
-                kind, attempt, job, length = self._parse_header(buffer, start)
+                try:
+                    kind, attempt, job, length = self._parse_header(buffer, start)
+                except ProtocolError as error:
+                    self.error = error
+                    break
                 end = start + HEADER_SIZE + length
                 if end > size:
                     self._need = HEADER_SIZE + length
@@ -123,6 +134,8 @@ class FrameDecoder:
                 frames.append(Frame(kind, job, attempt, payload))
                 start = end
         del buffer[:start]
+        if self.error is not None and not frames:
+            raise self.error
         return frames
 
     def _parse_header(

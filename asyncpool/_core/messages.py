@@ -52,7 +52,7 @@ class Failure:
         """
         try:
             stage, summary, text = json.loads(payload)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ProtocolError("a report of a failure cannot be read") from error
         return cls(str(stage)[:MAX_TEXT], str(summary)[:MAX_TEXT], str(text)[:MAX_TEXT])
 

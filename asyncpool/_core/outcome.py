@@ -5,34 +5,31 @@ what the other side cannot find under its name (all that lives in ``__main__``) 
 by value, through cloudpickle.  Every failure, on either side, belongs to the one job
 whose data it is.
 
-Exceptions need care: the default way to rebuild one is ``cls(*args)``, which breaks
-for every class whose ``__init__`` takes something else.  So a worker tries whether
-its exception survives, helps where it does not, and as a last resort sends an error
-that names it and carries its text.
+Exceptions, which need more care, are in ``raised.py``.
 """
 
 from __future__ import annotations
 
 import pickle
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
+from asyncpool.errors import JobNotPicklableError
 
 __all__ = [
+    "MAIN",
+    "describe",
     "dumps",
-    "load_error",
     "load_job",
     "load_value",
-    "pack_error",
     "pack_job",
     "pack_value",
+    "text_of",
 ]
 
 # How the name of the main module looks inside a pickle.  A string that happens to
 # contain it costs a second pickling, and nothing else.
-_MAIN = b"__main__"
+MAIN = b"__main__"
 
 
 def dumps(value: object) -> bytes:
@@ -47,7 +44,7 @@ def dumps(value: object) -> bytes:
         import cloudpickle  # noqa: PLC0415 - 20 ms that most workers never need
 
         return bytes(cloudpickle.dumps(value, 5))
-    if _MAIN in data:
+    if MAIN in data:
         import cloudpickle  # noqa: PLC0415
 
         return bytes(cloudpickle.dumps(value, 5))
@@ -67,7 +64,7 @@ def pack_job(
     except Exception as error:
         name, culprit = _find_culprit(function, args, kwargs, error)
         raise JobNotPicklableError(
-            f"{name} cannot be pickled: {_describe(culprit)}",
+            f"{name} cannot be pickled: {describe(culprit)}",
             direction="arguments",
             name=name,
         ) from culprit
@@ -96,7 +93,7 @@ def pack_value(value: object) -> bytes:
     except Exception as error:
         name = type(value).__qualname__
         raise JobNotPicklableError(
-            f"the job's result, of type {name}, cannot be pickled: {_describe(error)}",
+            f"the job's result, of type {name}, cannot be pickled: {describe(error)}",
             direction="result",
             name=name,
         ) from error
@@ -110,84 +107,12 @@ def load_value(payload: bytes) -> Any:
     """
     try:
         return pickle.loads(payload)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # what is unpickled may raise anything
         raise JobNotPicklableError(
-            f"the job's result cannot be unpickled here: {_describe(error)}",
+            f"the job's result cannot be unpickled here: {describe(error)}",
             direction="result",
             name="",
         ) from error
-
-
-def pack_error(error: BaseException, *, skip: int) -> bytes:
-    """Return the payload of an ``ERROR`` frame, whatever *error* is like.
-
-    Args:
-        error: What the job raised.
-        skip: How many of the outermost frames of its traceback are the worker's
-            own, and of no interest to anybody.
-    """
-    text = _format(error, skip)
-    for attempt in (dumps, _dumps_rebuilt):
-        try:
-            data = attempt(error)
-            # Only a copy that is made shows that one can be made there.
-            if type(pickle.loads(data)) is type(error):
-                return pickle.dumps((data, text), 5)
-        except Exception:  # noqa: S112 - the next way is tried
-            continue
-    name = _type_name(error)
-    substitute = JobNotPicklableError(
-        f"the job raised {name}, which cannot be pickled: {_text(error)}",
-        direction="exception",
-        name=name,
-        text=_text(error),
-    )
-    return pickle.dumps((pickle.dumps(substitute, 5), text), 5)
-
-
-def load_error(payload: bytes) -> BaseException:
-    """Read the payload of an ``ERROR`` frame; the remote traceback is its cause."""
-    text = ""
-    try:
-        data, text = pickle.loads(payload)
-        error = pickle.loads(data)
-    except (Exception, SystemExit) as broken:
-        # The last line of a traceback says which exception it was.
-        last = text.strip().rpartition("\n")[2]
-        error = JobNotPicklableError(
-            f"the job's exception cannot be unpickled here: {last or _describe(broken)}",
-            direction="exception",
-            name=last.partition(":")[0],
-            text=last,
-        )
-    error.__cause__ = RemoteTraceback(text)
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return JobRaisedError(error)
-
-
-def _rebuild(
-    cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
-) -> BaseException:
-    error = cls.__new__(cls, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
-class _Rebuilt:
-    """Pickles as the exception in it, made anew without its ``__init__``."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        state = dict(self.error.__dict__)
-        return _rebuild, (type(self.error), self.error.args, state)
-
-
-def _dumps_rebuilt(error: BaseException) -> bytes:
-    return dumps(_Rebuilt(error))
 
 
 def _find_culprit(
@@ -209,26 +134,14 @@ def _find_culprit(
     return "the call", error
 
 
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__qualname__}: {_text(error)}"
+def describe(error: BaseException) -> str:
+    """Return the type and the text of *error*."""
+    return f"{type(error).__qualname__}: {text_of(error)}"
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return the text of *error*, whatever its ``__str__`` does."""
     try:
         return str(error)
-    except Exception as worse:
+    except BaseException as worse:
         return f"<its __str__ raised {type(worse).__qualname__}>"
-
-
-def _type_name(error: BaseException) -> str:
-    return f"{type(error).__module__}.{type(error).__qualname__}"
-
-
-def _format(error: BaseException, skip: int) -> str:
-    tb = error.__traceback__
-    for _ in range(skip):
-        tb = tb.tb_next if tb is not None else None
-    try:
-        return "".join(traceback.format_exception(type(error), error, tb))
-    except Exception:  # a hostile __str__ or __notes__
-        return f"{''.join(traceback.format_tb(tb))}{_describe(error)}\n"

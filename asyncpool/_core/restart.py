@@ -15,10 +15,10 @@ or a broken program becomes a fork bomb.  The first question is whose fault it w
   whole pool in a sliding window (a storm over many slots).  The first two park the
   slot, the third breaks the pool.
 
-The delay doubles with each crash of the pool's own in a row, is randomised by
-*equal jitter* (half fixed, half random: it never exceeds the cap, and workers that
-died together do not return together) and is absent at the first restart after a
-healthy run.  Only a run of ``healthy_after`` seconds resets the counters; were it
+The delay doubles with each crash of the pool's own in a row whose worker had not
+served any job, is randomised by *equal jitter* (half fixed, half random: it never
+exceeds the cap, and workers that died together do not return together) and is absent
+at the first restart after a healthy run.  Only a run of ``healthy_after`` seconds resets the counters; were it
 the handshake, a worker that starts well and dies at once would loop at full speed.
 The window is Erlang/OTP's restart intensity.
 """
@@ -116,7 +116,7 @@ class RestartPolicy:
         if streak <= 1:
             return 0.0
         # 2.0**1024 overflows; long before that the cap has won anyway.
-        full = min(self.base * 2.0 ** min(streak - 2, 64), self.cap)
+        full = min(self.base * 2.0 ** min(streak - 2, 1000), self.cap)
         return full * (0.5 + 0.5 * roll) if self.jitter else full
 
     def crash_limit(self, workers: int) -> int:
@@ -222,12 +222,14 @@ class RestartLedger:
         healthy = max(self.policy.healthy_after, 2 * record.last_delay)
         if run is not None and run >= healthy:
             self._records[slot] = record = _Record()
+        if outcomes:
+            record.fruitless = 0
         if blamed and not self.policy.count_blamed:
             return self._after_blamed(record, outcomes, roll)
-        return self._after_own(record, now, run, roll)
+        return self._after_own(record, now, run, outcomes, roll)
 
     def _after_blamed(self, record: _Record, outcomes: int, roll: float) -> Verdict:
-        record.fruitless = 0 if outcomes else record.fruitless + 1
+        record.fruitless += not outcomes
         record.failed_starts = 0
         delay = self.policy.delay(
             record.fruitless - self.policy.fruitless_limit + 2, roll=roll
@@ -236,10 +238,15 @@ class RestartLedger:
         return Restart(delay)
 
     def _after_own(
-        self, record: _Record, now: float, run: float | None, roll: float
+        self,
+        record: _Record,
+        now: float,
+        run: float | None,
+        outcomes: int,
+        roll: float,
     ) -> Verdict:
         policy = self.policy
-        record.streak += 1
+        record.streak += not outcomes
         record.short_runs += 1
         record.failed_starts = record.failed_starts + 1 if run is None else 0
         limit = policy.crash_limit(self.workers)
@@ -255,7 +262,9 @@ class RestartLedger:
             return Park(f"{record.failed_starts} starts failed in a row")
         if _reached(record.short_runs, policy.max_short_runs):
             return Park(f"{record.short_runs} runs in a row were short")
-        record.last_delay = policy.delay(record.streak, roll=roll)
+        # A worker that has served was no failing start: its end counts, in the window
+        # and among the short runs, but it need not be waited for.
+        record.last_delay = 0.0 if outcomes else policy.delay(record.streak, roll=roll)
         return Restart(record.last_delay)
 
 

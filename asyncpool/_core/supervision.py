@@ -153,7 +153,7 @@ class Supervision:
         """
         slot = self.slots[index]
         self.dispatcher.worker_gone(index)
-        job, slot.job, slot.due = slot.job, None, None
+        job, slot.job, slot.due, slot.probing = slot.job, None, None, False
         slot.apply(SlotEvent.EXITED)
         commands: list[Command] = []
         if job is not None and requeue:
@@ -243,7 +243,7 @@ class Supervision:
         jobs = [*self._running(), *self.dispatcher.empty()]
         commands = self._fail(jobs, "closed")
         for slot in self.slots:
-            if slot.state not in _EMPTY:
+            if slot.state not in _EMPTY | {SlotState.RETIRED}:
                 commands += self._end(slot, Ending.KILLED, now, planned=True)
         return commands
 
@@ -306,7 +306,6 @@ class Supervision:
             outcomes=slot.outcomes,
             roll=roll,
         )
-        slot.probing = False
         if self.broken is not None:
             return self._park(slot, self.broken, now)
         if isinstance(verdict, Break):

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncpool._core.frames import Frame, Kind
-from asyncpool._core.outcome import load_error, load_value
+from asyncpool._core.outcome import load_value
+from asyncpool._core.raised import load_error
 from asyncpool._core.slots import SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.hub import EventHub
 from asyncpool._runtime.jobs import Job
-from asyncpool.errors import JobError, JobNotPicklableError, JobRaisedError
+from asyncpool.errors import JobNotPicklableError, JobRaisedError
 from asyncpool.events import (
     CloseSummary,
     CrashKind,
@@ -152,7 +153,10 @@ class JobBook:
         )
 
     def _complete(self, job: Job[Any], error: BaseException) -> None:
-        if isinstance(error, JobError) and not error.job_id:
+        if (
+            isinstance(error, JobNotPicklableError | JobRaisedError)
+            and not error.job_id
+        ):
             error.job_id, error.attempt = job.id, job.attempt
         self._leave(job)
         self._completed += 1

@@ -7,8 +7,6 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 
-from anyio.abc import TaskGroup
-
 from asyncpool.events import Crash
 
 __all__ = ["CrashCallback", "Reporter"]
@@ -32,19 +30,19 @@ class Reporter:
         self._loop = loop
         self._callback = callback
 
-    def report(self, crash: Crash, tasks: TaskGroup) -> None:
+    def report(self, crash: Crash, tasks: asyncio.TaskGroup) -> None:
         """Have the callback called soon; if it is async, in a task of *tasks*."""
         if self._callback is not None:
             # Not from here: it may submit, cancel or close, and the supervisor is
             # in the middle of a decision.  Before the job's own callbacks, though.
             self._loop.call_soon(self._call, crash, tasks)
 
-    def _call(self, crash: Crash, tasks: TaskGroup) -> None:
+    def _call(self, crash: Crash, tasks: asyncio.TaskGroup) -> None:
         assert self._callback is not None
         try:
             result = self._callback(crash)
             if inspect.isawaitable(result):
-                tasks.start_soon(self._finish, result)
+                tasks.create_task(self._finish(result))
         except Exception:
             _LOGGER.exception("on_crash raised; the pool goes on")
 

@@ -128,6 +128,9 @@ class Channel:
             if self._ended:
                 return False
             self._on_frame(frame)
+        if self._decoder.error is not None:
+            self._end(self._decoder.error)
+            return False
         return True
 
     def _end(self, error: ProtocolError | None) -> None:

@@ -25,7 +25,7 @@ import anyio
 from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import Failure
 from asyncpool._runtime.channel import Channel
-from asyncpool._runtime.launcher import Launcher
+from asyncpool._runtime.launcher import Launcher, LaunchError
 from asyncpool._runtime.output import Output, OutputMode
 from asyncpool._runtime.process import Process
 from asyncpool.errors import ProtocolError
@@ -93,6 +93,7 @@ class WorkerHandle:
         self._ignored = False
         self._said_hello = False
         self._wanted: signal.Signals | None = None
+        self._launching: anyio.CancelScope | None = None
 
     async def live(self) -> None:
         """Start the worker, and return when it has ended and all is read.
@@ -153,6 +154,8 @@ class WorkerHandle:
         """Send it SIGKILL; the launcher sees to all that it has started."""
         self._ignored = self.killed = True
         self._signal(signal.SIGKILL)
+        if self.process is None and self._launching is not None:
+            self._launching.cancel()
 
     def abandon(self) -> None:
         """Wait no longer for the end of its process."""
@@ -183,9 +186,14 @@ class WorkerHandle:
     # Its beginning.
 
     async def _start(self) -> None:
-        with contextlib.ExitStack() as theirs:
+        self._launching = anyio.CancelScope()
+        if self.killed:
+            self._launching.cancel()
+        with contextlib.ExitStack() as theirs, self._launching:
             fds = self._open(theirs)
             self.process = await self._setup.launcher.launch(fds)
+        if self.process is None:
+            raise LaunchError("the launcher did not answer in time")
         for stream in (self._stdout, self._stderr):
             assert stream is not None
             stream.label = f"worker {self.pid} in slot {self.slot}"

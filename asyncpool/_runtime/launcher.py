@@ -18,6 +18,7 @@ from pathlib import Path
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import Failure, LauncherConfig, unpack_exit, unpack_pid
 from asyncpool._descriptors import receive_fds
+from asyncpool._runtime.machine import module_path
 from asyncpool._runtime.process import Process
 from asyncpool.errors import ProtocolError
 
@@ -90,7 +91,7 @@ class Launcher:
 
     def _config(self) -> LauncherConfig:
         return LauncherConfig(
-            sys_path=tuple(sys.path),
+            sys_path=module_path(),
             fork=self._fork,
             preload=self._preload,
             command=(*_interpreter(), "-c", _BOOTSTRAP, _ROOT, "worker"),
@@ -122,8 +123,11 @@ class _Template:
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read_some)
         payload = config.pack()
-        # Far smaller than the empty socket's buffer, whatever the length of a path.
-        self._socket.send(header(Kind.CONFIG, len(payload)) + payload)
+        data = header(Kind.CONFIG, len(payload)) + payload
+        if self._socket.send(data) < len(data):
+            # The socket was empty, and has room for some thousand directories.
+            self.abort()
+            raise LaunchError(f"sys.path and preload have {len(payload)} bytes")
 
     @staticmethod
     def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -161,6 +165,9 @@ class _Template:
     async def close(self) -> None:
         """End the process and wait until it has ended."""
         if self.gone.done():
+            return
+        if not self.ready.done():
+            self.abort()  # it still imports, and has no workers to look after
             return
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)

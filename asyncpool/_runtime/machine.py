@@ -11,7 +11,7 @@ from pathlib import Path
 
 from asyncpool.errors import UnsupportedPlatformError
 
-__all__ = ["check_platform", "oom_kills", "usable_cpus"]
+__all__ = ["check_platform", "module_path", "oom_kills", "usable_cpus"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -31,6 +31,12 @@ def check_platform() -> None:
     else:
         return
     raise UnsupportedPlatformError(f"asyncpool needs {missing}")
+
+
+def module_path() -> tuple[str, ...]:
+    """Return ``sys.path``, less what the import system would ignore."""
+    entries: list[object] = [*sys.path]
+    return tuple(entry for entry in entries if isinstance(entry, str))
 
 
 def usable_cpus() -> int:

@@ -13,6 +13,9 @@ import signal
 
 __all__ = ["Process"]
 
+# Seconds that the launcher has to report an end that the pidfd shows.
+_REPORT_GRACE = 0.5
+
 
 class Process:
     """A process that the launcher has started and will report the end of.
@@ -28,8 +31,12 @@ class Process:
     ) -> None:
         self._loop = loop
         self.pid = pid
+        self._report_grace = _REPORT_GRACE
         self._pidfd = pidfd
         self._end: asyncio.Future[int | None] = loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        if pidfd is not None:
+            loop.add_reader(pidfd, self._is_gone)
 
     async def wait(self) -> int | None:
         """Return its exit status once it has ended; ``None`` if nobody knows it.
@@ -43,18 +50,22 @@ class Process:
 
     def ended(self, status: int | None) -> None:
         """Take note of its end."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if not self._end.done():
             self._end.set_result(status)
 
     def launcher_gone(self) -> None:
-        """Watch the process without the launcher's help.
+        """Do without the launcher's word.
 
-        Without a pidfd the end of its channels must do.
+        Without a pidfd the end of the process's channels must do.
         """
+        self._report_grace = 0.0
         if self._pidfd is None:
             self.ended(None)
-        elif not self._end.done():
-            self._loop.add_reader(self._pidfd, self._ended_unreported)
+        elif self._timer is not None:
+            self._ended_unreported()
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it is still there."""
@@ -74,9 +85,16 @@ class Process:
             os.close(self._pidfd)
             self._pidfd = None
 
+    def _is_gone(self) -> None:
+        # Only the launcher knows the status; but it may be stopped, or dead.
+        assert self._pidfd is not None
+        self._loop.remove_reader(self._pidfd)
+        if not self._end.done():
+            self._timer = self._loop.call_later(
+                self._report_grace, self._ended_unreported
+            )
+
     def _ended_unreported(self) -> None:
-        if self._pidfd is not None:
-            self._loop.remove_reader(self._pidfd)
         # The launcher would have done this; the number is as good as unused still.
         with contextlib.suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
 import anyio
-from anyio.abc import TaskGroup
 
 from asyncpool import events
 from asyncpool._core import commands as cmd
@@ -92,8 +91,10 @@ class Supervisor:
         self._finished = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._saturated = False
-        self._workers: TaskGroup
-        self._callbacks: TaskGroup
+        # Not anyio's: workers are started from timers and readers too, where there
+        # is no current task, which anyio needs.
+        self._workers = asyncio.TaskGroup()
+        self._callbacks = asyncio.TaskGroup()
 
     # A job's way in.
 
@@ -185,20 +186,25 @@ class Supervisor:
         """
         reason = PoolClosedError("the pool was closed before the job was done")
         try:
-            async with anyio.create_task_group() as self._callbacks:
-                async with anyio.create_task_group() as self._workers:
+            async with asyncio.timeout(None) as limit, self._callbacks:
+                async with self._workers:
                     self._perform(self._core.start(self._loop.time()))
                     await self._finished.wait()
-                self._callbacks.cancel_scope.deadline = (
-                    anyio.current_time() + _CALLBACK_GRACE
-                )
+                limit.reschedule(self._loop.time() + _CALLBACK_GRACE)
+        except TimeoutError:
+            _LOGGER.warning(
+                "pool %s: on_crash has not returned %g s after the last worker ended; "
+                "it was cancelled",
+                self._config.name,
+                _CALLBACK_GRACE,
+            )
         except Exception as error:
             _LOGGER.exception("the supervisor of pool %s failed", self._config.name)
             reason = PoolClosedError(f"the supervisor failed: {error!r}")
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            self._core.closing = Finish.NONE
+            self._core.closing, self._core.finished = Finish.NONE, True
             self._book.fail_all(reason)
             with anyio.CancelScope(shield=True):
                 await self._launcher.close()
@@ -209,16 +215,19 @@ class Supervisor:
 
     def close(self, finish: Finish, timeout: float) -> None:
         """Begin to close, or close faster than was asked before."""
-        if not self._core.finished:
+        if not self._core.finished and not self.done.done():
             now = self._loop.time()
             self._book.mark_close(self._core.kills)
             self._perform(self._core.close(finish, now + timeout, now))
+            self._rearm()  # there may be nothing to do but to watch the deadline
 
     async def _tend(self, handle: WorkerHandle) -> None:
         try:
             await handle.live()
         except (LaunchError, OSError) as error:
             handle.detail = str(error)
+            if handle.killed and self._core.closing is None:
+                self._launcher.abort()  # it has not answered for start_timeout
         self._on_ended(handle)
 
     def _on_spawned(self, handle: WorkerHandle) -> None:
@@ -340,7 +349,7 @@ class Supervisor:
             self._book.restarts += 1
         handle = WorkerHandle(self._loop, slot, generation, self._setup)
         self._handles[slot] = handle
-        self._workers.start_soon(self._tend, handle)
+        self._workers.create_task(self._tend(handle), name=f"slot {slot}")
 
     def _fail_jobs(self, numbers: tuple[int, ...], why: str) -> None:
         for number in numbers:
@@ -384,6 +393,7 @@ class Supervisor:
         # A timer may fire a clock tick early, and the core must not see that.
         self._timer = None
         self._perform(self._core.on_timer(max(deadline, self._loop.time())))
+        self._rearm()
 
     # Figures.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from asyncpool._core.frames import Frame, Kind
-from asyncpool._core.outcome import load_job, pack_error, pack_value
+from asyncpool._core.outcome import load_job, pack_value
+from asyncpool._core.raised import pack_error
 from asyncpool._worker.context import CurrentJob, running
 from asyncpool.errors import JobNotPicklableError
 

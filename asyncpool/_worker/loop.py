@@ -17,6 +17,7 @@ from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
 from asyncpool._worker.control import Control
 from asyncpool._worker.execute import execute
+from asyncpool._worker.kernel import MARK
 
 __all__ = ["work"]
 
@@ -46,6 +47,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         jobs.close()
         control.close()
 
+    os.environ[MARK] = str(os.getpid())
     os.register_at_fork(after_in_child=become_nobody)
     try:
         config = WorkerConfig.unpack(control.receive_config().payload)

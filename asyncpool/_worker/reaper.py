@@ -4,7 +4,8 @@ The launcher's process is the parent of all workers and, on Linux, adopts every
 descendant of theirs that loses its own parent.  So a worker never leaves anything
 running: its process group is killed while its own pid still cannot be given to
 anybody else, and what it had started in other groups or sessions is found among
-the adopted.
+the adopted: by the mark in the environment of the programs that a worker starts,
+or, where there is none, by having lost its parent in the same moment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import time
 from collections.abc import Iterator
 
-from asyncpool._worker.kernel import children
+from asyncpool._worker.kernel import children, mark_of
 
 __all__ = ["Reaper"]
 
@@ -29,6 +30,7 @@ class Reaper:
     def __init__(self) -> None:
         self._workers: set[int] = set()
         self._adopted: set[int] = set()
+        self._condemned: set[int] = set()
 
     def add(self, pid: int) -> None:
         """Take note of a worker that was started."""
@@ -46,13 +48,24 @@ class Reaper:
                     os.killpg(pid, signal.SIGKILL)
                 yield pid, _collect(pid)
             else:
+                # Those whom it leaves behind come here next, and share its fate.
+                died = died or pid in self._condemned
+                self._condemned.discard(pid)
                 _collect(pid)
         strays = children() - self._workers
-        if died:
-            # What is new here lost its parent just now.  That another worker's
-            # daemon came in the same instant is possible, and the lesser evil.
-            _kill(strays - self._adopted)
+        doomed = {pid for pid in strays if self._is_left_over(pid, died=died)}
+        _kill(doomed)
+        self._condemned |= doomed
         self._adopted = strays
+
+    def _is_left_over(self, pid: int, *, died: bool) -> bool:
+        """Tell whether an adopted process was started by a worker that is gone."""
+        worker = mark_of(pid)
+        if worker is not None:
+            return worker not in self._workers
+        # Without a mark it is a mere fork.  If it is new here it lost its parent just
+        # now; that a living worker's came in the same instant is the lesser evil.
+        return died and pid not in self._adopted
 
     def end_all(self) -> None:
         """Kill every worker and every adopted process, and theirs, and wait."""

@@ -44,8 +44,10 @@ _MAX_CONFIG = 1 << 26
 def main(channel_fd: int) -> NoReturn:
     """Serve the pool at the other end of *channel_fd* until it is gone."""
     reaper = Reaper()
+    # Kept to the end, since one that is collected while open is worth a warning.
+    channel = socket.socket(fileno=channel_fd)
     try:
-        Template(socket.socket(fileno=channel_fd), reaper).run()
+        Template(channel, reaper).run()
     except _Forked as forked:
         fds = forked.fds
     except (OSError, SystemExit):  # the pool's process is gone, or this one must go
