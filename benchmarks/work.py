@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -16,6 +17,12 @@ def nap(seconds: float) -> int:
     """Hold a worker without using a core, and tell which worker it was."""
     time.sleep(seconds)
     return os.getpid()
+
+
+def hold(file: str, seconds: float) -> None:
+    """Write into *file* which worker this is, then hold it."""
+    Path(file).write_text(f"{os.getpid()}\n", "ascii")
+    time.sleep(seconds)
 
 
 def echo(value: T) -> T:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import tempfile
+from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
 from typing import NamedTuple
@@ -20,7 +22,7 @@ from benchmarks.peers import Call
 
 NAP = 0.001
 CLIENTS = 4 * WORKERS
-PATIENCE = 1.0
+PATIENCE, HOLD = 1.0, 600.0
 
 
 class Healing(NamedTuple):
@@ -45,7 +47,13 @@ class Crowd:
         self._news = asyncio.Event()
         self.last_seen: dict[int, float] = {}
         self.failed_at: list[float] = []
-        self._clients = [asyncio.ensure_future(self._client()) for _ in range(CLIENTS)]
+        self._clients: list[asyncio.Task[None]] = []
+        self.join()
+
+    def join(self) -> None:
+        """Let CLIENTS more come."""
+        newcomers = (asyncio.ensure_future(self._client()) for _ in range(CLIENTS))
+        self._clients += newcomers
 
     async def _client(self) -> None:
         while not self._leave:
@@ -57,6 +65,20 @@ class Crowd:
             else:
                 self.last_seen[pid] = perf_counter()
                 self._news.set()
+
+    async def victim(self) -> int:
+        """Send a job that holds its worker; return which, once it has begun."""
+        file = Path(tempfile.mkdtemp(), "pid")
+        self._clients.append(asyncio.ensure_future(self._hold(str(file))))
+        while not (file.exists() and file.read_text("ascii").endswith("\n")):
+            await asyncio.sleep(NAP)
+        return int(file.read_text("ascii"))
+
+    async def _hold(self, file: str) -> None:
+        try:
+            await self._call(work.hold, file, HOLD)
+        except Exception:
+            self.failed_at.append(perf_counter())
 
     async def until_full(self, since: float, without: int, limit: float) -> float:
         """Wait for results of WORKERS processes after *since*; return when."""
@@ -80,19 +102,19 @@ def measure(bench: Bench) -> Reading:
     """Take the time from a worker's SIGKILL until the pool is full again.
 
     The pool has two workers and eight clients, each of which always has one job
-    of 1 ms (asleep, so that two cores suffice) in the pool.  The clock runs from
-    the kill of the worker that was heard of least recently, and so is likely to
-    be in mid-job, to the moment at which *as many different processes as there
-    are slots* have delivered results that arrived after the kill.  The dead one
-    does not count.  So the 1 ms of the replacement's first job is included.
+    of 1 ms (asleep, so that two cores suffice) in the pool.  One more job holds a
+    worker for ever and tells which; that one is killed, so that every kill strikes
+    in mid-job.  The clock runs from the kill to the moment at which *as many
+    different processes as there are slots*, without the dead one, have delivered
+    results that arrived after it.  So the 1 ms of the replacement's first job is
+    included.  Eight more clients come right after the kill, because a peer may
+    never answer those who were there.
 
     A pool that is not full again within the limit **breaks** if its calls keep
     failing, **shrinks** if others still get results, and otherwise **hangs**.
-    The job that the killed worker had may fail, and no peer is blamed for that;
-    the other figures say how many calls failed for each kill, and how many never
-    got any answer.
+    The other figures say how many calls failed for each kill, of which the one that
+    held the worker has to, and how many never got any answer at all.
     """
-
     limit = bench.scale.heal_limit
 
     async def body(call: Call) -> tuple[list[Healing], str]:
@@ -115,9 +137,11 @@ def measure(bench: Bench) -> Reading:
 async def kill_one(crowd: Crowd, limit: float) -> float:
     """Return how many seconds the pool needed to be full again."""
     await crowd.until_full(0, 0, limit)
-    victim = min(crowd.last_seen, key=crowd.last_seen.__getitem__)
+    async with asyncio.timeout(limit):
+        victim = await crowd.victim()
     began = perf_counter()
     os.kill(victim, signal.SIGKILL)
+    crowd.join()
     return await crowd.until_full(began, victim, limit) - began
 
 

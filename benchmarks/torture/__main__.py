@@ -29,6 +29,8 @@ def main() -> int:
         write_json(options.json, cells, options.timeout)
     if options.markdown:
         options.markdown.write_text(report.as_markdown(cells, options.timeout))
+    if options.matrix:
+        options.matrix.write_text(report.as_matrix(cells))
     return int(any(cell.peer == OURS and cell.verdict == "bad" for cell in cells))
 
 
@@ -42,6 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("--matrix", type=Path, metavar="FILE")
     parser.add_argument("--jobs", type=int, default=1, metavar="N")
     return parser.parse_args()
 

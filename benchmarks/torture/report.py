@@ -9,6 +9,8 @@ from benchmarks.torture.peers import PEERS
 from benchmarks.torture.results import CellResult
 from benchmarks.torture.rules import RULES, Value
 
+MARKS = {"good": "✓", "bad": "✗", "not applicable": "-"}
+
 HOW_TO_READ = """\
 # The torture table
 
@@ -29,7 +31,8 @@ stands for what the peer does not offer.
 The rules are the same for everybody and stand in one table,
 [`rules.py`](../benchmarks/torture/rules.py). They ask for what a caller needs and
 leave the rest open: any error will do for the culprit, and whoever loses its
-supervisor has three seconds to notice. Below the table is all that was seen.
+supervisor has three seconds to notice. Below the table is all that was seen; where it
+is a race, Ctrl-C above all, the numbers differ from run to run.
 """
 
 
@@ -79,6 +82,16 @@ def as_markdown(cells: Sequence[CellResult], timeout: float) -> str:
             "",
         ]
     )
+
+
+def as_matrix(cells: Sequence[CellResult]) -> str:
+    """Give the table in its smallest form, as the README shows it."""
+    peers = list(dict.fromkeys(cell.peer for cell in cells))
+    lines = [f"| | {' | '.join(peers)} |", "|---" + "|:-:" * len(peers) + "|"]
+    for fault, row in by_fault(cells).items():
+        marks = " | ".join(MARKS.get(cell.verdict, "") for cell in row)
+        lines.append(f"| {FAULTS[fault].title} | {marks} |")
+    return "\n".join([*lines, ""])
 
 
 def seen_in_full(cells: Sequence[CellResult]) -> list[str]:

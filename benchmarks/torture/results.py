@@ -13,7 +13,7 @@ Verdict = Literal["good", "bad", "not applicable", "not installed"]
 UNITS = {
     "starts": "started",
     "alive after 3 s": "alive",
-    "gone": "s to end",
+    "gone": "seconds",
     "orphans": "orphans",
     "tracebacks": "tracebacks",
     "drawn": "drawn",
@@ -58,4 +58,5 @@ def short(aspect: str, value: Value) -> str:
         return str(value)
     if isinstance(value, str):
         return f"{aspect}: {value}"
-    return f"{value:,g} {UNITS[aspect]}".replace(",", " ")
+    unit = UNITS[aspect].removesuffix("s") if value == 1 else UNITS[aspect]
+    return f"{value:,g} {unit}".replace(",", " ")

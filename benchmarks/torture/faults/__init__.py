@@ -33,7 +33,7 @@ FAULTS = {
     "kill-running": Fault(
         "worker killed by SIGKILL while it runs a job", "crashes:kill_running"
     ),
-    "kill-idle": Fault("idle worker killed by SIGKILL", "crashes:kill_idle"),
+    "kill-idle": Fault("idle workers killed by SIGKILL", "crashes:kill_idle"),
     "exit-0": Fault("3 jobs that call os._exit(0), 2 workers", "crashes:exit_zero"),
     "result-unpicklable": Fault(
         "result that cannot be pickled", "pickles:result_unpicklable"

@@ -1,11 +1,13 @@
 """Workers that die: while they run a job, while they wait for one, and politely."""
 
+import contextlib
 import os
 import signal
 
 import anyio
 
 from benchmarks.torture import jobs, outcomes
+from benchmarks.torture.outcomes import Outcome
 from benchmarks.torture.trial import WORKERS, Trial
 
 UNNOTICED = 0.5
@@ -30,18 +32,24 @@ async def kill_running(trial: Trial) -> None:
 
 
 async def kill_idle(trial: Trial) -> None:
-    """Kill a worker that has answered and waits, and let the pool notice."""
+    """Kill each worker in turn while it waits, and let the pool notice.
+
+    Each, since it matters to some pools which one it is: the worker that waits
+    with the lock of a shared queue in its hands takes it to the grave.
+    """
+    nexts: list[Outcome | None] = []
     async with trial.opened():
-        warm = [
-            trial.start(jobs.sign_and_nap, trial.marker(f"{n}"), 0.2, n)
-            for n in range(WORKERS)
-        ]
+        names = [f"worker-{n}" for n in range(WORKERS)]
+        warm = [trial.start(jobs.sign_and_nap, trial.marker(n), 0.2, 0) for n in names]
         await trial.wait(warm, 0.45)
-        os.kill(await trial.begun("0"), signal.SIGKILL)
-        await anyio.sleep(UNNOTICED)
-        calls = trial.start_sums(WORKERS)
-        found = await trial.wait(calls, 0.25)
-        trial.see("next", outcomes.together(found))
+        for name in names:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(await trial.begun(name), signal.SIGKILL)
+            await anyio.sleep(UNNOTICED)
+            nexts += await trial.wait(trial.start_sums(WORKERS), 0.25)
+            trial.see("next", outcomes.together(nexts))
+            if None in nexts:
+                break
         await trial.see_later()
         trial.report()
 
