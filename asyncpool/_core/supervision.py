@@ -45,6 +45,7 @@ _GRACE = {
     Ending.TERMINATED: TERM_GRACE,
     Ending.KILLED: KILL_GRACE,
 }
+_HOPELESS = frozenset({SlotState.PARKED, SlotState.RETIRED})
 _EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED})
 
 
@@ -116,7 +117,9 @@ class Supervision:
     # The life of the workers.
 
     def start(self, now: float) -> list[Command]:
-        """Fill every slot."""
+        """Fill every slot, unless the pool closes already."""
+        if self.closing is not None:
+            return []
         return [self._spawn(slot, now) for slot in self.slots]
 
     def ready(self, index: int, now: float) -> list[Command]:
@@ -243,9 +246,14 @@ class Supervision:
         jobs = [*self._running(), *self.dispatcher.empty()]
         commands = self._fail(jobs, "closed")
         for slot in self.slots:
-            if slot.state not in _EMPTY | {SlotState.RETIRED}:
+            if slot.state in _EMPTY:
+                slot.due = None
+            elif slot.state is not SlotState.RETIRED:
                 commands += self._end(slot, Ending.KILLED, now, planned=True)
         return commands
+
+    def _probing(self) -> bool:
+        return any(slot.probing for slot in self.slots)
 
     def _probe(self, now: float) -> list[Command]:
         for slot in self.slots:
@@ -312,7 +320,7 @@ class Supervision:
             return [*self._park(slot, verdict.reason, now), *self._break(verdict, now)]
         if isinstance(verdict, Park):
             commands = self._park(slot, verdict.reason, now)
-            if all(other.state is SlotState.PARKED for other in self.slots):
+            if all(other.state in _HOPELESS for other in self.slots):
                 reason = f"every slot is parked: {verdict.reason}"
                 commands += self._break(Break(reason), now)
             return commands
@@ -326,7 +334,7 @@ class Supervision:
         probe_after = self._policy.probe_after
         if self.broken is None:
             slot.due = None if probe_after is None else now + probe_after
-        elif self._probe_at is None and probe_after is not None:
+        elif self._probe_at is None and probe_after is not None and not self._probing():
             self._probe_at = now + probe_after
         return [ParkSlot(slot.index, reason, probe_after)]
 

@@ -17,7 +17,7 @@ from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.hub import EventHub
 from asyncpool._runtime.jobs import Job
-from asyncpool.errors import JobNotPicklableError, JobRaisedError
+from asyncpool.errors import JobNotPicklableError, JobRaisedError, PoolClosedError
 from asyncpool.events import (
     CloseSummary,
     CrashKind,
@@ -55,6 +55,9 @@ class JobBook:
     def settle(self, job: Job[Any], frame: Frame) -> bool:
         """End *job* with its outcome, or tell that it is to be tried again."""
         job.slot = job.worker = None
+        if job.done():  # cancelled, or settled by somebody else, in this very turn
+            self.cancelled(job)
+            return False
         if frame.kind is Kind.VALUE:
             try:
                 value = load_value(frame.payload)
@@ -84,9 +87,14 @@ class JobBook:
 
     def fail(self, job: Job[Any], error: BaseException) -> None:
         """End *job* without an outcome."""
+        if job.done():
+            self.cancelled(job)
+            return
         self._leave(job)
         self._failed += 1
         job.set_exception(error)
+        if isinstance(error, PoolClosedError):
+            job.exception()  # whoever closes a pool need not ask for each job
 
     def fail_all(self, error: BaseException) -> None:
         """End every job that is still open."""

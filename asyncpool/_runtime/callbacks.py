@@ -15,6 +15,10 @@ CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
 
 _LOGGER = logging.getLogger("asyncpool")
 
+# Seconds that async callbacks get to return after the last worker has ended, and then
+# again to obey their cancellation.
+_GRACE = 1.0
+
 
 class Reporter:
     """Reports crashes to a callback, sync or async.
@@ -29,25 +33,45 @@ class Reporter:
     ) -> None:
         self._loop = loop
         self._callback = callback
+        # Not a task group: one that never returns would hold up the close for ever.
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def report(self, crash: Crash, tasks: asyncio.TaskGroup) -> None:
-        """Have the callback called soon; if it is async, in a task of *tasks*."""
+    def report(self, crash: Crash) -> None:
+        """Have the callback called soon."""
         if self._callback is not None:
             # Not from here: it may submit, cancel or close, and the supervisor is
             # in the middle of a decision.  Before the job's own callbacks, though.
-            self._loop.call_soon(self._call, crash, tasks)
+            self._loop.call_soon(self._call, crash)
 
-    def _call(self, crash: Crash, tasks: asyncio.TaskGroup) -> None:
+    async def finish(self) -> None:
+        """Wait for async callbacks, and cancel those that do not return.
+
+        Cancellation:
+            Safe: the callbacks go on.
+        """
+        late = self._tasks
+        if late:
+            _, late = await asyncio.wait(late, timeout=_GRACE)
+        for task in late:
+            task.cancel()
+        if late:
+            _, late = await asyncio.wait(late, timeout=_GRACE)
+        if late:
+            _LOGGER.warning("%d calls of on_crash ignore that the pool ends", len(late))
+
+    def _call(self, crash: Crash) -> None:
         assert self._callback is not None
         try:
             result = self._callback(crash)
             if inspect.isawaitable(result):
-                tasks.create_task(self._finish(result))
+                task = self._loop.create_task(self._await(result), name="on_crash")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
         except Exception:
             _LOGGER.exception("on_crash raised; the pool goes on")
 
     @staticmethod
-    async def _finish(result: Awaitable[object]) -> None:
+    async def _await(result: Awaitable[object]) -> None:
         try:
             await result
         except Exception:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -17,12 +18,13 @@ from collections.abc import Callable
 from asyncpool._core.frames import Frame, FrameDecoder
 from asyncpool.errors import ProtocolError
 
-__all__ = ["Channel"]
+__all__ = ["READ_SIZE", "Channel"]
 
-# One turn reads as much as a socket of this kind holds by default.  All channels
-# share the buffer, each for the length of one call: to allocate it anew for every
-# read costs 4 us, most of them page faults.
-_buffer = memoryview(bytearray(262_144))
+# The reader hears of these as well, after what there is to read.
+_PEER_IS_GONE = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN}
+
+# One turn reads as much as a socket of this kind holds by default.
+READ_SIZE = 262_144
 
 
 class Channel:
@@ -31,6 +33,8 @@ class Channel:
     Args:
         loop: The loop that watches the socket.
         sock: The pool's end; it is owned, and closed, by the channel.
+        buffer: Where to read into.  All channels of a loop may share one, each for the
+            length of one call; to allocate it anew for every read costs 4 us.
         max_payload: The most bytes that a frame from the peer may carry.
         on_frame: Called with each frame.
         on_end: Called once, when the peer is gone (``None``) or has broken the
@@ -42,6 +46,7 @@ class Channel:
         loop: asyncio.AbstractEventLoop,
         sock: socket.socket,
         *,
+        buffer: memoryview,
         max_payload: int,
         on_frame: Callable[[Frame], None],
         on_end: Callable[[ProtocolError | None], None],
@@ -49,6 +54,7 @@ class Channel:
         self._loop = loop
         self._socket = sock
         self._fd = sock.fileno()
+        self._buffer = buffer
         self._decoder = FrameDecoder(max_payload=max_payload)
         self._on_frame = on_frame
         self._on_end = on_end
@@ -76,7 +82,10 @@ class Channel:
             sent = self._socket.sendmsg((head, payload))
         except (BlockingIOError, InterruptedError):
             sent = 0
-        except OSError:
+        except OSError as error:
+            if error.errno not in _PEER_IS_GONE:
+                trouble = ProtocolError(f"nothing can be sent to it: {error}")
+                self._loop.call_soon(self._end, trouble)
             return
         if sent == len(head) + len(payload):
             return
@@ -111,7 +120,7 @@ class Channel:
     def _read_some(self) -> bool:
         """Read once, and tell whether there was something."""
         try:
-            size = self._socket.recv_into(_buffer)
+            size = self._socket.recv_into(self._buffer)
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -120,7 +129,7 @@ class Channel:
             self._end(None)
             return False
         try:
-            frames = self._decoder.feed(_buffer[:size])
+            frames = self._decoder.feed(self._buffer[:size])
         except ProtocolError as error:
             self._end(error)
             return False

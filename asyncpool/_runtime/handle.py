@@ -35,7 +35,7 @@ __all__ = ["WorkerHandle", "WorkerSetup"]
 # A process whose channel has ended is ending too; if it does not, it is killed.
 _EXIT_GRACE = 1.0
 
-_JOB_ID = struct.Struct("=Q")
+_BEGUN = struct.Struct("=QQ")
 _MAX_CONTROL = 1 << 20
 
 
@@ -45,6 +45,7 @@ class WorkerSetup:
 
     launcher: Launcher
     config: bytes
+    buffer: memoryview
     max_payload: int
     output: OutputMode
     on_ready: Callable[[WorkerHandle], None]
@@ -130,9 +131,11 @@ class WorkerHandle:
         """Whether a part of its job is still here."""
         return self._jobs is not None and self._jobs.unsent
 
-    def begun(self, job: int) -> bool:
-        """Tell whether the worker has begun *job*; it may be dead by now."""
-        return self._page is not None and _JOB_ID.unpack_from(self._page)[0] == job
+    def begun(self, job: int, attempt: int) -> bool:
+        """Tell whether the worker has begun this attempt; it may be dead by now."""
+        if self._page is None:
+            return False
+        return _BEGUN.unpack_from(self._page) == (job, attempt)
 
     def send_job(self, job: int, attempt: int, payload: bytes) -> None:
         """Send a job."""
@@ -210,6 +213,7 @@ class WorkerHandle:
         self._jobs = Channel(
             self._loop,
             ours,
+            buffer=setup.buffer,
             max_payload=setup.max_payload,
             on_frame=self._on_job_frame,
             on_end=self._on_end,
@@ -218,6 +222,7 @@ class WorkerHandle:
         self._control = Channel(
             self._loop,
             ours,
+            buffer=setup.buffer,
             max_payload=_MAX_CONTROL,
             on_frame=self._on_control_frame,
             on_end=self._on_end,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -30,6 +31,12 @@ _BOOTSTRAP = (
 )
 _ROOT = str(Path(__file__).parents[2])
 _MAX_REPORT = 1 << 20
+
+# Seconds that the launcher has to kill whatever is left, and to end.
+_END_GRACE = 2.0
+
+# More requests than this at once would fill the launcher's socket.
+_MOST_REQUESTS = 16
 
 
 class LaunchError(Exception):
@@ -52,6 +59,7 @@ class Launcher:
         self._fork = fork
         self._preload = preload
         self._template: _Template | None = None
+        self._room = asyncio.Semaphore(_MOST_REQUESTS)
 
     async def launch(self, fds: list[int]) -> Process:
         """Start a worker on *fds* and return its process.
@@ -63,6 +71,10 @@ class Launcher:
         Cancellation:
             Safe: a worker that was on its way ends when its channels close.
         """
+        async with self._room:
+            return await self._launch(fds)
+
+    async def _launch(self, fds: list[int]) -> Process:
         if self._template is None or self._template.gone.done():
             self._template = _Template(self._loop, self._config())
         template = self._template
@@ -136,6 +148,7 @@ class _Template:
             [*command, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            stderr=None if _is_open(2) else subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
@@ -172,7 +185,7 @@ class _Template:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         try:
-            async with asyncio.timeout(8.0):
+            async with asyncio.timeout(_END_GRACE):
                 await asyncio.shield(self.gone)
         except TimeoutError:
             self.abort()
@@ -198,7 +211,9 @@ class _Template:
                 self._hear(frame, pidfd)
             except ProtocolError as error:
                 self._lost(str(error))
-                return
+                break
+        for fd in fds:  # nobody's
+            os.close(fd)
 
     def _hear(self, frame: Frame, pidfd: int | None) -> None:
         match frame.kind:
@@ -248,6 +263,14 @@ class _Template:
             process.launcher_gone()
         self._processes.clear()
         self.gone.set_result(None)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _interpreter() -> list[str]:

@@ -19,6 +19,7 @@ _LOGGER = logging.getLogger("asyncpool.worker")
 # A line longer than this is cut into several; a turn of the loop reads no more, so
 # a worker that floods its stderr is slowed down, and nobody else.
 _CHUNK = 8192
+_LINES_A_TURN = 64
 _TAIL_LINES = 40
 _TAIL_WIDTH = 500
 
@@ -43,6 +44,7 @@ class Output:
         self._mode = mode
         self._err = err
         self._rest = b""
+        self._lines: deque[bytes] = deque()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.label = "worker"
         os.set_blocking(fd, False)
@@ -55,13 +57,9 @@ class Output:
 
     def close(self) -> None:
         """Read what is left of a worker that is gone, and let go of the pipe."""
-        if self._fd < 0:
-            return
         for _ in range(16):  # twice what a pipe holds by default
-            if not self._read_some():
+            if self._fd < 0 or not self._read_some():
                 break
-        if self._rest:
-            self._emit(self._rest)
         if self._fd >= 0:
             self._detach()
 
@@ -80,24 +78,57 @@ class Output:
             lines.append(rest)
             rest = b""
         self._rest = rest
-        for line in lines:
-            self._emit(line)
+        if self._err:
+            self._tail.extend(
+                _text(line)[:_TAIL_WIDTH] for line in lines[-_TAIL_LINES:]
+            )
+        self._lines.extend(lines)
+        if self._emit_some():
+            self._loop.remove_reader(self._fd)
+            self._loop.call_soon(self._go_on)
         return True
+
+    def _go_on(self) -> None:
+        if self._fd < 0:
+            return
+        if self._emit_some():
+            self._loop.call_soon(self._go_on)
+        else:
+            self._loop.add_reader(self._fd, self._read_some)
+
+    def _emit_some(self) -> bool:
+        """Pass some lines on; tell whether there are more."""
+        for _ in range(min(_LINES_A_TURN, len(self._lines))):
+            self._emit(_text(self._lines.popleft()))
+        return bool(self._lines)
 
     def _detach(self) -> None:
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
         self._fd = -1
+        if self._rest:
+            if self._err:
+                self._tail.append(_text(self._rest)[:_TAIL_WIDTH])
+            self._lines.append(self._rest)
+            self._rest = b""
+        dropped = len(self._lines) - _LINES_A_TURN
+        if dropped > 0:
+            self._emit(f"({dropped} lines are left out here)")
+            for _ in range(dropped):
+                self._lines.popleft()
+        self._emit_some()
 
-    def _emit(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip("\r")
-        if self._err:
-            self._tail.append(text[:_TAIL_WIDTH])
+    def _emit(self, text: str) -> None:
         if self._mode == "log" and _LOGGER.hasHandlers():
             level = logging.WARNING if self._err else logging.INFO
-            _LOGGER.log(level, "%s: %s", self.label, text)
+            with contextlib.suppress(Exception):  # a handler or filter of the user's
+                _LOGGER.log(level, "%s: %s", self.label, text)
             return
         stream = sys.stderr if self._err else sys.stdout
         # A service whose own stdout is gone or full must not lose its pool to it.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.write(f"{text}\n")
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r")

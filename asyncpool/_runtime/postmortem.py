@@ -54,11 +54,15 @@ class Coroner:
         if slot.ready_at is None:
             return "failed start"
         if handle.status == -signal.SIGKILL and not handle.killed:
-            count = oom_kills()
-            if count > self._oom_kills:
-                self._oom_kills = count
+            before = self._oom_kills
+            self.look()
+            if self._oom_kills > before:
                 return "out of memory"
         return "crash"
+
+    def look(self) -> None:
+        """Take note of the kernel's count, so that only recent kills are new."""
+        self._oom_kills = oom_kills()
 
     def report(
         self,
@@ -93,7 +97,7 @@ class Coroner:
 
 def delivery_of(job: Job[object], handle: WorkerHandle) -> Delivery:
     """Tell how far *job* has come on its way into the worker."""
-    if handle.begun(job.id):
+    if handle.begun(job.id, job.attempt):
         return "started"
     return "never sent" if handle.unsent else "sent"
 

@@ -59,10 +59,11 @@ class Process:
     def launcher_gone(self) -> None:
         """Do without the launcher's word.
 
-        Without a pidfd the end of the process's channels must do.
+        Without a pidfd nobody would hear of its end, so it ends now.
         """
         self._report_grace = 0.0
         if self._pidfd is None:
+            self.signal(signal.SIGKILL)
             self.ended(None)
         elif self._timer is not None:
             self._ended_unreported()

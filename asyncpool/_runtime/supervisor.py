@@ -8,11 +8,13 @@ loop's thread and none of it waits in between, so there are no locks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, assert_never
+from typing import Any, Concatenate, ParamSpec, TypeVar, assert_never
 
 import anyio
 
@@ -24,6 +26,7 @@ from asyncpool._core.outcome import pack_job
 from asyncpool._core.supervision import Finish, Supervision
 from asyncpool._runtime.book import JobBook
 from asyncpool._runtime.callbacks import Reporter
+from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.hub import EventHub
@@ -47,9 +50,27 @@ __all__ = ["Supervisor"]
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# Seconds that async crash callbacks get to finish after the last worker has ended.
-_CALLBACK_GRACE = 1.0
 _CRASHES_KEPT = 10
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _decision(
+    method: Callable[Concatenate[Supervisor, P], R],
+) -> Callable[Concatenate[Supervisor, P], R]:
+    """Have cancellations wait until *method* is through; see ``_on_cancel``."""
+
+    @functools.wraps(method)
+    def decide(self: Supervisor, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._deciding = True
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._deciding = False
+
+    return decide  # type: ignore[return-value] # only the name of self differs
 
 
 class Supervisor:
@@ -76,6 +97,7 @@ class Supervisor:
         self._setup = WorkerSetup(
             launcher=self._launcher,
             config=config.worker.pack(),
+            buffer=memoryview(bytearray(READ_SIZE)),
             max_payload=config.worker.max_payload,
             output=config.output,
             on_ready=self._on_ready,
@@ -91,13 +113,14 @@ class Supervisor:
         self._finished = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._saturated = False
+        self._deciding = False
         # Not anyio's: workers are started from timers and readers too, where there
         # is no current task, which anyio needs.
         self._workers = asyncio.TaskGroup()
-        self._callbacks = asyncio.TaskGroup()
 
     # A job's way in.
 
+    @_decision
     def submit(
         self,
         function: Callable[..., Any],
@@ -158,6 +181,7 @@ class Supervisor:
 
     # Its way out.
 
+    @_decision
     def _on_outcome(self, handle: WorkerHandle, frame: Frame) -> None:
         job = self._book.jobs.get(frame.job)
         slot = self._core.slots[handle.slot]
@@ -173,7 +197,10 @@ class Supervisor:
             self.hub.publish(events.Drained())
 
     def _on_cancel(self, job: Job[Any]) -> None:
-        if self._book.cancelled(job):
+        if self._deciding:
+            # asyncio's handler of Ctrl-C cancels tasks between any two bytecodes.
+            self._loop.call_soon(self._on_cancel, job)
+        elif self._book.cancelled(job):
             self._perform(self._core.cancel(job.id, self._loop.time()))
 
     # The life of the workers.
@@ -186,18 +213,10 @@ class Supervisor:
         """
         reason = PoolClosedError("the pool was closed before the job was done")
         try:
-            async with asyncio.timeout(None) as limit, self._callbacks:
-                async with self._workers:
-                    self._perform(self._core.start(self._loop.time()))
-                    await self._finished.wait()
-                limit.reschedule(self._loop.time() + _CALLBACK_GRACE)
-        except TimeoutError:
-            _LOGGER.warning(
-                "pool %s: on_crash has not returned %g s after the last worker ended; "
-                "it was cancelled",
-                self._config.name,
-                _CALLBACK_GRACE,
-            )
+            async with self._workers:
+                self._perform(self._core.start(self._loop.time()))
+                await self._finished.wait()
+            await self._reporter.finish()
         except Exception as error:
             _LOGGER.exception("the supervisor of pool %s failed", self._config.name)
             reason = PoolClosedError(f"the supervisor failed: {error!r}")
@@ -213,6 +232,7 @@ class Supervisor:
                 if not future.done():
                     future.set_result(None)
 
+    @_decision
     def close(self, finish: Finish, timeout: float) -> None:
         """Begin to close, or close faster than was asked before."""
         if not self._core.finished and not self.done.done():
@@ -232,9 +252,11 @@ class Supervisor:
 
     def _on_spawned(self, handle: WorkerHandle) -> None:
         self._book.spawned += 1
+        self._coroner.look()
         assert handle.pid is not None
         self.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
 
+    @_decision
     def _on_ready(self, handle: WorkerHandle) -> None:
         now = self._loop.time()
         assert handle.pid is not None
@@ -247,9 +269,11 @@ class Supervisor:
         if not self.up.done():
             self.up.set_result(None)
 
+    @_decision
     def _on_fault(self, handle: WorkerHandle) -> None:
         self._perform(self._core.faulty(handle.slot, self._loop.time()))
 
+    @_decision
     def _on_ended(self, handle: WorkerHandle) -> None:
         """Bury a worker: the one place where its job and its slot hear of it."""
         slot, now = self._core.slots[handle.slot], self._loop.time()
@@ -298,9 +322,12 @@ class Supervisor:
     def _tell(self, crash: events.Crash) -> None:
         self._crashes.append(crash)
         self._book.crashes += 1
-        _LOGGER.warning("pool %s: %s; %s", self._config.name, crash, crash.next_step)
+        with contextlib.suppress(Exception):  # a handler or filter of the user's
+            _LOGGER.warning(
+                "pool %s: %s; %s", self._config.name, crash, crash.next_step
+            )
         self.hub.publish(events.Crashed(crash))
-        self._reporter.report(crash, self._callbacks)
+        self._reporter.report(crash)
 
     # Effects.
 
@@ -389,6 +416,7 @@ class Supervisor:
         if deadline is not None:
             self._timer = self._loop.call_at(deadline, self._on_timer, deadline)
 
+    @_decision
     def _on_timer(self, deadline: float) -> None:
         # A timer may fire a clock tick early, and the core must not see that.
         self._timer = None

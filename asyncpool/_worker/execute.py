@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
+
 from asyncpool._core.frames import Frame, Kind
 from asyncpool._core.outcome import load_job, pack_value
 from asyncpool._core.raised import pack_error
@@ -17,20 +19,19 @@ def execute(frame: Frame, max_payload: int) -> tuple[Kind, bytes]:
     ``SystemExit``, ``KeyboardInterrupt`` and the like are outcomes as well: they
     were the job's wish or fate, and the worker is none the worse for them.
     """
-    token = running.set(CurrentJob(frame.job, frame.attempt))
     try:
-        payload = _run(frame.payload, max_payload)
+        # Each job in a context of its own: what it sets is not for the next one.
+        payload = copy_context().run(_run, frame, max_payload)
     except BaseException as error:
         return Kind.ERROR, _pack(error, max_payload)
     else:
         return Kind.VALUE, payload
-    finally:
-        running.reset(token)
 
 
-def _run(payload: bytes, max_payload: int) -> bytes:
+def _run(frame: Frame, max_payload: int) -> bytes:
     # A function of its own, so that arguments and result are gone when it returns.
-    function, args, kwargs = load_job(payload)
+    running.set(CurrentJob(frame.job, frame.attempt))
+    function, args, kwargs = load_job(frame.payload)
     result = pack_value(function(*args, **kwargs))
     if len(result) > max_payload:
         raise JobNotPicklableError(

@@ -7,10 +7,7 @@ import os
 import signal
 import sys
 
-__all__ = ["MARK", "adopt_orphans", "children", "die_with_parent", "mark_of"]
-
-# An environment variable with a worker's pid, for every program that it starts.
-MARK = "ASYNCPOOL_WORKER"
+__all__ = ["adopt_orphans", "children", "die_with_parent"]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -37,18 +34,6 @@ def children() -> set[int]:
         with open(f"/proc/{pid}/task/{pid}/children") as listing:  # noqa: PTH123
             return {int(child) for child in listing.read().split()}
     return set()
-
-
-def mark_of(pid: int) -> int | None:
-    """Return the worker from which the program in *pid* was started, if it says so."""
-    with contextlib.suppress(OSError, ValueError):
-        with open(f"/proc/{pid}/environ", "rb") as environ:  # noqa: PTH123
-            variables = environ.read().split(b"\0")
-        prefix = f"{MARK}=".encode()
-        for variable in variables:
-            if variable.startswith(prefix):
-                return int(variable.removeprefix(prefix))
-    return None
 
 
 def _prctl(option: int, value: int) -> None:

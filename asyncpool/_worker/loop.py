@@ -17,11 +17,11 @@ from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
 from asyncpool._worker.control import Control
 from asyncpool._worker.execute import execute
-from asyncpool._worker.kernel import MARK
+from asyncpool._worker.kernel import adopt_orphans
 
 __all__ = ["work"]
 
-_JOB_ID = struct.Struct("=Q")
+_BEGUN = struct.Struct("=QQ")
 
 # Up to here one system call and a copy are cheaper than two system calls.
 _SMALL = 65_536
@@ -47,7 +47,9 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         jobs.close()
         control.close()
 
-    os.environ[MARK] = str(os.getpid())
+    # What a job's programs leave behind stays with this worker while it lives, and
+    # goes to the launcher when it ends, which then knows whose it was.
+    adopt_orphans()
     os.register_at_fork(after_in_child=become_nobody)
     try:
         config = WorkerConfig.unpack(control.receive_config().payload)
@@ -83,7 +85,7 @@ def _serve(jobs: socket.socket, page: mmap.mmap, max_payload: int) -> None:
             # Popped, so that nothing of a job is kept when it is done.
             frame = frames.pop(0)
             # Noted before anything of the job's own can run, its arguments included.
-            _JOB_ID.pack_into(page, 0, frame.job)
+            _BEGUN.pack_into(page, 0, frame.job, frame.attempt)
             kind, payload = execute(frame, max_payload)
             if os.getpid() != worker:
                 os._exit(0)  # a copy that the job made, back from the job's call

@@ -80,6 +80,8 @@ class Template:
         self._decoder = FrameDecoder(max_payload=_MAX_CONFIG)
         self._config: LauncherConfig | None = None
         self._wake_out, self._wake_in = os.pipe()
+        self._serving = True
+        self._parent = os.getppid()
 
     def run(self) -> None:
         """Answer requests and report ends; return when the pool is gone."""
@@ -89,6 +91,14 @@ class Template:
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._wake_out, select.POLLIN)
+        try:
+            self._serve(poll)
+        finally:
+            # A SIGTERM may come with the end of the channel, and must not break off
+            # the clean-up.
+            self._serving = False
+
+    def _serve(self, poll: select.poll) -> None:
         while True:
             for fd, _ in poll.poll():
                 if fd == self._wake_out:
@@ -103,9 +113,17 @@ class Template:
         signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # Out of the main loop, and into the clean-up.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        # The service may block signals in the thread that started the pool.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _on_sigterm(self, *_: object) -> None:
+        # Sent to all processes of a service that is asked to end, it is not for this
+        # one: the service still finishes its jobs, and then closes the channel.
+        if self._serving and os.getppid() != self._parent:
+            sys.exit(0)
 
     def _report_ends(self) -> None:
         for pid, status in self._reaper.reap():
@@ -129,7 +147,8 @@ class Template:
         self._config = config
         sys.path[:] = config.sys_path
         sys.argv[:] = [""]
-        faulthandler.enable()
+        with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
+            faulthandler.enable()
         for name in config.preload:
             try:
                 importlib.import_module(name)

@@ -1,0 +1,57 @@
+"""Guards that every test runs under, and the loops that they run with."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.helpers.guards import Snapshot, mark_descendants
+from tests.helpers.loops import loop_factories, warm_up
+
+# These assert too, and are to say as much as a test when it fails.
+pytest.register_assert_rewrite("tests.helpers.pools", "tests.helpers.scripts")
+
+settings.register_profile("dev", max_examples=50, deadline=None)
+settings.register_profile(
+    "ci",
+    max_examples=500,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_sessionstart() -> None:
+    mark_descendants()
+    warm_up()
+
+
+def pytest_collection_finish() -> None:
+    # What pytest has built so far stays: let no collection look at it again, since
+    # there is one after every test.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    marker = item.get_closest_marker("asyncio")
+    if marker is not None and "loop_factories" in marker.kwargs:
+        return loop_factories()
+    return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test that leaves anything behind, and say what."""
+    before = Snapshot()
+    yield
+    leaks = before.leaks()
+    if request.node.get_closest_marker("leaks_allowed") is None:
+        assert not leaks, "the test left behind: " + "; ".join(leaks)

@@ -1,0 +1,81 @@
+"""See the story of an imaginary pool to its good end.
+
+What is checked here is that good things happen: jobs are done, slots are filled,
+a close finishes, all of it in bounded time.
+"""
+
+from __future__ import annotations
+
+from asyncpool._core.slots import Ending
+from asyncpool._core.supervision import KILL_GRACE, Finish
+from tests.core.imaginary import ImaginaryShell
+
+__all__ = ["behave", "close_whatever_happens", "get_well"]
+
+
+def behave(shell: ImaginaryShell, manners: str) -> bool:
+    """Let each worker do what it does; tell whether any of them did something.
+
+    The kind do what is wanted from them.  The deaf do nothing and end by SIGKILL,
+    and not even that ends the undead.
+    """
+    active = False
+    for process in list(shell.processes.values()):
+        slot = process.slot
+        if process.told is not Ending.NO:
+            if manners == "undead":
+                continue
+            if manners == "deaf" and process.told is not Ending.KILLED:
+                continue
+            shell.die(slot)
+        elif manners != "kind" or process.state == "idle":
+            continue
+        elif process.state == "starting":
+            shell.ready(slot)
+        else:
+            shell.outcome(slot)
+        active = True
+    return active
+
+
+def get_well(shell: ImaginaryShell) -> None:
+    """Check that a pool whose workers are kind from now on does all its jobs."""
+    for slot in shell.slots("starting", "idle", "busy", told=True):
+        shell.die(slot)  # which may be one crash too many
+    began, broken = shell.now, shell.seen["broken"]
+    healthy = not any(process.faulty for process in shell.processes.values())
+    hopeless = shell.policy.probe_after is None
+    for _ in range(200 + shell.jobs):
+        if behave(shell, "kind"):
+            continue
+        missing = shell.workers - len(shell.slots("idle"))
+        if not missing or (hopeless and (shell.broken or missing <= len(shell.parked))):
+            break
+        deadline = shell.core.next_deadline()
+        assert deadline is not None, "nobody looks at the empty slots"
+        shell.advance(deadline - shell.now)
+    else:
+        raise AssertionError("the pool has not come back")
+    patience = max(shell.policy.cap, shell.policy.probe_after or 0.0)
+    assert shell.now <= began + patience
+    assert not shell.open
+    assert shell.seen["broken"] == broken or not healthy
+
+
+def close_whatever_happens(shell: ImaginaryShell, manners: str) -> None:
+    """Check that a close finishes, whatever came before and the workers are like."""
+    patient = shell.closing is None and manners == "kind"
+    closed = shell.seen["closed"]
+    shell.close(Finish.ALL, 50.0)
+    for _ in range(400 + shell.jobs):
+        shell.bury_the_abandoned()
+        if shell.finished:
+            break
+        if not behave(shell, manners):
+            deadline = shell.core.next_deadline()
+            assert deadline is not None, "nobody looks at the last workers"
+            shell.advance(deadline - shell.now)
+    assert shell.finished, "the close never ended"
+    assert shell.now <= shell.close_at + KILL_GRACE
+    if patient:
+        assert shell.seen["closed"] == closed, "a job was not finished"

@@ -1,0 +1,120 @@
+"""Tests of asyncpool/_core/attempts.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncpool._core.attempts import DEFAULT_RETRY_ON, MAX_FREE_RETURNS, AttemptPolicy
+from asyncpool._core.frames import MAX_ATTEMPTS
+from asyncpool.events import CrashKind, Delivery
+
+ONCE = AttemptPolicy()
+THRICE = AttemptPolicy(max_attempts=3)
+OOM_TOO = AttemptPolicy(max_attempts=2, retry_on=("crash", "out of memory"))
+NEVER = AttemptPolicy(max_attempts=9, retry_on=())
+ON_LOOKUP = AttemptPolicy(max_attempts=2, retry_on=(LookupError, SystemExit))
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "delivery", "attempt", "returns", "again"),
+    [
+        # A job that may have had effects is never run twice unasked.
+        (ONCE, "crash", "started", 1, 0, False),
+        (ONCE, "hung", "started", 1, 0, False),
+        # Up to max_attempts starts, and not one more.
+        (THRICE, "crash", "started", 1, 0, True),
+        (THRICE, "crash", "started", 2, 0, True),
+        (THRICE, "crash", "started", 3, 0, False),
+        # By default after a crash or a hang; an OOM kill would happen again.
+        (THRICE, "hung", "started", 1, 0, True),
+        (THRICE, "out of memory", "started", 1, 0, False),
+        (THRICE, "protocol", "started", 1, 0, False),
+        (THRICE, "failed start", "started", 1, 0, False),
+        (OOM_TOO, "out of memory", "started", 1, 0, True),
+        (OOM_TOO, "hung", "started", 1, 0, False),
+        (OOM_TOO, "out of memory", "started", 2, 0, False),
+        (NEVER, "crash", "started", 1, 0, False),
+        (ON_LOOKUP, "crash", "started", 1, 0, False),
+        # A job that had not begun loses nothing, whatever the policy.
+        (ONCE, "crash", "sent", 1, 0, True),
+        (ONCE, "protocol", "never sent", 1, 0, True),
+        (NEVER, "out of memory", "sent", 1, 0, True),
+        # But not for ever.
+        (ONCE, "crash", "sent", 1, MAX_FREE_RETURNS - 1, True),
+        (ONCE, "crash", "sent", 1, MAX_FREE_RETURNS, False),
+        (ONCE, "crash", "never sent", 1, MAX_FREE_RETURNS, False),
+        (THRICE, "crash", "sent", 2, MAX_FREE_RETURNS, True),
+        (THRICE, "crash", "sent", 3, MAX_FREE_RETURNS, False),
+        (THRICE, "protocol", "sent", 1, MAX_FREE_RETURNS, False),
+    ],
+)
+def test_whether_a_job_is_tried_again_after_a_crash(  # noqa: PLR0917 - a table
+    policy: AttemptPolicy,
+    kind: CrashKind,
+    delivery: Delivery,
+    attempt: int,
+    returns: int,
+    again: bool,  # noqa: FBT001
+) -> None:
+    answer = policy.after_crash(
+        kind=kind, delivery=delivery, attempt=attempt, returns=returns
+    )
+    assert answer is again
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "attempt", "again"),
+    [
+        # What the function raises is its answer, unless the caller says otherwise.
+        (THRICE, ValueError("x"), 1, False),
+        (NEVER, ValueError("x"), 1, False),
+        (ON_LOOKUP, KeyError("x"), 1, True),
+        (ON_LOOKUP, KeyError("x"), 2, False),
+        (ON_LOOKUP, SystemExit(1), 1, True),
+        (ON_LOOKUP, ValueError("x"), 1, False),
+        (AttemptPolicy(retry_on=(LookupError,)), KeyError("x"), 1, False),
+    ],
+)
+def test_whether_a_job_is_tried_again_after_it_raised(
+    policy: AttemptPolicy,
+    error: BaseException,
+    attempt: int,
+    again: bool,  # noqa: FBT001
+) -> None:
+    assert policy.after_exception(error, attempt=attempt) is again
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_attempts": 0}, ValueError, "between 1 and 65535, not 0"),
+        ({"max_attempts": -1}, ValueError, "between 1 and 65535, not -1"),
+        ({"max_attempts": 65_536}, ValueError, "between 1 and 65535, not 65536"),
+        ({"retry_on": ("crashed",)}, ValueError, "'crashed', which is no kind"),
+        ({"retry_on": (3,)}, TypeError, "types of exceptions, not 3"),
+        ({"retry_on": (int,)}, TypeError, "not <class 'int'>"),
+        ({"retry_on": (ValueError("x"),)}, TypeError, r"not ValueError\('x'\)"),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        AttemptPolicy(**options)
+
+
+def test_the_message_about_an_unknown_kind_lists_those_there_are() -> None:
+    with pytest.raises(ValueError, match="retry_on") as caught:
+        AttemptPolicy(retry_on=("oom",))  # type: ignore[arg-type]
+    for kind in ("crash", "failed start", "hung", "out of memory", "protocol"):
+        assert kind in str(caught.value)
+        AttemptPolicy(retry_on=(kind,))
+
+
+def test_the_documented_defaults() -> None:
+    assert AttemptPolicy() == AttemptPolicy(max_attempts=1, retry_on=("crash", "hung"))
+    assert DEFAULT_RETRY_ON == ("crash", "hung")
+    assert MAX_FREE_RETURNS == 3
+    assert AttemptPolicy(max_attempts=MAX_ATTEMPTS).max_attempts == 65_535

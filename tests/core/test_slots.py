@@ -1,0 +1,114 @@
+"""Tests of asyncpool/_core/slots.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from asyncpool._core.slots import (
+    TRANSITIONS,
+    Ending,
+    IllegalTransitionError,
+    Slot,
+    SlotEvent,
+    SlotState,
+    next_state,
+)
+
+PAIRS = list(itertools.product(SlotState, SlotEvent))
+
+# Copied from the drawing, not from the table: each says the other is right.
+ARROWS = """
+    VACANT   SPAWN   STARTING
+    VACANT   PARK    PARKED
+    VACANT   RETIRE  RETIRED
+    STARTING READY   IDLE
+    STARTING STOP    STOPPING
+    STARTING EXITED  VACANT
+    IDLE     ASSIGN  BUSY
+    IDLE     STOP    STOPPING
+    IDLE     EXITED  VACANT
+    BUSY     RELEASE IDLE
+    BUSY     STOP    STOPPING
+    BUSY     EXITED  VACANT
+    STOPPING EXITED  VACANT
+    PARKED   SPAWN   STARTING
+    PARKED   RETIRE  RETIRED
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "event"), PAIRS, ids=[f"{s.name}-{e.name}" for s, e in PAIRS]
+)
+def test_every_pair_is_an_arrow_or_an_error(state: SlotState, event: SlotEvent) -> None:
+    slot = Slot(3, state=state, generation=2, job=17, due=4.5)
+    before = dataclasses.replace(slot)
+    if event in TRANSITIONS[state]:
+        slot.apply(event)
+        assert slot.state is next_state(state, event) is TRANSITIONS[state][event]
+        slot.state = state
+    else:
+        with pytest.raises(IllegalTransitionError) as caught:
+            slot.apply(event)
+        assert str(caught.value) == f"{event.name} in state {state.name}"
+    assert slot == before, "nothing else has changed"
+
+
+def test_the_arrows_are_those_of_the_drawing() -> None:
+    drawn = {tuple(line.split()) for line in ARROWS.split("\n") if line.strip()}
+    assert drawn == {
+        (state.name, event.name, target.name)
+        for state, arrows in TRANSITIONS.items()
+        for event, target in arrows.items()
+    }
+    assert list(TRANSITIONS) == list(SlotState)
+
+
+def test_every_state_can_be_reached_and_all_but_one_can_be_left() -> None:
+    reached = {SlotState.VACANT}
+    for _ in SlotState:
+        reached |= {s for state in reached for s in TRANSITIONS[state].values()}
+    assert reached == set(SlotState)
+    assert [s for s in SlotState if not TRANSITIONS[s]] == [SlotState.RETIRED]
+
+
+def test_a_process_may_die_in_every_state_that_has_one() -> None:
+    without = {SlotState.VACANT, SlotState.PARKED, SlotState.RETIRED}
+    for state in SlotState:
+        exits = SlotEvent.EXITED in TRANSITIONS[state]
+        assert exits is (state not in without)
+        assert (SlotEvent.SPAWN in TRANSITIONS[state]) is (
+            state in without - {SlotState.RETIRED}
+        )
+
+
+def test_the_steps_of_an_ending_only_get_harder() -> None:
+    assert sorted(Ending) == [
+        Ending.NO,
+        Ending.STOPPED,
+        Ending.TERMINATED,
+        Ending.KILLED,
+    ]
+
+
+def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
+    slot = Slot(
+        3,
+        state=SlotState.STARTING,
+        generation=4,
+        job=17,
+        outcomes=5,
+        ready_at=1.0,
+        due=2.0,
+        planned=True,
+        faulty=True,
+        ending=Ending.KILLED,
+    )
+    slot.renew()
+    assert slot == Slot(3, state=SlotState.STARTING, generation=5)
+
+
+def test_an_illegal_transition_is_a_bug_of_ours() -> None:
+    assert issubclass(IllegalTransitionError, AssertionError)

@@ -1,0 +1,351 @@
+"""Tests of asyncpool/_core/supervision.py: a supervisor with imaginary workers.
+
+The rules are all that a shell can report; the promises are checked by the shell in
+``imaginary.py`` at each command, by the invariants below after each rule, and by
+the teardown, which sees every story to a good end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import ClassVar, get_args
+
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from asyncpool._core.commands import Command
+from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.slots import Ending, SlotState
+from asyncpool._core.supervision import Finish
+from tests.core.endings import close_whatever_happens, get_well
+from tests.core.imaginary import START_TIMEOUT, ImaginaryShell
+
+policies = st.builds(
+    RestartPolicy,
+    base=st.sampled_from([0.0, 0.5]),
+    cap=st.sampled_from([1.0, 8.0]),
+    healthy_after=st.sampled_from([5.0, 30.0]),
+    max_failed_starts=st.sampled_from([None, 2, 5]),
+    max_short_runs=st.sampled_from([None, 8, 2]),
+    max_crashes=st.sampled_from([7, None, None, 2]),
+    fruitless_limit=st.sampled_from([2, 8]),
+    count_blamed=st.sampled_from([False, False, True]),
+    probe_after=st.sampled_from([10.0, 10.0, 30.0, None]),
+)
+anything = st.data()
+rolls = st.sampled_from([0.0, 0.5, 0.999])
+coins = st.booleans()
+
+
+class SupervisionMachine(RuleBasedStateMachine):
+    """Let happen whatever can happen to a pool, in any order."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+
+    @initialize(
+        workers=st.integers(1, 4),
+        policy=policies,
+        manners=st.sampled_from(["kind", "deaf", "undead"]),
+    )
+    def start(self, workers: int, policy: RestartPolicy, manners: str) -> None:
+        self.shell = ImaginaryShell(workers=workers, policy=policy)
+        self.manners = manners
+
+    @precondition(lambda self: self.shell.finished)
+    @rule(workers=st.integers(1, 4), policy=policies)
+    def start_over(self, workers: int, policy: RestartPolicy) -> None:
+        self.seen.update(self.shell.seen)
+        self.shell = ImaginaryShell(workers=workers, policy=policy)
+
+    # The callers.
+
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @rule(count=st.integers(1, 4))
+    def submit(self, count: int) -> None:
+        for _ in range(count):
+            self.shell.submit()
+
+    @precondition(lambda self: self.shell.queue)
+    @rule(data=anything)
+    def cancel_a_queued_job(self, data: st.DataObject) -> None:
+        self.shell.cancel(data.draw(st.sampled_from(self.shell.queue)))
+
+    @precondition(lambda self: self.shell.slots("busy"))
+    @rule(data=anything)
+    def cancel_a_running_job(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(self.shell.slots("busy")))
+        job = self.shell.processes[slot].job
+        assert job is not None
+        self.shell.cancel(job)
+
+    # The workers.
+
+    @precondition(lambda self: self.shell.slots("starting"))
+    @rule(data=anything)
+    def ready(self, data: st.DataObject) -> None:
+        self.shell.ready(data.draw(st.sampled_from(self.shell.slots("starting"))))
+
+    @precondition(lambda self: self.shell.slots("starting"))
+    @rule()
+    def all_are_ready(self) -> None:
+        for slot in self.shell.slots("starting"):
+            self.shell.ready(slot)
+
+    @precondition(lambda self: self.shell.slots("starting", "idle", told=True))
+    @rule(data=anything)
+    def a_late_hello(self, data: st.DataObject) -> None:
+        slots = self.shell.slots("starting", "idle", told=True)
+        self.shell.ready(data.draw(st.sampled_from(slots)))
+
+    @precondition(lambda self: self.shell.slots("busy"))
+    @rule(data=anything, again=coins)
+    def outcome(self, data: st.DataObject, *, again: bool) -> None:
+        slot = data.draw(st.sampled_from(self.shell.slots("busy")))
+        self.shell.outcome(slot, again=again)
+
+    @precondition(lambda self: self.shell.slots("busy"))
+    @rule()
+    def all_finish(self) -> None:
+        for slot in self.shell.slots("busy"):
+            if self.shell.processes[slot].state == "busy":
+                self.shell.outcome(slot)
+
+    @precondition(lambda self: self.shell.slots("starting", "idle"))
+    @rule(data=anything, roll=rolls)
+    def crash_without_a_job(self, data: st.DataObject, roll: float) -> None:
+        slots = self.shell.slots("idle") or self.shell.slots("starting")
+        self.shell.die(data.draw(st.sampled_from(slots)), roll=roll)
+
+    @precondition(lambda self: self.shell.slots("starting"))
+    @rule(times=st.integers(1, 6), data=anything)
+    def fail_to_start_again_and_again(self, times: int, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(self.shell.slots("starting")))
+        for _ in range(times):
+            if slot in self.shell.slots("starting"):
+                self.shell.die(slot)
+            self.shell.advance(1.0)
+
+    @precondition(lambda self: self.shell.slots("busy"))
+    @rule(data=anything, started=coins, requeue=coins, roll=rolls)
+    def crash_at_work(
+        self, data: st.DataObject, *, started: bool, requeue: bool, roll: float
+    ) -> None:
+        slot = data.draw(st.sampled_from(self.shell.slots("busy")))
+        self.shell.die(slot, started=started, requeue=requeue, roll=roll)
+
+    @precondition(lambda self: self.shell.slots("starting", "idle", "busy", told=True))
+    @rule(data=anything)
+    def end_as_told(self, data: st.DataObject) -> None:
+        slots = self.shell.slots("starting", "idle", "busy", told=True)
+        self.shell.die(data.draw(st.sampled_from(slots)))
+
+    @precondition(lambda self: self.shell.slots("starting", "idle", "busy", told=True))
+    @rule()
+    def all_end_as_told(self) -> None:
+        for slot in self.shell.slots("starting", "idle", "busy", told=True):
+            self.shell.die(slot)
+
+    @precondition(lambda self: self.shell.processes)
+    @rule(data=anything, whim=st.integers(0, 2))
+    def fault_in_a_thread(self, data: st.DataObject, whim: int) -> None:
+        if whim == 0:
+            self.shell.fault(data.draw(st.sampled_from(sorted(self.shell.processes))))
+
+    # Time.
+
+    @precondition(lambda self: self.shell.core.next_deadline() is not None)
+    @rule(seconds=st.sampled_from([0.3, 1.0, 3.0, 6.0, 25.0]))
+    def wait(self, seconds: float) -> None:
+        self.shell.advance(seconds)
+
+    @rule(seconds=st.sampled_from([0.0, 70.0, 3_600.0]), whim=st.integers(0, 3))
+    def the_machine_was_asleep(self, seconds: float, whim: int) -> None:
+        if whim == 0:
+            self.shell.advance(seconds)
+
+    # Closing ends the story, so it comes late or hardly ever.
+
+    @precondition(lambda self: self.shell.closing is None)
+    @rule(
+        whim=st.integers(0, 11),
+        finish=st.sampled_from(Finish),
+        timeout=st.sampled_from([0.0, 1.0, 30.0]),
+    )
+    def close(self, whim: int, finish: Finish, timeout: float) -> None:
+        if whim == 0:
+            self.shell.close(finish, timeout)
+
+    @precondition(lambda self: self.shell.closing is not None)
+    @precondition(lambda self: not self.shell.finished)
+    @rule(
+        finish=st.sampled_from(Finish), timeout=st.sampled_from([0.0, 1.0, 9.0, 60.0])
+    )
+    def close_again(self, finish: Finish, timeout: float) -> None:
+        self.shell.close(finish, timeout)
+
+    # What always holds.
+
+    @invariant()
+    def signals_that_come_early_or_late_change_nothing(self) -> None:
+        core, deadline = self.shell.core, self.shell.core.next_deadline()
+        if not self.shell.finished:
+            assert core.cancel(1_000_000, self.shell.now) == []
+        if deadline is not None and deadline > self.shell.now:
+            assert core.on_timer(self.shell.now) == []
+        assert core.next_deadline() == deadline
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        shell, core = self.shell, self.shell.core
+        empty = {SlotState.VACANT, SlotState.PARKED, SlotState.RETIRED}
+        filled = {slot.index for slot in core.slots if slot.state not in empty}
+        assert filled == set(shell.processes)
+        running = {p.slot: p.job for p in shell.processes.values() if p.job is not None}
+        assert running == {s.index: s.job for s in core.slots if s.job is not None}
+        assert shell.open == {*running.values(), *shell.queue}
+        assert core.dispatcher.waiting == len(shell.queue)
+        assert core.dispatcher.idle == len(shell.free())
+        assert (core.broken is not None, core.finished) == (
+            shell.broken,
+            shell.finished,
+        )
+        assert core.kills == shell.seen["Kill"]
+
+    @invariant()
+    def nobody_waits_while_somebody_is_idle(self) -> None:
+        assert not (self.shell.queue and self.shell.free())
+
+    @invariant()
+    def a_broken_pool_holds_no_queued_job(self) -> None:
+        assert not (self.shell.broken and self.shell.queue)
+
+    @invariant()
+    def a_closing_pool_keeps_only_what_its_jobs_need(self) -> None:
+        if self.shell.closing is not None and not self.shell.queue:
+            assert not self.shell.slots("starting", "idle")
+            assert not (self.shell.closing is Finish.NONE and self.shell.open)
+
+    @invariant()
+    def after_the_deadline_every_job_has_ended(self) -> None:
+        if self.shell.now > self.shell.close_at:
+            assert not self.shell.open
+            assert all(p.told is Ending.KILLED for p in self.shell.processes.values())
+
+    @invariant()
+    def every_timer_is_ahead(self) -> None:
+        deadline = self.shell.core.next_deadline()
+        assert deadline is None or deadline >= self.shell.now
+        if self.shell.finished:
+            assert deadline is None
+
+    # Safety says that nothing bad happens; a supervisor that does nothing at all
+    # is perfectly safe.  The rest says that good things do happen.
+
+    @invariant()
+    def silence_of_a_process_is_noticed(self) -> None:
+        for process in self.shell.processes.values():
+            slot = self.shell.core.slots[process.slot]
+            pressed = process.told is not Ending.NO and not process.abandoned
+            if pressed or (process.state == "starting" and not process.abandoned):
+                since = process.told_at if pressed else process.born_at
+                assert slot.due is not None
+                assert slot.due <= since + START_TIMEOUT
+            else:
+                assert slot.due is None
+
+    @invariant()
+    def nobody_works_for_a_caller_who_left(self) -> None:
+        for process in self.shell.processes.values():
+            if process.state == "busy" and process.job is None:
+                assert process.told is not Ending.NO
+
+    @invariant()
+    def an_empty_slot_is_looked_at_again(self) -> None:
+        shell = self.shell
+        if shell.closing is not None and not shell.queue:
+            return
+        for slot in shell.core.slots:
+            if slot.index in shell.processes or slot.state is SlotState.RETIRED:
+                continue
+            if shell.broken:
+                assert slot.state is SlotState.PARKED
+                assert slot.due is None
+            elif slot.index in shell.parked and shell.policy.probe_after is None:
+                assert slot.due is None
+            else:
+                assert slot.due is not None
+                assert slot.due == shell.not_before[slot.index]
+
+    @invariant()
+    def no_job_waits_for_a_worker_that_will_never_come(self) -> None:
+        if self.shell.queue:
+            hopeless = {SlotState.PARKED, SlotState.RETIRED}
+            assert not all(slot.state in hopeless for slot in self.shell.core.slots)
+
+    @invariant()
+    def a_broken_pool_has_hope(self) -> None:
+        shell = self.shell
+        if shell.broken and shell.closing is None and shell.policy.probe_after:
+            probing = [p for p in shell.processes.values() if not p.excused]
+            assert probing or shell.core._probe_at is not None
+
+    def teardown(self) -> None:
+        if not hasattr(self, "shell"):
+            return
+        shell = self.shell
+        if shell.closing is None:
+            get_well(shell)
+            for _ in range(0 if shell.broken else 3):
+                shell.submit()
+        if not shell.finished:
+            close_whatever_happens(shell, self.manners)
+        self.seen.update(shell.seen)
+
+
+TestSupervision = SupervisionMachine.TestCase
+TestSupervision.settings = settings(
+    max_examples=2 * settings().max_examples, stateful_step_count=60
+)
+
+
+class CountedMachine(SupervisionMachine):
+    seen: ClassVar[Counter[str]] = Counter()
+
+
+def test_the_machine_exercises_what_it_is_for() -> None:
+    run_state_machine_as_test(
+        CountedMachine,
+        settings=settings(
+            max_examples=80, stateful_step_count=60, derandomize=True, database=None
+        ),
+    )
+    seen = CountedMachine.seen
+    assert {command.__name__ for command in get_args(Command)} <= set(seen)
+    floor = {
+        "submit": 500,
+        "completed": 300,
+        "cancelled": 50,
+        "lost": 10,
+        "broken": 30,
+        "closed": 50,
+        "an answer to retry after": 10,
+        "a late hello": 20,
+        "a fault": 50,
+        "close again": 10,
+        "a broken pool recovered": 15,
+        "died busy, told no": 30,
+        "died idle, told no": 20,
+        "died starting, told no": 100,
+        "died idle, told stopped": 50,
+        "died starting, told terminated": 1,
+        "died busy, told killed": 50,
+    }
+    rare = {what: seen[what] for what, least in floor.items() if seen[what] < least}
+    assert not rare, f"hardly ever happened: {rare}"

@@ -1,0 +1,222 @@
+"""Cancelling a job: free in the queue, at the price of a worker when it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncpool import Crash, Job, Pool
+from asyncpool.events import Crashed, Exited
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, by_events, closing, idle
+
+pytestmark = BOTH_LOOPS
+
+
+async def test_a_queued_job_leaves_the_queue_at_no_cost() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        running = pool.submit(jobs.wait_at, gate.path, "first")
+        queued = pool.submit(jobs.wait_at, gate.path, "second")
+        last = pool.submit(jobs.pid)
+        visitor = await gate.visitor("first")
+        assert queued.state == "queued"
+        assert queued.cancel()
+        assert "cancelled" in repr(queued)
+        assert pool.stats().waiting == 1
+        visitor.release()
+        assert await running == "go"
+        assert await last == visitor.pid
+        assert gate.visits("second") == 0
+        assert not queued.cancel()
+        stats = pool.stats()
+    assert (stats.cancelled, stats.completed, stats.spawned) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        jobs.sleep,
+        jobs.compute,
+        jobs.hold_the_gil,
+        jobs.backtrack,
+        jobs.refuse_to_end,
+    ],
+    ids=lambda work: work.__name__,
+)
+async def test_a_running_job_is_stopped_whatever_it_does(
+    work: Callable[[str, str], Any],
+) -> None:
+    crashes: list[Crash] = []
+    async with patience(), Gate() as gate, Pool(1, on_crash=crashes.append) as pool:
+        events = pool.events()
+        job = pool.submit(work, gate.path, "")
+        next_one = pool.submit(jobs.pid)
+        visitor = await gate.visitor()
+        assert job.cancel()
+        assert job.state == "cancelled"
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        await visitor.gone()
+        # The replacement comes at once, and it is a planned exit, not a crash.
+        assert await next_one != visitor.pid
+        await assert_serves(pool)
+        stats = pool.stats()
+    assert crashes == []
+    seen = [event async for event in events]
+    assert Exited(0, 1, visitor.pid) in seen
+    assert not [event for event in seen if isinstance(event, Crashed)]
+    assert (stats.cancelled, stats.crashes, stats.restarts) == (1, 0, 1)
+
+
+async def test_cancelling_is_not_rationed() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        for nth in range(1, 21):
+            job = pool.submit(jobs.sleep, gate.path, "")
+            await gate.visitor(nth=nth)
+            job.cancel()
+        await assert_serves(pool)
+        assert pool.stats().restarts == 20
+
+
+async def test_cancelling_a_job_ends_what_it_has_started() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        job = pool.submit(
+            jobs.start_program_and_wait, gate.path, "program", new_session=True
+        )
+        program = await gate.visitor("program")
+        job.cancel()
+        await program.gone()
+        await assert_serves(pool)
+
+
+async def test_cancelling_the_task_that_awaits_a_job_cancels_the_job() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.submit(jobs.sleep, gate.path, "")
+
+        async def wait() -> None:
+            await job
+
+        task = asyncio.create_task(wait())
+        visitor = await gate.visitor()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert job.cancelled()
+        await visitor.gone()
+        await assert_serves(pool)
+
+
+async def test_a_timeout_around_a_job_stops_it() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.submit(jobs.compute, gate.path, "")
+        visitor = await gate.visitor()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await job
+        assert job.cancelled()
+        await visitor.gone()
+        await assert_serves(pool)
+
+
+async def test_a_shielded_job_goes_on() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await asyncio.shield(job)
+        visitor.release()
+        assert await job == "go"
+
+
+async def test_cancelling_a_gather_of_a_thousand_jobs() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        every: list[Job[Any]] = [
+            *(pool.submit(jobs.sleep, gate.path, "") for _ in range(2)),
+            *(pool.submit(jobs.square, n) for n in range(1000)),
+        ]
+        everything = asyncio.gather(*every)
+        visitors = [await gate.visitor(nth=nth) for nth in (1, 2)]
+        everything.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await everything
+        assert all(job.cancelled() for job in every)
+        assert pool.stats().waiting == 0
+        for visitor in visitors:
+            await visitor.gone()
+        await assert_serves(pool)
+        stats = pool.stats()
+    assert (stats.cancelled, stats.completed, stats.crashes) == (1002, 20, 0)
+
+
+async def test_a_cancellation_may_meet_the_outcome_at_any_moment() -> None:
+    """It is the one or the other, and the pool is none the worse for it."""
+    async with patience(), Pool(2) as pool:
+        await idle(pool)
+        for turns in range(30):
+            job = pool.submit(jobs.square, turns)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            cancelled = job.cancel()
+            [outcome] = await asyncio.gather(job, return_exceptions=True)
+            if cancelled:
+                assert isinstance(outcome, asyncio.CancelledError)
+            else:
+                assert outcome == turns * turns
+        await assert_serves(pool)
+        stats = pool.stats()
+    assert stats.completed + stats.cancelled == stats.submitted == 50
+    assert stats.crashes == 0
+
+
+async def test_cancelling_jobs_while_the_pool_closes() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(1)
+        await pool.start()
+        running = pool.submit(jobs.sleep, gate.path, "")
+        dropped = pool.submit(jobs.square, 1)
+        queued = pool.submit(jobs.square, 2)
+        await gate.visitor()
+        close = await closing(pool)
+        assert dropped.cancel()
+        assert running.cancel()
+        # A job still waits, so the killed worker is replaced.
+        assert await queued == 4
+        summary = await close
+    assert (summary.finished, summary.failed) == (1, 0)
+    assert pool.stats().spawned == 2
+
+
+async def test_cancelling_the_last_job_lets_the_pool_close() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(1)
+        await pool.start()
+        running = pool.submit(jobs.sleep, gate.path, "")
+        queued = pool.submit(jobs.square, 2)
+        await gate.visitor()
+        close = await closing(pool)
+        assert queued.cancel()
+        assert running.cancel()
+        await close
+    assert pool.stats().spawned == 1
+
+
+async def test_a_jobs_callback_may_cancel_another_job() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        events = pool.events()
+        await idle(pool)
+        slow = pool.submit(jobs.sleep, gate.path, "")
+        visitor = await gate.visitor()
+        quick = pool.submit(jobs.square, 2)
+        quick.add_done_callback(lambda _: slow.cancel())
+        assert await quick == 4
+        await visitor.gone()
+        await assert_serves(pool)
+    assert len([event async for event in by_events(events, Exited)]) == 3

@@ -1,0 +1,304 @@
+"""How a pool ends: what is finished, what is failed, and how long it may take."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import pytest
+
+from asyncpool import CloseSummary, Crash, Job, Pool, PoolClosedError
+from tests.helpers import faults, jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import closing, idle, until
+
+pytestmark = BOTH_LOOPS
+
+Finish = Literal["all", "running", "none"]
+
+
+async def started(workers: int, **options: Any) -> Pool:
+    pool = Pool(workers, **options)
+    await pool.start()
+    await idle(pool)
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("finish", "results", "finished", "failed"),
+    [
+        ("all", ["go", "go", 0, 1, 4, 9, 16], 7, 0),
+        ("running", ["go", "go", *["never sent"] * 5], 2, 5),
+        ("none", [*["started"] * 2, *["never sent"] * 5], 0, 7),
+    ],
+)
+async def test_close_finishes_what_it_is_told_to(
+    finish: Finish, results: list[object], finished: int, failed: int
+) -> None:
+    crashes: list[Crash] = []
+    async with patience(), Gate() as gate:
+        pool = await started(2, on_crash=crashes.append)
+        running = [pool.submit(jobs.wait_at, gate.path) for _ in range(2)]
+        queued = [pool.submit(jobs.square, n) for n in range(5)]
+        visitors = [await gate.visitor(nth=nth) for nth in (1, 2)]
+        close = await closing(pool, finish=finish)
+        with pytest.raises(PoolClosedError):
+            pool.submit(jobs.square, 1)
+        for visitor in visitors:
+            visitor.release()
+        summary = await close
+        outcomes = await asyncio.gather(*running, *queued, return_exceptions=True)
+    assert summary == CloseSummary(finished=finished, failed=failed, killed=0)
+    assert [_brief(outcome) for outcome in outcomes] == results
+    assert crashes == []
+    assert pool.stats().state == "closed"
+
+
+def _brief(outcome: object) -> object:
+    return outcome.delivery if isinstance(outcome, PoolClosedError) else outcome
+
+
+@pytest.mark.parametrize("finish", ["all", "running", "none"])
+async def test_when_the_time_is_over_what_is_left_is_killed(finish: Finish) -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(2)
+        held = pool.submit(jobs.hold_the_gil, gate.path, "held")
+        stubborn = pool.submit(jobs.refuse_to_end, gate.path, "stubborn")
+        queued = [pool.submit(jobs.square, n) for n in range(5)]
+        visitors = [await gate.visitor(word) for word in ("held", "stubborn")]
+        summary = await pool.close(timeout=0.1, finish=finish)
+        for visitor in visitors:
+            await visitor.gone()
+        hopeless: list[Job[Any]] = [held, stubborn, *queued]
+        for job in hopeless:
+            with pytest.raises(PoolClosedError, match=f"job {job.id}") as caught:
+                await job
+            assert caught.value.delivery == (
+                "never sent" if job in queued else "started"
+            )
+            assert caught.value.job_id == job.id
+    # With "none" the job in C has ended by SIGTERM already.
+    assert summary.killed == (1 if finish == "none" else 2)
+    assert (summary.finished, summary.failed) == (0, 7)
+
+
+async def test_two_closes_share_one_result_and_the_stricter_one_counts() -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(1)
+        running = pool.submit(jobs.wait_at, gate.path)
+        queued = pool.submit(jobs.square, 3)
+        await gate.visitor()
+        mild = await closing(pool, timeout=600)
+        assert (running.done(), queued.done()) == (False, False)
+        strict = asyncio.create_task(pool.close(finish="running", timeout=600))
+        with pytest.raises(PoolClosedError):
+            await queued
+        assert not running.done()
+        last = asyncio.create_task(pool.close(finish="none", timeout=600))
+        with pytest.raises(PoolClosedError):
+            await running
+        summaries = [await close for close in (mild, strict, last)]
+        assert summaries == [CloseSummary(finished=0, failed=2, killed=0)] * 3
+        # A later one, too, and it has nothing to do.
+        assert await pool.close() == summaries[0]
+
+
+async def test_a_milder_close_does_not_loosen_the_first() -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(1)
+        job = pool.submit(jobs.sleep, gate.path, "")
+        await gate.visitor()
+        strict = await closing(pool, timeout=0.1)
+        mild = asyncio.create_task(pool.close(timeout=600))
+        assert await strict == await mild
+        with pytest.raises(PoolClosedError):
+            await job
+
+
+async def test_an_earlier_deadline_tightens_the_first() -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(1)
+        job = pool.submit(jobs.sleep, gate.path, "")
+        await gate.visitor()
+        mild = await closing(pool, timeout=600)
+        assert (await pool.close(timeout=0)).killed == 1
+        assert (await mild).killed == 1
+        with pytest.raises(PoolClosedError):
+            await job
+
+
+async def test_close_while_the_pool_starts() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(2, initializer=jobs.wait_at, initargs=(gate.path,))
+        start = asyncio.create_task(pool.start())
+        visitors = [await gate.visitor(nth=nth) for nth in (1, 2)]
+        assert await pool.close() == CloseSummary(finished=0, failed=0, killed=0)
+        with pytest.raises(PoolClosedError):
+            await start
+        for visitor in visitors:
+            await visitor.gone()
+
+
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+async def test_close_right_after_the_start_does_not_wait(
+    launcher: Literal["forkserver", "spawn"],
+) -> None:
+    async with patience():
+        for _ in range(5):
+            pool = Pool(4, launcher=launcher)
+            await pool.start()
+            began = asyncio.get_running_loop().time()
+            # Workers that are on their way get SIGTERM, and it must reach them.
+            await pool.close()
+            assert asyncio.get_running_loop().time() - began < 1.5
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(2, initializer=jobs.wait_at, initargs=(gate.path,))
+        start = asyncio.create_task(pool.start())
+        visitor = await gate.visitor()
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        await visitor.gone()
+        assert pool.stats().state == "closed"
+
+
+async def test_close_from_inside_on_crash() -> None:
+    closed: list[CloseSummary] = []
+
+    async def on_crash(_: Crash) -> None:
+        closed.append(await pool.close(finish="none"))
+
+    async with patience():
+        pool = Pool(2, on_crash=on_crash)
+        await pool.start()
+        culprit = pool.submit(faults.commit, "exit 3")
+        outcomes = await asyncio.gather(culprit, return_exceptions=True)
+        assert len(outcomes) == 1
+        summary = await pool.close()
+    assert summary.killed == 0
+    assert pool.stats().state == "closed"
+
+
+async def test_leaving_by_an_exception_kills_what_runs() -> None:
+    async with patience(), Gate() as gate:
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block is the point
+            async with Pool(1) as pool:
+                jobs_ = [pool.submit(jobs.sleep, gate.path, "") for _ in range(3)]
+                visitor = await gate.visitor()
+                raise ZeroDivisionError
+        outcomes = await asyncio.gather(*jobs_, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [PoolClosedError] * 3
+        await visitor.gone()
+
+
+async def test_leaving_by_cancellation_kills_what_runs() -> None:
+    async with patience(), Gate() as gate:
+        kept: list[asyncio.Future[Any]] = []
+
+        async def serve() -> None:
+            async with Pool(1) as pool:
+                kept.extend(pool.submit(jobs.sleep, gate.path, "") for _ in range(3))
+                await asyncio.get_running_loop().create_future()
+
+        service = asyncio.create_task(serve())
+        visitor = await gate.visitor()
+        service.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await service
+        outcomes = await asyncio.gather(*kept, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [PoolClosedError] * 3
+        await visitor.gone()
+
+
+async def test_cancelling_the_exit_kills_what_it_waits_for() -> None:
+    async with patience(), Gate() as gate:
+
+        async def serve() -> None:
+            async with Pool(1) as pool:
+                kept.append(pool.submit(jobs.sleep, gate.path, ""))
+
+        kept: list[asyncio.Future[Any]] = []
+        service = asyncio.create_task(serve())
+        visitor = await gate.visitor()
+        service.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await service
+        await visitor.gone()
+        with pytest.raises(PoolClosedError):
+            await kept[0]
+
+
+async def test_a_close_whose_caller_leaves_goes_on() -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(1)
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        close = await closing(pool)
+        close.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await close
+        assert job.state == "running"
+        visitor.release()
+        assert await job == "go"
+        assert (await pool.close()).finished == 1
+
+
+async def test_started_in_one_task_and_closed_in_another() -> None:
+    async with patience():
+        pool = Pool(2)
+        await asyncio.create_task(pool.start())
+        job = await asyncio.create_task(_submit(pool))
+        assert await job == 81
+        await asyncio.create_task(pool.close())
+        assert pool.stats().state == "closed"
+
+
+async def _submit(pool: Pool) -> asyncio.Future[int]:
+    return pool.submit(jobs.square, 9)
+
+
+async def test_a_closed_pool_stays_closed() -> None:
+    async with patience():
+        pool = await started(1)
+        await pool.close()
+        with pytest.raises(PoolClosedError):
+            pool.submit(jobs.square, 1)
+        with pytest.raises(PoolClosedError):
+            pool.options(max_attempts=2).submit(jobs.square, 1)
+        with pytest.raises(PoolClosedError):
+            await pool.start()
+        assert [event async for event in pool.events()] == []
+
+
+async def test_a_pool_that_was_never_started_can_be_closed() -> None:
+    async with patience():
+        pool = Pool(1)
+        with pytest.raises(PoolClosedError, match="not started"):
+            pool.submit(jobs.square, 1)
+        assert await pool.close() == CloseSummary(finished=0, failed=0, killed=0)
+        with pytest.raises(PoolClosedError):
+            await pool.start()
+
+
+async def test_a_worker_is_replaced_after_close_only_if_a_job_needs_it() -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(2)
+        culprits = [
+            pool.submit(faults.commit_at, gate.path, "exit 3") for _ in range(2)
+        ]
+        queued = pool.submit(jobs.square, 6)
+        visitors = [await gate.visitor("exit 3", nth) for nth in (1, 2)]
+        close = await closing(pool)
+        visitors[0].release()
+        assert await queued == 36
+        await until(pool, lambda stats: stats.crashes == 1)
+        visitors[1].release()
+        summary = await close
+        await asyncio.gather(*culprits, return_exceptions=True)
+    assert (summary.finished, summary.failed) == (1, 2)
+    assert pool.stats().spawned == 3

@@ -1,0 +1,210 @@
+"""What a pool tells about itself: events, figures, and its callback for crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import pickle
+
+import pytest
+
+from asyncpool import Crash, Pool, PoolClosedError, WorkerCrashedError
+from asyncpool.events import Crashed, Exited, Ready, Restarting, Spawned
+from tests.helpers import faults, jobs
+from tests.helpers.faults import by_name
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, crash_of, idle, until
+
+pytestmark = BOTH_LOOPS
+
+
+async def test_the_life_of_a_worker_in_events() -> None:
+    crashes: list[Crash] = []
+    async with patience(), Pool(1, on_crash=crashes.append) as pool:
+        events = pool.events()
+        first = pool.stats().slots[0].pid
+        assert first is not None
+        await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+        second = (await idle(pool)).slots[0].pid
+        assert second is not None
+    seen = [event async for event in events]
+    ready = next(event for event in seen if isinstance(event, Ready))
+    assert ready.seconds > 0
+    assert seen == [
+        Crashed(crashes[0]),
+        Restarting(0, 0.0),
+        Spawned(0, 2, second),
+        Ready(0, 2, second, ready.seconds),
+        Exited(0, 2, second),
+    ]
+    assert (crashes[0].slot, crashes[0].generation, crashes[0].pid) == (0, 1, first)
+    assert crashes[0].next_step == "restarting at once"
+
+
+async def test_every_listener_gets_every_event() -> None:
+    async with patience(), Pool(2) as pool:
+        early = [pool.events() for _ in range(3)]
+        await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+        await assert_serves(pool)
+        late = pool.events()
+        waiting = asyncio.create_task(anext(late))
+        await asyncio.sleep(0)
+        await pool.close()
+        seen = [[event async for event in events] for events in early]
+        assert seen[0] == seen[1] == seen[2]
+        assert [type(event) for event in seen[0]].count(Crashed) == 1
+        assert isinstance(await waiting, Exited)
+
+
+async def test_a_slow_listener_loses_the_oldest_events_and_knows_it() -> None:
+    async with patience(), Pool(1) as pool:
+        slow, quick = pool.events(buffer=2), pool.events()
+        await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+        await assert_serves(pool)
+        await pool.close()
+        everything = [event async for event in quick]
+        assert [event async for event in slow] == everything[-2:]
+        assert slow.dropped == len(everything) - 2 > 0
+        assert quick.dropped == 0
+        assert pool.stats().dropped_events == slow.dropped
+
+
+async def test_a_listener_that_leaves_is_forgotten() -> None:
+    async with patience(), Pool(1) as pool:
+        events = pool.events()
+        waiting = asyncio.create_task(anext(events))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        del events, waiting
+        await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+        await assert_serves(pool)
+        assert pool.stats().dropped_events == 0
+    with pytest.raises(PoolClosedError):
+        Pool(1).events()
+
+
+async def test_the_figures_add_up() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(2, name="figures")
+        assert (pool.stats().state, pool.stats().workers) == ("new", 2)
+        async with pool:
+            await idle(pool)
+            held = pool.submit(jobs.wait_at, gate.path)
+            visitor = await gate.visitor()
+            stats = pool.stats()
+            assert (stats.state, stats.idle, stats.busy) == ("running", 1, 1)
+            busy = next(slot for slot in stats.slots if slot.state == "busy")
+            assert (busy.job_id, busy.pid) == (held.id, visitor.pid)
+            assert "figures running: 2/2 workers, 1 idle, 1 busy" in repr(pool)
+            with pytest.raises(ZeroDivisionError):
+                await pool.submit(jobs.divide, 1, 0)
+            await crash_of(pool.submit(faults.commit, "exit 0"), by_name("exit 0"))
+            visitor.release()
+            await held
+            await assert_serves(pool)
+            stats = pool.stats()
+            assert (stats.submitted, stats.completed, stats.failed) == (23, 22, 1)
+            assert (stats.crashes, stats.restarts, stats.spawned) == (1, 1, 3)
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                stats.idle = 7  # type: ignore[misc] # that is the point
+        closed = pool.stats()
+        assert (closed.state, closed.idle, closed.busy) == ("closed", 0, 0)
+        assert {slot.pid for slot in closed.slots} == {None}
+
+
+async def test_an_error_survives_pickling() -> None:
+    async with patience(), Pool(1) as pool:
+        await crash_of(pool.submit(faults.commit, "SIGSEGV"), by_name("SIGSEGV"))
+        job = pool.submit(faults.commit, "SIGSEGV")
+        with pytest.raises(WorkerCrashedError) as caught:
+            await job
+    error = caught.value
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert vars(copy) == vars(error)
+    assert str(copy) == str(error)
+    assert "was killed by SIGSEGV" in str(error)
+    assert "Fatal Python error: Segmentation fault" in str(error)
+
+
+async def test_on_crash_may_be_async_and_use_the_pool() -> None:
+    results: list[int] = []
+
+    async def on_crash(crash: Crash) -> None:
+        results.append(await pool.submit(jobs.square, crash.attempt + 6))
+
+    async with patience():
+        pool = Pool(2, on_crash=on_crash)
+        async with pool:
+            await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+            await assert_serves(pool)
+    assert results == [49]
+
+
+async def test_on_crash_is_called_before_the_caller_knows() -> None:
+    crashes: list[Crash] = []
+    async with patience(), Pool(2, on_crash=crashes.append) as pool:
+        crash = await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+        assert crashes == [crash]
+
+
+async def test_an_on_crash_that_raises_is_logged_and_harms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls: list[str] = []
+
+    def sync_callback(_: Crash) -> None:
+        calls.append("sync")
+        raise LookupError("sync and broken")
+
+    async def async_callback(_: Crash) -> None:
+        calls.append("async")
+        raise LookupError("async and broken")
+
+    for callback in (sync_callback, async_callback):
+        async with patience(), Pool(2, on_crash=callback) as pool:
+            for _ in range(2):
+                await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+            await assert_serves(pool)
+            assert pool.stats().crashes == 2
+    assert calls == ["sync"] * 2 + ["async"] * 2
+    logged = [r.exc_text or "" for r in caplog.records if r.levelno == logging.ERROR]
+    assert len(logged) == 4
+    assert all("and broken" in text for text in logged)
+
+
+async def test_an_on_crash_that_stalls_holds_up_nothing_but_the_end() -> None:
+    cancelled: list[Crash] = []
+
+    async def on_crash(crash: Crash) -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cancelled.append(crash)
+
+    async with patience():
+        async with Pool(2, on_crash=on_crash) as pool:
+            for _ in range(3):
+                await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+            await assert_serves(pool)
+            assert cancelled == []
+        assert len(cancelled) == 3
+
+
+async def test_a_crash_is_logged_with_all_that_is_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with patience(), Pool(1, name="noisy") as pool:
+        job = pool.submit(faults.commit, "SIGSEGV")
+        crash = await crash_of(job, by_name("SIGSEGV"))
+        await until(pool, lambda stats: stats.idle == 1)
+    [text] = [r.getMessage() for r in caplog.records if r.name == "asyncpool"]
+    assert text == (
+        f"pool noisy: worker {crash.pid} in slot 0 was killed by SIGSEGV during "
+        f"attempt 1 of job {job.id}; restarting at once"
+    )

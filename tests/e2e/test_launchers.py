@@ -1,0 +1,279 @@
+"""Both ways to start workers, what they find imported, and a launcher that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from asyncpool import Crash, Pool, PoolBrokenError, RestartPolicy
+from tests.helpers import faults, jobs
+from tests.helpers.faults import Fault, by_name
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, crash_of, idle, until
+
+pytestmark = BOTH_LOOPS
+
+HASTY = RestartPolicy(base=0.01, cap=0.02, max_failed_starts=3, probe_after=None)
+PATIENT = RestartPolicy(
+    base=0.01,
+    cap=0.05,
+    max_failed_starts=None,
+    max_short_runs=None,
+    max_crashes=1000,
+    period=600,
+)
+
+Launcher = Literal["forkserver", "spawn"]
+both_launchers = pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+
+
+@both_launchers
+async def test_workers_serve_and_are_replaced(launcher: Launcher) -> None:
+    async with patience(), Pool(2, launcher=launcher) as pool:
+        await assert_serves(pool)
+        await crash_of(pool.submit(faults.commit, "SIGKILL"), by_name("SIGKILL"))
+        await assert_serves(pool)
+
+
+@both_launchers
+async def test_workers_start_light(launcher: Launcher) -> None:
+    async with patience(), Pool(1, launcher=launcher) as pool:
+        found = set(await pool.submit(jobs.modules))
+    heavy = {"asyncio", "logging", "anyio", "psutil", "cloudpickle", "multiprocessing"}
+    assert not found & heavy
+    assert not {name for name in found if name.startswith("asyncpool._runtime")}
+
+
+@both_launchers
+async def test_preloaded_modules_are_there(launcher: Launcher) -> None:
+    async with patience(), Pool(2, launcher=launcher, preload=["colorsys"]) as pool:
+        found = set(await pool.submit(jobs.modules))
+    # A fresh interpreter imports what it needs, when it needs it.
+    assert ("colorsys" in found) == (launcher == "forkserver")
+
+
+async def test_a_module_that_leaves_a_thread_behind_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ap_threads.py").write_text(
+        "import threading\n"
+        "stop = threading.Event()\n"
+        "threading.Thread(target=stop.wait, name='gremlin', daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    crashes: list[Crash] = []
+    async with patience():
+        pool = Pool(2, preload=["ap_threads"], restart=HASTY, on_crash=crashes.append)
+        with pytest.raises(PoolBrokenError, match="gremlin") as caught:
+            await pool.start()
+    assert 'launcher="spawn"' in str(caught.value)
+    assert {crash.kind for crash in crashes} == {"failed start"}
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (None, "No module named 'ap_missing'"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit(3)", "SystemExit(3)"),
+    ],
+)
+async def test_a_module_that_cannot_be_preloaded_is_named(
+    source: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if source is not None:
+        (tmp_path / "ap_missing.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with patience():
+        with pytest.raises(PoolBrokenError) as caught:
+            await Pool(2, preload=["json", "ap_missing"], restart=HASTY).start()
+    assert "'ap_missing' cannot be preloaded" in str(caught.value)
+    assert text in str(caught.value)
+
+
+async def test_a_preload_that_kills_the_launcher_is_heard_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ap_deadly.py").write_text("import os\nos._exit(7)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    async with patience():
+        with pytest.raises(PoolBrokenError, match="launcher"):
+            await Pool(2, preload=["ap_deadly"], restart=HASTY).start()
+
+
+async def _launcher_of(pool: Pool) -> int:
+    return await pool.submit(os.getppid)
+
+
+@both_launchers
+async def test_running_workers_outlive_a_launcher_that_is_killed(
+    launcher: Launcher,
+) -> None:
+    crashes: list[Crash] = []
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(2, launcher=launcher, on_crash=crashes.append) as pool,
+    ):
+        await idle(pool)
+        first = await _launcher_of(pool)
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        os.kill(first, signal.SIGKILL)
+        # Idle ones go on as well.
+        assert await pool.submit(jobs.square, 3) == 9
+        # The next start needs a new launcher, and gets one.
+        culprit = pool.submit(faults.commit, "SIGKILL")
+        await crash_of(culprit, Fault("unknown", lambda: None))
+        await idle(pool)
+        assert not held.done()
+        second = await _launcher_of(pool)
+        assert second not in {first, 1}
+        visitor.release()
+        assert await held == "go"
+        # One that has lost its parent is still replaced when it dies.
+        os.kill(visitor.pid, signal.SIGKILL)
+        await until(pool, lambda stats: stats.crashes == 2)
+        await assert_serves(pool)
+    assert len(crashes) == 2
+
+
+async def test_what_a_worker_without_a_launcher_has_started_is_killed_too() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        job = pool.submit(
+            jobs.start_program_and_wait, gate.path, "program", new_session=False
+        )
+        program = await gate.visitor("program")
+        os.kill(await _launcher_of(pool), signal.SIGKILL)
+        job.cancel()
+        await program.gone()
+        await assert_serves(pool)
+
+
+async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(2)
+        await pool.start()
+        launcher = await _launcher_of(pool)
+        held = pool.submit(jobs.sleep, gate.path, "")
+        visitor = await gate.visitor()
+        os.kill(launcher, signal.SIGKILL)
+        summary = await pool.close(timeout=0.1)
+        await visitor.gone()
+        await asyncio.gather(held, return_exceptions=True)
+    assert (summary.failed, summary.killed) == (1, 1)
+
+
+async def test_a_launcher_that_hangs_is_replaced() -> None:
+    async with patience(), Pool(1, start_timeout=0.5, restart=PATIENT) as pool:
+        first = await _launcher_of(pool)
+        os.kill(first, signal.SIGSTOP)
+        pid = await pool.submit(jobs.pid)
+        os.kill(pid, signal.SIGKILL)
+        await until(pool, lambda stats: stats.crashes >= 1)
+        await assert_serves(pool)
+        assert await _launcher_of(pool) != first
+
+
+# A process that may open no more.
+
+
+@contextlib.contextmanager
+def descriptors_left(spare: int) -> Iterator[None]:
+    """Let this process open *spare* more descriptors, and no more."""
+    held: list[int] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(spare):
+            os.close(held.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in held:
+            os.close(fd)
+
+
+# A dead worker leaves 5 behind, and the next one needs 9 to be started: it fails
+# at another step each time.
+@pytest.mark.parametrize("spare", [0, 1, 2, 3])
+async def test_without_descriptors_a_start_fails_and_is_tried_again(
+    spare: int,
+) -> None:
+    crashes: list[Crash] = []
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(2, restart=PATIENT, on_crash=crashes.append) as pool,
+    ):
+        await idle(pool)
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        pid = await pool.submit(jobs.pid)
+        with descriptors_left(spare):
+            os.kill(pid, signal.SIGKILL)
+            await until(pool, lambda stats: stats.crashes >= 3)
+        visitor.release()
+        assert await held == "go"
+        await assert_serves(pool)
+    first, *failed = crashes
+    assert first.signal == "SIGKILL"
+    assert {crash.kind for crash in failed} == {"failed start"}
+    assert all("Too many open files" in crash.detail for crash in failed)
+    assert {crash.pid for crash in failed} == {None}
+
+
+async def test_a_worker_without_a_pidfd_is_a_worker_too() -> None:
+    async with patience(), Pool(1, restart=PATIENT) as pool:
+        with descriptors_left(4):
+            os.kill(await pool.submit(jobs.pid), signal.SIGKILL)
+            await until(pool, lambda stats: stats.spawned == 2)
+            await assert_serves(pool)
+        await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
+        job = pool.submit(time.sleep, 3600)
+        job.cancel()
+        await assert_serves(pool)
+
+
+async def test_without_descriptors_a_pool_does_not_start() -> None:
+    for spare in range(3):
+        async with patience():
+            refused = pytest.raises(PoolBrokenError, match="Too many open files")
+            with descriptors_left(spare), refused:
+                await Pool(2, restart=HASTY).start()
+            async with Pool(2) as pool:
+                await assert_serves(pool)
+
+
+async def test_a_launcher_that_may_open_no_more_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ap_greedy.py").write_text(
+        "import os, resource\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "fds = [0]\n"
+        "while fds[-1] < 63:\n"
+        "    fds.append(os.open(os.devnull, os.O_RDONLY))\n"
+        "os.close(fds[-1])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    crashes: list[Crash] = []
+    async with patience():
+        pool = Pool(2, restart=HASTY, on_crash=crashes.append, preload=["ap_greedy"])
+        with pytest.raises(PoolBrokenError, match="may open no more descriptors"):
+            await pool.start()
+    assert {crash.kind for crash in crashes} == {"failed start"}

@@ -1,0 +1,225 @@
+"""Nothing outlives its pool, however the process that has the pool ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.helpers.gate import short_folder
+from tests.helpers.guards import marked_processes
+from tests.helpers.loops import LOOP_NAMES, loop_factories
+from tests.helpers.patience import PATIENCE
+from tests.helpers.scripts import finish, start_script
+
+# The promise, in seconds, for when the supervising process was killed.
+LIMIT = 1.0
+
+SERVICE = """
+    import asyncio, os, sys
+    import asyncpool
+    from tests.helpers import jobs, loops
+
+    gate, loop, how, *names = sys.argv[1:]
+
+
+    async def main():
+        pool = asyncpool.Pool(len(names))
+        await pool.start()
+        running = [pool.submit(getattr(jobs, name), gate, name) for name in names]
+        if how == "fork":
+            if os.fork() == 0:
+                jobs.wait_at(gate, "copy")
+                os._exit(0)
+        elif how == "leave":
+            await asyncio.to_thread(sys.stdin.read)
+            return
+        elif how == "exit":
+            await asyncio.to_thread(sys.stdin.read)
+            os._exit(0)
+        elif how in {"raise", "crash"}:
+            async with pool:
+                await asyncio.to_thread(sys.stdin.read)
+                raise SystemExit(7) if how == "raise" else ZeroDivisionError("mine")
+        elif how == "async with":
+            async with pool:
+                await asyncio.wait(running)
+        await asyncio.wait(running)
+
+
+    try:
+        with asyncio.Runner(loop_factory=loops.loop_factories()[loop]) as runner:
+            runner.run(main())
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+BUSY = ("sleep", "compute", "hold_the_gil", "backtrack", "refuse_to_end", "daemonize")
+
+loops = pytest.mark.parametrize("loop", LOOP_NAMES)
+
+
+@pytest.fixture(autouse=True)
+def installed(request: pytest.FixtureRequest) -> None:
+    params = getattr(request.node, "callspec", None)
+    loop = params.params.get("loop", "asyncio") if params is not None else "asyncio"
+    if loop not in loop_factories():
+        pytest.skip(f"{loop} is not installed")
+
+
+@dataclass
+class Door:
+    """What jobs of a script connect to; see :class:`tests.helpers.gate.Gate`."""
+
+    path: str
+    listener: socket.socket
+    visitors: dict[str, socket.socket]
+
+    def welcome(self, *words: str) -> None:
+        """Wait until all of them are there."""
+        while not set(words) <= self.visitors.keys():
+            visitor, _ = self.listener.accept()
+            visitor.settimeout(PATIENCE)
+            line = b""
+            while not line.endswith(b"\n"):
+                line += visitor.recv(1)
+            self.visitors[line.decode().rpartition(" ")[0]] = visitor
+
+    def gone(self, deadline: float, *but: str) -> None:
+        """Wait until nobody holds a connection any more."""
+        for word in self.visitors.keys() - set(but):
+            visitor = self.visitors[word]
+            visitor.settimeout(max(0.001, deadline - time.monotonic()))
+            with suppress(ConnectionError):
+                assert visitor.recv(1) == b""
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    with short_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "gate"))
+        listener.listen()
+        listener.settimeout(PATIENCE)
+        door = Door(str(folder / "gate"), listener, {})
+        yield door
+        for visitor in door.visitors.values():
+            visitor.close()
+
+
+def nothing_left(deadline: float) -> None:
+    """Look at the processes until ours are gone, or the time is over."""
+    while left := marked_processes():
+        assert time.monotonic() < deadline, f"left: {left}"
+
+
+class Service:
+    """The script above, from its start to the moment when its jobs have begun."""
+
+    def __init__(
+        self, folder: Path, door: Door, loop: str, how: str, *names: str
+    ) -> None:
+        self.door = door
+        self.process = start_script(
+            folder, SERVICE, door.path, loop, how, *names, keep_stdin=True
+        )
+        door.welcome(*names)
+
+    def leave(self) -> None:
+        """Let it go on, to its own end."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.stdin = None
+
+    def ended(self) -> tuple[int, str, str]:
+        """Wait for its end; return its status and what it wrote."""
+        out, err = finish(self.process)
+        return self.process.returncode, out, err
+
+    def killed(self) -> None:
+        """Kill it, and check that it leaves nothing behind."""
+        self.process.kill()
+        deadline = time.monotonic() + LIMIT
+        self.door.gone(deadline, "copy")
+        self.process.wait(PATIENCE)
+        if "copy" in self.door.visitors:
+            self.door.visitors["copy"].sendall(b"go")
+        nothing_left(deadline)
+        # No worker had anything to say about it.
+        assert self.ended() == (-signal.SIGKILL, "", "")
+
+
+@loops
+@pytest.mark.parametrize("name", BUSY)
+def test_when_the_supervising_process_is_killed_its_workers_go_too(
+    loop: str, name: str, tmp_path: Path, door: Door
+) -> None:
+    Service(tmp_path, door, loop, "wait", name).killed()
+
+
+@loops
+def test_idle_workers_and_busy_ones_go_together(
+    loop: str, tmp_path: Path, door: Door
+) -> None:
+    Service(tmp_path, door, loop, "wait", *BUSY, "pass_by").killed()
+
+
+def test_a_copy_of_the_supervising_process_keeps_nothing_alive(
+    tmp_path: Path, door: Door
+) -> None:
+    """It holds the pool's ends of all channels open, so there is no end of file."""
+    service = Service(tmp_path, door, "asyncio", "fork", "sleep", "hold_the_gil")
+    door.welcome("copy")
+    service.killed()
+
+
+def test_a_launcher_that_died_before_makes_no_difference(
+    tmp_path: Path, door: Door
+) -> None:
+    service = Service(tmp_path, door, "asyncio", "wait", "sleep", "compute")
+    launcher = psutil.Process(service.process.pid).children()[0]
+    launcher.kill()
+    service.killed()
+
+
+@loops
+@pytest.mark.parametrize("how", ["wait", "async with"])
+def test_ctrl_c_ends_a_script_cleanly(
+    loop: str, how: str, tmp_path: Path, door: Door
+) -> None:
+    names = ("sleep", "compute", "hold_the_gil")
+    service = Service(tmp_path, door, loop, how, *names)
+    # What the terminal does: everybody in the foreground gets it.
+    os.killpg(service.process.pid, signal.SIGINT)
+    assert service.ended() == (0, "interrupted\n", "")
+    nothing_left(time.monotonic() + LIMIT)
+
+
+@loops
+@pytest.mark.parametrize(
+    ("how", "status"), [("leave", 0), ("exit", 0), ("raise", 7), ("crash", 1)]
+)
+def test_a_script_that_ends_without_closing_its_pool_leaves_nothing(
+    loop: str, how: str, status: int, tmp_path: Path, door: Door
+) -> None:
+    service = Service(tmp_path, door, loop, how, "sleep", "compute", "hold_the_gil")
+    service.leave()
+    code, out, err = service.ended()
+    nothing_left(time.monotonic() + LIMIT)
+    assert (code, out) == (status, "")
+    assert err.endswith("ZeroDivisionError: mine\n") if how == "crash" else err == ""
+
+
+def test_a_script_that_is_terminated_leaves_nothing(tmp_path: Path, door: Door) -> None:
+    service = Service(tmp_path, door, "asyncio", "wait", "sleep", "hold_the_gil")
+    service.process.terminate()
+    deadline = time.monotonic() + LIMIT
+    assert service.ended() == (-signal.SIGTERM, "", "")
+    nothing_left(deadline)

@@ -1,0 +1,94 @@
+"""What workers print goes to ``logging``, and its end into crash reports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from asyncpool import Crash, Pool
+from tests.helpers import faults, jobs
+from tests.helpers.faults import by_name
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, crash_of
+
+pytestmark = BOTH_LOOPS
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "asyncpool.worker")
+    return caplog
+
+
+def said(lines: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    return [
+        (record.levelno, record.getMessage().partition(": ")[2])
+        for record in lines.records
+        if record.name == "asyncpool.worker"
+    ]
+
+
+async def test_lines_are_logged_one_by_one(lines: pytest.LogCaptureFixture) -> None:
+    async with patience(), Pool(1) as pool:
+        pid = await pool.submit(jobs.pid)
+        await pool.submit(jobs.say, "one\ntw")
+        await pool.submit(jobs.say, "o\nthree", "broken\n")
+        await pool.submit(jobs.call, print, "four")
+    logged = said(lines)
+    assert [text for level, text in logged if level == logging.INFO] == [
+        "one",
+        "two",
+        "threefour",
+    ]
+    assert [text for level, text in logged if level == logging.WARNING] == ["broken"]
+    assert f"worker {pid} in slot 0: one" in lines.messages
+
+
+async def test_nothing_is_lost_of_a_flood(lines: pytest.LogCaptureFixture) -> None:
+    async with patience(), Pool(1) as pool:
+        await pool.submit(jobs.flood, 1, 500_000)
+    assert [text for _, text in said(lines)] == ["x" * 99] * 5000
+
+
+async def test_the_last_words_of_a_worker_are_in_its_crash() -> None:
+    crashes: list[Crash] = []
+    async with patience(), Pool(1, on_crash=crashes.append) as pool:
+        await pool.submit(jobs.say, "", "".join(f"line {n}\n" for n in range(100)))
+        job = pool.submit(say_and_die)
+        crash = await crash_of(job, by_name("exit 3"))
+        await assert_serves(pool)
+    assert crash.stderr_tail[-2:] == ("line 99", "farewell")
+    assert len(crash.stderr_tail) == 40
+    assert "farewell" in str(job.exception())
+    assert crashes == [crash]
+
+
+def say_and_die() -> None:
+    jobs.say("not this", "farewell")
+    faults.commit("exit 3")
+
+
+async def test_closing_the_standard_streams_disturbs_nobody() -> None:
+    async with patience(), Pool(1) as pool:
+        pid = await pool.submit(jobs.pid)
+        await pool.submit(jobs.close_streams)
+        results = await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(9)))
+        assert results == [n * n for n in range(9)]
+        assert await pool.submit(jobs.pid) == pid
+        assert pool.stats().crashes == 0
+
+
+async def test_there_is_nothing_to_read_from_stdin() -> None:
+    async with patience(), Pool(1) as pool:
+        assert await pool.submit(jobs.read_stdin) == ("", b"")
+
+
+async def test_half_of_a_character_is_shown_as_such(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    async with patience(), Pool(1) as pool:
+        await pool.submit(jobs.say_bytes, b"caf\xc3", b"\xa9 \xff\n")
+    assert said(lines) == [(logging.INFO, "café �")]

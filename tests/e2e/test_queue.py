@@ -1,0 +1,148 @@
+"""Admission: order, bounds, and a pool that is full."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+
+import pytest
+
+from asyncpool import Pool, PoolFullError
+from asyncpool.events import Drained, Saturated
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import idle
+
+pytestmark = BOTH_LOOPS
+
+
+async def test_jobs_begin_in_the_order_of_the_calls() -> None:
+    order: list[int] = []
+    async with patience(), Pool(1) as pool:
+        queued = [pool.submit(jobs.square, n) for n in range(100)]
+        for job in queued:
+            job.add_done_callback(lambda job: order.append(math.isqrt(job.result())))
+        await asyncio.gather(*queued)
+    assert order == list(range(100))
+
+
+async def test_a_short_job_does_not_wait_behind_a_long_one() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        long = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        for n in range(100):
+            assert await pool.submit(jobs.square, n) == n * n
+        assert not long.done()
+        visitor.release()
+        assert await long == "go"
+
+
+async def test_a_full_pool_refuses_at_once_and_says_when_it_is_empty_again() -> None:
+    async with patience(), Gate() as gate, Pool(1, max_pending=2) as pool:
+        events = pool.events()
+        running = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        queued = [pool.submit(jobs.square, n) for n in range(2)]
+        with pytest.raises(PoolFullError) as caught:
+            pool.submit(jobs.square, 9)
+        with pytest.raises(PoolFullError):
+            pool.submit(jobs.square, 9)
+        assert (caught.value.waiting, caught.value.max_pending) == (2, 2)
+        visitor.release()
+        assert await asyncio.gather(running, *queued) == ["go", 0, 1]
+        assert await pool.submit(jobs.square, 3) == 9
+        stats = pool.stats()
+    seen = [event async for event in events]
+    assert [event for event in seen if isinstance(event, Saturated | Drained)] == [
+        Saturated(2),
+        Drained(),
+    ]
+    # What was refused was never accepted.
+    assert (stats.submitted, stats.completed, stats.failed) == (4, 4, 0)
+
+
+async def test_nothing_may_wait_if_the_bound_is_zero() -> None:
+    async with patience(), Gate() as gate, Pool(1, max_pending=0) as pool:
+        running = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        with pytest.raises(PoolFullError):
+            pool.submit(jobs.square, 1)
+        visitor.release()
+        assert await running == "go"
+        assert await pool.submit(jobs.square, 1) == 1
+
+
+async def test_cancelling_makes_room() -> None:
+    async with patience(), Gate() as gate, Pool(1, max_pending=1) as pool:
+        running = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        queued = pool.submit(jobs.square, 1)
+        with pytest.raises(PoolFullError):
+            pool.submit(jobs.square, 2)
+        queued.cancel()
+        other = pool.submit(jobs.square, 3)
+        visitor.release()
+        assert await other == 9
+        assert await running == "go"
+
+
+async def test_a_job_that_is_taken_over_may_exceed_the_bound() -> None:
+    async with patience(), Gate() as gate, Pool(1, max_pending=1) as pool:
+        twice = pool.options(max_attempts=2)
+        job = twice.submit(jobs.wait_in_every_attempt, gate.path)
+        visitor = await gate.visitor("attempt 1")
+        queued = pool.submit(jobs.square, 5)
+        visitor.release("die")
+        (await gate.visitor("attempt 2")).release()
+        assert await job == "go"
+        assert await queued == 25
+
+
+async def test_jobs_may_be_submitted_from_callbacks() -> None:
+    async with patience(), Pool(1) as pool:
+        last: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def again(job: asyncio.Future[int]) -> None:
+            if job.result() > 10**6:
+                last.set_result(job.result())
+            else:
+                pool.submit(jobs.square, job.result()).add_done_callback(again)
+
+        pool.submit(jobs.square, 2).add_done_callback(again)
+        assert await last == 2**32
+
+
+async def test_another_thread_is_told_to_go_through_the_loop() -> None:
+    errors: list[BaseException] = []
+
+    async with patience(), Pool(1) as pool:
+
+        def meddle() -> None:
+            try:
+                pool.submit(jobs.square, 1)
+            except RuntimeError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=meddle)
+        thread.start()
+        thread.join()
+        assert await pool.submit(jobs.square, 2) == 4
+        assert pool.stats().submitted == 1
+    assert "event loop" in str(errors[0])
+
+
+async def test_a_large_job_does_not_hold_up_the_others() -> None:
+    """It goes out in parts, and in between the others have their turns."""
+    async with patience(), Pool(2) as pool:
+        await idle(pool)
+        large = pool.submit(len, bytes(64_000_000))
+        done_before = 0
+        while not large.done():
+            await pool.submit(jobs.square, 3)
+            done_before += not large.done()
+        assert await large == 64_000_000
+        assert done_before > 1

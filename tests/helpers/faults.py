@@ -1,0 +1,271 @@
+"""The zoo of faults: what can go wrong in a worker, and how that looks from outside.
+
+The functions run in workers.  Those that abuse the channels find them among the
+locals of the worker's own frames: no interface leads to them, on purpose.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from asyncpool._core.frames import Kind, header
+from tests.helpers.jobs import arrive, wait_at
+
+__all__ = ["DEATHS", "FAULTS", "Fault", "by_name"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A way to die, and what the pool must make of it.
+
+    Attributes:
+        name: What it is.
+        commit: Does it; does not return.
+        kind: Of the crash.
+        signal: The name of the signal that ends the process.
+        exit_code: Its exit status otherwise.
+        detail: A part of the crash's detail.
+        tail: A part of the last lines of its stderr.
+    """
+
+    name: str
+    commit: Callable[[], None]
+    kind: str = "crash"
+    signal: str | None = None
+    exit_code: int | None = None
+    detail: str = ""
+    tail: str = ""
+
+
+# How to commit them.
+
+
+def commit(name: str) -> None:
+    by_name(name).commit()
+
+
+def commit_at(gate: str, name: str) -> None:
+    """Commit it when let go."""
+    wait_at(gate, name)
+    commit(name)
+
+
+def commit_later(gate: str, name: str) -> None:
+    """Return, and commit it from another thread when let go."""
+    threading.Thread(target=commit_at, args=(gate, name), daemon=True).start()
+
+
+def commit_at_exit(name: str) -> None:
+    atexit.register(commit, name)
+
+
+def first(token: str) -> bool:
+    """Tell whether this is the first call with *token*, in any process."""
+    try:
+        os.close(os.open(token, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def commit_first(token: str, name: str) -> None:
+    """Commit it as an initializer, in one worker only."""
+    if first(token):
+        commit(name)
+
+
+def commit_at_hello(token: str, name: str) -> None:
+    """Have it committed where the worker would say hello, in one worker only."""
+    from asyncpool._worker.control import Control
+
+    def send(self: Control, kind: Kind, payload: bytes = b"") -> None:
+        commit(name)
+
+    if first(token):
+        Control.send = send  # type: ignore[method-assign] # on purpose
+
+
+def commit_in_result(name: str, size: int) -> bytes:
+    """Have it committed when half of the result has been written."""
+    from asyncpool._worker import loop
+
+    def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
+        jobs.sendall((head + payload)[: size // 2])
+        commit(name)
+
+    loop._send = send
+    return bytes(size)
+
+
+class Trap:
+    """Commits a fault where it is unpickled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return commit, (self.name,)
+
+
+class Bomb:
+    """Commits a fault where it is pickled."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        commit(self.name)
+        return Bomb, (self.name,)
+
+
+def make_bomb(name: str) -> Bomb:
+    return Bomb(name)
+
+
+# The faults.
+
+
+def channels() -> tuple[socket.socket, socket.socket]:
+    """Return the job channel and the control channel of this worker."""
+    main = threading.main_thread().ident
+    assert main is not None
+    frame = sys._current_frames().get(main)
+    while frame is not None:
+        found = frame.f_locals
+        if frame.f_code.co_name == "work" and {"jobs", "control"} <= found.keys():
+            return found["jobs"], found["control"]._socket
+        frame = frame.f_back
+    raise LookupError("this is no worker")
+
+
+def linger() -> NoReturn:
+    while True:
+        threading.Event().wait()
+
+
+def die_by(number: signal.Signals) -> NoReturn:
+    os.kill(os.getpid(), number)
+    linger()
+
+
+def say(data: bytes) -> None:
+    """Write on the job channel, and go on as if nothing were the matter."""
+    channels()[0].sendall(data)
+    linger()
+
+
+def say_to_control(data: bytes) -> None:
+    channels()[1].sendall(data)
+    linger()
+
+
+def say_half(size: int, channel: int = 0) -> NoReturn:
+    """Write a frame's beginning and die."""
+    data = header(Kind.VALUE, 1000, 1, 1) + bytes(1000)
+    channels()[channel].sendall(data[:size])
+    os._exit(4)
+
+
+def shut_down() -> NoReturn:
+    """Tell the pool that nothing more comes, and go on."""
+    channels()[0].shutdown(socket.SHUT_RDWR)
+    linger()
+
+
+def close_everything() -> NoReturn:
+    os.closerange(3, 256)
+    linger()
+
+
+def leave_threads_behind() -> NoReturn:
+    """Exit while another thread is in the middle of something."""
+    threading.Thread(target=linger, daemon=False).start()
+    os._exit(5)
+
+
+def offence(name: str, commit: Callable[[], None], detail: str) -> Fault:
+    return Fault(name, commit, kind="protocol", signal="SIGKILL", detail=detail)
+
+
+DEATHS = (
+    Fault("SIGKILL", lambda: die_by(signal.SIGKILL), signal="SIGKILL"),
+    Fault("SIGTERM", lambda: die_by(signal.SIGTERM), signal="SIGTERM"),
+    Fault(
+        "SIGSEGV",
+        lambda: die_by(signal.SIGSEGV),
+        signal="SIGSEGV",
+        tail="Fatal Python error: Segmentation fault",
+    ),
+    Fault("SIGABRT", os.abort, signal="SIGABRT", tail="Fatal Python error: Aborted"),
+    Fault("exit 0", lambda: os._exit(0), exit_code=0),
+    Fault("exit 3", lambda: os._exit(3), exit_code=3),
+    Fault("exit with threads", leave_threads_behind, exit_code=5),
+)
+OFFENCES = (
+    Fault("half a header", lambda: say_half(7), exit_code=4),
+    Fault("half a frame", lambda: say_half(500), exit_code=4),
+    Fault("half a frame on control", lambda: say_half(500, channel=1), exit_code=4),
+    offence("garbage", lambda: say(b"\xff" * 999), "version 255"),
+    offence(
+        "unknown kind", lambda: say(b"\x01\x63" + bytes(18)), "unknown kind of frame"
+    ),
+    offence(
+        "oversized frame",
+        lambda: say(header(Kind.VALUE, 1 << 62, 1, 1)),
+        "exceeds the limit",
+    ),
+    offence("wrong kind", lambda: say(header(Kind.JOB, 0, 1, 1)), "sent JOB"),
+    offence(
+        "a job that it has not",
+        lambda: say(header(Kind.VALUE, 0, 999_999, 1)),
+        "job 999999",
+    ),
+    offence("garbage on control", lambda: say_to_control(b"\xff" * 999), "version 255"),
+    offence(
+        "value on control",
+        lambda: say_to_control(header(Kind.VALUE, 0, 1, 1)),
+        "sent VALUE",
+    ),
+    offence("shut channel", shut_down, "closed its channel"),
+    offence("closed descriptors", close_everything, "closed its channel"),
+)
+FAULTS = DEATHS + OFFENCES
+
+
+def by_name(name: str) -> Fault:
+    return next(fault for fault in FAULTS if fault.name == name)
+
+
+# Faults that need more than a moment.
+
+
+def answer_and_die(gate: str) -> str:
+    """Return, and die before the next job, with the gate closed behind the answer."""
+    from asyncpool._worker import loop
+
+    visit = arrive(gate)
+    visit.recv(100)
+    send = loop._send
+
+    def send_and_die(jobs: socket.socket, head: bytes, payload: bytes) -> None:
+        send(jobs, head, payload)
+        os._exit(3)
+
+    loop._send = send_and_die
+    return "answered"
+
+
+def raise_later(gate: str) -> None:
+    def body() -> None:
+        wait_at(gate)
+        raise LookupError
+
+    threading.Thread(target=body, daemon=True).start()

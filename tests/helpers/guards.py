@@ -1,0 +1,134 @@
+"""Find out what a test has left behind in this process and around it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.helpers.patience import PATIENCE
+
+__all__ = ["MARK", "Snapshot", "mark_descendants", "marked_processes", "open_fds"]
+
+# Every process that descends from this one has this in its environment, also when
+# it has lost its parents, changed its session and its command line.
+MARK = "ASYNCPOOL_TESTS"
+
+_SHM = Path("/dev/shm")
+_FD = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
+
+
+def mark_descendants() -> None:
+    """Mark what this process starts from here on."""
+    os.environ[MARK] = f"{os.getpid()}-{time.monotonic_ns()}"
+
+
+def marked_processes() -> dict[int, str]:
+    """Return the pid and command line of every living process with our mark."""
+    mark, found = os.environ.get(MARK), {}
+    for pid in psutil.pids():
+        with suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            if pid != os.getpid() and process.environ().get(MARK) == mark:
+                found[pid] = " ".join(process.cmdline())[:200]
+    return found
+
+
+def open_fds() -> dict[int, str]:
+    """Map each open descriptor of this process to what it points at."""
+    found = {}
+    for name in os.listdir(_FD):
+        # The descriptor of listdir() itself is gone by now.
+        with suppress(OSError):
+            target = os.readlink(_FD / name) if sys.platform == "linux" else "?"
+            os.fstat(int(name))
+            found[int(name)] = target
+    return found
+
+
+def _shm_entries() -> set[str]:
+    return set(os.listdir(_SHM)) if _SHM.is_dir() else set()
+
+
+def _children() -> dict[int, str]:
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found[child.pid] = f"{child.status()} {child.name()}"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What there was before a test."""
+
+    fds: dict[int, str] = field(default_factory=open_fds)
+    threads: frozenset[threading.Thread] = field(
+        default_factory=lambda: frozenset(threading.enumerate())
+    )
+    shm: set[str] = field(default_factory=_shm_entries)
+    processes: dict[int, str] = field(
+        default_factory=lambda: {**marked_processes(), **_children()}
+    )
+
+    def leaks(self) -> list[str]:
+        """Return a line for everything that was not there before, and end it."""
+        # What is only waiting for the collector is no leak.
+        gc.collect()
+        found = [
+            f"process {pid}: {what}"
+            for pid, what in {**marked_processes(), **_children()}.items()
+            if pid not in self.processes and _end(pid)
+        ]
+        found += [
+            f"descriptor {fd}: {target}"
+            for fd, target in open_fds().items()
+            if self.fds.get(fd) != target
+        ]
+        found += [f"thread: {thread!r}" for thread in self._new_threads()]
+        found += [f"/dev/shm/{name}" for name in self._new_shm()]
+        return found
+
+    def _new_threads(self) -> list[threading.Thread]:
+        """Return those that are not on their way out (a child watcher's may be)."""
+        extra = [t for t in threading.enumerate() if t not in self.threads]
+        for thread in extra:
+            thread.join(0.5)
+        return [thread for thread in extra if thread.is_alive()]
+
+    def _new_shm(self) -> set[str]:
+        """Return what stays; other programs of this machine use the place too."""
+        give_up_at = time.monotonic() + PATIENCE
+        while extra := _shm_entries() - self.shm:
+            extra = {name for name in extra if not _is_anothers(name)}
+            if not extra or time.monotonic() > give_up_at:
+                return extra
+            time.sleep(0.05)
+        return set()
+
+
+def _is_anothers(name: str) -> bool:
+    """Tell whether a program that is none of ours has /dev/shm/*name* in use."""
+    ours = {os.getpid(), *marked_processes()}
+    for pid in set(psutil.pids()) - ours:
+        with suppress(OSError):
+            if f"{_SHM}/{name}" in Path(f"/proc/{pid}/maps").read_text():
+                return True
+    return False
+
+
+def _end(pid: int) -> bool:
+    """End a leaked process, so that it is held against one test only."""
+    with suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+    return True

@@ -1,0 +1,256 @@
+"""Functions that run in workers.  Nothing heavy is imported here: workers do too."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import asyncpool
+
+__all__: list[str] = []
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def take(*args: object, **kwargs: object) -> int:
+    return len(args) + len(kwargs)
+
+
+def attempt() -> tuple[int, int]:
+    job = asyncpool.current_job()
+    return job.id, job.attempt
+
+
+# At the gate.
+
+
+def arrive(gate: str, word: str = "") -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(gate)
+    sock.sendall(f"{word} {os.getpid()}\n".encode())
+    return sock
+
+
+def wait_at(gate: str, word: str = "") -> str:
+    """Wait to be let go, and return the answer."""
+    with arrive(gate, word) as sock:
+        return sock.recv(4096).decode()
+
+
+def pass_by(gate: str, word: str = "") -> None:
+    arrive(gate, word).close()
+
+
+def wait_in_every_attempt(gate: str) -> str:
+    """Die when the answer is "die"; else return it."""
+    answer = wait_at(gate, f"attempt {asyncpool.current_job().attempt}")
+    if answer == "die":
+        os._exit(3)
+    return answer
+
+
+# Ways to be busy.
+
+
+def compute(gate: str, word: str) -> NoReturn:
+    with arrive(gate, word):
+        while True:
+            pass
+
+
+def sleep(gate: str, word: str) -> None:
+    with arrive(gate, word):
+        time.sleep(3600)
+
+
+def hold_the_gil(gate: str, word: str) -> None:
+    """Make one call that takes years and in which no other thread ever runs."""
+    with arrive(gate, word):
+        pow(3, 10**8)
+
+
+def backtrack(gate: str, word: str) -> None:
+    with arrive(gate, word):
+        re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def refuse_to_end(gate: str, word: str) -> NoReturn:
+    """Ignore whatever can be ignored."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with arrive(gate, word):
+        while True:
+            time.sleep(3600)
+
+
+# Ways to leave something behind.
+
+
+_HOLD = "import sys, time; sys.path[:0] = {path!r}; from tests.helpers import jobs; "
+
+
+def start_program(gate: str, word: str, *, new_session: bool) -> int:
+    """Start a program that waits at the gate, and leave it there."""
+    code = _HOLD.format(path=sys.path) + f"jobs.wait_at({gate!r}, {word!r})"
+    return subprocess.Popen(
+        [sys.executable, "-c", code], start_new_session=new_session
+    ).pid
+
+
+def start_program_and_wait(gate: str, word: str, *, new_session: bool) -> str:
+    start_program(gate, word, new_session=new_session)
+    return wait_at(gate, f"{word}'s parent")
+
+
+def daemonize(gate: str, word: str) -> str:
+    """Start a process the way daemons are started: its parents are all gone."""
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            wait_at(gate, word)
+        os._exit(0)
+    os.waitpid(child, 0)
+    return wait_at(gate, f"{word}'s worker")
+
+
+def fork_and_return(gate: str) -> str:
+    """Return twice, once in a copy of the worker."""
+    child = os.fork()
+    pass_by(gate, "copy" if child == 0 else "worker")
+    return "copy" if child == 0 else "worker"
+
+
+def start_thread(gate: str, word: str) -> None:
+    threading.Thread(target=wait_at, args=(gate, word), daemon=True).start()
+
+
+def raise_in_thread(text: str) -> str:
+    def body() -> NoReturn:
+        raise LookupError(text)
+
+    thread = threading.Thread(target=body, name="helper")
+    thread.start()
+    thread.join()
+    return text
+
+
+def finish_threads() -> int:
+    """Start threads that do something and end."""
+    results: list[int] = []
+    threads = [
+        threading.Thread(target=lambda n=n: results.append(square(n))) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(results)
+
+
+# Output.
+
+
+def say(out: str = "", err: str = "") -> None:
+    os.write(1, out.encode())
+    os.write(2, err.encode())
+
+
+def flood(stream: int, size: int) -> int:
+    """Write *size* bytes, in lines."""
+    line = b"x" * 99 + b"\n"
+    for _ in range(size // len(line)):
+        os.write(stream, line)
+    return size
+
+
+def flood_without_end(gate: str, stream: int) -> NoReturn:
+    pass_by(gate, "flood")
+    while True:
+        os.write(stream, b"y" * 99 + b"\n")
+
+
+# Errors.
+
+
+def fail(error: BaseException) -> NoReturn:
+    raise error
+
+
+def divide(one: float, other: float) -> float:
+    return one / other  # the line that fails
+
+
+def recurse(depth: int = 0) -> int:
+    return recurse(depth + 1) + 1
+
+
+def exhaust_memory() -> int:
+    return len(bytearray(1 << 62))
+
+
+def leave(status: object = 3) -> NoReturn:
+    sys.exit(status)  # type: ignore[arg-type]
+
+
+def stray_descriptors() -> list[str]:
+    """Return the sockets, pipes and files that this worker has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def modules() -> list[str]:
+    return sorted(sys.modules)
+
+
+def close_streams() -> None:
+    os.close(1)
+    os.close(2)
+
+
+def read_stdin() -> tuple[str, bytes]:
+    return sys.stdin.read(), os.read(0, 100)
+
+
+def say_bytes(*pieces: bytes) -> None:
+    for piece in pieces:
+        os.write(1, piece)
+
+
+def spin() -> NoReturn:
+    while True:
+        pass
+
+
+def finish_badly() -> NoReturn:
+    raise LookupError("badly")
+
+
+def fork_quietly() -> int:
+    return os.fork()
+
+
+def say_at_exit(text: str) -> None:
+    atexit.register(lambda: os.write(2, f"{text}\n".encode()))

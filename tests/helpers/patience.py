@@ -1,0 +1,16 @@
+"""How long a test waits for an event before it counts as lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+__all__ = ["PATIENCE", "patience"]
+
+# Nothing that works takes nearly as long, so this is paid by failing tests only.
+PATIENCE = 20.0 * float(os.environ.get("ASYNCPOOL_TEST_PATIENCE", "1"))
+
+
+def patience() -> asyncio.Timeout:
+    """Bound what is awaited inside; ``async with patience(): ...``."""
+    return asyncio.timeout(PATIENCE)

@@ -1,0 +1,112 @@
+"""Wait for what a pool does, and check what it says about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from asyncpool import (
+    CloseSummary,
+    Crash,
+    EventStream,
+    Pool,
+    PoolStats,
+    WorkerCrashedError,
+)
+from asyncpool.events import CrashKind, Delivery
+from tests.helpers import jobs
+from tests.helpers.faults import Fault
+
+__all__ = [
+    "assert_serves",
+    "assert_told",
+    "by_events",
+    "closing",
+    "crash_of",
+    "idle",
+    "until",
+]
+
+
+E = TypeVar("E")
+
+
+async def until(pool: Pool, predicate: Callable[[PoolStats], bool]) -> PoolStats:
+    """Wait for events of *pool* until *predicate* holds for its figures."""
+    events = pool.events()
+    while not predicate(pool.stats()):
+        await anext(events)
+    return pool.stats()
+
+
+async def idle(pool: Pool) -> PoolStats:
+    """Wait until every worker is ready, and idle unless it has got a job."""
+    return await until(pool, lambda stats: stats.idle + stats.busy == stats.workers)
+
+
+async def closing(pool: Pool, **options: Any) -> asyncio.Task[CloseSummary]:
+    """Return a task that has begun to close *pool*."""
+    task = asyncio.create_task(pool.close(**options))
+    await asyncio.sleep(0)
+    assert pool.stats().state in {"closing", "closed"}
+    return task
+
+
+async def assert_serves(pool: Pool) -> None:
+    """Check that *pool* has recovered: all of its workers run jobs."""
+    await idle(pool)
+    results = await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(20)))
+    assert results == [n * n for n in range(20)]
+
+
+def assert_told(crash: Crash, fault: Fault, *, kind: CrashKind | None = None) -> None:
+    """Check that *crash* is the report of *fault*."""
+    assert crash.kind == (kind or fault.kind)
+    assert crash.signal == fault.signal
+    assert crash.exit_code == fault.exit_code
+    assert fault.detail in crash.detail
+    assert fault.tail in "\n".join(crash.stderr_tail)
+    assert crash.pid is not None
+    assert crash.uptime >= 0
+
+
+async def crash_of(
+    job: asyncio.Future[Any],
+    fault: Fault,
+    *,
+    delivery: Delivery = "started",
+    attempts: int = 1,
+) -> Crash:
+    """Check that *job* ended by *fault*, and return the crash."""
+    with pytest.raises(WorkerCrashedError) as caught:
+        await job
+    error = caught.value
+    assert type(error) is WorkerCrashedError
+    assert error.delivery == delivery
+    assert len(error.crashes) == attempts
+    crash = error.crashes[-1]
+    assert_told(crash, fault)
+    assert (error.kind, error.signal, error.exit_code, error.stderr_tail) == (
+        crash.kind,
+        crash.signal,
+        crash.exit_code,
+        crash.stderr_tail,
+    )
+    assert (error.slot, error.generation, error.pid) == (
+        crash.slot,
+        crash.generation,
+        crash.pid,
+    )
+    assert error.job_id == crash.job_id
+    assert error.attempt == crash.attempt == attempts
+    return crash
+
+
+async def by_events(events: EventStream, kind: type[E]) -> AsyncIterator[E]:
+    """Yield the events of a kind, up to the end of the pool."""
+    async for event in events:
+        if isinstance(event, kind):
+            yield event

@@ -1,0 +1,75 @@
+"""Programs that use pools, run as a user would run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.helpers.patience import PATIENCE
+
+__all__ = ["ROOT", "finish", "run_script", "start_script"]
+
+ROOT = Path(__file__).parents[2]
+
+# Python's own complaints at exit (a coroutine that was never awaited, a transport
+# that was never closed) count as output too.
+_FLAGS = ("-W", "error")
+
+
+def start_script(
+    folder: Path,
+    source: str,
+    *args: str,
+    from_stdin: bool = False,
+    keep_stdin: bool = False,
+) -> subprocess.Popen[str]:
+    """Start *source* as a program in a session of its own.
+
+    Args:
+        folder: Where it runs.
+        source: The program.
+        *args: Its arguments.
+        from_stdin: Have the program read from its stdin.
+        keep_stdin: Leave its stdin open.
+    """
+    text = textwrap.dedent(source)
+    path = folder / "script.py"
+    path.write_text(text)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # pytest's own way to look at warnings must not be theirs.
+    env.pop("PYTHONWARNINGS", None)
+    name = "-" if from_stdin else str(path)
+    piped = from_stdin or keep_stdin
+    return subprocess.Popen(
+        [sys.executable, *_FLAGS, name, *args],
+        stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], stdin: str | None = None) -> tuple[str, str]:
+    """Wait for the end of a program, and return what it wrote."""
+    try:
+        return process.communicate(stdin, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"the script does not end: {out}\n{err}") from None
+
+
+def run_script(folder: Path, source: str, *args: str) -> str:
+    """Run *source* to its good end, and return what it printed."""
+    process = start_script(folder, source, *args)
+    out, err = finish(process)
+    assert err == ""
+    assert process.returncode == 0
+    return out

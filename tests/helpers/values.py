@@ -1,0 +1,125 @@
+"""Values and exceptions that are hard to send."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+__all__: list[str] = []
+
+
+class NeedsTwoError(Exception):
+    """Cannot be made from its own ``args``."""
+
+    def __init__(self, left: str, right: str) -> None:
+        super().__init__(f"{left} and {right}")
+        self.left = left
+        self.right = right
+
+
+class NeedsKeywordError(Exception):
+    def __init__(self, *, code: int) -> None:
+        super().__init__("failed")
+        self.code = code
+
+
+class HoldsLockError(Exception):
+    """Cannot be pickled at all."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class HostileError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text for you")
+
+    def __reduce__(self) -> NoReturn:
+        raise ValueError("no pickle for you")
+
+
+@dataclass
+class Point:
+    x: float
+    y: float
+
+    def scaled(self, factor: float) -> Point:
+        return Point(self.x * factor, self.y * factor)
+
+    @classmethod
+    def origin(cls) -> Point:
+        return cls(0, 0)
+
+    @staticmethod
+    def dimensions() -> int:
+        return 2
+
+    def __call__(self) -> float:
+        return self.x + self.y
+
+
+class OnlyThere:
+    """Pickles in a worker, and cannot be unpickled by the pool."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return refuse, ()
+
+
+def refuse() -> NoReturn:
+    raise ValueError("not here")
+
+
+def make_only_there() -> OnlyThere:
+    return OnlyThere()
+
+
+def make_lock() -> Any:
+    return threading.Lock()
+
+
+class Unpicklable:
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("not for sale")
+
+
+class ExplodesThere:
+    """Pickles here, and raises in the worker."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return explode, (self.error,)
+
+
+def explode(error: BaseException) -> NoReturn:
+    raise error
+
+
+def raise_needs_two() -> NoReturn:
+    raise NeedsTwoError("salt", "pepper")
+
+
+def raise_needs_keyword() -> NoReturn:
+    raise NeedsKeywordError(code=7)
+
+
+def raise_holds_lock() -> NoReturn:
+    raise HoldsLockError("the lock is mine")
+
+
+def raise_hostile() -> NoReturn:
+    raise HostileError(threading.Lock())
+
+
+def raise_from_cause() -> None:
+    try:
+        float("inner")
+    except ValueError as error:
+        raise RuntimeError("outer") from error
+
+
+def raise_group() -> NoReturn:
+    raise ExceptionGroup("several", [ValueError("one"), TypeError("two")])

@@ -1,0 +1,7 @@
+"""These tests run in an event loop, which must have nothing to report."""
+
+from __future__ import annotations
+
+from tests.helpers.reports import no_stray_tasks, quiet_loop
+
+__all__ = ["no_stray_tasks", "quiet_loop"]

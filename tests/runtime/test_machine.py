@@ -1,0 +1,112 @@
+"""How many CPUs a pool may use, and where no pool can run."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from asyncpool import Pool, UnsupportedPlatformError
+from asyncpool._runtime import machine
+
+UNIFIED = "0::/a/b\n"
+LEGACY = "12:cpu,cpuacct:/a\n3:memory:/a\n1:name=systemd:/\n"
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have the cgroups read from a folder, and eight CPUs by affinity."""
+    read = machine._read
+
+    def read_there(path: Path) -> str:
+        inside = tmp_path / "self" if path == Path("/proc/self/cgroup") else path
+        return read(inside)
+
+    monkeypatch.setattr(machine, "_read", read_there)
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    return tmp_path
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("limits", "cpus"),
+    [
+        ({}, 8),
+        ({"a/b/cpu.max": "max 100000\n"}, 8),
+        ({"a/b/cpu.max": "200000 100000\n"}, 2),
+        ({"a/b/cpu.max": "150000 100000\n"}, 2),
+        ({"a/b/cpu.max": "10000 100000\n"}, 1),
+        ({"a/b/cpu.max": "9900000 100000\n"}, 8),
+        # The tightest on the way up counts.
+        ({"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
+        ({"cpu.max": "300000 100000\n"}, 3),
+        ({"a/b/cpu.max": "rubbish"}, 8),
+        ({"a/b/cpu.max": "100000 0\n"}, 8),
+    ],
+)
+def test_a_quota_of_cgroup_v2(limits: dict[str, str], cpus: int, groups: Path) -> None:
+    put(groups / "self", UNIFIED)
+    for name, text in limits.items():
+        put(groups / name, text)
+    assert machine.usable_cpus() == cpus
+
+
+@pytest.mark.parametrize(
+    ("folder", "quota", "cpus"),
+    [("cpu/a", -1, 8), ("cpu/a", 250_000, 3), ("cpu", 100_000, 1), ("memory/a", 1, 8)],
+)
+def test_a_quota_of_cgroup_v1(folder: str, quota: int, cpus: int, groups: Path) -> None:
+    put(groups / "self", LEGACY)
+    put(groups / folder / "cpu.cfs_quota_us", f"{quota}\n")
+    put(groups / folder / "cpu.cfs_period_us", "100000\n")
+    assert machine.usable_cpus() == cpus
+
+
+def test_affinity_counts_without_a_quota(
+    groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+    assert machine.usable_cpus() == 2
+    assert Pool().stats().workers == 2
+
+
+def test_without_affinity_all_cpus_count(
+    groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert machine.usable_cpus() == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "text"),
+    [(socket, "AF_UNIX", "Unix sockets"), (socket, "SCM_RIGHTS", "descriptors")],
+)
+def test_a_platform_without_the_means_is_refused_at_construction(
+    target: object, name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(target, name)
+    with pytest.raises(UnsupportedPlatformError, match=text):
+        Pool(1)
+
+
+def test_an_interpreter_that_does_not_know_itself_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.executable", "")
+    with pytest.raises(UnsupportedPlatformError, match=r"sys\.executable"):
+        Pool(1)
+
+
+def test_the_kernels_count_of_kills_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_read", lambda _: "pgfault 5\noom_kill 17\n")
+    assert machine.oom_kills() == 17
+    monkeypatch.setattr(machine, "_read", lambda _: "")
+    assert machine.oom_kills() == 0

@@ -1,0 +1,247 @@
+"""Tests of asyncpool/errors.py, and of how a crash is put into words."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+
+from asyncpool import errors
+from asyncpool.errors import (
+    AsyncPoolError,
+    JobError,
+    JobNotPicklableError,
+    JobRaisedError,
+    JobTimeoutError,
+    PoolBrokenError,
+    PoolClosedError,
+    PoolFullError,
+    ProtocolError,
+    RemoteTraceback,
+    UnsupportedPlatformError,
+    WorkerCrashedError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+    WorkerStartError,
+)
+from asyncpool.events import Crash
+
+CRASH = Crash(
+    slot=2,
+    generation=7,
+    pid=4242,
+    exit_code=None,
+    signal="SIGSEGV",
+    kind="crash",
+    uptime=12.5,
+    job_id=17,
+    attempt=1,
+    detail="",
+    stderr_tail=("one", "two"),
+    next_step="restarting at once",
+)
+NO_PROCESS = dataclasses.replace(
+    CRASH,
+    pid=None,
+    signal=None,
+    kind="failed start",
+    job_id=None,
+    attempt=0,
+    detail="too many open files",
+    stderr_tail=(),
+)
+OUT_OF_MEMORY = dataclasses.replace(
+    CRASH, signal="SIGKILL", kind="out of memory", stderr_tail=()
+)
+HUNG = dataclasses.replace(OUT_OF_MEMORY, kind="hung", detail="silent for 5 s")
+
+TWO = "\n    one\n    two"
+
+# Each error, with the one message that it must have.
+EXAMPLES: dict[AsyncPoolError, str] = {
+    UnsupportedPlatformError("no sockets here"): "no sockets here",
+    PoolClosedError(): "the pool is closed",
+    PoolClosedError("closed", job_id=3, delivery="started"): "closed",
+    PoolFullError(waiting=64, max_pending=64): (
+        "64 jobs are waiting and max_pending is 64: "
+        "shed load, or try again when some have finished"
+    ),
+    PoolBrokenError(reason="no hope", crashes=(), retry_after=None): (
+        "the pool is broken: no hope"
+    ),
+    PoolBrokenError(reason="no hope", crashes=(NO_PROCESS, CRASH), retry_after=30.0): (
+        "the pool is broken: no hope; last: worker 4242 in slot 2 was killed by "
+        f"SIGSEGV during attempt 1 of job 17{TWO}"
+    ),
+    ProtocolError("bad frame"): "bad frame",
+    JobTimeoutError(job_id=17, attempt=2, timeout=2.5): (
+        "job 17 exceeded its limit of 2.5 s in attempt 2"
+    ),
+    JobTimeoutError(job_id=17, attempt=0, timeout=60.0): (
+        "job 17 exceeded its limit of 60 s in the queue"
+    ),
+    JobNotPicklableError(
+        "args[1] cannot be pickled", direction="arguments", name="args[1]", job_id=3
+    ): "args[1] cannot be pickled",
+    JobRaisedError(SystemExit(3), job_id=17, attempt=1): (
+        "the job raised SystemExit(3)"
+    ),
+    WorkerCrashedError(job_id=17, crashes=(CRASH,), delivery="started"): (
+        "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17; "
+        f"the job had started{TWO}"
+    ),
+    WorkerStartError(job_id=17, crashes=(NO_PROCESS,), delivery="never sent"): (
+        "worker without a process in slot 2 could not be started (failed start): "
+        "too many open files; the job had not been sent"
+    ),
+    WorkerHungError(job_id=17, crashes=(CRASH, HUNG), delivery="sent"): (
+        "worker 4242 in slot 2 was killed by SIGKILL (hung): silent for 5 s during "
+        "attempt 1 of job 17; the job had been sent but not started"
+    ),
+    WorkerOutOfMemoryError(job_id=17, crashes=(OUT_OF_MEMORY,), delivery="started"): (
+        "worker 4242 in slot 2 was killed by SIGKILL (out of memory) during attempt "
+        "1 of job 17; the job had started"
+    ),
+}
+
+
+def details(error: BaseException) -> dict[str, Any]:
+    # Exceptions are equal only to themselves, so their text has to do.
+    return {
+        name: repr(value) if isinstance(value, BaseException) else value
+        for name, value in vars(error).items()
+    }
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_the_message_says_what_happened(error: AsyncPoolError) -> None:
+    assert str(error) == EXAMPLES[error]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_an_error_survives_pickling_and_copying(error: AsyncPoolError) -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        twin = pickle.loads(pickle.dumps(error, protocol))
+        assert type(twin) is type(error)
+        assert (str(twin), details(twin)) == (str(error), details(error))
+        assert twin.args == error.args
+    assert details(copy.copy(error)) == details(error)
+
+
+def test_notes_survive_pickling() -> None:
+    error = PoolClosedError()
+    error.add_note("in row 17")
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["in row 17"]
+
+
+def test_a_wrapped_exception_is_the_cause_also_after_pickling() -> None:
+    error = JobRaisedError(KeyboardInterrupt("stop"))
+    assert error.__cause__ is error.exception
+    twin = pickle.loads(pickle.dumps(error))
+    assert twin.__cause__ is twin.exception
+    assert repr(twin.exception) == "KeyboardInterrupt('stop')"
+
+
+def test_there_is_an_example_of_each() -> None:
+    abstract = {AsyncPoolError, JobError}
+    assert {type(error) for error in EXAMPLES} == {
+        getattr(errors, name) for name in errors.__all__ if name != "RemoteTraceback"
+    } - abstract
+
+
+def test_the_tree_is_the_one_in_the_documentation() -> None:
+    tree = errors.__doc__ or ""
+    depth = {
+        line.split("`")[1]: (len(line) - len(line.lstrip())) // 4
+        for line in tree.splitlines()
+        if line.lstrip().startswith("* ")
+    }
+    assert set(depth) | {"RemoteTraceback"} == set(errors.__all__)
+    for name, level in depth.items():
+        ancestors = getattr(errors, name).__mro__
+        assert sum(base.__name__ in depth for base in ancestors) == level + 1
+
+
+def test_only_what_a_stranger_would_catch_is_a_built_in_error_too() -> None:
+    builtin = {
+        name: {
+            base
+            for base in getattr(errors, name).__mro__
+            if base.__module__ == "builtins"
+        }
+        - {Exception, BaseException, object}
+        for name in errors.__all__
+    }
+    assert {name: bases for name, bases in builtin.items() if bases} == {
+        "PoolClosedError": {RuntimeError},
+        "JobTimeoutError": {TimeoutError, OSError},
+    }
+    assert not issubclass(AsyncPoolError, asyncio.CancelledError)
+
+
+def test_a_crash_error_tells_about_its_last_crash() -> None:
+    error = WorkerHungError(job_id=17, crashes=(CRASH, HUNG), delivery="started")
+    for name in ("kind", "slot", "generation", "pid", "exit_code", "signal"):
+        assert getattr(error, name) == getattr(HUNG, name)
+    assert (error.attempt, error.stderr_tail) == (HUNG.attempt, HUNG.stderr_tail)
+    assert error.crashes == (CRASH, HUNG)
+
+
+@pytest.mark.parametrize(
+    ("changes", "how"),
+    [
+        ({}, "was killed by SIGSEGV"),
+        ({"signal": None, "exit_code": 3}, "exited with status 3"),
+        ({"signal": None, "exit_code": 0}, "exited with status 0"),
+        ({"signal": None}, "ended with an unknown status"),
+        ({"signal": None, "pid": None}, "could not be started"),
+        ({"kind": "protocol"}, "was killed by SIGSEGV (protocol)"),
+        ({"detail": "why"}, "was killed by SIGSEGV: why"),
+    ],
+)
+def test_how_a_worker_ended(changes: dict[str, Any], how: str) -> None:
+    crash = dataclasses.replace(CRASH, **changes)
+    assert crash.how == how
+    assert how in str(crash)
+
+
+def test_a_long_stderr_is_quoted_from_its_end() -> None:
+    tail = tuple(f"line {number}" for number in range(9))
+    crash = dataclasses.replace(CRASH, stderr_tail=tail)
+    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
+    assert str(error).splitlines()[1:] == [f"    {line}" for line in tail[-5:]]
+    assert error.stderr_tail == tail
+
+
+def test_of_a_fatal_error_the_innermost_calls_are_quoted() -> None:
+    tail = (
+        "some output",
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Current thread 0x0 (most recent call first):",
+        '  File "a.py", line 1 in crash',
+        '  File "a.py", line 2 in job',
+        '  File "a.py", line 3 in execute',
+        '  File "a.py", line 4 in serve',
+    )
+    crash = dataclasses.replace(CRASH, stderr_tail=tail)
+    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
+    assert str(error).splitlines()[1:] == [
+        f"    {line}" for line in (tail[1], *tail[3:7])
+    ]
+
+
+def test_a_fatal_error_without_a_stack_is_quoted_all_the_same() -> None:
+    crash = dataclasses.replace(
+        CRASH, stderr_tail=("Fatal Python error: Aborted", "x", "y")
+    )
+    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
+    assert str(error).splitlines()[1:] == ["    Fatal Python error: Aborted"]
+
+
+def test_a_remote_traceback_prints_as_a_block() -> None:
+    assert str(RemoteTraceback("Traceback\n  line\n\n")) == "\n\nTraceback\n  line\n"

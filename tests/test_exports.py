@@ -1,0 +1,112 @@
+"""The public names: pinned, loaded when they are used, and no more than these."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import typing
+from pathlib import Path
+
+import pytest
+
+import asyncpool
+from asyncpool import errors, events
+
+PACKAGE = Path(asyncpool.__file__).parent
+
+PUBLIC = """
+    AsyncPoolError CloseSummary Crash CurrentJob EventStream Job JobError
+    JobNotPicklableError JobRaisedError JobTimeoutError Pool PoolBrokenError
+    PoolClosedError PoolFullError PoolStats PoolView ProtocolError RemoteTraceback
+    RestartPolicy SlotStats UnsupportedPlatformError WorkerCrashedError
+    WorkerHungError WorkerOutOfMemoryError WorkerStartError current_job
+"""
+
+EVENTS = """
+    Crashed Drained Exited GaveUp Parked Ready Recovered Restarting Saturated
+    Spawned TakenOver
+"""
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(asyncpool.__all__) == PUBLIC.split()
+
+
+@pytest.mark.parametrize("name", PUBLIC.split())
+def test_every_public_name_is_there_and_documented(name: str) -> None:
+    thing = getattr(asyncpool, name)
+    assert thing is getattr(asyncpool, name)
+    assert thing.__doc__
+    assert not thing.__doc__.startswith(f"{name}(")
+    assert name in dir(asyncpool)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'asyncpool' has no attribute 'Pol'"):
+        asyncpool.Pol  # noqa: B018
+
+
+def test_type_checkers_see_the_names_that_there_are() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        (node.module, alias.name)
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == {
+        (home, name) for home, names in asyncpool._HOMES.items() for name in names
+    }
+    assert {name for _, name in seen} == set(asyncpool.__all__)
+
+
+def test_every_error_is_public() -> None:
+    assert set(errors.__all__) <= set(asyncpool.__all__)
+
+
+def test_the_events_are_these() -> None:
+    assert {event.__name__ for event in typing.get_args(events.Event)} == set(
+        EVENTS.split()
+    )
+    assert set(EVENTS.split()) <= set(events.__all__)
+
+
+@pytest.mark.parametrize("name", events.__all__)
+def test_what_a_pool_tells_is_frozen_data(name: str) -> None:
+    thing = getattr(events, name)
+    if isinstance(thing, type):
+        assert dataclasses.is_dataclass(thing)
+        assert thing.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        assert not hasattr(thing, "__dict__") or not thing.__dict__.get("__dict__")
+
+
+MODULES = sorted(
+    path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")
+)
+
+
+@pytest.mark.parametrize(
+    "path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_every_module_says_what_it_exports(path: Path) -> None:
+    exported: list[str] = []
+    defined = set()
+    for node in ast.parse(path.read_text()).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts)):
+                exported = [ast.literal_eval(element) for element in elts]
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                defined.add(name)
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                defined.add(name)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                defined.add(node.name)
+    assert exported, "it has no __all__"
+    assert exported == sorted(exported, key=by_kind)
+    assert set(exported) <= defined
+
+
+def by_kind(name: str) -> tuple[int, str]:
+    """Sort as ruff does: constants, classes, functions."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)

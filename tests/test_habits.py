@@ -1,0 +1,90 @@
+"""How tests are written here: they wait for events, and use fakes, not mocks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+CORE = TESTS.parent / "asyncpool" / "_core"
+
+FILES = sorted(TESTS.rglob("*.py"))
+# Helpers may wait, with a bound and for a reason: they are where patience lives.
+SUITE = [path for path in FILES if TESTS / "helpers" not in path.parents]
+
+MOCKS = ("unittest.mock", "mock", "pytest_mock")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(TESTS))
+
+
+def walk(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text()))
+
+
+def sleeps(path: Path) -> list[int]:
+    """Return the lines that call any ``sleep`` with anything but a literal zero."""
+    lines = []
+    for node in walk(path):
+        if not isinstance(node, ast.Call):
+            continue
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        argument = node.args[0] if node.args else None
+        is_zero = isinstance(argument, ast.Constant) and argument.value == 0
+        if called == "sleep" and not is_zero:
+            lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize("path", SUITE, ids=name_of)
+def test_no_test_sleeps(path: Path) -> None:
+    assert not sleeps(path)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_test_mocks(path: Path) -> None:
+    for node in walk(path):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.arg):
+            names = ["mock"] if node.arg == "mocker" else []
+        for name in names:
+            assert not name.startswith(MOCKS), f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("path", sorted((TESTS / "core").glob("*.py")), ids=name_of)
+def test_tests_of_the_core_need_no_event_loop(path: Path) -> None:
+    for node in walk(path):
+        assert not isinstance(node, ast.AsyncFunctionDef | ast.Await)
+
+
+@pytest.mark.parametrize(
+    "module", [path.stem for path in CORE.glob("*.py") if path.stem != "__init__"]
+)
+def test_every_module_of_the_core_has_its_tests(module: str) -> None:
+    # Commands are plain data; what they mean is checked where they are carried out.
+    home = "imaginary" if module == "commands" else f"test_{module}"
+    assert (TESTS / "core" / f"{home}.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        ("time.sleep(0.1)", True),
+        ("await asyncio.sleep(delay)", True),
+        ("await asyncio.sleep(0)", False),
+        ("sleep()", True),
+        ("pool.submit(time.sleep, 60)", False),
+    ],
+)
+def test_a_sleep_is_found(line: str, bad: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    path = tmp_path / "test_it.py"
+    path.write_text(f"async def test() -> None:\n    {line}\n")
+    assert bool(sleeps(path)) is bad

@@ -1,0 +1,123 @@
+"""The architecture, as a test: imports only ever point downwards."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "asyncpool"
+
+# What the core may use of the rest of the world.  Pickling is computation, too.
+PURE = {
+    "__future__",
+    "cloudpickle",
+    "collections",
+    "dataclasses",
+    "enum",
+    "io",
+    "json",
+    "pickle",
+    "struct",
+    "traceback",
+    "typing",
+}
+IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}
+
+# What each part may import of the others, besides itself.
+MAY_IMPORT = {
+    "events": set(),
+    "errors": {"events"},
+    "_core": {"errors", "events"},
+    "_descriptors": set(),
+    "_worker": {"_core", "_descriptors", "errors", "events"},
+    "_runtime": {"_core", "_descriptors", "errors", "events"},
+}
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+def parts(path: Path) -> tuple[str, ...]:
+    return path.relative_to(ROOT).with_suffix("").parts
+
+
+def imports(path: Path, *, deferred: bool = True) -> set[str]:
+    """Return the modules that *path* imports, those in functions if *deferred*."""
+    tree = ast.parse(path.read_text())
+    found = set()
+    for node in ast.walk(tree) if deferred else tree.body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    """Return the parts of the package that *path* imports."""
+    names = {name.split(".") for name in ()} | set()
+    for name in imports(path):
+        first, *rest = name.split(".")
+        if first == "asyncpool":
+            names.add(rest[0] if rest else "")
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: ".".join(parts(path)[1:]))
+def test_imports_point_downwards(path: Path) -> None:
+    part = parts(path)[1]
+    if part in MAY_IMPORT:
+        assert ours(path) <= MAY_IMPORT[part] | {part}
+
+
+def test_every_part_has_its_place() -> None:
+    faces = {parts(path)[1] for path in MODULES} - set(MAY_IMPORT)
+    for path in MODULES:
+        if parts(path)[1] in MAY_IMPORT:
+            assert not ours(path) & faces, "what is below knows nothing of a face"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "_core").glob("*.py")), ids=lambda path: path.stem
+)
+def test_the_core_is_pure(path: Path) -> None:
+    for name in imports(path):
+        root = name.split(".")[0]
+        assert root == "asyncpool" or root in PURE, name
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert not isinstance(node, ast.AsyncFunctionDef | ast.Await)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in IMPURE_CALLS
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "_worker").glob("*.py")), ids=lambda path: path.stem
+)
+def test_workers_need_nothing_that_must_be_installed(path: Path) -> None:
+    for name in imports(path):
+        root = name.split(".")[0]
+        assert root == "asyncpool" or root in sys.stdlib_module_names, name
+
+
+HEAVY = ("asyncio", "anyio", "cloudpickle", "concurrent", "logging", "multiprocessing")
+HEAVY += ("psutil", "subprocess", "asyncpool.pool", "asyncpool._runtime")
+
+
+@pytest.mark.parametrize(
+    "module", ["asyncpool", "asyncpool._worker.bootstrap", "asyncpool._worker.template"]
+)
+def test_workers_start_light(module: str) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {module}; "
+        f"print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    # Without the site packages, which also may import what they like at the start.
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (found.stdout.strip(), found.stderr) == ("", "")

@@ -1,0 +1,188 @@
+"""The contract of the reaper: the dead are collected, and so is what they leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.scripts import run_script
+
+# The reaper looks at all children of its process, so it gets one of its own.
+PREAMBLE = """
+import os, select, signal, socket, sys, time
+from asyncpool._worker.kernel import adopt_orphans, children
+from asyncpool._worker.reaper import Reaper
+
+adopt_orphans()
+wake_out, wake_in = os.pipe()
+os.set_blocking(wake_in, False)
+signal.set_wakeup_fd(wake_in)
+signal.signal(signal.SIGCHLD, lambda *_: None)
+reaper = Reaper()
+
+
+def wait():
+    "Wait for the end of some child."
+    assert select.select([wake_out], [], [], 20)[0]
+    os.read(wake_out, 4096)
+
+
+def fork(body):
+    "Run body in a worker, and return its pid."
+    if (pid := os.fork()) == 0:
+        os.setsid()
+        adopt_orphans()
+        body()
+        os._exit(0)
+    reaper.add(pid)
+    return pid
+
+
+def reap(count):
+    "Reap until that many workers have ended."
+    ended = []
+    while len(ended) < count:
+        wait()
+        ended += reaper.reap()
+    return ended
+
+
+class Life:
+    "A pipe that is at its end when nobody is left of those who hold it."
+
+    def __init__(self):
+        self.out, self.held = os.pipe()
+
+    def let_go(self):
+        os.close(self.held)
+
+    def over(self):
+        "Wait for that, and go on reaping meanwhile."
+        ended = []
+        while True:
+            ready, _, _ = select.select([self.out, wake_out], [], [], 20)
+            assert ready
+            if wake_out in ready:
+                os.read(wake_out, 4096)
+                ended += reaper.reap()
+            if self.out in ready:
+                assert os.read(self.out, 1) == b""
+                return ended
+
+
+def nap():
+    time.sleep(3600)
+
+
+def program():
+    os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(3600)"])
+"""
+
+
+def check(folder: Path, source: str) -> None:
+    assert run_script(folder, PREAMBLE + source + "\nprint('good')\n") == "good\n"
+
+
+def test_the_ends_of_workers_are_told(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        """
+a = fork(lambda: os._exit(7))
+b = fork(lambda: os.kill(os.getpid(), signal.SIGKILL))
+c = fork(lambda: None)
+assert dict(reap(3)) == {a: 7, b: -9, c: 0}
+assert list(reaper.reap()) == []
+assert children() == set()
+""",
+    )
+
+
+def test_the_process_group_of_a_dead_worker_is_killed(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        """
+life = Life()
+def leave_a_child():
+    if os.fork() == 0:
+        nap()
+worker = fork(leave_a_child)
+life.let_go()
+assert life.over() == [(worker, 0)]
+reaper.end_all()
+assert children() == set()
+""",
+    )
+
+
+@pytest.mark.parametrize("body", ["nap", "program"])
+def test_a_session_that_a_dead_worker_began_is_killed(
+    body: str, tmp_path: Path
+) -> None:
+    check(
+        tmp_path,
+        f"""
+life = Life()
+os.set_inheritable(life.held, True)
+def begin_a_session():
+    if os.fork() == 0:
+        os.setsid()
+        {body}()
+worker = fork(begin_a_session)
+life.let_go()
+assert life.over() == [(worker, 0)]
+""",
+    )
+
+
+def test_what_a_living_worker_has_sent_away_is_left_alone(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        """
+ready_out, ready_in = os.pipe()
+daemons = Life()
+os.set_inheritable(daemons.held, True)
+def daemonize():
+    if (child := os.fork()) == 0:
+        if os.fork() == 0:
+            os.setsid()
+            program()
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.write(ready_in, b".")
+    nap()
+worker = fork(daemonize)
+daemons.let_go()
+os.read(ready_out, 1)
+other = fork(lambda: os._exit(0))
+assert reap(1) == [(other, 0)]
+assert list(reaper.reap()) == []
+assert not select.select([daemons.out], [], [], 0)[0]
+os.kill(worker, signal.SIGKILL)
+assert daemons.over() == [(worker, -9)]
+""",
+    )
+
+
+def test_ending_everything_leaves_nothing(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        """
+life = Life()
+def family():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.setsid()
+            nap()
+    nap()
+for _ in range(3):
+    fork(family)
+life.let_go()
+reaper.end_all()
+assert children() == set()
+assert os.read(life.out, 1) == b""
+""",
+    )
