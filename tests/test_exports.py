@@ -78,7 +78,6 @@ def test_what_a_pool_tells_is_frozen_data(name: str) -> None:
     if isinstance(thing, type):
         assert dataclasses.is_dataclass(thing)
         assert thing.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        assert not hasattr(thing, "__dict__") or not thing.__dict__.get("__dict__")
 
 
 MODULES = sorted(
@@ -102,6 +101,8 @@ def test_every_module_says_what_it_exports(path: Path) -> None:
                 defined.add(name)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 defined.add(node.name)
+            case _:
+                pass
     assert exported, "it has no __all__"
     assert exported == sorted(exported, key=by_kind)
     assert set(exported) <= defined

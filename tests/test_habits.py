@@ -56,7 +56,7 @@ def test_no_test_mocks(path: Path) -> None:
         elif isinstance(node, ast.arg):
             names = ["mock"] if node.arg == "mocker" else []
         for name in names:
-            assert not name.startswith(MOCKS), f"line {node.lineno}"
+            assert not name.startswith(MOCKS)
 
 
 @pytest.mark.parametrize("path", sorted((TESTS / "core").glob("*.py")), ids=name_of)

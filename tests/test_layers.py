@@ -60,7 +60,7 @@ def imports(path: Path, *, deferred: bool = True) -> set[str]:
 
 def ours(path: Path) -> set[str]:
     """Return the parts of the package that *path* imports."""
-    names = {name.split(".") for name in ()} | set()
+    names = set()
     for name in imports(path):
         first, *rest = name.split(".")
         if first == "asyncpool":
@@ -104,8 +104,18 @@ def test_workers_need_nothing_that_must_be_installed(path: Path) -> None:
         assert root == "asyncpool" or root in sys.stdlib_module_names, name
 
 
-HEAVY = ("asyncio", "anyio", "cloudpickle", "concurrent", "logging", "multiprocessing")
-HEAVY += ("psutil", "subprocess", "asyncpool.pool", "asyncpool._runtime")
+HEAVY = [
+    "anyio",
+    "asyncio",
+    "asyncpool._runtime",
+    "asyncpool.pool",
+    "cloudpickle",
+    "concurrent",
+    "logging",
+    "multiprocessing",
+    "psutil",
+    "subprocess",
+]
 
 
 @pytest.mark.parametrize(

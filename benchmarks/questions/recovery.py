@@ -113,7 +113,8 @@ def measure(bench: Bench) -> Reading:
     A pool that is not full again within the limit **breaks** if its calls keep
     failing, **shrinks** if others still get results, and otherwise **hangs**.
     The other figures say how many calls failed for each kill, of which the one that
-    held the worker has to, and how many never got any answer at all.
+    held the worker has to, and how many never got any answer at all: such a pool
+    **loses calls**, however soon it is full again.
     """
     limit = bench.scale.heal_limit
 
@@ -156,6 +157,8 @@ def conclude(healings: list[Healing], status: str) -> Reading:
         "silent": mean(healing.silent for healing in healings),
     }
     note = "" if status == "ok" else f"at kill {len(healings) + 1}"
+    if status == "ok" and figures["silent"]:
+        status = "loses calls"
     return Reading(figures, taken, status, note)
 
 

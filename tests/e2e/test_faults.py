@@ -87,6 +87,7 @@ async def test_while_idle(fault: Fault) -> None:
         visitor.release()
         if fault.name == "closed descriptors":
             # Nothing shows, and nothing is lost but the next job, which finds out.
+            await visitor.gone()
             fault = Fault(fault.name, fault.commit, exit_code=1, tail="Bad file")
             await crash_of(pool.submit(jobs.square, 1), fault)
         elif fault.name == "shut channel":
