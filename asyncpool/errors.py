@@ -71,6 +71,8 @@ def _rebuild(
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(details)
+    if isinstance(error, JobRaisedError):
+        error.__cause__ = error.exception
     return error
 
 

@@ -20,6 +20,7 @@ _LOGGER = logging.getLogger("asyncpool.worker")
 # a worker that floods its stderr is slowed down, and nobody else.
 _CHUNK = 8192
 _LINES_A_TURN = 64
+_LINES_AT_THE_END = 1024
 _TAIL_LINES = 40
 _TAIL_WIDTH = 500
 
@@ -111,12 +112,13 @@ class Output:
                 self._tail.append(_text(self._rest)[:_TAIL_WIDTH])
             self._lines.append(self._rest)
             self._rest = b""
-        dropped = len(self._lines) - _LINES_A_TURN
+        dropped = len(self._lines) - _LINES_AT_THE_END
         if dropped > 0:
             self._emit(f"({dropped} lines are left out here)")
             for _ in range(dropped):
                 self._lines.popleft()
-        self._emit_some()
+        while self._emit_some():
+            pass
 
     def _emit(self, text: str) -> None:
         if self._mode == "log" and _LOGGER.hasHandlers():

@@ -146,7 +146,7 @@ async def test_close_right_after_the_start_does_not_wait(
     launcher: Literal["forkserver", "spawn"],
 ) -> None:
     async with patience():
-        for _ in range(5):
+        for _ in range(3):
             pool = Pool(4, launcher=launcher)
             await pool.start()
             began = asyncio.get_running_loop().time()
