@@ -162,6 +162,7 @@ class Pool:
         """
         if self._closed_unused:
             raise PoolClosedError
+        self._check_loop()
         if self._supervisor is None:
             self._supervisor = Supervisor(self._config)
             self._task = asyncio.create_task(
@@ -270,10 +271,11 @@ class Pool:
 
         Returns:
             How many jobs were finished and failed meanwhile, and how many workers
-            killed.
+            had to be killed by SIGKILL.
 
         Raises:
             ValueError: If an argument is out of range.
+            RuntimeError: If the pool was started in another event loop.
 
         Cancellation:
             Safe: the close goes on without the caller.
@@ -289,6 +291,7 @@ class Pool:
         if self._supervisor is None:
             self._closed_unused = True
             return CloseSummary(finished=0, failed=0, killed=0)
+        self._check_loop()
         self._supervisor.close(_FINISH[finish], timeout)
         await asyncio.shield(self._supervisor.done)
         return self._supervisor.summary()
@@ -340,6 +343,12 @@ class Pool:
                 cancelled = error
         if cancelled is not None:
             raise cancelled
+
+    def _check_loop(self) -> None:
+        if self._task is not None and (
+            self._task.get_loop() is not asyncio.get_running_loop()
+        ):
+            raise RuntimeError(f"pool {self.name} was started in another event loop")
 
     def _running(self) -> Supervisor:
         if self._supervisor is None:

@@ -69,9 +69,7 @@ def test_tests_of_the_core_need_no_event_loop(path: Path) -> None:
     "module", [path.stem for path in CORE.glob("*.py") if path.stem != "__init__"]
 )
 def test_every_module_of_the_core_has_its_tests(module: str) -> None:
-    # Commands are plain data; what they mean is checked where they are carried out.
-    home = "imaginary" if module == "commands" else f"test_{module}"
-    assert (TESTS / "core" / f"{home}.py").exists()
+    assert (TESTS / "core" / f"test_{module}.py").exists()
 
 
 @pytest.mark.parametrize(

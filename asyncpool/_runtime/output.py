@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import sys
 from collections import deque
-from typing import Literal
+from typing import Literal, TextIO
 
 __all__ = ["Output", "OutputMode"]
 
@@ -20,6 +21,7 @@ _LOGGER = logging.getLogger("asyncpool.worker")
 # a worker that floods its stderr is slowed down, and nobody else.
 _CHUNK = 8192
 _LINES_A_TURN = 64
+_RETRY_AFTER = 0.05  # s, while nobody reads this process's own stdout
 _LINES_AT_THE_END = 1024
 _TAIL_LINES = 40
 _TAIL_WIDTH = 500
@@ -86,22 +88,39 @@ class Output:
         self._lines.extend(lines)
         if self._emit_some():
             self._loop.remove_reader(self._fd)
-            self._loop.call_soon(self._go_on)
+            self._go_on_later()
         return True
+
+    def _go_on_later(self) -> None:
+        if self._can_emit():
+            self._loop.call_soon(self._go_on)
+        else:
+            self._loop.call_later(_RETRY_AFTER, self._go_on)
 
     def _go_on(self) -> None:
         if self._fd < 0:
             return
         if self._emit_some():
-            self._loop.call_soon(self._go_on)
+            self._go_on_later()
         else:
             self._loop.add_reader(self._fd, self._read_some)
 
     def _emit_some(self) -> bool:
         """Pass some lines on; tell whether there are more."""
         for _ in range(min(_LINES_A_TURN, len(self._lines))):
+            if not self._can_emit():
+                break
             self._emit(_text(self._lines.popleft()))
         return bool(self._lines)
+
+    def _can_emit(self) -> bool:
+        return self._to_log() or _is_writable(self._stream())
+
+    def _to_log(self) -> bool:
+        return self._mode == "log" and _LOGGER.hasHandlers()
+
+    def _stream(self) -> TextIO | None:
+        return sys.stderr if self._err else sys.stdout
 
     def _detach(self) -> None:
         self._loop.remove_reader(self._fd)
@@ -113,23 +132,38 @@ class Output:
             self._lines.append(self._rest)
             self._rest = b""
         dropped = len(self._lines) - _LINES_AT_THE_END
-        if dropped > 0:
+        if dropped > 0 and self._can_emit():
             self._emit(f"({dropped} lines are left out here)")
             for _ in range(dropped):
                 self._lines.popleft()
-        while self._emit_some():
-            pass
+        while self._lines and self._can_emit():
+            self._emit(_text(self._lines.popleft()))
 
     def _emit(self, text: str) -> None:
-        if self._mode == "log" and _LOGGER.hasHandlers():
+        if self._to_log():
             level = logging.WARNING if self._err else logging.INFO
             with contextlib.suppress(Exception):  # a handler or filter of the user's
                 _LOGGER.log(level, "%s: %s", self.label, text)
             return
-        stream = sys.stderr if self._err else sys.stdout
+        stream = self._stream()
         # A service whose own stdout is gone or full must not lose its pool to it.
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.write(f"{text}\n")
+            if stream is not None:
+                stream.write(f"{text}\n")
+                stream.flush()
+
+
+def _is_writable(stream: TextIO | None) -> bool:
+    """Tell whether a line can be written now; a pipe may have no reader that reads.
+
+    Then the worker waits, as it would if the stream were its own, and not the loop.
+    """
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno() if stream is not None else -1, select.POLLOUT)
+    except (OSError, ValueError, AttributeError, OverflowError):
+        return True  # no real file: it has its own ways
+    return bool(poll.poll(0))
 
 
 def _text(line: bytes) -> str:

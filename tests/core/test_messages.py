@@ -95,6 +95,7 @@ def test_hostile_bytes_are_a_protocol_error_or_a_failure_of_strings(
 
 
 def test_a_failure_on_the_wire() -> None:
+    assert MAX_TEXT == 16_384
     assert Failure("thread", "é", "t").pack() == b'["thread", "\\u00e9", "t"]'
 
 

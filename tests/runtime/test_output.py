@@ -154,8 +154,21 @@ async def test_closing_reads_what_the_dead_have_written(
     log: pytest.LogCaptureFixture,
 ) -> None:
     with pipe() as (output, writing):
-        os.write(writing, b"w" * 59 + b"\n")
-        os.write(writing, (b"w" * 59 + b"\n") * 1000)
+        os.write(writing, b"".join(b"%d\n" % n for n in range(60)))
         output.close()
         output.close()
-    assert len(log.messages) == 1001
+    assert log.messages == [f"w: {n}" for n in range(60)]
+
+
+async def test_what_is_left_out_of_a_flood_at_its_end_is_counted(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    with pipe(err=True) as (output, writing):
+        os.write(writing, b"".join(b"%d\n" % n for n in range(10_000)))
+        output.close()
+    shown = [message.removeprefix("w: ") for message in log.messages]
+    [note] = [text for text in shown if not text.isdecimal()]
+    assert int(note.removeprefix("(").partition(" ")[0]) + len(shown) - 1 == 10_000
+    # The end of it is what matters.
+    assert shown[-60:] == [str(n) for n in range(9940, 10_000)]
+    assert output.tail == tuple(str(n) for n in range(9960, 10_000))
