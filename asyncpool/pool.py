@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
+import anyio
+
 from asyncpool._core.attempts import AttemptPolicy
-from asyncpool._core.messages import WorkerConfig
+from asyncpool._core.messages import MAX_INITIALIZER, WorkerConfig
 from asyncpool._core.outcome import dumps
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Finish
@@ -87,7 +89,7 @@ class Pool:
 
     Raises:
         UnsupportedPlatformError: If this platform cannot run a pool.
-        ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range, or *initargs* too large (64 MiB).
         TypeError: If an argument is of the wrong kind.
         JobNotPicklableError: If *initializer* or *initargs* cannot be pickled.
     """
@@ -335,12 +337,14 @@ class Pool:
             return
         supervisor.close(Finish.NONE, 0.0)
         cancelled: asyncio.CancelledError | None = None
-        while not supervisor.done.done():
-            # Each further cancellation is kept until nothing is left to leak.
-            try:
-                await asyncio.shield(supervisor.done)
-            except asyncio.CancelledError as error:
-                cancelled = error
+        # A cancelled scope of anyio's cancels in every turn of the loop, hence the
+        # shield; each of asyncio's is kept until nothing is left to leak.
+        with anyio.CancelScope(shield=True):
+            while not supervisor.done.done():
+                try:
+                    await asyncio.shield(supervisor.done)
+                except asyncio.CancelledError as error:
+                    cancelled = error
         if cancelled is not None:
             raise cancelled
 
@@ -410,13 +414,20 @@ def _pack_initializer(
     if initializer is None:
         return None
     try:
-        return dumps((initializer, initargs))
+        payload = dumps((initializer, initargs))
     except Exception as error:
         raise JobNotPicklableError(
             f"initializer or initargs cannot be pickled: {error}",
             direction="arguments",
             name="initializer",
         ) from error
+    if len(payload) > MAX_INITIALIZER:
+        raise ValueError(
+            f"initializer and initargs have {len(payload)} bytes when pickled, and "
+            f"{MAX_INITIALIZER} is the most, since every new worker gets them: have "
+            "the initializer load what is large, from a file for example"
+        )
+    return payload
 
 
 def _check_int(name: str, value: int, *, at_least: int) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from asyncpool.errors import ProtocolError
 
 __all__ = [
+    "MAX_CONFIG",
+    "MAX_INITIALIZER",
     "Failure",
     "LauncherConfig",
     "WorkerConfig",
@@ -25,6 +27,10 @@ __all__ = [
 ]
 
 MAX_TEXT = 16_384
+
+# The most bytes of an initializer with its arguments, and of a whole configuration.
+MAX_INITIALIZER = 1 << 26
+MAX_CONFIG = MAX_INITIALIZER + (1 << 20)
 
 _PID = struct.Struct("!q")
 _EXIT = struct.Struct("!qq")

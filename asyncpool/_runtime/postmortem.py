@@ -111,7 +111,6 @@ def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
 def broken_error(
     reason: str,
     crashes: tuple[Crash, ...],
-    *,
     retry_after: float | None,
     job: Job[object] | None,
 ) -> PoolBrokenError:

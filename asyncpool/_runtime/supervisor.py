@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar, assert_never
 
 import anyio
@@ -51,6 +52,9 @@ __all__ = ["Supervisor"]
 _LOGGER = logging.getLogger("asyncpool")
 
 _CRASHES_KEPT = 10
+
+# Failing a job takes some microseconds, and a queue may have a million of them.
+_FAILED_A_TURN = 500
 
 
 P = ParamSpec("P")
@@ -154,7 +158,7 @@ class Supervisor:
         if core.closing is not None or self.done.done():
             raise PoolClosedError
         if core.broken is not None:
-            raise self._broken_error()
+            raise self._broken_errors()(None)
         waiting = core.dispatcher.waiting
         if limit is not None and waiting >= limit and not core.dispatcher.idle:
             if not self._saturated:
@@ -379,32 +383,52 @@ class Supervisor:
         self._workers.create_task(self._tend(handle), name=f"slot {slot}")
 
     def _fail_jobs(self, numbers: tuple[int, ...], why: str) -> None:
-        for number in numbers:
-            job = self._book.jobs[number]
-            if why == "broken":
-                self._book.fail(job, self._broken_error(job))
-                continue
-            delivery: events.Delivery = "never sent"
-            if job.slot is not None:
-                delivery = delivery_of(job, self._handles[job.slot])
-            text = f"the pool was closed before job {job.id} was done"
-            self._book.fail(
-                job, PoolClosedError(text, job_id=job.id, delivery=delivery)
-            )
+        jobs = iter([self._book.jobs[number] for number in numbers])
+        error_for: Callable[[Job[Any]], Exception] = self._closed_error
+        if why == "broken":
+            error_for = self._broken_errors()
+        self._fail_some(jobs, error_for)
+        if len(numbers) > _FAILED_A_TURN:
+            rest = self._fail_the_rest(jobs, error_for)
+            self._workers.create_task(rest, name="failing what is queued")
+
+    def _fail_some(
+        self, jobs: Iterator[Job[Any]], error_for: Callable[[Job[Any]], Exception]
+    ) -> bool:
+        some = list(itertools.islice(jobs, _FAILED_A_TURN))
+        for job in some:
+            self._book.fail(job, error_for(job))
+        return bool(some)
+
+    async def _fail_the_rest(
+        self, jobs: Iterator[Job[Any]], error_for: Callable[[Job[Any]], Exception]
+    ) -> None:
+        more = True
+        while more:
+            await asyncio.sleep(0)
+            more = self._fail_some(jobs, error_for)
+
+    def _closed_error(self, job: Job[Any]) -> PoolClosedError:
+        delivery: events.Delivery = "never sent"
+        if job.slot is not None:
+            delivery = delivery_of(job, self._handles[job.slot])
+        text = f"the pool was closed before job {job.id} was done"
+        return PoolClosedError(text, job_id=job.id, delivery=delivery)
 
     def _give_up(self, reason: str) -> None:
         _LOGGER.error("pool %s is broken: %s", self._config.name, reason)
         self.hub.publish(events.GaveUp(reason, tuple(self._crashes)))
         if not self.up.done():
-            self.up.set_exception(self._broken_error())
+            self.up.set_exception(self._broken_errors()(None))
             self.up.exception()  # whoever starts the pool may have left
 
-    def _broken_error(self, job: Job[Any] | None = None) -> PoolBrokenError:
-        return broken_error(
+    def _broken_errors(self) -> Callable[[Job[Any] | None], PoolBrokenError]:
+        """Return what makes the error of each job, from what is known now."""
+        return functools.partial(
+            broken_error,
             self._core.broken or "",
             tuple(self._crashes),
-            retry_after=self._config.restart.probe_after,
-            job=job,
+            self._config.restart.probe_after,
         )
 
     def _rearm(self) -> None:

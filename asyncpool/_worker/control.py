@@ -17,12 +17,9 @@ import traceback
 from types import TracebackType
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
-from asyncpool._core.messages import Failure
+from asyncpool._core.messages import MAX_CONFIG, Failure
 
 __all__ = ["Control"]
-
-# The pool's configuration is the largest thing that ever comes this way.
-_MAX_CONFIG = 1 << 26
 
 
 class Control:
@@ -38,7 +35,7 @@ class Control:
         Raises:
             SystemExit: If the pool is gone before it comes.
         """
-        decoder = FrameDecoder(max_payload=_MAX_CONFIG)
+        decoder = FrameDecoder(max_payload=MAX_CONFIG)
         while data := self._socket.recv(65536):
             for frame in decoder.feed(data):
                 return frame

@@ -26,7 +26,13 @@ import traceback
 from typing import NoReturn
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
-from asyncpool._core.messages import Failure, LauncherConfig, pack_exit, pack_pid
+from asyncpool._core.messages import (
+    MAX_CONFIG,
+    Failure,
+    LauncherConfig,
+    pack_exit,
+    pack_pid,
+)
 from asyncpool._descriptors import receive_fds
 from asyncpool._worker.kernel import adopt_orphans, die_with_parent
 from asyncpool._worker.loop import work
@@ -37,8 +43,6 @@ __all__ = ["FDS_PER_WORKER", "main"]
 
 # Job channel, control channel, page, stdout, stderr.
 FDS_PER_WORKER = 5
-
-_MAX_CONFIG = 1 << 26
 
 
 def main(channel_fd: int) -> NoReturn:
@@ -77,7 +81,7 @@ class Template:
     def __init__(self, channel: socket.socket, reaper: Reaper) -> None:
         self._channel = channel
         self._reaper = reaper
-        self._decoder = FrameDecoder(max_payload=_MAX_CONFIG)
+        self._decoder = FrameDecoder(max_payload=MAX_CONFIG)
         self._config: LauncherConfig | None = None
         self._wake_out, self._wake_in = os.pipe()
         self._serving = True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any, Literal
 
+import anyio
 import pytest
 
 from asyncpool import CloseSummary, Crash, Job, Pool, PoolClosedError
@@ -54,6 +56,48 @@ async def test_close_finishes_what_it_is_told_to(
     assert [_brief(outcome) for outcome in outcomes] == results
     assert crashes == []
     assert pool.stats().state == "closed"
+
+
+async def test_a_long_queue_is_failed_a_part_at_a_time() -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(1)
+        running = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        queued = [pool.submit(jobs.square, n) for n in range(5000)]
+        close = await closing(pool, finish="running")
+        steps = [sum(job.done() for job in queued)]
+        while steps[-1] < len(queued):
+            await asyncio.sleep(0)
+            steps.append(sum(job.done() for job in queued))
+        visitor.release()
+        summary = await close
+    errors = [job.exception() for job in queued]
+    assert [_brief(error) for error in errors] == ["never sent"] * 5000
+    assert max(b - a for a, b in itertools.pairwise([0, *steps])) == 500
+    assert await running == "go"
+    assert summary == CloseSummary(finished=1, failed=5000, killed=0)
+
+
+async def test_a_cancelled_scope_of_anyio_is_left_without_spinning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shields: list[object] = []
+    shield = asyncio.shield
+
+    def counted(future: asyncio.Future[Any]) -> asyncio.Future[Any]:
+        shields.append(future)
+        return shield(future)
+
+    with anyio.CancelScope() as scope:
+        async with patience(), Pool(1) as pool:
+            assert await pool.submit(jobs.square, 3) == 9
+            monkeypatch.setattr(asyncio, "shield", counted)
+            scope.cancel()
+            await asyncio.sleep(0)
+    assert scope.cancelled_caught
+    assert pool.stats().state == "closed"
+    # One for the end of the pool, and a few inside it.
+    assert 1 <= len(shields) < 10
 
 
 def _brief(outcome: object) -> object:

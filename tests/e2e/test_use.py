@@ -1,0 +1,105 @@
+"""How a pool is used, and what it says to use in the wrong place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from asyncpool import CloseSummary, Job, Pool, PoolClosedError
+from tests.helpers import jobs
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+
+pytestmark = BOTH_LOOPS
+
+
+async def test_what_is_no_function_is_refused() -> None:
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(
+            TypeError, match=r"submit\(\) takes a callable first, not 3"
+        ):
+            pool.submit(3)  # type: ignore[arg-type]
+        assert await pool.submit(jobs.square, 3) == 9
+
+
+async def test_options_make_a_view_and_change_nothing() -> None:
+    async with patience(), Pool(1) as pool:
+        view = pool.options(max_attempts=3)
+        narrow = view.options(retry_on=("hung",))
+        policies = [each.submit(jobs.square, 2).policy for each in (pool, view, narrow)]
+        assert await pool.submit(jobs.square, 3) == 9
+    assert [(policy.max_attempts, policy.retry_on) for policy in policies] == [
+        (1, ("crash", "hung")),
+        (3, ("crash", "hung")),
+        (3, ("hung",)),
+    ]
+
+
+@pytest.mark.parametrize("finish", ["later", "", None])
+async def test_a_close_that_names_nothing_known_closes_nothing(finish: Any) -> None:
+    async with patience(), Pool(1) as pool:
+        text = f"finish must be one of all, running, none, not {finish!r}"
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            await pool.close(finish=finish)
+        with pytest.raises(ValueError, match=r"^timeout must be >= 0 seconds, not -1$"):
+            await pool.close(timeout=-1)
+        assert await pool.submit(jobs.square, 3) == 9
+
+
+async def test_a_pool_that_never_started_closes_for_good() -> None:
+    pool = Pool(1)
+    with pytest.raises(PoolClosedError, match="was not started: use 'async with pool'"):
+        pool.submit(jobs.square, 2)
+    assert await pool.close() == CloseSummary(finished=0, failed=0, killed=0)
+    with pytest.raises(PoolClosedError):
+        await pool.start()
+    with pytest.raises(PoolClosedError, match=r"^the pool is closed$"):
+        pool.submit(jobs.square, 2)
+
+
+async def test_a_pool_belongs_to_one_loop() -> None:
+    said: list[str] = []
+
+    async def elsewhere(pool: Pool) -> None:
+        for call in (pool.start(), pool.close()):
+            try:
+                await call
+            except RuntimeError as error:
+                said.append(str(error))
+        try:
+            pool.submit(jobs.square, 2)
+        except RuntimeError as error:
+            said.append(str(error))
+
+    async with patience(), Pool(1, name="mine") as pool:
+        await asyncio.to_thread(asyncio.run, elsewhere(pool))
+        assert await pool.submit(jobs.square, 3) == 9
+    assert said[:2] == ["pool mine was started in another event loop"] * 2
+    assert said[2].startswith("submit() must be called in the pool's event loop;")
+
+
+async def test_a_job_from_another_thread_goes_through_the_loop() -> None:
+    async with patience(), Pool(1) as pool:
+        loop = asyncio.get_running_loop()
+
+        async def call() -> int:
+            return await pool.submit(jobs.square, 4)
+
+        def there() -> int:
+            return asyncio.run_coroutine_threadsafe(call(), loop).result()
+
+        assert await asyncio.to_thread(there) == 16
+
+
+async def test_a_job_tells_where_it_is() -> None:
+    async with patience(), Pool(1) as pool:
+        job: Job[int] = pool.submit(jobs.square, 3)
+        behind = pool.submit(jobs.square, 4)
+        assert (job.id, job.state, job.attempt) == (1, "running", 1)
+        assert job.worker == pool.stats().slots[0].pid
+        assert (behind.id, behind.state, behind.attempt) == (2, "queued", 0)
+        assert behind.worker is None
+        assert [await job, await behind] == [9, 16]
+        assert (job.state, job.attempt, job.worker) == ("done", 1, None)
