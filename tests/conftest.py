@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -27,6 +28,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_sessionstart() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell gives that to what it runs in the background, and it is inherited,
+        # also by scripts that are to be interrupted.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     mark_descendants()
     warm_up()
 
