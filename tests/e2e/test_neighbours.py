@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -66,6 +67,52 @@ async def test_a_pool_in_another_threads_loop() -> None:
         assert await pool.submit(jobs.square, 3) == 9
     thread.join(PATIENCE)
     assert results == [144]
+
+
+async def test_signals_that_the_service_blocks_are_not_blocked_in_workers() -> None:
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1}
+    )
+    try:
+        async with patience(), Pool(2) as pool:
+            assert await pool.submit(blocked_signals) == set()
+            await crash_of(pool.submit(faults.commit, "SIGKILL"), KILL)
+            await assert_serves(pool)
+            assert await pool.submit(blocked_signals) == set()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def blocked_signals() -> set[int]:
+    return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
+
+
+async def test_a_logging_filter_that_raises_harms_nobody() -> None:
+    asked: list[str] = []
+
+    def refuse(record: logging.LogRecord) -> bool:
+        asked.append(record.name)
+        raise ValueError("no logging today")
+
+    loggers = [logging.getLogger(name) for name in ("asyncpool", "asyncpool.worker")]
+    for logger in loggers:
+        logger.addFilter(refuse)
+    try:
+        async with patience(), Pool(2) as pool:
+            await pool.submit(jobs.say, "out\n", "err\n")
+            await crash_of(pool.submit(faults.commit, "SIGKILL"), KILL)
+            await assert_serves(pool)
+    finally:
+        for logger in loggers:
+            logger.removeFilter(refuse)
+    assert set(asked) == {"asyncpool", "asyncpool.worker"}
+
+
+async def test_more_workers_than_the_launcher_is_asked_for_at_once() -> None:
+    async with patience(), Pool(40) as pool:
+        stats = await idle(pool)
+        assert len({slot.pid for slot in stats.slots}) == 40
+        await assert_serves(pool)
 
 
 async def test_other_children_are_left_alone() -> None:
