@@ -140,7 +140,7 @@ def channels() -> tuple[socket.socket, socket.socket]:
     assert main is not None
     frame = sys._current_frames().get(main)
     while frame is not None:
-        found = frame.f_locals
+        found = dict(frame.f_locals)  # since 3.13 it only looks like one
         if frame.f_code.co_name == "work" and {"jobs", "control"} <= found.keys():
             return found["jobs"], found["control"]._socket
         frame = frame.f_back
