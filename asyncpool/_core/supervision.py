@@ -1,7 +1,7 @@
 """Everything that a supervisor decides, and nothing that it does.
 
-Two ways lead in.  The hot path, :meth:`Supervision.submit` and
-:meth:`Supervision.outcome`, answers with what to send where.  Everything else in a
+Two ways lead in.  The hot path, :meth:`Supervision.submit`, :meth:`Supervision.outcome`
+and :meth:`Supervision.refill`, answers with what to send where.  Everything else in a
 pool's life (a worker is ready, ended, is faulty; a job is cancelled; a timer fires;
 the pool closes) is told by a method that returns the commands to carry out, in
 order.  The shell never waits in between: what comes of a command comes back as the
@@ -12,41 +12,26 @@ call :meth:`Supervision.on_timer`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 
 from asyncpool._core.commands import (
-    Abandon,
     Assign,
     Command,
-    FailJobs,
     Finished,
-    GiveUp,
-    Kill,
-    ParkSlot,
-    Recover,
-    ScheduleRestart,
-    Spawn,
-    Stop,
-    Terminate,
+    Revoke,
+    Unassign,
 )
 from asyncpool._core.dispatch import Dispatcher
-from asyncpool._core.restart import Break, Park, RestartLedger, RestartPolicy
+from asyncpool._core.flight import Flight
+from asyncpool._core.lives import EMPTY, Lives, fail_jobs
+from asyncpool._core.profiles import REFILL, Profile
+from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
 
-__all__ = ["KILL_GRACE", "STOP_GRACE", "TERM_GRACE", "Finish", "Supervision"]
+__all__ = ["REVOKE_GRACE", "Finish", "Supervision"]
 
-# Seconds that a worker has to end after each step, before the next one is taken.
-STOP_GRACE = 2.0
-TERM_GRACE = 2.0
-KILL_GRACE = 5.0
-
-_GRACE = {
-    Ending.STOPPED: STOP_GRACE,
-    Ending.TERMINATED: TERM_GRACE,
-    Ending.KILLED: KILL_GRACE,
-}
-_HOPELESS = frozenset({SlotState.PARKED, SlotState.RETIRED})
-_EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED})
+# Seconds that a worker, which is to be killed for one job, has to give back others.
+REVOKE_GRACE = 0.1
 
 
 class Finish(enum.IntEnum):
@@ -69,50 +54,66 @@ class Supervision:
     def __init__(
         self, *, workers: int, policy: RestartPolicy, start_timeout: float
     ) -> None:
-        self.slots = [Slot(index) for index in range(workers)]
         self.dispatcher = Dispatcher()
         self.closing: Finish | None = None
-        self.broken: str | None = None
         self.finished = False
-        self.kills = 0
-        self._policy = policy
-        self._ledger = RestartLedger(policy, workers)
-        self._start_timeout = start_timeout
+        self._lives = Lives(
+            workers=workers,
+            policy=policy,
+            start_timeout=start_timeout,
+            dispatcher=self.dispatcher,
+        )
+        self.slots = self._lives.slots
         self._close_at: float | None = None
-        self._probe_at: float | None = None
+
+    @property
+    def broken(self) -> str | None:
+        """Why there is no hope for the pool, if there is none."""
+        return self._lives.broken
+
+    @property
+    def kills(self) -> int:
+        """How many processes had to be killed."""
+        return self._lives.kills
 
     # The hot path.
 
-    def submit(self, job: int) -> int | None:
-        """Return the slot that runs *job* now, or queue it and return ``None``."""
-        index = self.dispatcher.submit(job)
+    def submit(self, job: int, profile: Profile) -> int | None:
+        """Return the slot that gets *job* now, or queue it and return ``None``."""
+        index = self.dispatcher.submit(job, profile)
         if index is not None:
-            self._begin(self.slots[index], job)
+            self._begin(self.slots[index])
         return index
 
-    def give_back(self, job: int) -> list[Command]:
-        """Put *job* at the head of the queue, or send it to an idle worker."""
-        if self.broken is not None:
-            return self._fail([job], "broken")
-        index = self.dispatcher.give_back(job)
-        if index is None:
-            return []
-        self._begin(self.slots[index], job)
-        return [Assign(index, job)]
+    def outcome(self, index: int, job: int) -> None:
+        """Take note that the worker in slot *index* finished *job*.
 
-    def outcome(self, index: int, now: float) -> list[Command]:
-        """Take note that the worker in slot *index* finished its job."""
+        Raises:
+            ProtocolError: If it was not this job's turn there.
+        """
         slot = self.slots[index]
-        slot.job = None
+        slot.flight.land(job)
         slot.outcomes += 1
+        if slot.unwanted:
+            self._forgive(slot, job)
+
+    def refill(self, index: int, now: float) -> list[Command]:
+        """Give the worker in slot *index* more, or let it go, after its outcomes."""
+        slot = self.slots[index]
         if slot.state is not SlotState.BUSY:
             return []  # it is on its way out already
-        slot.apply(SlotEvent.RELEASE)
-        if slot.faulty:
-            return self._end(slot, Ending.KILLED, now)
-        if self.broken is not None:
-            return [*self._end(slot, Ending.STOPPED, now, planned=True)]
-        return [*self._feed(slot), *self._settle(now)]
+        if slot.faulty or slot.doomed is not None or self.broken is not None:
+            return self._wind_up(slot, now)
+        if slot.flight.backlog > REFILL:
+            return []
+        if not slot.flight.jobs:
+            slot.apply(SlotEvent.RELEASE)
+        commands = self._feed(slot)
+        return commands if self.closing is None else [*commands, *self._settle(now)]
+
+    def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
+        """Put *jobs* at the head of the queue, or send them to workers with room."""
+        return [*self._return(jobs), *self._settle(now)]
 
     # The life of the workers.
 
@@ -120,7 +121,7 @@ class Supervision:
         """Fill every slot, unless the pool closes already."""
         if self.closing is not None:
             return []
-        return [self._spawn(slot, now) for slot in self.slots]
+        return [self._lives.spawn(slot, now) for slot in self.slots]
 
     def ready(self, index: int, now: float) -> list[Command]:
         """Take note that the worker in slot *index* said hello."""
@@ -131,65 +132,140 @@ class Supervision:
         slot.ready_at, slot.due = now, None
         commands: list[Command] = []
         if slot.probing:
-            slot.probing = False
-            commands.append(Recover(index))
-            if self.broken is not None:
-                self.broken = self._probe_at = None
-                commands += [
-                    self._spawn(other, now)
-                    for other in self.slots
-                    if other.state is SlotState.PARKED
-                ]
+            commands += self._lives.probe_succeeded(slot, now)
         return [*commands, *self._feed(slot), *self._settle(now)]
 
     def ended(
-        self, index: int, now: float, *, started: bool, requeue: bool, roll: float
+        self,
+        index: int,
+        now: float,
+        *,
+        started: bool,
+        requeue: Sequence[int],
+        roll: float,
     ) -> list[Command]:
         """Take note that the process in slot *index* is gone.
 
         Args:
             index: The slot.
             now: The time.
-            started: Whether the worker had begun the job that it had, if any.
-            requeue: Whether that job is to be tried again.
+            started: Whether the worker had begun one of its jobs.
+            requeue: Those of its jobs that are to be tried again, oldest first.
             roll: A random number in ``[0, 1)``, for the jitter.
         """
         slot = self.slots[index]
         self.dispatcher.worker_gone(index)
-        job, slot.job, slot.due, slot.probing = slot.job, None, None, False
+        flight, slot.flight = slot.flight, Flight()
+        slot.due, slot.probing = None, False
         slot.apply(SlotEvent.EXITED)
-        commands: list[Command] = []
-        if job is not None and requeue:
-            commands += self.give_back(job)
+        commands = self._return({job: flight.jobs[job][2] for job in requeue})
         if self.closing is not None and not self.dispatcher.waiting:
             pass  # nobody needs another worker
         elif not slot.planned:
-            blamed = (job is not None and started) or (
-                slot.faulty and slot.outcomes > 0
-            )
-            commands += self._judge(slot, now, blamed=blamed, roll=roll)
+            blamed = started or (slot.faulty and slot.outcomes > 0)
+            commands += self._lives.judge(slot, now, blamed=blamed, roll=roll)
         elif self.broken is not None:
             slot.apply(SlotEvent.PARK)
         else:
-            commands.append(self._spawn(slot, now))
+            commands.append(self._lives.spawn(slot, now))
         return [*commands, *self._settle(now)]
 
     def faulty(self, index: int, now: float) -> list[Command]:
-        """Replace the worker in slot *index*, once it has finished its job."""
+        """Replace the worker in slot *index*, once it has nothing more in hand."""
         slot = self.slots[index]
         slot.faulty = True
+        self.dispatcher.worker_gone(index)
         if slot.state is SlotState.BUSY:
             return []
-        return self._end(slot, Ending.KILLED, now)
+        return self._lives.end(slot, Ending.KILLED, now)
 
-    def cancel(self, job: int, now: float) -> list[Command]:
-        """Give up *job*: out of the queue, or at the price of its worker."""
-        if not self.dispatcher.discard(job):
-            for slot in self.slots:
-                if slot.job == job:
-                    slot.job = None
-                    return self._end(slot, Ending.KILLED, now, planned=True)
-        return self._settle(now)
+    # Jobs that are not to go on where they are.
+
+    def cancel(
+        self, job: int, now: float, *, index: int | None, begun: bool
+    ) -> list[Command]:
+        """Give up *job*: out of the queue, or out of its worker's hands.
+
+        Args:
+            job: The job.
+            now: The time.
+            index: The slot that has it, if any.
+            begun: Whether it is known to have begun there: it costs the worker then.
+        """
+        if index is None or job not in self.slots[index].flight.jobs:
+            self.dispatcher.discard(job)
+            return self._settle(now)
+        slot = self.slots[index]
+        slot.unwanted.add(job)
+        if slot.state is not SlotState.BUSY:
+            return []
+        if begun:
+            self._doom(slot, job)
+            return self._wind_up(slot, now)
+        if slot.flight.asks_for(job):
+            return []  # the answer tells what has become of it
+        return [Revoke(index, slot.flight.ask([job]))]
+
+    def look_for_stalls(self) -> list[Command]:
+        """Take back what has waited behind one job since the last look."""
+        commands: list[Command] = []
+        for slot in self.slots:
+            flight, seen, slot.head_seen = slot.flight, slot.head_seen, slot.flight.head
+            if (
+                seen is None
+                or seen != slot.head_seen
+                or slot.state is SlotState.STOPPING
+            ):
+                continue
+            behind = flight.behind()
+            if behind and not flight.asking:
+                flight.stall()
+                self.dispatcher.worker_gone(slot.index)
+                commands.append(Revoke(slot.index, flight.ask(behind)))
+        return commands
+
+    def revoked(self, index: int, places: Iterable[int], now: float) -> list[Command]:
+        """Take a worker's answer to a :class:`Revoke`: what it will not begin.
+
+        Raises:
+            ProtocolError: If it is no answer to that.
+        """
+        slot = self.slots[index]
+        back, kept = slot.flight.answer(places)
+        wanted = {job: back[job] for job in back if job not in slot.unwanted}
+        slot.unwanted.difference_update(back)
+        begun = [job for job in kept if job in slot.unwanted]
+        if begun and slot.state is SlotState.BUSY:
+            # Those before the last are done, and their outcomes are on their way.
+            self._doom(slot, begun[-1])
+        commands: list[Command] = [Unassign(tuple(wanted))] if wanted else []
+        if self.closing is not None and self.closing >= Finish.RUNNING:
+            commands += fail_jobs(list(wanted), "closed")
+        else:
+            commands += self._return(wanted)
+        commands += self.refill(index, now)
+        return [*commands, *self._settle(now)]
+
+    def in_hand(self, index: int) -> int:
+        """How many jobs the worker in slot *index* has in hand."""
+        return len(self.slots[index].flight.jobs)
+
+    def head(self, index: int) -> int | None:
+        """Return the job that the worker in slot *index* runs, or is about to."""
+        return self.slots[index].flight.head
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+        ahead = sum(
+            len(slot.flight.jobs) - 1 for slot in self.slots if slot.flight.jobs
+        )
+        return self.dispatcher.waiting + ahead
+
+    @property
+    def pipelining(self) -> bool:
+        """Whether a job waits behind another one in a worker."""
+        return any(len(slot.flight.jobs) > 1 for slot in self.slots)
 
     # The end of the pool.
 
@@ -200,21 +276,24 @@ class Supervision:
             self._close_at = deadline
         commands: list[Command] = []
         if self.closing >= Finish.RUNNING:
-            commands += self._fail(self.dispatcher.empty(), "closed")
+            commands += fail_jobs(self.dispatcher.empty(), "closed")
         if self.closing is Finish.NONE:
-            commands += self._fail(self._running(), "closed")
+            commands += fail_jobs(self._in_hand(), "closed")
             for slot in self.slots:
                 if slot.state is SlotState.BUSY:
-                    commands += self._end(slot, Ending.TERMINATED, now, planned=True)
+                    commands += self._lives.end(
+                        slot, Ending.TERMINATED, now, planned=True
+                    )
         return [*commands, *self._settle(now)]
 
     # Time.
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`on_timer`; ``None`` if nothing is due."""
-        times = [slot.due for slot in self.slots if slot.due is not None]
-        times += [at for at in (self._close_at, self._probe_at) if at is not None]
-        return min(times, default=None)
+        due = self._lives.next_deadline()
+        if self._close_at is None:
+            return due
+        return self._close_at if due is None else min(due, self._close_at)
 
     def on_timer(self, now: float) -> list[Command]:
         """Do what is due."""
@@ -222,153 +301,78 @@ class Supervision:
         if self._close_at is not None and self._close_at <= now:
             self._close_at = None
             commands += self._time_is_over(now)
-        if self._probe_at is not None and self._probe_at <= now:
-            self._probe_at = None
-            commands += self._probe(now)
-        for slot in self.slots:
-            if slot.due is not None and slot.due <= now:
-                commands += self._slot_is_due(slot, now)
-        return [*commands, *self._settle(now)]
-
-    def _slot_is_due(self, slot: Slot, now: float) -> list[Command]:
-        if slot.state in _EMPTY:
-            slot.probing = slot.state is SlotState.PARKED
-            return [self._spawn(slot, now)]
-        if slot.state is SlotState.STARTING:
-            return self._end(slot, Ending.KILLED, now)
-        if slot.ending is Ending.KILLED:
-            slot.due = None
-            return [Abandon(slot.index)]
-        return self._end(slot, Ending(slot.ending + 1), now)
+        return [*commands, *self._lives.on_timer(now), *self._settle(now)]
 
     def _time_is_over(self, now: float) -> list[Command]:
         self.closing = Finish.NONE
-        jobs = [*self._running(), *self.dispatcher.empty()]
-        commands = self._fail(jobs, "closed")
+        jobs = [*self._in_hand(), *self.dispatcher.empty()]
+        commands = fail_jobs(jobs, "closed")
         for slot in self.slots:
-            if slot.state in _EMPTY:
+            if slot.state in EMPTY:
                 slot.due = None
             elif slot.state is not SlotState.RETIRED:
-                commands += self._end(slot, Ending.KILLED, now, planned=True)
+                commands += self._lives.end(slot, Ending.KILLED, now, planned=True)
         return commands
-
-    def _probing(self) -> bool:
-        return any(slot.probing for slot in self.slots)
-
-    def _probe(self, now: float) -> list[Command]:
-        for slot in self.slots:
-            if slot.state is SlotState.PARKED:
-                slot.probing = True
-                return [self._spawn(slot, now)]
-        # Its last workers are on their way out; look again when they are.
-        self._probe_at = now + (self._policy.probe_after or 0.0)
-        return []
 
     # The pieces.
 
-    def _spawn(self, slot: Slot, now: float) -> Command:
-        slot.apply(SlotEvent.SPAWN)
-        slot.renew()
-        # Before the fork: a start that hangs anywhere is noticed.
-        slot.due = now + self._start_timeout
-        return Spawn(slot.index, slot.generation)
+    @staticmethod
+    def _begin(slot: Slot) -> None:
+        if slot.state is SlotState.IDLE:
+            slot.apply(SlotEvent.ASSIGN)
 
-    def _begin(self, slot: Slot, job: int) -> None:
-        slot.apply(SlotEvent.ASSIGN)
-        slot.job = job
-
-    def _feed(self, slot: Slot) -> Iterator[Command]:
-        job = self.dispatcher.worker_free(slot.index)
-        if job is not None:
-            self._begin(slot, job)
-            yield Assign(slot.index, job)
-
-    def _end(
-        self, slot: Slot, how: Ending, now: float, *, planned: bool = False
-    ) -> list[Command]:
-        """Take a worker out of service and press its process to end."""
-        if slot.ending >= how:
-            return []
-        self.dispatcher.worker_gone(slot.index)
-        slot.planned = slot.planned or planned
-        if slot.state is not SlotState.STOPPING:
-            slot.apply(SlotEvent.STOP)
-        slot.ending = how
-        slot.due = now + _GRACE[how]
-        if how is Ending.STOPPED:
-            return [Stop(slot.index)]
-        if how is Ending.TERMINATED:
-            return [Terminate(slot.index)]
-        self.kills += 1
-        return [Kill(slot.index)]
-
-    def _judge(
-        self, slot: Slot, now: float, *, blamed: bool, roll: float
-    ) -> list[Command]:
-        run = None if slot.ready_at is None else now - slot.ready_at
-        verdict = self._ledger.record(
-            slot.index,
-            now=now,
-            run=run,
-            blamed=blamed,
-            outcomes=slot.outcomes,
-            roll=roll,
-        )
+    def _return(self, jobs: dict[int, Profile]) -> list[Command]:
         if self.broken is not None:
-            return self._park(slot, self.broken, now)
-        if isinstance(verdict, Break):
-            return [*self._park(slot, verdict.reason, now), *self._break(verdict, now)]
-        if isinstance(verdict, Park):
-            commands = self._park(slot, verdict.reason, now)
-            if all(other.state in _HOPELESS for other in self.slots):
-                reason = f"every slot is parked: {verdict.reason}"
-                commands += self._break(Break(reason), now)
-            return commands
-        if verdict.delay > 0:
-            slot.due = now + verdict.delay
-            return [ScheduleRestart(slot.index, verdict.delay)]
-        return [ScheduleRestart(slot.index, 0.0), self._spawn(slot, now)]
-
-    def _park(self, slot: Slot, reason: str, now: float) -> list[Command]:
-        slot.apply(SlotEvent.PARK)
-        probe_after = self._policy.probe_after
-        if self.broken is None:
-            slot.due = None if probe_after is None else now + probe_after
-        elif self._probe_at is None and probe_after is not None and not self._probing():
-            self._probe_at = now + probe_after
-        return [ParkSlot(slot.index, reason, probe_after)]
-
-    def _break(self, verdict: Break, now: float) -> list[Command]:
-        self.broken = verdict.reason
-        commands: list[Command] = [GiveUp(verdict.reason)]
-        commands += self._fail(self.dispatcher.empty(), "broken")
-        for slot in self.slots:
-            if slot.state is SlotState.VACANT:
-                slot.apply(SlotEvent.PARK)
-            elif slot.state in {SlotState.IDLE, SlotState.STARTING}:
-                commands += self._end(slot, Ending.STOPPED, now, planned=True)
-            if slot.state is SlotState.PARKED:
-                slot.due = None  # from here on the pool probes as one
-        if self._policy.probe_after is not None:
-            self._probe_at = now + self._policy.probe_after
+            return fail_jobs(list(jobs), "broken")
+        commands: list[Command] = []
+        for index, job in self.dispatcher.give_back(jobs):
+            self._begin(self.slots[index])
+            commands.append(Assign(index, (job,)))
         return commands
 
-    def _running(self) -> list[int]:
+    def _feed(self, slot: Slot) -> list[Command]:
+        jobs = self.dispatcher.refill(slot.index, slot.flight)
+        if not jobs:
+            return []
+        self._begin(slot)
+        return [Assign(slot.index, tuple(jobs))]
+
+    def _doom(self, slot: Slot, job: int) -> None:
+        """Have a worker killed for *job*, once nobody else's job can begin there."""
+        slot.doomed = job
+        self.dispatcher.worker_gone(slot.index)
+
+    def _forgive(self, slot: Slot, job: int) -> None:
+        """Let a worker live that has finished a job which nobody wanted."""
+        slot.unwanted.discard(job)
+        if slot.doomed == job:
+            slot.doomed = slot.due = None
+
+    def _wind_up(self, slot: Slot, now: float) -> list[Command]:
+        """End a worker that gets no more jobs, as soon as that hurts no job."""
+        flight = slot.flight
+        if slot.doomed is not None:
+            if len(flight.jobs) == 1:
+                return self._lives.end(slot, Ending.KILLED, now, planned=True)
+            if slot.due is None:
+                slot.due = now + REVOKE_GRACE
+            if flight.asking:
+                return []
+            return [Revoke(slot.index, flight.ask(flight.behind()))]
+        if flight.jobs:
+            return []
+        if slot.faulty:
+            return self._lives.end(slot, Ending.KILLED, now)
+        return self._lives.end(slot, Ending.STOPPED, now, planned=True)
+
+    def _in_hand(self) -> list[int]:
+        """Take every job out of the workers' hands, and return those still wanted."""
         jobs = []
         for slot in self.slots:
-            if slot.job is not None:
-                jobs.append(slot.job)
-                slot.job = None
+            if slot.flight.jobs:
+                jobs += [job for job in slot.flight.jobs if job not in slot.unwanted]
+                slot.flight, slot.doomed = Flight(), None
         return jobs
-
-    @staticmethod
-    def _fail(jobs: list[int], why: str) -> list[Command]:
-        assert why in {"closed", "broken"}
-        return (
-            [FailJobs(tuple(jobs), "closed" if why == "closed" else "broken")]
-            if (jobs)
-            else []
-        )
 
     def _settle(self, now: float) -> list[Command]:
         """If the pool closes, let go of what no job needs any more."""
@@ -376,15 +380,15 @@ class Supervision:
             return []
         commands: list[Command] = []
         for slot in self.slots:
-            if slot.state in _EMPTY:
+            if slot.state in EMPTY:
                 slot.due = None
                 slot.apply(SlotEvent.RETIRE)
             elif slot.state is SlotState.STARTING:
-                commands += self._end(slot, Ending.TERMINATED, now, planned=True)
+                commands += self._lives.end(slot, Ending.TERMINATED, now, planned=True)
             elif slot.state is SlotState.IDLE:
-                commands += self._end(slot, Ending.STOPPED, now, planned=True)
-        if all(slot.state is SlotState.RETIRED for slot in self.slots):
+                commands += self._lives.end(slot, Ending.STOPPED, now, planned=True)
+        if self._lives.retire_all():
             self.finished = True
-            self._close_at = self._probe_at = None
+            self._close_at = None
             commands.append(Finished())
         return commands

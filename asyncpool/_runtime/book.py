@@ -7,16 +7,17 @@ ends once: it is removed from the book in the same step.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncpool._core.frames import Frame, Kind
 from asyncpool._core.outcome import load_value
 from asyncpool._core.raised import load_error
-from asyncpool._core.slots import SlotState
+from asyncpool._core.slots import Slot, SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.hub import EventHub
 from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.postmortem import deliveries
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, PoolClosedError
 from asyncpool.events import (
     CloseSummary,
@@ -26,7 +27,28 @@ from asyncpool.events import (
     SlotStats,
 )
 
-__all__ = ["JobBook"]
+__all__ = ["JobBook", "Loss"]
+
+
+_VALUE = Kind.VALUE
+
+
+class Loss(NamedTuple):
+    """What the death of a worker means for one of its jobs.
+
+    Attributes:
+        job: The job.
+        delivery: How far it had come.
+        attempt: The attempt that was lost; 0 if none had begun.
+        touched: Whether the worker may have died of it.
+        again: Whether it goes back to the queue.
+    """
+
+    job: Job[Any]
+    delivery: Delivery
+    attempt: int
+    touched: bool
+    again: bool
 
 
 class JobBook:
@@ -58,7 +80,7 @@ class JobBook:
         if job.done():  # cancelled, or settled by somebody else, in this very turn
             self.cancelled(job)
             return False
-        if frame.kind is Kind.VALUE:
+        if frame.kind is _VALUE:
             try:
                 value = load_value(frame.payload)
             except JobNotPicklableError as broken:
@@ -75,15 +97,30 @@ class JobBook:
         self._complete(job, error)
         return False
 
-    def lost(self, job: Job[Any], kind: CrashKind, delivery: Delivery) -> bool:
-        """Take note that a job's worker is dead; tell whether it is tried again."""
+    def losses(self, handle: WorkerHandle, slot: Slot, kind: CrashKind) -> list[Loss]:
+        """Take note that a worker is dead: what becomes of the jobs it had in hand?"""
+        jobs = [self.jobs[n] for n in slot.flight.jobs if n in self.jobs]
+        losses = []
+        for job, delivery in zip(jobs, deliveries(jobs, handle), strict=True):
+            begun = delivery == "started"
+            # One that was about to begin may be the reason too, and it alone.
+            touched = begun or (job.id == slot.flight.head and not slot.planned)
+            again = not touched or job.policy.after_crash(
+                kind=kind, delivery=delivery, attempt=job.attempt, returns=job.returns
+            )
+            attempt = job.attempt if begun else 0
+            losses.append(Loss(job, delivery, attempt, touched, again))
+            if begun:
+                job.worker = job.slot = None
+                continue
+            job.returns += touched
+            self.unassign(job)
+        return losses
+
+    def unassign(self, job: Job[Any]) -> None:
+        """Take note that a job is with no worker any more, and has not begun."""
+        job.attempt -= 1
         job.worker = job.slot = None
-        again = job.policy.after_crash(
-            kind=kind, delivery=delivery, attempt=job.attempt, returns=job.returns
-        )
-        if delivery != "started":
-            job.returns += 1
-        return again
 
     def fail(self, job: Job[Any], error: BaseException) -> None:
         """End *job* without an outcome."""
@@ -138,7 +175,7 @@ class JobBook:
             workers=len(states),
             idle=states.count(SlotState.IDLE),
             busy=states.count(SlotState.BUSY),
-            waiting=core.dispatcher.waiting,
+            waiting=core.waiting,
             submitted=self._submitted,
             completed=self._completed,
             failed=self._failed,
@@ -154,7 +191,7 @@ class JobBook:
                     generation=slot.generation,
                     pid=_pid(slot.state, handles.get(slot.index)),
                     state=slot.state.value,
-                    job_id=slot.job,
+                    job_id=slot.flight.head,
                 )
                 for slot in core.slots
             ),

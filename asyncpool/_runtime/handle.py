@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import anyio
 
 from asyncpool._core.frames import Frame, Kind, header
-from asyncpool._core.messages import Failure
+from asyncpool._core.functions import Function, Memory
+from asyncpool._core.messages import Failure, pack_places, unpack_places
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.launcher import Launcher, LaunchError
 from asyncpool._runtime.output import Output, OutputMode
@@ -50,7 +51,8 @@ class WorkerSetup:
     output: OutputMode
     on_ready: Callable[[WorkerHandle], None]
     on_fault: Callable[[WorkerHandle], None]
-    on_outcome: Callable[[WorkerHandle, Frame], None]
+    on_outcomes: Callable[[WorkerHandle, list[Frame]], None]
+    on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
     on_spawned: Callable[[WorkerHandle], None]
 
 
@@ -83,6 +85,7 @@ class WorkerHandle:
         self.began_at = loop.time()
         self._loop = loop
         self._setup = s
+        self._memory = Memory()
         self._page: mmap.mmap | None = None
         self._jobs: Channel | None = None
         self._control: Channel | None = None
@@ -127,9 +130,9 @@ class WorkerHandle:
         return self._stderr.tail if self._stderr is not None else ()
 
     @property
-    def unsent(self) -> bool:
-        """Whether a part of its job is still here."""
-        return self._jobs is not None and self._jobs.unsent
+    def unsent(self) -> int:
+        """How many bytes of its jobs it has not taken."""
+        return self._jobs.unsent if self._jobs is not None else 0
 
     def begun(self, job: int, attempt: int) -> bool:
         """Tell whether the worker has begun this attempt; it may be dead by now."""
@@ -137,10 +140,33 @@ class WorkerHandle:
             return False
         return _BEGUN.unpack_from(self._page) == (job, attempt)
 
-    def send_job(self, job: int, attempt: int, payload: bytes) -> None:
-        """Send a job."""
+    def put_job(
+        self, job: int, attempt: int, function: Function, payload: bytes
+    ) -> None:
+        """Have a job sent by the next flush."""
         assert self._jobs is not None
-        self._jobs.send(header(Kind.JOB, len(payload), job, attempt), payload)
+        number = function.number
+        if number and number not in self._memory:
+            self._memory.learn(number)
+            reference = function.payload
+            head = header(Kind.FUNCTION, len(reference), tag=number)
+            self._jobs.put(head, reference)
+        head = header(Kind.JOB, len(payload), job, attempt, number)
+        self._jobs.put(head, payload)
+
+    def flush(self) -> None:
+        """Send what was put."""
+        assert self._jobs is not None
+        self._jobs.flush()
+
+    def flush_soon(self) -> None:
+        """Send what was put, and what is put until the end of this turn."""
+        assert self._jobs is not None
+        self._jobs.flush_soon()
+
+    def revoke(self, places: tuple[int, ...]) -> None:
+        """Ask it not to begin what it got in these places."""
+        self._say(Kind.REVOKE, pack_places(places))
 
     def stop(self) -> None:
         """Tell it that no job will come any more."""
@@ -181,6 +207,11 @@ class WorkerHandle:
             self._page.close()
             self._page = None
 
+    def _say(self, kind: Kind, payload: bytes) -> None:
+        assert self._control is not None
+        self._control.put(header(kind, len(payload)), payload)
+        self._control.flush()
+
     def _signal(self, number: signal.Signals) -> None:
         self._wanted = number
         if self.process is not None:
@@ -215,7 +246,7 @@ class WorkerHandle:
             ours,
             buffer=setup.buffer,
             max_payload=setup.max_payload,
-            on_frame=self._on_job_frame,
+            on_frames=self._on_job_frames,
             on_end=self._on_end,
         )
         ours, control_end = _pair(theirs)
@@ -224,7 +255,7 @@ class WorkerHandle:
             ours,
             buffer=setup.buffer,
             max_payload=_MAX_CONTROL,
-            on_frame=self._on_control_frame,
+            on_frames=self._on_control_frames,
             on_end=self._on_end,
         )
         page = _anonymous_file()
@@ -235,7 +266,7 @@ class WorkerHandle:
         self._stdout = Output(self._loop, out, setup.output, err=False)
         err, err_end = _pipe(theirs)
         self._stderr = Output(self._loop, err, setup.output, err=True)
-        self._control.send(header(Kind.CONFIG, len(setup.config)), setup.config)
+        self._say(Kind.CONFIG, setup.config)
         return [job_end, control_end, page, out_end, err_end]
 
     # Its watchers.
@@ -264,30 +295,43 @@ class WorkerHandle:
 
     # What it says.
 
-    def _on_job_frame(self, frame: Frame) -> None:
-        if frame.kind in {Kind.VALUE, Kind.ERROR}:
-            if not self._ignored:
-                self._setup.on_outcome(self, frame)
-        else:
-            self.accuse(f"it sent {frame.kind.name} on its job channel")
+    def _on_job_frames(self, frames: list[Frame]) -> None:
+        if self._ignored:
+            return
+        for index, frame in enumerate(frames):
+            if frame.kind is not Kind.VALUE and frame.kind is not Kind.ERROR:
+                if index:
+                    self._setup.on_outcomes(self, frames[:index])
+                self.accuse(f"it sent {frame.kind.name} on its job channel")
+                return
+        self._setup.on_outcomes(self, frames)
+
+    def _on_control_frames(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            try:
+                self._on_control_frame(frame)
+            except ProtocolError as error:
+                self.accuse(str(error))
+                return
 
     def _on_control_frame(self, frame: Frame) -> None:
-        if frame.kind is Kind.HELLO and not self._said_hello:
+        if frame.kind is Kind.REVOKED:
+            if not self._ignored:
+                self._setup.on_revoked(self, unpack_places(frame.payload))
+        elif frame.kind is Kind.HELLO and not self._said_hello:
             self._said_hello = True
             # A quick worker's hello can overtake the launcher's word of its birth.
             if self.process is not None:
                 self._setup.on_ready(self)
         elif frame.kind is Kind.FAILED:
-            try:
-                failure = Failure.unpack(frame.payload)
-            except ProtocolError as error:
-                self.accuse(str(error))
-                return
+            if self.detail:
+                return  # the first reason counts
+            failure = Failure.unpack(frame.payload)
             self.detail = f"{failure.stage} failed: {failure.summary}"
             if failure.stage == "thread":
                 self._setup.on_fault(self)
         else:
-            self.accuse(f"it sent {frame.kind.name} on its control channel")
+            raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
 
     def _on_end(self, error: ProtocolError | None) -> None:
         # A frame that was cut short is no offence: that is how sudden deaths look.

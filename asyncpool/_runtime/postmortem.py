@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from asyncpool._core import commands as cmd
+from asyncpool._core.frames import HEADER_SIZE
 from asyncpool._core.slots import Slot
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
@@ -23,7 +24,7 @@ __all__ = [
     "Coroner",
     "broken_error",
     "crash_error",
-    "delivery_of",
+    "deliveries",
     "describe_next_step",
 ]
 
@@ -95,11 +96,17 @@ class Coroner:
         )
 
 
-def delivery_of(job: Job[object], handle: WorkerHandle) -> Delivery:
-    """Tell how far *job* has come on its way into the worker."""
-    if handle.begun(job.id, job.attempt):
-        return "started"
-    return "never sent" if handle.unsent else "sent"
+def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delivery]:
+    """Tell how far *jobs*, the last that were sent, have come on their way."""
+    unsent = handle.unsent
+    found: list[Delivery] = []
+    for job in reversed(jobs):
+        if handle.begun(job.id, job.attempt):
+            found.append("started")
+        else:
+            found.append("never sent" if unsent > 0 else "sent")
+        unsent -= HEADER_SIZE + len(job.payload)
+    return found[::-1]
 
 
 def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:

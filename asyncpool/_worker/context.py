@@ -21,7 +21,8 @@ class CurrentJob:
     attempt: int
 
 
-running: ContextVar[CurrentJob | None] = ContextVar("asyncpool_job", default=None)
+# The job's number and attempt: most jobs never ask, so no object is made of them.
+running: ContextVar[tuple[int, int] | None] = ContextVar("asyncpool_job", default=None)
 
 
 def current_job() -> CurrentJob:
@@ -33,4 +34,4 @@ def current_job() -> CurrentJob:
     job = running.get()
     if job is None:
         raise RuntimeError("current_job() was called outside a job of a pool")
-    return job
+    return CurrentJob(*job)

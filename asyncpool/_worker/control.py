@@ -1,8 +1,8 @@
 """The worker's end of the control channel, and the thread that reads it.
 
 The thread computes nothing and holds nothing.  It is there to notice, also while
-the main thread computes or sleeps, that the pool is gone: the control channel then
-ends, and so does the worker, with its whole process group.
+the main thread computes or sleeps, that the pool wants a job back, or is gone: the
+control channel then ends, and so does the worker, with its whole process group.
 """
 
 from __future__ import annotations
@@ -17,17 +17,31 @@ import traceback
 from types import TracebackType
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
-from asyncpool._core.messages import MAX_CONFIG, Failure
+from asyncpool._core.messages import (
+    MAX_CONFIG,
+    Failure,
+    pack_places,
+    unpack_places,
+)
+from asyncpool._worker.turns import Turns
+from asyncpool.errors import ProtocolError
 
 __all__ = ["Control"]
 
 
 class Control:
-    """The worker's end of the control channel."""
+    """The worker's end of the control channel.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: The socket.
+        turns: What a revoked job is taken from.
+    """
+
+    def __init__(self, sock: socket.socket, turns: Turns) -> None:
         self._socket = sock
+        self._turns = turns
         self._lock = threading.Lock()
+        self._decoder = FrameDecoder(max_payload=MAX_CONFIG)
 
     def receive_config(self) -> Frame:
         """Wait for the first frame, the configuration.
@@ -35,9 +49,8 @@ class Control:
         Raises:
             SystemExit: If the pool is gone before it comes.
         """
-        decoder = FrameDecoder(max_payload=MAX_CONFIG)
         while data := self._socket.recv(65536):
-            for frame in decoder.feed(data):
+            for frame in self._decoder.feed(data):
                 return frame
         raise SystemExit(0)
 
@@ -58,11 +71,18 @@ class Control:
         self._socket.close()
 
     def _watch(self) -> None:
-        with contextlib.suppress(OSError):
-            while self._socket.recv(4096):
-                pass
+        with contextlib.suppress(OSError, ProtocolError):
+            while data := self._socket.recv(65536):
+                for frame in self._decoder.feed(data):
+                    self._answer(frame)
         if self._socket.fileno() >= 0:
             end_group()
+
+    def _answer(self, frame: Frame) -> None:
+        if frame.kind is not Kind.REVOKE:
+            raise ProtocolError(f"the pool sent {frame.kind.name}")
+        won = self._turns.revoke(unpack_places(frame.payload))
+        self.send(Kind.REVOKED, pack_places(won))
 
     def _report_thread(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:

@@ -2,49 +2,80 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from contextvars import copy_context
+from time import perf_counter_ns
+from typing import Any, cast
 
-from asyncpool._core.frames import Frame, Kind
+from asyncpool._core.frames import MAX_TAG, Frame, Kind
+from asyncpool._core.functions import Memory
 from asyncpool._core.outcome import load_job, pack_value
 from asyncpool._core.raised import pack_error
-from asyncpool._worker.context import CurrentJob, running
+from asyncpool._worker.context import running
 from asyncpool.errors import JobNotPicklableError
 
-__all__ = ["execute"]
+__all__ = ["Executor"]
 
 
-def execute(frame: Frame, max_payload: int) -> tuple[Kind, bytes]:
-    """Run the job in *frame* and return the kind and payload of its outcome.
+class Executor:
+    """Runs jobs, and remembers the functions that they call by number.
 
-    ``SystemExit``, ``KeyboardInterrupt`` and the like are outcomes as well: they
-    were the job's wish or fate, and the worker is none the worse for them.
+    Args:
+        max_payload: The most bytes that an outcome may have.
     """
-    try:
-        # Each job in a context of its own: what it sets is not for the next one.
-        payload = copy_context().run(_run, frame, max_payload)
-    except BaseException as error:
-        return Kind.ERROR, _pack(error, max_payload)
-    else:
-        return Kind.VALUE, payload
 
+    def __init__(self, max_payload: int) -> None:
+        self._max_payload = max_payload
+        self._functions = Memory()
 
-def _run(frame: Frame, max_payload: int) -> bytes:
-    # A function of its own, so that arguments and result are gone when it returns.
-    running.set(CurrentJob(frame.job, frame.attempt))
-    function, args, kwargs = load_job(frame.payload)
-    result = pack_value(function(*args, **kwargs))
-    if len(result) > max_payload:
-        raise JobNotPicklableError(
-            f"the job's result has {len(result)} bytes when pickled, and max_message "
-            f"is {max_payload}",
-            direction="result",
-            name="",
-        )
-    return result
+    def learn(self, frame: Frame) -> None:
+        """Remember the function in *frame*; it is looked up when it is called."""
+        self._functions.learn(frame.tag, frame.payload)
+
+    def run(self, frame: Frame) -> tuple[Kind, bytes, int]:
+        """Run the job in *frame*; return its outcome's kind, payload and duration.
+
+        The duration, in microseconds, is all that those behind this job waited for.
+        ``SystemExit``, ``KeyboardInterrupt`` and the like are outcomes as well: they
+        were the job's wish or fate, and the worker is none the worse for them.
+        """
+        began = perf_counter_ns()
+        try:
+            # Each job in a context of its own: what it sets is not for the next one.
+            payload = copy_context().run(self._run, frame)
+        except BaseException as error:
+            kind, payload = Kind.ERROR, _pack(error, self._max_payload)
+        else:
+            kind = Kind.VALUE
+        duration = (perf_counter_ns() - began) // 1000
+        return kind, payload, min(duration, MAX_TAG)
+
+    def _run(self, frame: Frame) -> bytes:
+        # A function of its own, so that arguments and result are gone when it returns.
+        running.set((frame.job, frame.attempt))
+        known = self._recall(frame.tag) if frame.tag else None
+        function, args, kwargs = load_job(frame.payload, known)
+        result = pack_value(function(*args, **kwargs))
+        if len(result) > self._max_payload:
+            raise JobNotPicklableError(
+                f"the job's result has {len(result)} bytes when pickled, and "
+                f"max_message is {self._max_payload}",
+                direction="result",
+                name="",
+            )
+        return result
+
+    def _recall(self, number: int) -> Callable[..., Any]:
+        function: Any = self._functions[number]
+        if type(function) is bytes:
+            # What this raises belongs to the job that made the call.
+            function = self._functions[number] = pickle.loads(function)
+        return cast("Callable[..., Any]", function)
 
 
 def _pack(error: BaseException, max_payload: int) -> bytes:
-    # Two frames of the traceback are ours: execute() and _run().
+    # Two frames of the traceback are ours: run() and _run().
     payload = pack_error(error, skip=2)
     if len(payload) <= max_payload:
         return payload

@@ -16,8 +16,9 @@ from typing import NoReturn
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
 from asyncpool._worker.control import Control
-from asyncpool._worker.execute import execute
+from asyncpool._worker.execute import Executor
 from asyncpool._worker.kernel import adopt_orphans
+from asyncpool._worker.turns import Turns
 
 __all__ = ["work"]
 
@@ -37,7 +38,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             shared memory: a note costs no system call, and outlives its writer.
     """
     jobs = socket.socket(fileno=job_fd)
-    control = Control(socket.socket(fileno=control_fd))
+    turns = Turns()
+    control = Control(socket.socket(fileno=control_fd), turns)
     page = mmap.mmap(page_fd, mmap.PAGESIZE)
     os.close(page_fd)
 
@@ -55,7 +57,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         config = WorkerConfig.unpack(control.receive_config().payload)
         _initialize(config, control)
         control.send(Kind.HELLO)
-        _serve(jobs, page, config.max_payload)
+        _serve(jobs, turns, page, config.max_payload)
     except BaseException:
         traceback.print_exc()
         _leave(1)
@@ -77,19 +79,30 @@ def _initialize(config: WorkerConfig, control: Control) -> None:
         raise
 
 
-def _serve(jobs: socket.socket, page: mmap.mmap, max_payload: int) -> None:
+def _serve(
+    jobs: socket.socket, turns: Turns, page: mmap.mmap, max_payload: int
+) -> None:
     worker = os.getpid()
     decoder = FrameDecoder(max_payload=max_payload)
+    executor = Executor(max_payload)
     while frames := _receive(jobs, decoder):
+        frames.reverse()
         while frames:
             # Popped, so that nothing of a job is kept when it is done.
-            frame = frames.pop(0)
+            frame = frames.pop()
+            if frame.kind is Kind.FUNCTION:
+                executor.learn(frame)
+                continue
+            if not turns.take():
+                continue
             # Noted before anything of the job's own can run, its arguments included.
             _BEGUN.pack_into(page, 0, frame.job, frame.attempt)
-            kind, payload = execute(frame, max_payload)
+            kind, payload, duration = executor.run(frame)
             if os.getpid() != worker:
                 os._exit(0)  # a copy that the job made, back from the job's call
-            _send(jobs, header(kind, len(payload), frame.job, frame.attempt), payload)
+            # Before the next job begins: a crash there must not cost this outcome.
+            head = header(kind, len(payload), frame.job, frame.attempt, duration)
+            _send(jobs, head, payload)
             del frame, payload
 
 

@@ -6,8 +6,9 @@ a close finishes, all of it in bounded time.
 
 from __future__ import annotations
 
+from asyncpool._core.lives import KILL_GRACE
 from asyncpool._core.slots import Ending
-from asyncpool._core.supervision import KILL_GRACE, Finish
+from asyncpool._core.supervision import Finish
 from tests.core.imaginary import ImaginaryShell
 
 __all__ = ["behave", "close_whatever_happens", "get_well"]
@@ -32,6 +33,10 @@ def behave(shell: ImaginaryShell, manners: str) -> bool:
             continue
         elif process.state == "starting":
             shell.ready(slot)
+        elif process.questions:
+            shell.answer(slot)
+        elif process.answers:
+            shell.hear(slot)
         else:
             shell.outcome(slot)
         active = True
@@ -43,7 +48,11 @@ def get_well(shell: ImaginaryShell) -> None:
     for slot in shell.slots("starting", "idle", "busy", told=True):
         shell.die(slot)  # which may be one crash too many
     began, broken = shell.now, shell.seen["broken"]
-    healthy = not any(process.faulty for process in shell.processes.values())
+    # What comes back from a worker to a broken pool fails, as the queue did.
+    healthy = not any(
+        process.faulty or process.questions or process.answers
+        for process in shell.processes.values()
+    )
     hopeless = shell.policy.probe_after is None
     for _ in range(200 + shell.jobs):
         if behave(shell, "kind"):

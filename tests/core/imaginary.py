@@ -9,39 +9,71 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
-from dataclasses import dataclass
-from typing import Literal
+from collections import Counter, deque
+from dataclasses import dataclass, field
 
 from asyncpool._core import commands as cmd
+from asyncpool._core.lives import KILL_GRACE, STOP_GRACE, TERM_GRACE
+from asyncpool._core.profiles import BUDGET, REFILL, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending
-from asyncpool._core.supervision import (
-    KILL_GRACE,
-    STOP_GRACE,
-    TERM_GRACE,
-    Finish,
-    Supervision,
-)
+from asyncpool._core.supervision import REVOKE_GRACE, Finish, Supervision
 
-__all__ = ["START_TIMEOUT", "ImaginaryShell", "Process"]
+__all__ = ["COSTS", "START_TIMEOUT", "ImaginaryShell", "Process"]
 
 START_TIMEOUT = 20.0
+
+# What jobs cost in these stories: those in the middle may share a worker.
+COSTS = (UNKNOWN, 10.0, 200.0, 450.0, 900.0, 2_000.0)
 
 
 @dataclass
 class Process:
-    """What a shell sees of a worker."""
+    """A worker: what the shell knows of it, and what it does by itself."""
 
     slot: int
     born_at: float
-    state: Literal["starting", "idle", "busy"] = "starting"
-    job: int | None = None
+    ready: bool = False
     faulty: bool = False
     told: Ending = Ending.NO
     told_at: float = 0.0
     excused: bool = False  # its end is the pool's own wish
     abandoned: bool = False
+    # In hand, in their order, each with its place; those that nobody wants any more.
+    hand: dict[int, int] = field(default_factory=dict)
+    unwanted: set[int] = field(default_factory=set)
+    sent: int = 0
+    stalled: int | None = None
+    doomed_at: float | None = None  # since when it is known to run an unwanted job
+    # The worker's own view.
+    running: int | None = None
+    taken: int = 0
+    withdrawn: set[int] = field(default_factory=set)
+    questions: deque[tuple[int, ...]] = field(default_factory=deque)
+    answers: deque[list[int]] = field(default_factory=deque)
+    # Asked, and not heard of: the shell's view again.
+    pending: deque[tuple[int, ...]] = field(default_factory=deque)
+
+    @property
+    def state(self) -> str:
+        if not self.ready:
+            return "starting"
+        return "busy" if self.hand else "idle"
+
+    def begin(self) -> bool:
+        """Take the next job, if there is one, and tell whether there was."""
+        jobs = {place: job for job, place in self.hand.items()}
+        while self.running is None and self.taken < self.sent:
+            self.taken += 1
+            if self.taken not in self.withdrawn:
+                self.running = jobs.get(self.taken)
+        return self.running is not None
+
+    def answer(self) -> None:
+        """Decide what was asked, as the worker's other thread does."""
+        won = [place for place in self.questions.popleft() if place > self.taken]
+        self.withdrawn.update(won)
+        self.answers.append(won)
 
 
 class ImaginaryShell:
@@ -58,7 +90,7 @@ class ImaginaryShell:
         self.generations = [0] * workers
         self.queue: list[int] = []
         self.open: set[int] = set()
-        self.jobs = 0
+        self.profiles: dict[int, Profile] = {}
         self.closing: Finish | None = None
         self.close_at = math.inf
         self.broken = False
@@ -66,69 +98,129 @@ class ImaginaryShell:
         self.parked: set[int] = set()
         self.not_before = [0.0] * workers  # when a slot may have its next process
         self.seen: Counter[str] = Counter()
-        self._victim: int | None = None  # whose job is being cancelled
         self.feed(self.core.start(self.now))
         assert len(self.processes) == workers, "every slot is filled at the start"
 
     # What happens.
 
-    def submit(self) -> None:
-        self.jobs += 1
-        job = self.jobs
+    @property
+    def jobs(self) -> int:
+        """How many jobs there have been."""
+        return len(self.profiles)
+
+    def submit(self, cost: float = UNKNOWN) -> None:
+        job, profile = self.jobs + 1, Profile()
+        profile.cost = cost
+        self.profiles[job] = profile
         self.seen["submit"] += 1
         self.open.add(job)
-        slot = self.core.submit(job)
-        if slot is None:
-            assert not self.free(), "a job waits while a worker is idle"
-            self.queue.append(job)
+        slot = self.core.submit(job, profile)
+        if slot is not None:
+            assert not self.queue, "a job overtook the queue"
+            self._begin(slot, job)
             return
-        assert not self.queue, "a job overtook the queue"
-        self._begin(slot, job)
+        assert not self.free(), "a job waits while a worker is idle"
+        roomy = [p for p in self.processes.values() if p.hand and self._has_room(p)]
+        assert self.queue or not roomy or cost > REFILL, "a short job might have gone"
+        self.queue.append(job)
 
     def ready(self, slot: int) -> None:
         process = self.processes[slot]
-        if process.told is not Ending.NO or process.state != "starting":
+        if process.told is not Ending.NO or process.ready:
             self.seen["a late hello"] += 1
             assert self.core.ready(slot, self.now) == []
             return
-        process.state = "idle"
+        process.ready = True
         self.seen["ready"] += 1
         self.feed(self.core.ready(slot, self.now))
 
-    def outcome(self, slot: int, *, again: bool = False) -> None:
-        """Let a worker answer; *again* if its answer is one to retry after."""
+    def outcome(self, slot: int, *, count: int = 1, again: bool = False) -> None:
+        """Let a worker answer *count* jobs; *again* if they are to be retried."""
         process = self.processes[slot]
-        job, process.job, process.state = process.job, None, "idle"
-        assert job is not None
         assert process.told is Ending.NO
-        self.feed(self.core.outcome(slot, self.now))
-        if again:
+        jobs: list[int] = []
+        while len(jobs) < count and process.begin():
+            assert process.running is not None
+            jobs.append(process.running)
+            process.running = None
+        for job in jobs:
+            self.core.outcome(slot, job)
+            del process.hand[job]
+            if process.stalled == job:
+                process.stalled = None
+            if job in process.unwanted:
+                self.seen["an outcome that nobody wanted"] += 1
+                process.unwanted.discard(job)
+                process.doomed_at = None
+        self.feed(self.core.refill(slot, self.now))
+        for job in jobs:
+            if job not in self.open:
+                continue  # its caller has left
+            if not again:
+                self._end(job, "completed")
+                continue
             self.seen["an answer to retry after"] += 1
             self.queue.insert(0, job)
-            self.feed(self.core.give_back(job))
-        else:
-            self._end(job, "completed")
+            self.feed(self.core.give_back({job: self.profiles[job]}, self.now))
 
-    def die(
-        self,
-        slot: int,
-        *,
-        started: bool = False,
-        requeue: bool = False,
-        roll: float = 0.5,
-    ) -> None:
+    def answer(self, slot: int) -> None:
+        """Let a worker answer what it was asked."""
+        self.processes[slot].answer()
+
+    def hear(self, slot: int) -> None:
+        """Let the pool hear such an answer."""
+        process = self.processes[slot]
+        won = process.answers.popleft()
+        back = [job for job, place in process.hand.items() if place in won]
+        for job in back:
+            del process.hand[job]
+        self.seen["a revoked job" if won else "a revoke in vain"] += 1
+        process.unwanted.difference_update(back)
+        process.pending.popleft()
+        asked = {place for places in process.pending for place in places}
+        if process.running in process.unwanted and process.doomed_at is None:
+            place = process.hand.get(process.running or 0)
+            if place is not None and place not in asked:
+                process.doomed_at = self.now
+        self.feed(self.core.revoked(slot, won, self.now))
+        # What was wanted is somewhere now.
+        placed = {job for p in self.processes.values() for job in p.hand}
+        assert self.open == placed.difference(
+            *(p.unwanted for p in self.processes.values())
+        ) | set(self.queue)
+
+    def look_for_stalls(self) -> None:
+        heads = {p.slot: next(iter(p.hand), None) for p in self.processes.values()}
+        for command in self.core.look_for_stalls():
+            assert isinstance(command, cmd.Revoke)
+            process = self.processes[command.slot]
+            assert len(process.hand) > 1
+            assert command.places == tuple(process.hand.values())[1:]
+            process.stalled = heads[command.slot]
+            self.seen["a stall"] += 1
+            self.feed([command])
+
+    def die(self, slot: int, *, requeue: bool = False, roll: float = 0.5) -> None:
+        """End a process; *requeue* if its death is one to retry after."""
         process = self.processes.pop(slot)
-        job = process.job
-        started, requeue = started and job is not None, requeue and job is not None
-        if job is not None and requeue:
-            self.queue.insert(0, job)
-        elif job is not None:
-            self._end(job, "lost")
+        wanted = [job for job in process.hand if job not in process.unwanted]
+        started = process.running in wanted
+        back = []
+        for job in wanted:
+            touched = job == process.running or (
+                job == next(iter(process.hand)) and not process.excused
+            )
+            if touched and not requeue:
+                self._end(job, "lost")
+            else:
+                self.seen["requeued" if touched else "untouched by a death"] += 1
+                back.append(job)
+        self.queue[:0] = back
         self.seen[f"died {process.state}, told {process.told.name.lower()}"] += 1
-        ledger = copy.deepcopy(self.core._ledger)
+        ledger = copy.deepcopy(self.core._lives.ledger)
         broken = self.broken
         commands = self.core.ended(
-            slot, self.now, started=started, requeue=requeue, roll=roll
+            slot, self.now, started=started, requeue=back, roll=roll
         )
         verdicts = [
             command
@@ -137,14 +229,14 @@ class ImaginaryShell:
         ]
         self.feed(commands)
         if process.excused:
-            assert self.core._ledger == ledger, "a planned exit was counted"
+            assert self.core._lives.ledger == ledger, "a planned exit was counted"
             assert not verdicts
             if self.closing is None and not broken:
                 assert slot in self.processes, "replaced at once"
         elif self.closing is None:
             assert [verdict.slot for verdict in verdicts] == [slot]
             if started and not self.policy.count_blamed and not broken:
-                assert self.core._ledger._window == ledger._window
+                assert self.core._lives.ledger._window == ledger._window
                 assert isinstance(verdicts[0], cmd.ScheduleRestart)
 
     def fault(self, slot: int) -> None:
@@ -157,13 +249,21 @@ class ImaginaryShell:
         self._end(job, "cancelled")
         if job in self.queue:
             self.queue.remove(job)
+        index, begun = None, False
         for process in self.processes.values():
-            if process.job == job:
-                process.job, self._victim = None, process.slot
-        self.feed(self.core.cancel(job, self.now))
-        if self._victim is not None:
-            assert self.processes[self._victim].told is Ending.KILLED
-            self._victim = None
+            if job in process.hand:
+                index, begun = process.slot, process.running == job
+                process.unwanted.add(job)
+                if begun and process.told is Ending.NO:
+                    process.doomed_at = self.now
+        commands = self.core.cancel(job, self.now, index=index, begun=begun)
+        self.feed(commands)
+        if begun and index is not None:
+            process = self.processes[index]
+            alone = len(process.hand) == 1
+            asked = process.questions or process.answers
+            assert process.told or asked, "a job runs on that nobody wants"
+            assert process.told is Ending.KILLED or not alone
 
     def close(self, finish: Finish, timeout: float) -> None:
         self.seen["close again" if self.closing is not None else "close"] += 1
@@ -207,9 +307,29 @@ class ImaginaryShell:
             and (told is None or (process.told is not Ending.NO) is told)
         )
 
+    def asked(self) -> list[int]:
+        """Return the slots whose workers have a question to answer."""
+        return [p.slot for p in self.processes.values() if p.questions]
+
+    def answered(self) -> list[int]:
+        """Return the slots whose answers the pool has not heard."""
+        return [
+            p.slot for p in self.processes.values() if p.answers and p.told is Ending.NO
+        ]
+
     @property
     def time_is_over(self) -> bool:
         return self.now >= self.close_at
+
+    def _cost(self, process: Process) -> float:
+        return sum(
+            UNKNOWN if process.stalled == job else self.profiles[job].cost
+            for job in process.hand
+        )
+
+    def _has_room(self, process: Process) -> bool:
+        able = process.ready and not process.told and not process.faulty
+        return able and process.doomed_at is None and self._cost(process) <= REFILL
 
     # What is to be done about it.
 
@@ -219,13 +339,27 @@ class ImaginaryShell:
             self.seen[type(command).__name__] += 1
             self._carry_out(command)
 
-    def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901 - a table
+    def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
         match command:
             case cmd.Spawn(slot, generation):
                 self._spawn(slot, generation)
-            case cmd.Assign(slot, job):
-                assert self.queue.pop(0) == job, "jobs begin in their order"
-                self._begin(slot, job)
+            case cmd.Assign(slot, jobs):
+                assert jobs
+                for job in jobs:
+                    assert self.queue.pop(0) == job, "jobs begin in their order"
+                    self._begin(slot, job)
+            case cmd.Unassign(jobs):
+                assert not any(
+                    job in p.hand for p in self.processes.values() for job in jobs
+                )
+                if self.closing is None or self.closing < Finish.RUNNING:
+                    self.queue[:0] = jobs
+                else:
+                    self.queue += jobs  # where the next command finds them
+            case cmd.Revoke(slot, places):
+                assert places
+                self.processes[slot].questions.append(places)
+                self.processes[slot].pending.append(places)
             case cmd.Stop(slot):
                 self._press(self.processes[slot], Ending.STOPPED)
             case cmd.Terminate(slot):
@@ -253,12 +387,18 @@ class ImaginaryShell:
 
     def _begin(self, slot: int, job: int) -> None:
         process = self.processes[slot]
-        assert process.state == "idle", "one job at a time"
+        assert process.ready
         assert process.told is Ending.NO, "a job for a worker that must go"
         assert not process.faulty
+        assert process.doomed_at is None
         assert job in self.open
         assert not self.broken
-        process.state, process.job = "busy", job
+        if process.hand:
+            cost = self._cost(process) + self.profiles[job].cost
+            assert cost <= BUDGET, "a job waits behind a long one"
+            self.seen["a job that travels ahead"] += 1
+        process.sent += 1
+        process.hand[job] = process.sent
 
     def _spawn(self, slot: int, generation: int) -> None:
         assert slot not in self.processes, "two processes in one slot"
@@ -279,12 +419,15 @@ class ImaginaryShell:
         """Check that a process is pressed to end for a reason and step by step."""
         told, waited = process.told, self.now - process.told_at
         assert told < how, "a step back, or the same one twice"
-        assert process.job is None, "its job was not settled first"
+        if self.closing is Finish.NONE or (self.time_is_over and how is Ending.KILLED):
+            assert process.unwanted.issuperset(process.hand), "a job was forgotten"
+            process.hand.clear()
         if how is Ending.STOPPED:
-            assert process.state != "busy"
+            assert not process.hand
             assert self.closing is not None or self.broken
             process.excused = True
         elif how is Ending.TERMINATED:
+            assert not process.hand, "its jobs were not settled first"
             assert self.closing is not None or told is Ending.STOPPED
             assert told is Ending.NO or waited >= STOP_GRACE
             process.excused = True
@@ -294,9 +437,16 @@ class ImaginaryShell:
 
     def _shoot(self, process: Process) -> None:
         """Check that there is a reason for a SIGKILL out of turn."""
-        if process.faulty and (process.told or process.state != "busy"):
+        if process.faulty and (process.told or not process.hand):
             return
-        if self.time_is_over or self._victim == process.slot:
+        if self.time_is_over:
+            assert not process.hand
+            process.excused = True
+            return
+        if process.doomed_at is not None:
+            late = self.now >= process.doomed_at + REVOKE_GRACE
+            assert len(process.hand) == 1 or late, "others might begin meanwhile"
+            self.seen["killed for a job, late" if late else "killed for a job"] += 1
             process.excused = True
             return
         assert process.state == "starting", "killed for nothing"
@@ -317,15 +467,15 @@ class ImaginaryShell:
     def _fail(self, jobs: tuple[int, ...], why: str) -> None:
         assert jobs
         assert self.broken if why == "broken" else self.closing is not None
-        running = {p.job: p for p in self.processes.values() if p.job is not None}
         for job in jobs:
             self._end(job, why)
             if job in self.queue:
                 self.queue.remove(job)
                 assert why == "broken" or self.closing or self.time_is_over
             else:
-                running[job].job = None
                 assert self.closing is Finish.NONE or self.time_is_over
+                for process in self.processes.values():
+                    process.hand.pop(job, None)
 
     def _end(self, job: int, how: str) -> None:
         self.open.remove(job)  # a KeyError means that it has ended twice

@@ -38,3 +38,40 @@ def test_the_fields_of_a_policy_are_given_by_name(cls: type) -> None:
 def test_every_command_is_exported() -> None:
     names = {command.__name__ for command in get_args(Command)}
     assert names | {"Command"} == set(commands.__all__)
+
+
+def test_what_each_command_says() -> None:
+    # The shell reads them by position.
+    assert {
+        command.__name__: command.__match_args__ for command in get_args(Command)
+    } == {
+        "Spawn": ("slot", "generation"),
+        "Assign": ("slot", "jobs"),
+        "Unassign": ("jobs",),
+        "Revoke": ("slot", "places"),
+        "Stop": ("slot",),
+        "Terminate": ("slot",),
+        "Kill": ("slot",),
+        "Abandon": ("slot",),
+        "FailJobs": ("jobs", "why"),
+        "ScheduleRestart": ("slot", "delay"),
+        "ParkSlot": ("slot", "reason", "probe_in"),
+        "GiveUp": ("reason",),
+        "Recover": ("slot",),
+        "Finished": (),
+    }
+
+
+def test_commands_are_compared_by_what_they_say() -> None:
+    said = [
+        commands.Assign(0, (1, 2)),
+        commands.Assign(0, (2, 1)),
+        commands.Assign(1, (1, 2)),
+        commands.Unassign((1, 2)),
+        commands.Revoke(0, (1, 2)),
+        commands.Revoke(0, ()),
+    ]
+    assert len(set(said)) == len(said)
+    assert commands.Assign(0, (1, 2)) == commands.Assign(0, (1, 2))
+    assert commands.Unassign((1,)) == commands.Unassign((1,))
+    assert commands.Revoke(0, (1,)) == commands.Revoke(0, (1,))

@@ -1,11 +1,24 @@
-"""Tests of asyncpool/_core/dispatch.py, against a model made of two lists."""
+"""Tests of asyncpool/_core/dispatch.py, against a model made of lists."""
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
+import pytest
+from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncpool._core.dispatch import Dispatcher
+from asyncpool._core.flight import Flight
+from asyncpool._core.profiles import BUDGET, DEEPEST, REFILL, UNKNOWN, Profile
+
+# Their sums are exact, in any order.
+COSTS = (7.8125, 62.5, 250.0, 437.5, 500.0, 562.5, 1000.0, 1007.8125, UNKNOWN)
+KINDS = st.integers(0, 4)
+
+
+def known(cost: float) -> Profile:
+    profile = Profile()
+    profile.note(cost)
+    return profile
 
 
 class DispatchMachine(RuleBasedStateMachine):
@@ -14,66 +27,146 @@ class DispatchMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.dispatcher = Dispatcher()
+        self.profiles = [known(cost) for cost in (7.8125, 250.0, 500.0, 1007.8125)]
+        self.profiles.append(Profile())
+        self.kinds: dict[int, Profile] = {}
         self.queue: list[int] = []
-        self.idle: list[int] = []
-        self.away: dict[int, int] = {}  # slot -> job
+        self.idle: list[int] = []  # the last one is the next
+        self.roomy: list[int] = []  # the first one is the next
+        self.flights: dict[int, Flight] = {}
+        self.hands: dict[int, dict[int, float]] = {}  # slot -> job -> its cost
         self.jobs = 0
         self.slots = 0
 
-    def begins(self, slot: int | None, job: int) -> None:
-        """Check who was given *job*: the one that became idle last."""
-        if self.idle:
-            assert slot == self.idle.pop()
-            self.away[slot] = job
-        else:
-            assert slot is None
+    # The model.
 
-    def becomes_free(self, slot: int) -> None:
-        job = self.dispatcher.worker_free(slot)
-        if self.queue:
-            assert job == self.queue.pop(0), "jobs begin in their order"
-            self.away[slot] = job
-        else:
-            assert job is None
+    def load(self, slot: int) -> float:
+        return sum(self.hands[slot].values())
+
+    def takes(self, slot: int, job: int) -> None:
+        cost = self.kinds[job].cost
+        assert not self.hands[slot] or self.load(slot) + cost <= BUDGET
+        self.hands[slot][job] = cost
+
+    def sort_in(self, slot: int) -> None:
+        hand, load = self.hands[slot], self.load(slot)
+        if slot in self.roomy and load >= BUDGET:
+            self.roomy.remove(slot)
+        elif slot not in self.roomy and hand and load < BUDGET:
+            self.roomy.append(slot)
+        if not hand:
             self.idle.append(slot)
 
-    @rule()
-    def submit(self) -> None:
-        self.jobs += 1
-        slot = self.dispatcher.submit(self.jobs)
-        if not self.idle:
-            self.queue.append(self.jobs)
-        self.begins(slot, self.jobs)
+    def expect_a_place_for(self, job: int) -> int | None:
+        """Return the idle worker's slot, or that of the next with enough room."""
+        cost = self.kinds[job].cost
+        fits = [slot for slot in self.roomy if self.load(slot) + cost <= BUDGET]
+        if self.idle:
+            slot = self.idle.pop()
+        elif fits:
+            slot = fits[0]
+            self.roomy.remove(slot)
+        else:
+            return None
+        self.takes(slot, job)
+        self.sort_in(slot)
+        return slot
 
+    def refill(self, slot: int) -> None:
+        expected = []
+        while self.queue and (
+            not self.hands[slot]
+            or self.load(slot) + self.kinds[self.queue[0]].cost <= BUDGET
+        ):
+            expected.append(self.queue.pop(0))
+            self.takes(slot, expected[-1])
+        if slot in self.roomy and not self.hands[slot]:
+            self.roomy.remove(slot)
+        self.sort_in(slot)
+        jobs = self.dispatcher.refill(slot, self.flights[slot])
+        assert jobs == expected, "jobs leave the queue in their order"
+
+    def give_back(self, jobs: list[int]) -> None:
+        self.queue[:0] = jobs
+        expected = []
+        while self.queue:
+            slot = self.expect_a_place_for(self.queue[0])
+            if slot is None:
+                break
+            expected.append((slot, self.queue.pop(0)))
+        placed = self.dispatcher.give_back({job: self.kinds[job] for job in jobs})
+        assert placed == expected
+
+    def leaves(self, slot: int) -> None:
+        self.dispatcher.worker_gone(slot)
+        for slots in (self.idle, self.roomy):
+            if slot in slots:
+                slots.remove(slot)
+
+    # What happens.
+
+    @rule(kind=KINDS)
+    def submit(self, kind: int) -> None:
+        self.jobs += 1
+        profile = self.kinds[self.jobs] = self.profiles[kind]
+        slot = None if self.queue else self.expect_a_place_for(self.jobs)
+        if slot is None:
+            self.queue.append(self.jobs)
+        assert self.dispatcher.submit(self.jobs, profile) == slot
+
+    @rule(kind=KINDS, count=st.integers(2, 40))
+    def submit_many(self, kind: int, count: int) -> None:
+        for _ in range(count):
+            self.submit(kind)
+
+    @rule(kind=KINDS, cost=st.sampled_from(COSTS))
+    def more_is_learned(self, kind: int, cost: float) -> None:
+        self.profiles[kind].cost = cost
+
+    @precondition(lambda self: len(self.hands) < 4)
     @rule()
     def a_worker_is_ready(self) -> None:
         self.slots += 1
-        self.becomes_free(self.slots)
+        self.flights[self.slots] = Flight()
+        self.hands[self.slots] = {}
+        self.refill(self.slots)
 
-    @precondition(lambda self: self.away)
+    @precondition(lambda self: any(self.hands.values()))
     @rule(data=st.data())
-    def a_job_ends(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.away)))
-        del self.away[slot]
-        self.becomes_free(slot)
+    def jobs_end(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from([s for s in self.hands if self.hands[s]]))
+        hand, flight = self.hands[slot], self.flights[slot]
+        for job in list(hand)[: data.draw(st.integers(1, len(hand)))]:
+            del hand[job]
+            flight.land(job)
+        if self.load(slot) <= REFILL:
+            self.refill(slot)
 
-    @precondition(lambda self: self.away)
-    @rule(data=st.data())
-    def a_worker_dies_at_work(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.away)))
-        job = self.away.pop(slot)
-        self.dispatcher.worker_gone(slot)
-        taken = self.dispatcher.give_back(job)
-        if not self.idle:
-            self.queue.insert(0, job)
-        self.begins(taken, job)
+    @precondition(lambda self: any(len(hand) > 1 for hand in self.hands.values()))
+    @rule(data=st.data(), kind=KINDS)
+    def a_job_takes_long(self, data: st.DataObject, kind: int) -> None:
+        """What waits behind it is revoked; until then, its worker gets no more."""
+        busy = [slot for slot, hand in self.hands.items() if len(hand) > 1]
+        slot = data.draw(st.sampled_from(busy))
+        hand, flight = self.hands[slot], self.flights[slot]
+        head, *behind = hand
+        flight.stall()
+        self.leaves(slot)
+        self.submit(kind)
+        hand[head] = UNKNOWN
+        flight.answer(flight.ask(behind))
+        for job in behind:
+            del hand[job]
+        self.give_back(behind)
 
-    @precondition(lambda self: self.idle)
+    @precondition(lambda self: self.hands)
     @rule(data=st.data())
-    def an_idle_worker_dies(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(self.idle))
-        self.idle.remove(slot)
-        self.dispatcher.worker_gone(slot)
+    def a_worker_dies(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.hands)))
+        self.leaves(slot)
+        jobs = list(self.hands.pop(slot))
+        del self.flights[slot]
+        self.give_back(jobs)
 
     @precondition(lambda self: self.queue)
     @rule(data=st.data())
@@ -83,11 +176,11 @@ class DispatchMachine(RuleBasedStateMachine):
         assert self.dispatcher.discard(job) is True
         assert self.dispatcher.discard(job) is False
 
-    @precondition(lambda self: self.away)
+    @precondition(lambda self: any(self.hands.values()))
     @rule(data=st.data())
-    def a_running_job_is_not_in_the_queue(self, data: st.DataObject) -> None:
-        job = data.draw(st.sampled_from(sorted(self.away.values())))
-        assert self.dispatcher.discard(job) is False
+    def a_job_in_hand_is_not_in_the_queue(self, data: st.DataObject) -> None:
+        jobs = [job for hand in self.hands.values() for job in hand]
+        assert self.dispatcher.discard(data.draw(st.sampled_from(jobs))) is False
 
     @precondition(lambda self: len(self.queue) > 2)
     @rule()
@@ -96,45 +189,272 @@ class DispatchMachine(RuleBasedStateMachine):
         self.queue.clear()
         assert self.dispatcher.empty() == []
 
+    # What is true at any time.
+
     @invariant()
     def the_figures_agree(self) -> None:
         assert self.dispatcher.waiting == len(self.queue)
         assert self.dispatcher.idle == len(self.idle)
 
     @invariant()
+    def what_is_in_hand_agrees(self) -> None:
+        for slot, flight in self.flights.items():
+            assert list(flight.jobs) == list(self.hands[slot])
+            assert flight.backlog == self.load(slot)
+
+    @invariant()
     def nobody_waits_while_somebody_is_idle(self) -> None:
-        assert not (self.dispatcher.waiting and self.dispatcher.idle)
+        unemployed = sum(not flight.jobs for flight in self.flights.values())
+        assert self.dispatcher.idle == unemployed
+        assert not (self.dispatcher.waiting and unemployed)
+
+    @invariant()
+    def nobody_has_more_in_hand_than_a_budget_or_one_job(self) -> None:
+        for flight in self.flights.values():
+            assert len(flight.jobs) <= 1 or flight.backlog <= BUDGET
+            assert len(flight.jobs) <= DEEPEST
+
+    @invariant()
+    def what_is_unknown_is_alone(self) -> None:
+        for flight in self.flights.values():
+            costs = [cost for _, cost, _ in flight.jobs.values()]
+            assert UNKNOWN not in costs or len(costs) == 1
 
 
 TestDispatcher = DispatchMachine.TestCase
 
 
+def idle_pool(workers: int) -> tuple[Dispatcher, list[Flight]]:
+    dispatcher, flights = Dispatcher(), [Flight() for _ in range(workers)]
+    for slot, flight in enumerate(flights):
+        assert dispatcher.refill(slot, flight) == []
+    return dispatcher, flights
+
+
 def test_jobs_begin_in_the_order_in_which_they_came() -> None:
     dispatcher = Dispatcher()
     for job in (1, 2, 3):
-        assert dispatcher.submit(job) is None
-    assert [dispatcher.worker_free(0) for _ in range(4)] == [1, 2, 3, None]
+        assert dispatcher.submit(job, Profile()) is None
+    assert [dispatcher.refill(slot, Flight()) for slot in range(4)] == [
+        [1],
+        [2],
+        [3],
+        [],
+    ]
 
 
 def test_the_worker_that_stopped_last_is_the_next_to_work() -> None:
+    dispatcher, _ = idle_pool(3)
+    slots = [dispatcher.submit(job, Profile()) for job in (1, 2, 3, 4)]
+    assert slots == [2, 1, 0, None]
+
+
+@pytest.mark.parametrize("cost", [UNKNOWN, 1000.0, 10.0])
+def test_an_idle_worker_is_the_first_choice(cost: float) -> None:
+    dispatcher, _ = idle_pool(2)
+    dispatcher.submit(1, known(10))
+    assert dispatcher.submit(2, known(cost)) == 0
+    assert dispatcher.idle == 0
+
+
+@given(st.integers(1, 8), st.integers(0, 60), st.sampled_from([7.8125, 8.0, 10.0]))
+def test_a_burst_of_short_jobs_spreads_over_all_workers(
+    workers: int, jobs: int, cost: float
+) -> None:
+    dispatcher, flights = idle_pool(workers)
+    profile = known(cost)
+    for job in range(jobs):
+        assert dispatcher.submit(job, profile) is not None
+    sizes = [len(flight.jobs) for flight in flights]
+    assert sum(sizes) == jobs
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_of_the_shortest_jobs_a_worker_holds_as_many_as_the_limit() -> None:
+    dispatcher, flights = idle_pool(2)
+    profile = known(0)
+    slots = [dispatcher.submit(job, profile) for job in range(2 * DEEPEST + 1)]
+    assert slots[-1] is None
+    assert None not in slots[:-1]
+    assert [len(flight.jobs) for flight in flights] == [DEEPEST, DEEPEST]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        (10.0, 990.0, True),
+        (10.0, 990.0625, False),
+        (999.9375, 10.0, False),
+        (1000.0, 7.8125, False),
+        (UNKNOWN, 10.0, False),
+        (10.0, UNKNOWN, False),
+        (UNKNOWN, UNKNOWN, False),
+    ],
+)
+def test_two_jobs_are_together_up_to_the_budget(
+    first: float, second: float, *, together: bool
+) -> None:
+    dispatcher, flights = idle_pool(1)
+    assert dispatcher.submit(1, known(first)) == 0
+    assert dispatcher.submit(2, known(second)) == (0 if together else None)
+    # And the same for jobs that have waited.
     dispatcher = Dispatcher()
-    for slot in (0, 1, 2):
-        dispatcher.worker_free(slot)
-    assert [dispatcher.submit(job) for job in (1, 2, 3, 4)] == [2, 1, 0, None]
+    for job, cost in ((1, first), (2, second)):
+        dispatcher.submit(job, known(cost))
+    assert dispatcher.refill(0, Flight()) == ([1, 2] if together else [1])
+    assert len(flights[0].jobs) == 1 + together
 
 
-def test_a_job_that_lost_its_worker_is_the_next_to_begin() -> None:
-    dispatcher = Dispatcher()
-    for job in (1, 2, 3):
-        dispatcher.submit(job)
-    assert dispatcher.worker_free(0) == 1
-    assert dispatcher.give_back(1) is None
-    assert [dispatcher.worker_free(slot) for slot in (1, 2, 3)] == [1, 2, 3]
+def test_a_job_goes_where_there_is_enough_room_for_it() -> None:
+    dispatcher, _ = idle_pool(3)
+    for job, cost in enumerate((900.0, 500.0, 100.0)):
+        assert dispatcher.submit(job, known(cost)) == 2 - job
+    assert dispatcher.submit(3, known(950)) is None
+    assert dispatcher.discard(3)
+    assert dispatcher.submit(4, known(600)) == 0
+    assert dispatcher.submit(5, known(200)) == 1
+    # What was passed over is still the next for what fits there.
+    assert dispatcher.submit(6, known(50)) == 2
+    assert [dispatcher.submit(job, known(50)) for job in (7, 8, 9)] == [0, 1, 2]
 
 
-def test_a_worker_that_left_is_given_nothing() -> None:
-    dispatcher = Dispatcher()
-    dispatcher.worker_free(0)
+def test_a_short_job_does_not_overtake_a_long_one_that_waits() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    assert dispatcher.submit(1, known(10)) == 0
+    assert dispatcher.submit(2, Profile()) is None
+    assert dispatcher.submit(3, known(10)) is None
+    assert dispatcher.refill(0, flight) == []
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [2]
+    flight.land(2)
+    assert dispatcher.refill(0, flight) == [3]
+
+
+def test_a_worker_with_room_is_found_again_after_its_outcomes() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    for job in (1, 2):
+        assert dispatcher.submit(job, known(500)) == 0
+    assert dispatcher.submit(3, known(500)) is None
+    assert dispatcher.discard(3)
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == []
+    assert dispatcher.submit(4, known(500)) == 0
+    assert list(flight.jobs) == [2, 4]
+
+
+def test_a_worker_that_is_full_after_a_refill_is_in_nobodys_way() -> None:
+    dispatcher, [first, second] = idle_pool(2)
+    assert [dispatcher.submit(job, known(10)) for job in (1, 2)] == [1, 0]
+    assert dispatcher.submit(3, Profile()) is None
+    second.land(1)
+    assert dispatcher.refill(1, second) == [3]
+    assert [dispatcher.submit(job, known(10)) for job in (4, 5, 6)] == [0, 0, 0]
+    assert list(first.jobs) == [2, 4, 5, 6]
+
+
+def test_a_worker_that_was_idle_meanwhile_is_the_last_in_turn() -> None:
+    dispatcher, [_, second] = idle_pool(2)
+    assert [dispatcher.submit(job, known(10)) for job in (1, 2)] == [1, 0]
+    second.land(1)
+    assert dispatcher.refill(1, second) == []
+    assert [dispatcher.submit(job, known(10)) for job in (3, 4, 5)] == [1, 0, 1]
+
+
+def test_a_worker_is_refilled_up_to_its_budget() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    jobs = range(11)
+    profile = known(100)
+    assert [dispatcher.submit(job, profile) for job in jobs] == [0] * 10 + [None]
+    for job in range(11, 30):
+        assert dispatcher.submit(job, profile) is None
+    for job in range(5):
+        flight.land(job)
+    assert dispatcher.refill(0, flight) == [10, 11, 12, 13, 14]
+    assert dispatcher.refill(0, flight) == []
+
+
+def test_jobs_that_lost_their_worker_are_the_next_to_begin() -> None:
+    dispatcher, _ = idle_pool(1)
+    for job in (1, 2, 3, 4):
+        dispatcher.submit(job, known(400))
+    assert dispatcher.waiting == 2
+    dispatcher.worker_gone(0)
+    assert dispatcher.give_back({1: known(400), 2: known(400)}) == []
+    assert dispatcher.refill(1, Flight()) == [1, 2]
+    assert dispatcher.refill(2, Flight()) == [3, 4]
+
+
+def test_jobs_that_come_back_need_not_wait_behind_the_queue() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.submit(1, known(100))
+    dispatcher.submit(2, Profile())
+    assert dispatcher.give_back({4: known(100), 3: known(100)}) == [(0, 4), (0, 3)]
+    assert list(flight.jobs) == [1, 4, 3]
+    assert dispatcher.waiting == 1
+
+
+def test_jobs_that_come_back_are_for_idle_workers_first_and_keep_their_order() -> None:
+    dispatcher, flights = idle_pool(2)
+    back = {7: known(600), 5: known(400), 6: known(300), 4: known(100), 3: Profile()}
+    assert dispatcher.give_back(back) == [(1, 7), (0, 5), (1, 6), (0, 4)]
+    assert [list(flight.jobs) for flight in flights] == [[5, 4], [7, 6]]
+    assert dispatcher.empty() == [3]
+
+
+def test_what_waited_behind_jobs_that_come_back_is_not_forgotten() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.submit(1, known(900))
+    dispatcher.submit(2, known(500))
+    dispatcher.submit(3, known(500))
+    flight.land(1)
+    dispatcher.refill(0, flight)
+    dispatcher.submit(4, Profile())
+    assert dispatcher.give_back({}) == []
+    assert dispatcher.give_back({9: Profile()}) == []
+    assert dispatcher.empty() == [9, 4]
+
+
+def test_room_that_is_found_when_jobs_come_back_is_for_those_behind_them_too() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    profile = Profile()
+    dispatcher.submit(1, known(10))
+    dispatcher.submit(2, profile)
+    dispatcher.submit(3, known(10))
+    profile.note(10)
+    assert dispatcher.give_back({9: known(10)}) == [(0, 9), (0, 2), (0, 3)]
+    assert list(flight.jobs) == [1, 9, 2, 3]
+
+
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_a_worker_that_left_is_given_nothing(jobs: int) -> None:
+    dispatcher, [flight] = idle_pool(1)
+    for job in range(jobs):
+        assert dispatcher.submit(job, known(10)) == 0
     dispatcher.worker_gone(0)
     dispatcher.worker_gone(0)
-    assert dispatcher.submit(1) is None
+    assert dispatcher.idle == 0
+    assert dispatcher.submit(5, known(10)) is None
+    assert dispatcher.give_back({6: known(10)}) == []
+    assert len(flight.jobs) == jobs
+
+
+def test_a_worker_that_comes_back_is_given_jobs_again() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.submit(1, known(10))
+    dispatcher.worker_gone(0)
+    dispatcher.submit(2, known(10))
+    assert dispatcher.refill(0, flight) == [2]
+    assert dispatcher.submit(3, known(10)) == 0
+
+
+def test_what_is_forgotten_is_never_given_to_anybody() -> None:
+    dispatcher = Dispatcher()
+    for job in range(6):
+        dispatcher.submit(job, known(10))
+    assert dispatcher.discard(2) is True
+    assert dispatcher.discard(2) is False
+    assert dispatcher.discard(99) is False
+    assert dispatcher.empty() == [0, 1, 3, 4, 5]
+    assert (dispatcher.waiting, dispatcher.empty()) == (0, [])
+    assert dispatcher.refill(0, Flight()) == []
+    assert dispatcher.idle == 1

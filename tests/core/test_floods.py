@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncpool._core.commands import ScheduleRestart, Spawn
+from asyncpool._core.profiles import Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Supervision
 
@@ -20,11 +21,12 @@ def test_hostile_jobs_are_served_for_ever_without_delay_as_long_as_others_succee
         for again in range(2):
             job += 1
             now += 0.001
-            assert core.submit(job) == 0
+            assert core.submit(job, Profile()) == 0
             if not again:
-                assert core.outcome(0, now) == []
+                core.outcome(0, job)
+                assert core.refill(0, now) == []
         generation += 1
-        commands = core.ended(0, now, started=True, requeue=False, roll=0.0)
+        commands = core.ended(0, now, started=True, requeue=(), roll=0.0)
         assert commands == [ScheduleRestart(0, 0.0), Spawn(0, generation)]
 
 
@@ -34,8 +36,8 @@ def test_jobs_that_all_kill_their_workers_are_served_ever_more_slowly() -> None:
     delays, now = [], 0.0
     for job in range(12):
         core.ready(0, now)
-        assert core.submit(job) == 0
-        restart = core.ended(0, now, started=True, requeue=False, roll=0.0)[0]
+        assert core.submit(job, Profile()) == 0
+        restart = core.ended(0, now, started=True, requeue=(), roll=0.0)[0]
         assert isinstance(restart, ScheduleRestart)
         delays.append(restart.delay)
         if restart.delay:

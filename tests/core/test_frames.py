@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, strategies as st
@@ -11,6 +12,7 @@ from hypothesis import given, strategies as st
 from asyncpool._core.frames import (
     HEADER_SIZE,
     MAX_ATTEMPTS,
+    MAX_TAG,
     VERSION,
     Frame,
     FrameDecoder,
@@ -26,14 +28,15 @@ frames = st.builds(
     kind=st.sampled_from(Kind),
     job=st.integers(0, 2**64 - 1),
     attempt=st.integers(0, MAX_ATTEMPTS),
+    tag=st.integers(0, MAX_TAG),
     payload=st.binary(max_size=LIMIT),
 )
 cuts = st.lists(st.integers(0, 1500))
 
 
 def encode(frame: Frame) -> bytes:
-    kind, job, attempt, payload = frame
-    return header(kind, len(payload), job, attempt) + payload
+    kind, job, attempt, tag, payload = frame
+    return header(kind, len(payload), job, attempt, tag) + payload
 
 
 def pieces(data: bytes, where: list[int]) -> list[bytes]:
@@ -41,7 +44,7 @@ def pieces(data: bytes, where: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def decode(parts: list[bytes]) -> tuple[list[Frame], str, int]:
+def decode(parts: Sequence[bytes | memoryview]) -> tuple[list[Frame], str, int]:
     """Return the frames, the error's text, and what is pending."""
     decoder = FrameDecoder(max_payload=LIMIT)
     received: list[Frame] = []
@@ -57,8 +60,9 @@ def decode(parts: list[bytes]) -> tuple[list[Frame], str, int]:
 def test_decoding_does_not_depend_on_how_the_stream_is_cut(
     sent: list[Frame], where: list[int]
 ) -> None:
-    stream = b"".join(map(encode, sent))
-    assert decode(pieces(stream, where)) == (sent, "", 0)
+    parts = pieces(b"".join(map(encode, sent)), where)
+    assert decode(parts) == (sent, "", 0)
+    assert decode([memoryview(part) for part in parts]) == (sent, "", 0)
 
 
 @given(st.lists(frames, max_size=4), frames, st.data())
@@ -91,44 +95,114 @@ def test_what_came_before_garbage_is_received_at_any_cut(
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (struct.pack("!BBHQQ", 2, 7, 0, 1, 0), "speaks version 2, not 1"),
-        (struct.pack("!BBHQQ", 0, 7, 0, 1, 0), "speaks version 0, not 1"),
-        (struct.pack("!BBHQQ", 1, 0, 0, 1, 0), "unknown kind of frame: 0"),
-        (struct.pack("!BBHQQ", 1, 10, 0, 1, 0), "unknown kind of frame: 10"),
-        (struct.pack("!BBHQQ", 1, 7, 0, 1, 301), "301 bytes exceeds the limit of 300"),
-        (struct.pack("!BBHQQ", 1, 7, 0, 1, 2**64 - 1), "exceeds the limit of 300"),
+        ((1, 7, 0, 0, 1, 0), "the peer speaks version 1, not 2"),
+        ((3, 7, 0, 0, 1, 0), "the peer speaks version 3, not 2"),
+        ((2, 0, 0, 0, 1, 0), "unknown kind of frame: 0"),
+        ((2, 13, 0, 0, 1, 0), "unknown kind of frame: 13"),
+        ((2, 7, 0, 0, 1, 301), "a payload of 301 bytes exceeds the limit of 300"),
+        (
+            (2, 7, 0, 0, 1, 2**64 - 1),
+            "a payload of 18446744073709551615 bytes exceeds the limit of 300",
+        ),
+        # Of several things that are wrong, the one that explains the others.
+        ((1, 0, 0, 0, 1, 301), "the peer speaks version 1, not 2"),
+        ((2, 0, 0, 0, 1, 301), "unknown kind of frame: 0"),
     ],
 )
-def test_a_bad_header_is_refused_before_any_payload(head: bytes, message: str) -> None:
-    assert len(head) == HEADER_SIZE
+def test_a_bad_header_is_refused_before_any_payload(
+    head: tuple[int, ...], message: str
+) -> None:
+    data = struct.pack("!BBHIQQ", *head)
+    assert len(data) == HEADER_SIZE
     decoder = FrameDecoder(max_payload=LIMIT)
-    assert decoder.feed(head[:-1]) == []
-    with pytest.raises(ProtocolError, match=message):
-        decoder.feed(head[-1:])
+    assert decoder.feed(data[:-1]) == []
+    with pytest.raises(ProtocolError) as caught:
+        decoder.feed(data[-1:])
+    assert str(caught.value) == message
+    assert decoder.error is caught.value
     assert decoder.pending <= HEADER_SIZE
 
 
+def test_after_an_error_nothing_more_is_taken() -> None:
+    good = Frame(Kind.VALUE, 1, 1, 0, b"good")
+    decoder = FrameDecoder(max_payload=LIMIT)
+    with pytest.raises(ProtocolError):
+        decoder.feed(header(Kind.VALUE, LIMIT + 1))
+    kept = decoder.pending
+    for data in (encode(good), bytes(1 << 16), b""):
+        with pytest.raises(ProtocolError) as caught:
+            decoder.feed(data)
+        assert caught.value is decoder.error
+        assert decoder.pending == kept
+
+
+@pytest.mark.parametrize("cut", [0, 7])
+def test_frames_before_an_error_are_returned_together_with_it(cut: int) -> None:
+    good = [Frame(Kind.VALUE, n, 1, 0, b"good") for n in (1, 2)]
+    stream = b"".join(map(encode, good)) + header(Kind.VALUE, LIMIT + 1)
+    decoder = FrameDecoder(max_payload=LIMIT)
+    assert decoder.feed(stream[:cut]) == []
+    assert decoder.feed(stream[cut:]) == good
+    message = "a payload of 301 bytes exceeds the limit of 300"
+    assert str(decoder.error) == message
+    with pytest.raises(ProtocolError, match=message) as caught:
+        decoder.feed(b"")
+    assert caught.value is decoder.error
+
+
+class CountingDecoder(FrameDecoder):
+    """Counts how often it looks for a header."""
+
+    looks = 0
+
+    def _split(self, data: bytes) -> tuple[list[Frame], int]:
+        self.looks += 1
+        return super()._split(data)
+
+
+def test_a_long_payload_is_not_looked_through_at_every_piece() -> None:
+    frame = Frame(Kind.VALUE, 1, 1, 0, bytes(LIMIT))
+    decoder = CountingDecoder(max_payload=LIMIT)
+    received = [decoder.feed(bytes([byte])) for byte in encode(frame)]
+    assert received[-1] == [frame]
+    # At the first byte, with the header, and at the end.
+    assert decoder.looks == 3
+    for byte in encode(frame):
+        decoder.feed(bytes([byte]))
+    assert decoder.looks == 6, "the second frame is one like the first"
+
+
 def test_a_payload_exactly_at_the_limit() -> None:
-    frame = Frame(Kind.VALUE, 1, 1, bytes(LIMIT))
+    frame = Frame(Kind.VALUE, 1, 1, 0, bytes(LIMIT))
     assert decode([encode(frame)]) == ([frame], "", 0)
 
 
 def test_an_empty_payload_makes_a_frame_at_once() -> None:
-    assert decode([header(Kind.HELLO, 0)]) == ([Frame(Kind.HELLO, 0, 0, b"")], "", 0)
+    frame = Frame(Kind.HELLO, 0, 0, 0, b"")
+    assert decode([header(Kind.HELLO, 0)]) == ([frame], "", 0)
 
 
 def test_the_largest_numbers_fit_and_no_larger_ones() -> None:
-    frame = Frame(Kind.JOB, 2**64 - 1, MAX_ATTEMPTS, b"x")
+    frame = Frame(Kind.JOB, 2**64 - 1, MAX_ATTEMPTS, MAX_TAG, b"x")
     assert decode([encode(frame)]) == ([frame], "", 0)
-    with pytest.raises(struct.error):
-        header(Kind.JOB, 0, 2**64)
-    with pytest.raises(struct.error):
-        header(Kind.JOB, 0, 1, MAX_ATTEMPTS + 1)
+    for numbers in [
+        (2**64, 0, 0, 0),
+        (0, 2**64, 0, 0),
+        (0, 0, MAX_ATTEMPTS + 1, 0),
+        (0, 0, 0, MAX_TAG + 1),
+        (0, 0, 0, -1),
+    ]:
+        with pytest.raises(struct.error):
+            header(Kind.JOB, *numbers)
+
+
+def test_what_a_header_does_not_say_is_zero() -> None:
+    assert header(Kind.HELLO, 5) == header(Kind.HELLO, 5, 0, 0, 0)
 
 
 def test_the_bytes_on_the_wire() -> None:
-    assert header(Kind.JOB, 2, 0x0102, 3).hex(" ") == (
-        "01 07 00 03 00 00 00 00 00 00 01 02 00 00 00 00 00 00 00 02"
+    assert header(Kind.JOB, 2, 0x0102, 3, 0x04050607).hex(" ") == (
+        "02 07 00 03 04 05 06 07 00 00 00 00 00 00 01 02 00 00 00 00 00 00 00 02"
     )
     assert {kind.name: kind.value for kind in Kind} == {
         "CONFIG": 1,
@@ -140,23 +214,41 @@ def test_the_bytes_on_the_wire() -> None:
         "JOB": 7,
         "VALUE": 8,
         "ERROR": 9,
+        "FUNCTION": 10,
+        "REVOKE": 11,
+        "REVOKED": 12,
     }
-    assert (VERSION, HEADER_SIZE, MAX_ATTEMPTS) == (1, 20, 65_535)
+    assert Frame._fields == ("kind", "job", "attempt", "tag", "payload")
+    assert (VERSION, HEADER_SIZE) == (2, 24)
+    assert (MAX_ATTEMPTS, MAX_TAG) == (65_535, 4_294_967_295)
 
 
 def test_frames_do_not_change_with_the_buffer_they_came_from() -> None:
-    buffer = bytearray(encode(Frame(Kind.VALUE, 1, 1, b"first")))
+    buffer = bytearray(encode(Frame(Kind.VALUE, 1, 1, 0, b"first")) + b"\x02")
     decoder = FrameDecoder(max_payload=LIMIT)
     (frame,) = decoder.feed(memoryview(buffer))
     buffer[:] = bytes(len(buffer))
-    decoder.feed(b"\x01\x08")
+    decoder.feed(b"\x08")
+    assert decoder.pending == 2
+    assert decoder.error is None
     assert frame.payload == b"first"
     assert type(frame.payload) is bytes
 
 
+@pytest.mark.parametrize("cut", [0, 5, HEADER_SIZE, HEADER_SIZE + 4])
+def test_a_frame_is_returned_with_its_last_byte_whatever_came_before(cut: int) -> None:
+    decoder = FrameDecoder(max_payload=LIMIT)
+    first, second = (Frame(Kind.VALUE, n, 1, 0, b"12345") for n in (1, 2))
+    for _ in range(2):
+        assert decoder.feed(encode(first) + encode(second)[:cut]) == [first]
+        assert decoder.feed(encode(second)[cut:-1]) == []
+        assert decoder.feed(encode(second)[-1:] + b"\x02") == [second]
+        assert decoder.feed(encode(first)[1:]) == [first]
+
+
 def test_pending_counts_what_waits_for_the_rest() -> None:
     decoder = FrameDecoder(max_payload=LIMIT)
-    first, second = (Frame(Kind.VALUE, n, 1, b"12345") for n in (1, 2))
+    first, second = (Frame(Kind.VALUE, n, 1, 0, b"12345") for n in (1, 2))
     assert decoder.feed(encode(first) + encode(second)[:7]) == [first]
     assert decoder.pending == 7
     assert decoder.feed(encode(second)[7:-1]) == []

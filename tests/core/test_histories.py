@@ -21,13 +21,16 @@ from asyncpool._core.commands import (
     Kill,
     ParkSlot,
     Recover,
+    Revoke,
     ScheduleRestart,
     Spawn,
     Stop,
     Terminate,
+    Unassign,
 )
+from asyncpool._core.profiles import UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.supervision import Finish, Supervision
+from asyncpool._core.supervision import REVOKE_GRACE, Finish, Supervision
 
 Event = Callable[[Supervision, float], list[Command]]
 History = list[tuple[float, Event, list[Command]]]
@@ -44,10 +47,15 @@ def timer(core: Supervision, now: float) -> list[Command]:
     return core.on_timer(now)
 
 
-def submit(job: int) -> Event:
+def submit(*jobs: int, cost: float = UNKNOWN) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
-        slot = core.submit(job)
-        return [] if slot is None else [Assign(slot, job)]
+        sent: list[Command] = []
+        for job in jobs:
+            profile = Profile()
+            profile.cost = cost
+            slot = core.submit(job, profile)
+            sent += [] if slot is None else [Assign(slot, (job,))]
+        return sent
 
     return event
 
@@ -56,27 +64,61 @@ def ready(slot: int) -> Event:
     return lambda core, now: core.ready(slot, now)
 
 
-def outcome(slot: int) -> Event:
-    return lambda core, now: core.outcome(slot, now)
+def land(core: Supervision, slot: int, count: int = 1) -> None:
+    for _ in range(count):
+        job = core.slots[slot].flight.head
+        assert job is not None
+        core.outcome(slot, job)
+
+
+def outcome(slot: int, count: int = 1) -> Event:
+    def event(core: Supervision, now: float) -> list[Command]:
+        land(core, slot, count)
+        return core.refill(slot, now)
+
+    return event
 
 
 def retry(slot: int, job: int) -> Event:
     """The job has raised what it is to be tried again after."""
-    return lambda core, now: [*core.outcome(slot, now), *core.give_back(job)]
+
+    def event(core: Supervision, now: float) -> list[Command]:
+        land(core, slot)
+        again = {job: Profile()}
+        return [*core.refill(slot, now), *core.give_back(again, now)]
+
+    return event
 
 
 def died(slot: int, *, started: bool = False, requeue: bool = False) -> Event:
-    return lambda core, now: core.ended(
-        slot, now, started=started, requeue=requeue, roll=0.0
-    )
+    def event(core: Supervision, now: float) -> list[Command]:
+        first, *others = [*core.slots[slot].flight.jobs] or [0]
+        back = ([first] if requeue else []) + others
+        return core.ended(slot, now, started=started, requeue=back, roll=0.0)
+
+    return event
 
 
 def fault(slot: int) -> Event:
     return lambda core, now: core.faulty(slot, now)
 
 
-def cancel(job: int) -> Event:
-    return lambda core, now: core.cancel(job, now)
+def cancel(job: int, *, begun: bool = True) -> Event:
+    def event(core: Supervision, now: float) -> list[Command]:
+        slots = [slot.index for slot in core.slots if job in slot.flight.jobs]
+        index = slots[0] if slots else None
+        return core.cancel(job, now, index=index, begun=begun)
+
+    return event
+
+
+def look(core: Supervision, now: float) -> list[Command]:
+    """Look for a stall."""
+    return core.look_for_stalls()
+
+
+def revoked(slot: int, *places: int) -> Event:
+    return lambda core, now: core.revoked(slot, places, now)
 
 
 def close(finish: Finish, timeout: float) -> Event:
@@ -98,34 +140,145 @@ TWO: History = [
 HISTORIES: dict[str, History] = {
     "jobs begin in their order, and the worker that was idle last is the first": [
         *TWO,
-        (1.0, submit(1), [Assign(1, 1)]),
-        (1.0, submit(2), [Assign(0, 2)]),
+        (1.0, submit(1), [Assign(1, (1,))]),
+        (1.0, submit(2), [Assign(0, (2,))]),
         (1.0, submit(3), []),
         (1.0, submit(4), []),
-        (2.0, outcome(0), [Assign(0, 3)]),
-        (2.5, outcome(1), [Assign(1, 4)]),
+        (2.0, outcome(0), [Assign(0, (3,))]),
+        (2.5, outcome(1), [Assign(1, (4,))]),
         (3.0, outcome(1), []),
-        (4.0, submit(5), [Assign(1, 5)]),
+        (4.0, submit(5), [Assign(1, (5,))]),
+    ],
+    "short jobs travel ahead, as far as the budget goes, and spread over all": [
+        *TWO,
+        (
+            1.0,
+            submit(1, 2, 3, 4, 5, 6, cost=400.0),
+            [
+                Assign(1, (1,)),
+                Assign(0, (2,)),
+                Assign(1, (3,)),
+                Assign(0, (4,)),
+            ],
+        ),
+        (1.1, outcome(1), [Assign(1, (5,))]),
+        (1.2, outcome(0), [Assign(0, (6,))]),
+        (1.3, outcome(1, 2), []),
+        (1.3, outcome(0), []),
+        (1.4, submit(7, cost=400.0), [Assign(1, (7,))]),
+    ],
+    "a worker gets several at a time, when it has half of the budget left": [
+        *ONE,
+        (1.0, submit(1), [Assign(0, (1,))]),
+        (1.0, submit(*range(2, 15), cost=100.0), []),
+        (1.1, outcome(0), [Assign(0, tuple(range(2, 12)))]),
+        (1.2, outcome(0, 4), []),
+        (1.3, outcome(0), [Assign(0, (12, 13, 14))]),
+    ],
+    "nobody travels behind a job that is long, or that nothing is known of": [
+        *ONE,
+        (1.0, submit(1), [Assign(0, (1,))]),
+        (1.0, submit(2, cost=10.0), []),
+        (1.0, submit(3), []),
+        (1.0, submit(4, cost=10.0), []),
+        (1.1, outcome(0), [Assign(0, (2,))]),
+        (1.2, outcome(0), [Assign(0, (3,))]),
+        (1.3, outcome(0), [Assign(0, (4,))]),
+    ],
+    "what waits behind a job that turns out to be long goes to another worker": [
+        *TWO,
+        (1.0, submit(1), [Assign(1, (1,))]),
+        (
+            1.0,
+            submit(2, 3, 4, cost=100.0),
+            [Assign(0, (2,)), Assign(0, (3,)), Assign(0, (4,))],
+        ),
+        (1.005, look, []),
+        (1.010, look, [Revoke(0, (2, 3))]),
+        (1.010, submit(5, cost=100.0), []),  # nor does another one go there now
+        (1.011, revoked(0, 2, 3), [Unassign((3, 4))]),
+        (1.015, look, []),
+        (1.1, outcome(1), [Assign(1, (3, 4, 5))]),
+        (2.0, outcome(0), []),
+        (2.1, submit(6), [Assign(0, (6,))]),
+    ],
+    "a job that began before it could be revoked stays, and what comes back may too": [
+        *TWO[:2],
+        (0.2, submit(1, 2, 3, cost=10.0), [Assign(0, (n,)) for n in (1, 2, 3)]),
+        (0.3, look, []),
+        (0.4, look, [Revoke(0, (2, 3))]),
+        (0.4, outcome(0), []),
+        (0.5, revoked(0, 3), [Unassign((3,)), Assign(0, (3,))]),
+        (0.6, outcome(0, 2), []),
+    ],
+    "a death costs the job that was running, and not those behind it": [
+        *ONE,
+        (1.0, submit(1, 2, 3, cost=10.0), [Assign(0, (n,)) for n in (1, 2, 3)]),
+        (1.1, died(0, started=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.2, ready(0), [Assign(0, (2, 3))]),
+    ],
+    "cancelling a job that waits in a worker costs nothing": [
+        *ONE,
+        (1.0, submit(1, 2, 3, cost=10.0), [Assign(0, (n,)) for n in (1, 2, 3)]),
+        (1.1, cancel(2, begun=False), [Revoke(0, (2,))]),
+        (1.1, outcome(0), []),
+        (1.2, revoked(0, 2), []),
+        (1.3, outcome(0), []),
+        (1.4, submit(4, cost=10.0), [Assign(0, (4,))]),
+    ],
+    "others are taken back before a worker is killed for one job": [
+        *ONE,
+        (1.0, submit(1, 2, 3, cost=10.0), [Assign(0, (n,)) for n in (1, 2, 3)]),
+        (1.1, cancel(1), [Revoke(0, (2, 3))]),
+        (1.1, submit(4, cost=10.0), []),
+        (1.2, revoked(0, 2, 3), [Unassign((2, 3)), Kill(0)]),
+        (1.3, died(0), [Spawn(0, 2)]),
+        (1.4, ready(0), [Assign(0, (2, 3, 4))]),
+    ],
+    "a worker that does not give back the others is killed all the same": [
+        *ONE,
+        (1.0, submit(1, 2, cost=10.0), [Assign(0, (1,)), Assign(0, (2,))]),
+        (1.1, cancel(1), [Revoke(0, (2,))]),
+        (1.1 + REVOKE_GRACE, timer, [Kill(0)]),
+        (1.3, died(0), [Spawn(0, 2)]),
+        (1.4, ready(0), [Assign(0, (2,))]),
+    ],
+    "a job that ends before it is killed costs no worker": [
+        *ONE,
+        (1.0, submit(1, 2, cost=10.0), [Assign(0, (1,)), Assign(0, (2,))]),
+        (1.1, cancel(1), [Revoke(0, (2,))]),
+        (1.1, outcome(0), []),
+        (1.2, revoked(0), []),
+        (1.3, submit(3, cost=10.0), [Assign(0, (3,))]),
+    ],
+    "what is revoked while the pool closes is not begun any more": [
+        *ONE,
+        (1.0, submit(1, 2, cost=10.0), [Assign(0, (1,)), Assign(0, (2,))]),
+        (1.1, look, []),
+        (1.2, look, [Revoke(0, (2,))]),
+        (1.2, close(RUNNING, 30.0), []),
+        (1.3, revoked(0, 2), [Unassign((2,)), FailJobs((2,), "closed")]),
+        (1.4, outcome(0), [Stop(0)]),
     ],
     "a worker dies in mid-job: blamed on the job, replaced at once": [
         *ONE,
-        (1.0, submit(1), [Assign(0, 1)]),
+        (1.0, submit(1), [Assign(0, (1,))]),
         (1.0, submit(2), []),
         (1.5, died(0, started=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
-        (1.6, ready(0), [Assign(0, 2)]),
+        (1.6, ready(0), [Assign(0, (2,))]),
     ],
     "a takeover goes to the head of the queue, or to an idle worker": [
         *ONE,
-        (1.0, submit(1), [Assign(0, 1)]),
+        (1.0, submit(1), [Assign(0, (1,))]),
         (1.0, submit(2), []),
         (
             1.5,
             died(0, started=True, requeue=True),
             [ScheduleRestart(0, 0.0), Spawn(0, 2)],
         ),
-        (1.6, ready(0), [Assign(0, 1)]),
-        (2.0, outcome(0), [Assign(0, 2)]),
-        (3.0, retry(0, 2), [Assign(0, 2)]),
+        (1.6, ready(0), [Assign(0, (1,))]),
+        (2.0, outcome(0), [Assign(0, (2,))]),
+        (3.0, retry(0, 2), [Assign(0, (2,))]),
     ],
     "workers that die while idle come back at longer and longer intervals": [
         *ONE,
@@ -144,10 +297,10 @@ HISTORIES: dict[str, History] = {
             died(1),
             [ParkSlot(1, "2 starts failed in a row", 10)],
         ),
-        (1.0, submit(1), [Assign(0, 1)]),
+        (1.0, submit(1), [Assign(0, (1,))]),
         (1.0, submit(2), []),
         (10.4, timer, [Spawn(1, 3)]),
-        (10.5, ready(1), [Recover(1), Assign(1, 2)]),
+        (10.5, ready(1), [Recover(1), Assign(1, (2,))]),
     ],
     "a start that takes too long is ended by force": [
         (0.0, start, [Spawn(0, 1)]),
@@ -157,13 +310,13 @@ HISTORIES: dict[str, History] = {
     ],
     "too many crashes in the window break the pool; a probe brings it back": [
         *TWO,
-        (1.0, submit(1), [Assign(1, 1)]),
+        (1.0, submit(1), [Assign(1, (1,))]),
         (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
         (1.1, ready(0), []),
         (2.0, died(0), [ScheduleRestart(0, 1.0)]),
         (3.0, timer, [Spawn(0, 3)]),
         (3.1, ready(0), []),
-        (4.0, submit(2), [Assign(0, 2)]),
+        (4.0, submit(2), [Assign(0, (2,))]),
         (4.0, submit(3), []),
         (4.5, died(0), [ScheduleRestart(0, 2.0)]),
         (
@@ -184,11 +337,11 @@ HISTORIES: dict[str, History] = {
         (25.1, timer, [Spawn(0, 5)]),
         (25.2, ready(0), [Recover(0), Spawn(1, 2)]),
         (25.3, ready(1), []),
-        (26.0, submit(4), [Assign(1, 4)]),
+        (26.0, submit(4), [Assign(1, (4,))]),
     ],
     "a pool that breaks lets its last jobs finish": [
         *TWO,
-        (1.0, submit(1), [Assign(1, 1)]),
+        (1.0, submit(1), [Assign(1, (1,))]),
         (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
         (1.1, died(0), [ScheduleRestart(0, 1.0)]),
         (2.1, timer, [Spawn(0, 3)]),
@@ -209,31 +362,31 @@ HISTORIES: dict[str, History] = {
     ],
     "cancelling a queued job costs nothing, a running one its worker": [
         *ONE,
-        (1.0, submit(1), [Assign(0, 1)]),
+        (1.0, submit(1), [Assign(0, (1,))]),
         (1.0, submit(2), []),
         (1.0, submit(3), []),
         (2.0, cancel(2), []),
         (3.0, cancel(1), [Kill(0)]),
         (3.1, died(0), [Spawn(0, 2)]),  # planned: no crash, no delay
-        (3.2, ready(0), [Assign(0, 3)]),
+        (3.2, ready(0), [Assign(0, (3,))]),
         (3.3, cancel(1), []),
     ],
     "a thread's exception ends its worker when the job is done": [
         *ONE,
-        (1.0, submit(1), [Assign(0, 1)]),
+        (1.0, submit(1), [Assign(0, (1,))]),
         (1.5, fault(0), []),
         (2.0, outcome(0), [Kill(0)]),
         (2.0, submit(2), []),
         (2.1, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
-        (2.2, ready(0), [Assign(0, 2)]),
+        (2.2, ready(0), [Assign(0, (2,))]),
     ],
     "a close finishes the queue, with as many workers as it needs": [
         *TWO,
-        (1.0, submit(1), [Assign(1, 1)]),
-        (1.0, submit(2), [Assign(0, 2)]),
+        (1.0, submit(1), [Assign(1, (1,))]),
+        (1.0, submit(2), [Assign(0, (2,))]),
         (1.0, submit(3), []),
         (2.0, close(ALL, 30.0), []),
-        (3.0, outcome(1), [Assign(1, 3)]),
+        (3.0, outcome(1), [Assign(1, (3,))]),
         (3.5, outcome(0), [Stop(0)]),
         (3.6, died(0), []),
         (
@@ -241,14 +394,14 @@ HISTORIES: dict[str, History] = {
             died(1, started=True, requeue=True),
             [ScheduleRestart(1, 0.0), Spawn(1, 2)],
         ),
-        (4.1, ready(1), [Assign(1, 3)]),
+        (4.1, ready(1), [Assign(1, (3,))]),
         (5.0, outcome(1), [Stop(1)]),
         (5.1, died(1), [Finished()]),
     ],
     "a stricter close tightens the first one": [
         *TWO,
-        (1.0, submit(1), [Assign(1, 1)]),
-        (1.0, submit(2), [Assign(0, 2)]),
+        (1.0, submit(1), [Assign(1, (1,))]),
+        (1.0, submit(2), [Assign(0, (2,))]),
         (1.0, submit(3), []),
         (2.0, close(ALL, 30.0), []),
         (3.0, close(RUNNING, 30.0), [FailJobs((3,), "closed")]),
@@ -260,7 +413,7 @@ HISTORIES: dict[str, History] = {
     ],
     "when the time is over every job ends and every worker is killed": [
         *TWO,
-        (1.0, submit(1), [Assign(1, 1)]),
+        (1.0, submit(1), [Assign(1, (1,))]),
         (2.0, close(ALL, 3.0), [Stop(0)]),
         (2.1, died(0), []),
         (5.0, timer, [FailJobs((1,), "closed"), Kill(1)]),
@@ -279,7 +432,7 @@ HISTORIES: dict[str, History] = {
     "no worker is started when the time to close is over too": [
         *TWO,
         (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
-        (1.1, submit(1), [Assign(1, 1)]),
+        (1.1, submit(1), [Assign(1, (1,))]),
         (1.1, submit(2), []),
         (1.2, died(0), [ScheduleRestart(0, 1.0)]),
         (1.2, close(ALL, 1.0), []),
@@ -288,7 +441,7 @@ HISTORIES: dict[str, History] = {
     ],
     "a broken pool probes with one start at a time": [
         *TWO,
-        (1.0, submit(1), [Assign(1, 1)]),
+        (1.0, submit(1), [Assign(1, (1,))]),
         (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
         (1.1, ready(0), []),
         (2.0, died(0), [ScheduleRestart(0, 1.0)]),
@@ -310,7 +463,7 @@ HISTORIES: dict[str, History] = {
     ],
     "the last slot of a closing pool cannot be filled: its queue hears it": [
         *TWO,
-        (1.0, submit(1), [Assign(1, 1)]),
+        (1.0, submit(1), [Assign(1, (1,))]),
         (2.0, close(ALL, 30.0), [Stop(0)]),
         (2.1, died(0), []),
         (

@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.messages import (
+    MAX_CONFIG,
+    MAX_INITIALIZER,
     MAX_TEXT,
     Failure,
     LauncherConfig,
     WorkerConfig,
     pack_exit,
     pack_pid,
+    pack_places,
     unpack_exit,
     unpack_pid,
+    unpack_places,
 )
 from asyncpool.errors import ProtocolError
 
@@ -120,10 +124,40 @@ def test_reports_of_another_length_are_a_protocol_error(payload: bytes) -> None:
                 unpack(payload)
 
 
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=130))
+def test_places_come_back_as_they_were(places: list[int]) -> None:
+    payload = pack_places(places)
+    assert unpack_places(payload) == tuple(places)
+    assert len(payload) == 8 * len(places)
+
+
+def test_places_on_the_wire() -> None:
+    assert pack_places((3, 0x0102)).hex(" ", 8) == "0000000000000003 0000000000000102"
+    assert pack_places([]) == b""
+    assert unpack_places(b"") == ()
+
+
+@given(st.binary(max_size=40))
+def test_a_list_of_places_has_a_length_that_eight_divides(payload: bytes) -> None:
+    if len(payload) % 8 == 0:
+        assert pack_places(unpack_places(payload)) == payload
+        return
+    with pytest.raises(ProtocolError) as caught:
+        unpack_places(payload)
+    assert str(caught.value) == "a list of jobs cannot be read"
+
+
 @pytest.mark.parametrize("initializer", [None, b"", b"pickled"])
 def test_a_worker_learns_how_to_begin(initializer: bytes | None) -> None:
     config = WorkerConfig(("", "/a", "/ü"), initializer, 1 << 40)
     assert WorkerConfig.unpack(config.pack()) == config
+
+
+def test_the_largest_initializer_fits_into_a_configuration() -> None:
+    assert (MAX_INITIALIZER, MAX_CONFIG) == (67_108_864, 68_157_440)
+    sys_path = ("/a/path/of/some/length" * 10,) * 1_000
+    config = WorkerConfig(sys_path, bytes(MAX_INITIALIZER), 1 << 40)
+    assert MAX_INITIALIZER < len(config.pack()) <= MAX_CONFIG
 
 
 @pytest.mark.parametrize("fork", [True, False])

@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.outcome import dumps, load_job, load_value, pack_job, pack_value
+from asyncpool._core.outcome import (
+    MAIN,
+    dumps,
+    load_job,
+    load_value,
+    pack_job,
+    pack_value,
+)
 from asyncpool.errors import JobNotPicklableError
 from tests.core import specimens
 from tests.core.specimens import LOCK, Counter, FailsTwice, FailsWhenSaved, add
@@ -73,6 +80,66 @@ def test_a_name_is_all_that_is_sent_of_a_function() -> None:
     assert len(pack_job(math.factorial, (5,), {})) < 60
 
 
+@given(st.lists(values), st.dictionaries(st.text(), values), st.integers(1))
+def test_of_a_function_with_a_number_only_the_arguments_are_sent(
+    args: list[object], kwargs: dict[str, object], number: int
+) -> None:
+    payload = pack_job(math.factorial, tuple(args), kwargs, number=number)
+    assert payload == dumps((tuple(args), kwargs))
+    assert load_job(payload, add) == (add, tuple(args), kwargs)
+
+
+def test_a_function_without_a_number_comes_along() -> None:
+    payload = pack_job(add, (1,), {"right": 2})
+    assert payload == pack_job(add, (1,), {"right": 2}, number=0)
+    assert pickle.loads(payload) == (add, (1,), {"right": 2})
+
+
+def test_a_function_with_a_number_is_not_even_looked_at() -> None:
+    assert pickle.loads(pack_job(LOCK.acquire, (1,), {"a": 2}, number=1)) == (
+        (1,),
+        {"a": 2},
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "name"),
+    [
+        ((LOCK, 1), {}, "args[0]"),
+        ((1, [{"deep": LOCK}]), {}, "args[1]"),
+        ((1,), {"right": LOCK}, "kwargs['right']"),
+        ((FailsTwice(), 1), {}, "the call"),
+    ],
+)
+def test_an_argument_is_named_also_if_the_function_has_a_number(
+    args: Any, kwargs: Any, name: str
+) -> None:
+    with pytest.raises(JobNotPicklableError) as caught:
+        pack_job(add, args, kwargs, number=3)
+    assert (caught.value.name, caught.value.direction) == (name, "arguments")
+    assert str(caught.value).startswith(f"{name} cannot be pickled: ")
+
+
+def test_a_function_that_counts_as_false_is_one_all_the_same() -> None:
+    class Falsy:
+        def __call__(self) -> None:
+            pass
+
+        def __bool__(self) -> bool:
+            return False
+
+    function = Falsy()
+    payload = pack_job(function, (1,), {}, number=1)
+    assert load_job(payload, function) == (function, (1,), {})
+
+
+def test_a_call_read_the_other_way_is_an_error() -> None:
+    with pytest.raises(ValueError, match="unpack"):
+        load_job(pack_job(add, (1,), {}), add)
+    with pytest.raises(ValueError, match="unpack"):
+        load_job(pack_job(add, (1,), {}, number=1))
+
+
 def test_lambdas_and_closures_travel_by_value() -> None:
     factor = 3
     numbers = [1, 2]
@@ -128,6 +195,15 @@ def test_what_lives_in_main_travels_by_value(
     assert function(*args, **kwargs).x == 40
 
 
+def test_arguments_of_a_class_in_main_travel_by_value_to_any_function(
+    script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload = pack_job(add, (script["Point"](4),), {}, number=9)
+    monkeypatch.delattr(sys.modules["__main__"], "Point")
+    function, args, kwargs = load_job(payload, add)
+    assert (function, args[0].x, kwargs) == (add, 4, {})
+
+
 def test_values_of_a_class_in_main_travel_by_value(
     script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +213,7 @@ def test_values_of_a_class_in_main_travel_by_value(
 
 
 def test_the_word_main_in_a_value_does_no_harm() -> None:
+    assert MAIN == b"__main__"
     assert load_value(pack_value(["__main__"])) == ["__main__"]
     assert send(add, "__ma", "in__") == "__main__"
 

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from asyncpool._core.profiles import Profile
 from asyncpool._core.slots import (
     TRANSITIONS,
     Ending,
@@ -43,7 +44,8 @@ ARROWS = """
     ("state", "event"), PAIRS, ids=[f"{s.name}-{e.name}" for s, e in PAIRS]
 )
 def test_every_pair_is_an_arrow_or_an_error(state: SlotState, event: SlotEvent) -> None:
-    slot = Slot(3, state=state, generation=2, job=17, due=4.5)
+    slot = Slot(3, state=state, generation=2, head_seen=17, due=4.5)
+    slot.flight.add(17, Profile())
     before = dataclasses.replace(slot)
     if event in TRANSITIONS[state]:
         slot.apply(event)
@@ -54,6 +56,7 @@ def test_every_pair_is_an_arrow_or_an_error(state: SlotState, event: SlotEvent) 
             slot.apply(event)
         assert str(caught.value) == f"{event.name} in state {state.name}"
     assert slot == before, "nothing else has changed"
+    assert list(slot.flight.jobs) == [17]
 
 
 def test_the_arrows_are_those_of_the_drawing() -> None:
@@ -98,16 +101,48 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         3,
         state=SlotState.STARTING,
         generation=4,
-        job=17,
         outcomes=5,
+        head_seen=17,
+        unwanted={17},
+        doomed=17,
         ready_at=1.0,
         due=2.0,
         planned=True,
         faulty=True,
         ending=Ending.KILLED,
     )
+    flight, unwanted = slot.flight, slot.unwanted
+    flight.add(17, Profile())
     slot.renew()
-    assert slot == Slot(3, state=SlotState.STARTING, generation=5)
+    fresh = Slot(3, state=SlotState.STARTING, generation=5, flight=slot.flight)
+    assert slot == fresh
+    assert (slot.flight.jobs, slot.flight.asking) == ({}, False)
+    # Who still looks at the last one finds it as it was.
+    assert slot.flight is not flight
+    assert slot.unwanted is not unwanted
+    assert (list(flight.jobs), unwanted) == ([17], {17})
+
+
+def test_a_probe_is_one_from_before_its_start() -> None:
+    slot = Slot(3, probing=True)
+    slot.renew()
+    assert slot.probing
+
+
+def test_a_new_slot_has_nothing_in_hand() -> None:
+    slot = Slot(0)
+    assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
+    assert (slot.flight.jobs, slot.outcomes, slot.unwanted) == ({}, 0, set())
+    assert (slot.head_seen, slot.doomed, slot.ready_at, slot.due) == (None,) * 4
+    assert (slot.planned, slot.faulty, slot.probing) == (False,) * 3
+    assert slot.ending is Ending.NO
+
+
+def test_no_two_slots_have_anything_in_common() -> None:
+    first, second = Slot(0), Slot(1)
+    first.flight.add(17, Profile())
+    first.unwanted.add(17)
+    assert (second.flight.jobs, second.unwanted) == ({}, set())
 
 
 def test_an_illegal_transition_is_a_bug_of_ours() -> None:

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from asyncpool._core.frames import Kind, header
+from asyncpool._core.frames import HEADER_SIZE, VERSION, Kind, header
+from asyncpool._core.messages import pack_places
 from tests.helpers.jobs import arrive, wait_at
 
 __all__ = ["DEATHS", "FAULTS", "Fault", "by_name"]
@@ -216,7 +217,9 @@ OFFENCES = (
     Fault("half a frame on control", lambda: say_half(500, channel=1), exit_code=4),
     offence("garbage", lambda: say(b"\xff" * 999), "version 255"),
     offence(
-        "unknown kind", lambda: say(b"\x01\x63" + bytes(18)), "unknown kind of frame"
+        "unknown kind",
+        lambda: say(bytes([VERSION, 99]) + bytes(HEADER_SIZE - 2)),
+        "unknown kind of frame",
     ),
     offence(
         "oversized frame",
@@ -234,6 +237,16 @@ OFFENCES = (
         "value on control",
         lambda: say_to_control(header(Kind.VALUE, 0, 1, 1)),
         "sent VALUE",
+    ),
+    offence(
+        "what nobody asked for",
+        lambda: say_to_control(header(Kind.REVOKED, 8) + pack_places([1])),
+        "gave back job 1, which it cannot",
+    ),
+    offence(
+        "half a place",
+        lambda: say_to_control(header(Kind.REVOKED, 3) + b"abc"),
+        "a list of jobs cannot be read",
     ),
     offence("shut channel", shut_down, "closed its channel"),
     offence("closed descriptors", close_everything, "closed its channel"),

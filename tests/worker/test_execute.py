@@ -1,9 +1,10 @@
-"""The contract of execute(): every job has one outcome, whatever it does."""
+"""The contract of an executor: every job has one outcome, whatever it does."""
 
 from __future__ import annotations
 
 import functools
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 
 import asyncpool
 from asyncpool import JobNotPicklableError, JobRaisedError
-from asyncpool._core.frames import Frame, Kind
+from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.outcome import load_value, pack_job
 from asyncpool._core.raised import load_error
-from asyncpool._worker.execute import execute
+from asyncpool._worker.execute import Executor
 from tests.helpers import jobs, values
 
 LIMIT = 1 << 20
@@ -23,11 +24,28 @@ LIMIT = 1 << 20
 
 def run(function: Callable[..., Any], *args: Any, limit: int = LIMIT) -> Any:
     """Return the value of a job, or raise what it raised."""
-    payload = pack_job(function, args, {})
-    kind, outcome = execute(Frame(Kind.JOB, 7, 3, payload), limit)
+    frame = Frame(Kind.JOB, 7, 3, 0, pack_job(function, args, {}))
+    return opened(Executor(limit).run(frame))
+
+
+def call(executor: Executor, number: int, *args: Any, **kwargs: Any) -> Any:
+    """Return the value of a job that calls a function by its number, or raise."""
+    payload = pack_job(jobs.take, args, kwargs, number=number)
+    return opened(executor.run(Frame(Kind.JOB, 7, 3, number, payload)))
+
+
+def opened(outcome: tuple[Kind, bytes, int]) -> Any:
+    kind, payload, duration = outcome
+    assert 0 <= duration <= MAX_TAG
     if kind is Kind.VALUE:
-        return load_value(outcome)
-    raise load_error(outcome)
+        return load_value(payload)
+    assert kind is Kind.ERROR
+    raise load_error(payload)
+
+
+def learn(executor: Executor, number: int, function: object) -> None:
+    payload = pickle.dumps(function)
+    executor.learn(Frame(Kind.FUNCTION, 0, 0, number, payload))
 
 
 def test_a_value() -> None:
@@ -84,17 +102,202 @@ def test_arguments_that_cannot_be_unpickled_are_the_jobs_error() -> None:
         run(jobs.take, values.ExplodesThere(LookupError("there")))
 
 
+_alive: list[weakref.ref[Any]] = []
+
+
+def _remember(argument: object) -> values.Point:
+    """Note an argument, a local value and a result."""
+    local, result = values.Point(1, 2), values.Point(3, 4)
+    _alive.extend(map(weakref.ref, (argument, local, result)))
+    return result
+
+
 def test_nothing_of_a_job_is_kept() -> None:
-    alive: list[weakref.ref[Any]] = []
-    _ALIVE.append(alive)
-    run(_remember)
+    _alive.clear()
+    executor = Executor(LIMIT)
+    learn(executor, 1, _remember)
+    assert call(executor, 1, values.Point(5, 6)) == values.Point(3, 4)
     gc.collect()
-    assert [ref() for ref in _ALIVE.pop()] == [None]
+    assert [ref() for ref in _alive] == [None, None, None]
 
 
-_ALIVE: list[list[weakref.ref[Any]]] = []
+# Functions that are called by their numbers.
 
 
-def _remember() -> None:
-    value = values.Point(1, 2)
-    _ALIVE[-1].append(weakref.ref(value))
+def test_functions_are_called_by_their_numbers() -> None:
+    executor = Executor(LIMIT)
+    learn(executor, 7, jobs.take)
+    learn(executor, 4_000_000_000, jobs.square)
+    assert call(executor, 7, "a", "b", c="d") == 3
+    assert call(executor, 4_000_000_000, 12) == 144
+    assert call(executor, 7) == 0
+
+
+def test_one_executor_takes_calls_of_both_kinds() -> None:
+    executor = Executor(LIMIT)
+    learn(executor, 1, jobs.attempt)
+    assert call(executor, 1) == (7, 3)
+    payload = pack_job(lambda: "along", (), {})
+    assert opened(executor.run(Frame(Kind.JOB, 8, 1, 0, payload))) == "along"
+
+
+def test_the_traceback_of_such_a_call_begins_in_the_job() -> None:
+    executor = Executor(LIMIT)
+    learn(executor, 1, jobs.divide)
+    with pytest.raises(ZeroDivisionError) as caught:
+        call(executor, 1, 1, 0)
+    text = str(caught.value.__cause__)
+    assert text.count("  File ") == 1
+    assert "the line that fails" in text
+
+
+_lookups: list[str] = []
+
+
+class _Looked:
+    """Stands for a function, and notes when it is looked up."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _look_up, ()
+
+
+def _look_up() -> Callable[..., int]:
+    _lookups.append("looked up")
+    return jobs.square
+
+
+def test_a_function_is_looked_up_once_and_not_before_its_first_call() -> None:
+    _lookups.clear()
+    executor = Executor(LIMIT)
+    learn(executor, 1, _Looked())
+    assert _lookups == []
+    assert [call(executor, 1, n) for n in (2, 3)] == [4, 9]
+    assert _lookups == ["looked up"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        (pickle.dumps(values.ExplodesThere(LookupError("there"))), LookupError),
+        (b"cno_such_module\nfunction\n.", ModuleNotFoundError),
+        (b"ctests.helpers.jobs\nno_such_function\n.", AttributeError),
+        (b"rubbish", pickle.UnpicklingError),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_function_that_is_not_found_is_the_error_of_each_call(
+    payload: bytes, error: type[Exception]
+) -> None:
+    executor = Executor(LIMIT)
+    executor.learn(Frame(Kind.FUNCTION, 0, 0, 1, payload))
+    learn(executor, 2, jobs.square)
+    for _ in range(2):
+        with pytest.raises(error) as caught:
+            call(executor, 1)
+        assert type(caught.value) is error
+        assert call(executor, 2, 5) == 25
+
+
+def test_the_257th_function_makes_it_forget_the_first() -> None:
+    executor = Executor(LIMIT)
+    for number in range(1, 257):
+        learn(executor, number, jobs.square)
+    # Neither a call nor the first lookup makes it any younger.
+    assert [call(executor, n, 3) for n in (1, 2, 256, 1)] == [9, 9, 9, 9]
+    learn(executor, 257, jobs.take)
+    with pytest.raises(KeyError) as caught:
+        call(executor, 1, 3)
+    assert caught.value.args == (1,)
+    assert [call(executor, n, 3) for n in (2, 3, 256, 257)] == [9, 9, 9, 1]
+    learn(executor, 258, jobs.take)
+    with pytest.raises(KeyError) as caught:
+        call(executor, 2, 3)
+    assert caught.value.args == (2,)
+    assert [call(executor, n, 3) for n in (3, 257, 258)] == [9, 1, 1]
+
+
+# How long a job takes.
+
+
+Timed = Callable[..., tuple[Kind, int]]
+
+
+class Clock:
+    """Time that passes only when somebody spends it."""
+
+    def __init__(self) -> None:
+        self.now = 123_456_789
+
+    def __call__(self) -> int:
+        return self.now
+
+
+_clock = Clock()
+
+
+def spend(nanoseconds: int, result: object = None) -> object:
+    _clock.now += nanoseconds
+    return result
+
+
+def spend_and_fail(nanoseconds: int) -> None:
+    spend(nanoseconds)
+    raise LookupError
+
+
+class Costly:
+    """Costs time where it is unpickled, and where its copy is pickled."""
+
+    def __init__(self, there: int, back: int) -> None:
+        self.there = there
+        self.back = back
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.there:
+            return _arrive, (self.there, self.back)
+        spend(self.back)
+        return Costly, (0, 0)
+
+
+def _arrive(there: int, back: int) -> Costly:
+    spend(there)
+    return Costly(0, back)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    """Run a job, and return what it was and how long it took."""
+    monkeypatch.setattr("asyncpool._worker.execute.perf_counter_ns", _clock)
+
+    def run(function: Callable[..., Any], *args: Any) -> tuple[Kind, int]:
+        frame = Frame(Kind.JOB, 7, 3, 0, pack_job(function, args, {}))
+        kind, _, duration = Executor(LIMIT).run(frame)
+        return kind, duration
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "microseconds"),
+    [
+        (0, 0),
+        (999, 0),
+        (1000, 1),
+        (4_566_999, 4566),
+        (MAX_TAG * 1000 - 1, MAX_TAG - 1),
+        (MAX_TAG * 1000, MAX_TAG),
+        (MAX_TAG * 1000 + 1000, MAX_TAG),
+        (10**18, MAX_TAG),
+    ],
+)
+def test_a_duration_is_in_microseconds_and_fits_in_a_header(
+    nanoseconds: int, microseconds: int, timed: Timed
+) -> None:
+    assert timed(spend, nanoseconds) == (Kind.VALUE, microseconds)
+    assert timed(spend_and_fail, nanoseconds) == (Kind.ERROR, microseconds)
+
+
+def test_a_duration_is_all_that_others_waited_for(timed: Timed) -> None:
+    # To unpickle the arguments, to make the call, and to pickle the result.
+    costly = Costly(1_000_000, 4_000_000)
+    assert timed(spend, 2_000_000, costly) == (Kind.VALUE, 7000)

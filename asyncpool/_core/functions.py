@@ -1,0 +1,109 @@
+"""Which functions a worker remembers, so that a call needs to send a number only.
+
+That is for functions that travel by reference, since such a reference means the same
+at every call.  What travels by value (a closure, a lambda, whatever lives in
+``__main__``) or carries a state (a bound method, a ``partial``) is pickled anew for
+each call, since that state may have changed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from asyncpool._core.frames import MAX_TAG
+from asyncpool._core.outcome import MAIN
+from asyncpool._core.profiles import Profile
+
+__all__ = ["MEMORY", "Function", "FunctionTable", "Memory"]
+
+# As many functions as this are remembered, by the pool and by each worker.
+MEMORY = 256
+
+# Compared by identity, whatever the user has defined.
+_PLAIN: frozenset[type] = frozenset((FunctionType, BuiltinFunctionType, type))
+
+
+class Function:
+    """One function, as the pool knows it.
+
+    Attributes:
+        number: Its name on the wire; 0 if it travels with each call.
+        payload: What a ``FUNCTION`` frame carries.
+        profile: How long its calls take.
+    """
+
+    __slots__ = ("number", "payload", "profile")
+
+    def __init__(self, number: int, payload: bytes) -> None:
+        self.number = number
+        self.payload = payload
+        self.profile = Profile()
+
+
+class FunctionTable:
+    """The functions of a pool, each with what is known of it."""
+
+    def __init__(self) -> None:
+        self._functions: dict[object, Function] = {}
+        self._last_number = 0
+
+    def find(self, function: Callable[..., Any]) -> Function:
+        """Return what is known of *function*."""
+        if type(function) in _PLAIN:
+            found = self._functions.get(function)
+            if found is not None:
+                return found
+            payload = _reference_to(function)
+            if payload and self._last_number < MAX_TAG:
+                self._last_number += 1
+                return self._enter(function, self._last_number, payload)
+        kin = _kin_of(function)
+        return self._functions.get(kin) or self._enter(kin, 0, b"")
+
+    def _enter(self, key: object, number: int, payload: bytes) -> Function:
+        if len(self._functions) >= MEMORY:
+            del self._functions[next(iter(self._functions))]
+        entry = self._functions[key] = Function(number, payload)
+        return entry
+
+
+class Memory(dict[int, Any]):
+    """The functions that a worker remembers; both sides keep the same, by this rule."""
+
+    def learn(self, number: int, function: object = None) -> None:
+        """Remember one more, and forget the oldest if there are too many."""
+        if len(self) >= MEMORY:
+            del self[next(iter(self))]
+        self[number] = function
+
+
+def _kin_of(function: Callable[..., Any]) -> object:
+    """Return what calls have in common that are likely to take equally long.
+
+    Plain values, since neither a closure nor an object with a state may be kept.
+    """
+    if type(function) is partial:
+        function = function.func
+    if type(function) is MethodType:
+        function = function.__func__
+    if type(function) is FunctionType:
+        code = function.__code__
+        return code.co_filename, code.co_firstlineno, code.co_name
+    return id(type(function))
+
+
+def _reference_to(function: Callable[..., Any]) -> bytes:
+    """Return what stands for *function* in any process, or nothing."""
+    try:
+        if "<" in function.__qualname__:  # a lambda, or local to another function
+            return b""
+        if not isinstance(getattr(function, "__self__", None), ModuleType | None):
+            return b""  # a built-in method, bound to its object
+        payload = pickle.dumps(function, 5)
+    except Exception:  # noqa: BLE001 - there is no way to name it
+        return b""
+    return b"" if MAIN in payload else payload

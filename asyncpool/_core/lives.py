@@ -1,0 +1,231 @@
+"""The slots of a pool: who is in them, how one is made to go, when the next one comes.
+
+Whether a dead worker is replaced, and when, is the ledger's verdict (``restart.py``);
+here it becomes commands and deadlines.  What the workers do meanwhile is no matter of
+this module.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from asyncpool._core.commands import (
+    Abandon,
+    Command,
+    FailJobs,
+    GiveUp,
+    Kill,
+    ParkSlot,
+    Recover,
+    ScheduleRestart,
+    Spawn,
+    Stop,
+    Terminate,
+)
+from asyncpool._core.dispatch import Dispatcher
+from asyncpool._core.restart import Break, Park, RestartLedger, RestartPolicy
+from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
+
+__all__ = ["EMPTY", "KILL_GRACE", "STOP_GRACE", "TERM_GRACE", "Lives", "fail_jobs"]
+
+# Seconds that a worker has to end after each step, before the next one is taken.
+STOP_GRACE = 2.0
+TERM_GRACE = 2.0
+KILL_GRACE = 5.0
+
+_GRACE = {
+    Ending.STOPPED: STOP_GRACE,
+    Ending.TERMINATED: TERM_GRACE,
+    Ending.KILLED: KILL_GRACE,
+}
+_HOPELESS = frozenset({SlotState.PARKED, SlotState.RETIRED})
+
+# No process is in these, and there may be one again.
+EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED})
+
+
+class Lives:
+    """Every slot, and what is due there.
+
+    Args:
+        workers: How many slots there are.
+        policy: When a dead worker is replaced.
+        start_timeout: Seconds that a worker has to become ready.
+        dispatcher: Which must not count on a worker that goes, and holds no job for a
+            broken pool.
+
+    Attributes:
+        slots: The slots.
+        broken: Why there is no hope for the pool, if there is none.
+        kills: How many processes had to be killed.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        policy: RestartPolicy,
+        start_timeout: float,
+        dispatcher: Dispatcher,
+    ) -> None:
+        self.slots = [Slot(index) for index in range(workers)]
+        self.broken: str | None = None
+        self.kills = 0
+        self.ledger = RestartLedger(policy, workers)
+        self._policy = policy
+        self._start_timeout = start_timeout
+        self._dispatcher = dispatcher
+        self._probe_at: float | None = None
+
+    # A worker comes.
+
+    def spawn(self, slot: Slot, now: float) -> Command:
+        """Fill an empty slot."""
+        slot.apply(SlotEvent.SPAWN)
+        slot.renew()
+        # Before the fork: a start that hangs anywhere is noticed.
+        slot.due = now + self._start_timeout
+        return Spawn(slot.index, slot.generation)
+
+    def probe_succeeded(self, slot: Slot, now: float) -> list[Command]:
+        """Take note that starting is possible again."""
+        slot.probing = False
+        commands: list[Command] = [Recover(slot.index)]
+        if self.broken is not None:
+            self.broken = self._probe_at = None
+            commands += [
+                self.spawn(other, now)
+                for other in self.slots
+                if other.state is SlotState.PARKED
+            ]
+        return commands
+
+    # A worker goes.
+
+    def end(
+        self, slot: Slot, how: Ending, now: float, *, planned: bool = False
+    ) -> list[Command]:
+        """Take a worker out of service and press its process to end."""
+        if slot.ending >= how:
+            return []
+        self._dispatcher.worker_gone(slot.index)
+        slot.planned = slot.planned or planned
+        if slot.state is not SlotState.STOPPING:
+            slot.apply(SlotEvent.STOP)
+        slot.ending = how
+        slot.due = now + _GRACE[how]
+        if how is Ending.STOPPED:
+            return [Stop(slot.index)]
+        if how is Ending.TERMINATED:
+            return [Terminate(slot.index)]
+        self.kills += 1
+        return [Kill(slot.index)]
+
+    def judge(
+        self, slot: Slot, now: float, *, blamed: bool, roll: float
+    ) -> list[Command]:
+        """Decide what follows upon a crash."""
+        run = None if slot.ready_at is None else now - slot.ready_at
+        verdict = self.ledger.record(
+            slot.index,
+            now=now,
+            run=run,
+            blamed=blamed,
+            outcomes=slot.outcomes,
+            roll=roll,
+        )
+        if self.broken is not None:
+            return self._park(slot, self.broken, now)
+        if isinstance(verdict, Break):
+            return [*self._park(slot, verdict.reason, now), *self._break(verdict, now)]
+        if isinstance(verdict, Park):
+            commands = self._park(slot, verdict.reason, now)
+            if all(other.state in _HOPELESS for other in self.slots):
+                reason = f"every slot is parked: {verdict.reason}"
+                commands += self._break(Break(reason), now)
+            return commands
+        if verdict.delay > 0:
+            slot.due = now + verdict.delay
+            return [ScheduleRestart(slot.index, verdict.delay)]
+        return [ScheduleRestart(slot.index, 0.0), self.spawn(slot, now)]
+
+    def _park(self, slot: Slot, reason: str, now: float) -> list[Command]:
+        slot.apply(SlotEvent.PARK)
+        probe_after = self._policy.probe_after
+        if self.broken is None:
+            slot.due = None if probe_after is None else now + probe_after
+        elif self._probe_at is None and probe_after is not None and not self._probing():
+            self._probe_at = now + probe_after
+        return [ParkSlot(slot.index, reason, probe_after)]
+
+    def _break(self, verdict: Break, now: float) -> list[Command]:
+        self.broken = verdict.reason
+        commands: list[Command] = [GiveUp(verdict.reason)]
+        commands += fail_jobs(self._dispatcher.empty(), "broken")
+        for slot in self.slots:
+            if slot.state is SlotState.VACANT:
+                slot.apply(SlotEvent.PARK)
+            elif slot.state in {SlotState.IDLE, SlotState.STARTING}:
+                commands += self.end(slot, Ending.STOPPED, now, planned=True)
+            if slot.state is SlotState.PARKED:
+                slot.due = None  # from here on the pool probes as one
+        if self._policy.probe_after is not None:
+            self._probe_at = now + self._policy.probe_after
+        return commands
+
+    # Time.
+
+    def next_deadline(self) -> float | None:
+        """When something is due; ``None`` if nothing is."""
+        times = [slot.due for slot in self.slots if slot.due is not None]
+        if self._probe_at is not None:
+            times.append(self._probe_at)
+        return min(times, default=None)
+
+    def on_timer(self, now: float) -> list[Command]:
+        """Do what is due."""
+        commands: list[Command] = []
+        if self._probe_at is not None and self._probe_at <= now:
+            self._probe_at = None
+            commands += self._probe(now)
+        for slot in self.slots:
+            if slot.due is not None and slot.due <= now:
+                commands += self._slot_is_due(slot, now)
+        return commands
+
+    def retire_all(self) -> bool:
+        """If every slot is retired, let nothing be due, and tell it."""
+        if any(slot.state is not SlotState.RETIRED for slot in self.slots):
+            return False
+        self._probe_at = None
+        return True
+
+    def _slot_is_due(self, slot: Slot, now: float) -> list[Command]:
+        if slot.state in EMPTY:
+            slot.probing = slot.state is SlotState.PARKED
+            return [self.spawn(slot, now)]
+        if slot.state is SlotState.STARTING:
+            return self.end(slot, Ending.KILLED, now)
+        if slot.state is SlotState.BUSY:
+            return self.end(slot, Ending.KILLED, now, planned=True)
+        if slot.ending is Ending.KILLED:
+            slot.due = None
+            return [Abandon(slot.index)]
+        return self.end(slot, Ending(slot.ending + 1), now)
+
+    def _probing(self) -> bool:
+        return any(slot.probing for slot in self.slots)
+
+    def _probe(self, now: float) -> list[Command]:
+        for slot in self.slots:
+            if slot.state is SlotState.PARKED:
+                slot.probing = True
+                return [self.spawn(slot, now)]
+        # Its last workers are on their way out; look again when they are.
+        self._probe_at = now + (self._policy.probe_after or 0.0)
+        return []
+
+
+def fail_jobs(jobs: list[int], why: Literal["closed", "broken"]) -> list[Command]:
+    """Return the command that tells the callers of *jobs*, if there are any."""
+    return [FailJobs(tuple(jobs), why)] if jobs else []

@@ -1,0 +1,52 @@
+"""How long the calls of a function take: the reason for which they may travel ahead.
+
+A job may wait inside a worker, behind another one, only if both are known to be
+short.  Known is what was measured: an exponential average of the run times of the
+same function, in microseconds.  One long call among many short ones raises it at once
+and is forgotten after some dozens.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BUDGET", "DEEPEST", "REFILL", "UNKNOWN", "Profile"]
+
+# How much work may be in a worker's hands at once.  A job that waits there for a
+# slow one is revoked after some milliseconds, so more than that would gain nothing.
+BUDGET = 1000.0
+
+# A worker gets more when it has this left, so that it gets several at a time.
+REFILL = BUDGET / 2
+
+# The most jobs that a worker holds: beyond it nothing is gained (128 jobs of no work
+# are half a millisecond).
+DEEPEST = 128
+_LEAST = BUDGET / DEEPEST
+
+# What a job may cost of which nothing is known: more than any budget.
+UNKNOWN = 1e9
+
+_WEIGHT = 1 / 8
+
+
+class Profile:
+    """What is known of one function.
+
+    Attributes:
+        cost: What the next call is expected to take.
+    """
+
+    __slots__ = ("cost",)
+
+    def __init__(self) -> None:
+        self.cost = UNKNOWN
+
+    def note(self, duration: float) -> None:
+        """Take note of a call that took *duration*."""
+        if duration <= _LEAST:
+            if self.cost == _LEAST:
+                return
+            duration = _LEAST
+        if self.cost == UNKNOWN:
+            self.cost = duration
+        else:
+            self.cost += (duration - self.cost) * _WEIGHT

@@ -1,0 +1,76 @@
+"""What the parts of a supervisor have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from asyncpool._core.supervision import Supervision
+from asyncpool._runtime.book import JobBook
+from asyncpool._runtime.config import SupervisorConfig
+from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.hub import EventHub
+from asyncpool.events import Crash
+
+__all__ = ["PoolState", "decision"]
+
+_CRASHES_KEPT = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolState:
+    """One pool, as long as it lives.
+
+    Attributes:
+        loop: Where all of it happens.
+        config: What the user wants.
+        core: What is decided.
+        book: The open jobs.
+        hub: The listeners.
+        handles: The workers, by slot.
+        crashes: The last ones, oldest first.
+        deciding: Whether a decision is being made and carried out just now.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    config: SupervisorConfig
+    core: Supervision
+    book: JobBook = field(default_factory=JobBook)
+    hub: EventHub = field(default_factory=EventHub)
+    handles: dict[int, WorkerHandle] = field(default_factory=dict)
+    crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=_CRASHES_KEPT))
+    deciding: bool = False
+
+
+class _Part(Protocol):
+    _state: PoolState
+
+
+S = TypeVar("S", bound=_Part)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def decision(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[S, P], R]:
+    """Have cancellations wait until *method* is through.
+
+    For asyncio's handler of Ctrl-C cancels tasks, and with them jobs, between any two
+    bytecodes.
+    """
+
+    @functools.wraps(method)
+    def decide(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        state = self._state
+        state.deciding = True
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            state.deciding = False
+
+    return decide  # type: ignore[return-value] # only the name of self differs

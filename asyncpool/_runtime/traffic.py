@@ -1,0 +1,237 @@
+"""The traffic of jobs: into the workers' hands, and back to their callers.
+
+This is the way that every job takes, from :meth:`Traffic.submit` to
+:meth:`Traffic.on_outcomes`; what else can happen to one on its way is below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from asyncpool import events
+from asyncpool._core.attempts import AttemptPolicy
+from asyncpool._core.commands import Command
+from asyncpool._core.frames import Frame
+from asyncpool._core.functions import FunctionTable
+from asyncpool._core.outcome import pack_job
+from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.postmortem import broken_error, deliveries
+from asyncpool._runtime.state import PoolState, decision
+from asyncpool.errors import (
+    JobNotPicklableError,
+    PoolBrokenError,
+    PoolClosedError,
+    PoolFullError,
+    ProtocolError,
+)
+
+__all__ = ["Traffic"]
+
+# Seconds after which a job that others wait behind is long; twice that, at the most.
+_STALLED = 0.005
+
+# Failing a job takes some microseconds, and a queue may have a million of them.
+_FAILED_A_TURN = 500
+
+
+class Traffic:
+    """The jobs of one pool, on their way.
+
+    Args:
+        state: The pool.
+        perform: What carries out the core's commands.
+    """
+
+    def __init__(
+        self, state: PoolState, perform: Callable[[list[Command]], None]
+    ) -> None:
+        self._state = state
+        self._perform = perform
+        self._max_payload = state.config.worker.max_payload
+        self._functions = FunctionTable()
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._saturated = False
+
+    # A job's way in.
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        policy: AttemptPolicy,
+    ) -> Job[Any]:
+        """Queue a call, or send it to a worker at once; return its future."""
+        state = self._state
+        if asyncio._get_running_loop() is not state.loop:  # noqa: SLF001 - 30 ns, not 90
+            raise RuntimeError(
+                "submit() must be called in the pool's event loop; from another thread "
+                "use asyncio.run_coroutine_threadsafe() or loop.call_soon_threadsafe()"
+            )
+        state.deciding = True  # as @decision does, whose call costs 0.4 us
+        try:
+            self._check_admission()
+            known = self._functions.find(function)
+            job: Job[Any] = Job(state.book.next_id(), known, policy, self, state.loop)
+            try:
+                job.payload = pack_job(function, args, kwargs, number=known.number)
+                if len(job.payload) > self._max_payload:
+                    raise self._too_large(job)
+            except JobNotPicklableError as error:
+                error.job_id = job.id
+                state.book.refuse(job, error)
+                return job
+            state.book.jobs[job.id] = job
+            slot = state.core.submit(job.id, known.profile)
+            if slot is not None:
+                self.send(slot, (job,))
+            return job
+        finally:
+            state.deciding = False
+
+    def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
+        """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""
+        handle, in_hand = self._state.handles[slot], self._state.core.in_hand(slot)
+        count, worker = 0, handle.pid
+        for job in jobs:
+            # Counted before the worker can die of it.
+            job.attempt += 1
+            job.slot, job.worker = slot, worker
+            handle.put_job(job.id, job.attempt, job.function, job.payload)
+            count += 1
+        if in_hand == count:
+            handle.flush()  # it has nothing to do
+        else:
+            handle.flush_soon()  # more may come in this turn
+        if in_hand > 1 and self._stall_timer is None:
+            self._look_later()
+
+    # Its way out.
+
+    @decision
+    def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
+        """Settle jobs, and give their worker the next ones."""
+        core, book = self._state.core, self._state.book
+        settled: list[tuple[Job[Any], Frame]] = []
+        for frame in frames:
+            job = book.jobs.get(frame.job)
+            try:
+                core.outcome(handle.slot, frame.job)
+                if job is not None and job.attempt != frame.attempt:
+                    raise ProtocolError(f"it sent attempt {frame.attempt} of {job!r}")  # noqa: TRY301
+            except ProtocolError as error:
+                handle.accuse(str(error))
+                break
+            if job is not None:  # else its caller has given it up
+                job.function.profile.note(frame.tag)
+                settled.append((job, frame))
+        # The worker gets its next jobs before these outcomes are even looked at.
+        now = self._state.loop.time()
+        self._perform(core.refill(handle.slot, now))
+        for job, frame in settled:
+            if book.settle(job, frame):
+                self._perform(core.give_back({job.id: job.function.profile}, now))
+        if self._saturated and not core.waiting:
+            self._saturated = False
+            self._state.hub.publish(events.Drained())
+
+    # Where it may stop on its way.
+
+    def _check_admission(self) -> None:
+        core, limit = self._state.core, self._state.config.max_pending
+        if core.closing is not None:
+            raise PoolClosedError
+        if core.broken is not None:
+            raise self.broken_errors()(None)
+        if limit is None or core.dispatcher.idle:
+            return
+        waiting = core.waiting
+        if waiting >= limit:
+            if not self._saturated:
+                self._saturated = True
+                self._state.hub.publish(events.Saturated(waiting))
+            raise PoolFullError(waiting=waiting, max_pending=limit)
+
+    def _too_large(self, job: Job[Any]) -> JobNotPicklableError:
+        return JobNotPicklableError(
+            f"the call has {len(job.payload)} bytes when pickled, and max_message "
+            f"is {self._max_payload}",
+            direction="arguments",
+            name="the call",
+        )
+
+    def is_running(self, job: Job[Any]) -> bool:
+        """Tell whether *job* is the first that its worker has in hand."""
+        return job.slot is not None and self._state.core.head(job.slot) == job.id
+
+    def on_cancel(self, job: Job[Any]) -> None:
+        """Take a job out of the queue, or out of its worker's hands."""
+        state, slot = self._state, job.slot
+        if state.deciding:
+            state.loop.call_soon(self.on_cancel, job)
+        elif state.book.cancelled(job):
+            begun = slot is not None and state.handles[slot].begun(job.id, job.attempt)
+            now = state.loop.time()
+            self._perform(state.core.cancel(job.id, now, index=slot, begun=begun))
+
+    @decision
+    def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
+        """Hear which jobs a worker will not begin."""
+        now = self._state.loop.time()
+        try:
+            commands = self._state.core.revoked(handle.slot, places, now)
+        except ProtocolError as error:
+            handle.accuse(str(error))
+        else:
+            self._perform(commands)
+
+    def _look_later(self) -> None:
+        self._stall_timer = self._state.loop.call_later(_STALLED, self._look_for_stalls)
+
+    @decision
+    def _look_for_stalls(self) -> None:
+        self._stall_timer = None
+        self._perform(self._state.core.look_for_stalls())
+        if self._state.core.pipelining:
+            self._look_later()
+
+    # The end of many at once.
+
+    def fail_jobs(self, numbers: tuple[int, ...], why: str) -> Iterator[None]:
+        """Fail jobs; yield after each part of them, if there are more."""
+        jobs = iter([self._state.book.jobs[number] for number in numbers])
+        # From what is known now, not when it is their turn.
+        error_for = self.broken_errors() if why == "broken" else self._closed_error
+        some = list(itertools.islice(jobs, _FAILED_A_TURN))
+        while some:
+            for job in some:
+                self._state.book.fail(job, error_for(job))
+            some = list(itertools.islice(jobs, _FAILED_A_TURN))
+            if some:
+                yield
+
+    def broken_errors(self) -> Callable[[Job[Any] | None], PoolBrokenError]:
+        """Return what makes the error for each job, or for who has none."""
+        return functools.partial(
+            broken_error,
+            self._state.core.broken or "",
+            tuple(self._state.crashes),
+            self._state.config.restart.probe_after,
+        )
+
+    def _closed_error(self, job: Job[Any]) -> PoolClosedError:
+        delivery: events.Delivery = "never sent"
+        if job.slot is not None:
+            [delivery] = deliveries([job], self._state.handles[job.slot])
+        text = f"the pool was closed before job {job.id} was done"
+        return PoolClosedError(text, job_id=job.id, delivery=delivery)
+
+    def stop(self) -> None:
+        """Look for nothing any more."""
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()

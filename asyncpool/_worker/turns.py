@@ -1,0 +1,39 @@
+"""Whose turn it is: the one thing on which the two threads of a worker must agree.
+
+Jobs come in an order, and the n-th of them is known by its place, n.  The main thread
+takes one place after the other; meanwhile the pool may revoke places, through the
+control thread.  A lock makes each place go to exactly one of the two (it costs 60 ns,
+and a job some microseconds).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """The places that were taken, and those that were revoked before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._revoked: set[int] = set()
+
+    def take(self) -> bool:
+        """Take the next place, and tell whether its job may begin."""
+        with self._lock:
+            self._taken += 1
+            if self._taken not in self._revoked:
+                return True
+            self._revoked.remove(self._taken)
+            return False
+
+    def revoke(self, places: Iterable[int]) -> list[int]:
+        """Return those of *places* whose jobs will now never begin."""
+        with self._lock:
+            won = [place for place in places if place > self._taken]
+            self._revoked.update(won)
+        return won

@@ -1,0 +1,160 @@
+"""Tests of asyncpool/_core/lives.py; stories of whole pools are in other files."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncpool._core.commands import (
+    Abandon,
+    Command,
+    FailJobs,
+    GiveUp,
+    Kill,
+    ParkSlot,
+    Recover,
+    ScheduleRestart,
+    Spawn,
+    Stop,
+    Terminate,
+)
+from asyncpool._core.dispatch import Dispatcher
+from asyncpool._core.lives import (
+    KILL_GRACE,
+    STOP_GRACE,
+    TERM_GRACE,
+    Lives,
+    fail_jobs,
+)
+from asyncpool._core.profiles import Profile
+from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.slots import Ending, SlotEvent, SlotState
+
+POLICY = RestartPolicy(
+    base=1.0, cap=4.0, jitter=False, max_failed_starts=2, max_crashes=3, probe_after=10
+)
+
+
+def lives_of(workers: int) -> Lives:
+    lives = Lives(
+        workers=workers, policy=POLICY, start_timeout=20.0, dispatcher=Dispatcher()
+    )
+    for slot in lives.slots:
+        assert lives.spawn(slot, 0.0) == Spawn(slot.index, 1)
+    return lives
+
+
+def bury(lives: Lives, index: int, now: float) -> list[Command]:
+    """Let a worker end unasked that was never ready."""
+    slot = lives.slots[index]
+    slot.due = None
+    slot.apply(SlotEvent.EXITED)
+    return lives.judge(slot, now, blamed=False, roll=0.0)
+
+
+def test_a_start_that_takes_too_long_is_ended_by_force() -> None:
+    lives = lives_of(2)
+    assert lives.next_deadline() == 20.0
+    assert lives.on_timer(19.9) == []
+    assert lives.on_timer(20.0) == [Kill(0), Kill(1)]
+    assert lives.kills == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "steps"),
+    [
+        (Ending.STOPPED, [Stop(0), Terminate(0), Kill(0), Abandon(0)]),
+        (Ending.TERMINATED, [Terminate(0), Kill(0), Abandon(0)]),
+        (Ending.KILLED, [Kill(0), Abandon(0)]),
+    ],
+)
+def test_a_worker_is_pressed_step_by_step(first: Ending, steps: list[Command]) -> None:
+    lives = lives_of(1)
+    taken = lives.end(lives.slots[0], first, 1.0, planned=True)
+    waits = []
+    last = 1.0
+    while (now := lives.next_deadline()) is not None:
+        taken += lives.on_timer(now)
+        waits.append(now - last)
+        last = now
+    assert taken == steps
+    assert waits == [STOP_GRACE, TERM_GRACE, KILL_GRACE][first - 1 :]
+    assert lives.slots[0].state is SlotState.STOPPING
+
+
+def test_nobody_is_pressed_twice_in_the_same_way() -> None:
+    lives = lives_of(1)
+    slot = lives.slots[0]
+    assert lives.end(slot, Ending.KILLED, 1.0) == [Kill(0)]
+    assert lives.end(slot, Ending.KILLED, 2.0) == []
+    assert lives.end(slot, Ending.STOPPED, 2.0) == []
+    assert lives.kills == 1
+    assert slot.due == 1.0 + KILL_GRACE
+
+
+def test_a_worker_that_goes_gets_no_more_jobs() -> None:
+    dispatcher, profile = Dispatcher(), Profile()
+    lives = Lives(workers=1, policy=POLICY, start_timeout=20.0, dispatcher=dispatcher)
+    slot = lives.slots[0]
+    lives.spawn(slot, 0.0)
+    dispatcher.refill(0, slot.flight)
+    assert dispatcher.idle == 1
+    lives.end(slot, Ending.STOPPED, 1.0, planned=True)
+    assert dispatcher.submit(1, profile) is None
+
+
+def test_a_slot_that_cannot_start_is_parked_and_probed() -> None:
+    lives = lives_of(2)
+    assert bury(lives, 0, 1.0) == [ScheduleRestart(0, 0.0), Spawn(0, 2)]
+    text = "2 starts failed in a row"
+    assert bury(lives, 0, 2.0) == [ParkSlot(0, text, 10)]
+    assert lives.broken is None
+    assert lives.on_timer(12.0) == [Spawn(0, 3)]
+    slot = lives.slots[0]
+    assert slot.probing
+    slot.apply(SlotEvent.READY)
+    assert lives.probe_succeeded(slot, 13.0) == [Recover(0)]
+    assert not slot.probing
+
+
+def test_a_pool_without_hope_gives_up_and_comes_back() -> None:
+    dispatcher = Dispatcher()
+    lives = Lives(workers=2, policy=POLICY, start_timeout=20.0, dispatcher=dispatcher)
+    for slot in lives.slots:
+        lives.spawn(slot, 0.0)
+    for job in (1, 2):
+        dispatcher.submit(job, Profile())
+    bury(lives, 0, 1.0)
+    bury(lives, 0, 1.0)
+    bury(lives, 1, 1.0)
+    text = "2 starts failed in a row"
+    assert bury(lives, 1, 1.0)[:3] == [
+        ParkSlot(1, lives.broken or "", 10),
+        GiveUp(lives.broken or ""),
+        FailJobs((1, 2), "broken"),
+    ]
+    assert lives.broken in {
+        f"every slot is parked: {text}",
+        "4 workers crashed within 60 s",
+    }
+    assert dispatcher.waiting == 0
+    assert lives.next_deadline() == 11.0
+    assert lives.on_timer(11.0) == [Spawn(0, 3)]
+    lives.slots[0].apply(SlotEvent.READY)
+    assert lives.probe_succeeded(lives.slots[0], 12.0) == [Recover(0), Spawn(1, 3)]
+    assert lives.broken is None
+
+
+def test_when_every_slot_is_retired_nothing_is_due() -> None:
+    lives = lives_of(1)
+    assert not lives.retire_all()
+    slot = lives.slots[0]
+    slot.due = None
+    slot.apply(SlotEvent.EXITED)
+    slot.apply(SlotEvent.RETIRE)
+    assert lives.retire_all()
+    assert lives.next_deadline() is None
+
+
+def test_no_command_is_made_for_no_job() -> None:
+    assert fail_jobs([], "closed") == []
+    assert fail_jobs([1, 2], "closed") == [FailJobs((1, 2), "closed")]

@@ -1,0 +1,123 @@
+"""Tests of asyncpool/_core/profiles.py."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool._core import profiles
+from asyncpool._core.profiles import BUDGET, DEEPEST, REFILL, UNKNOWN, Profile
+
+# The least that a call counts for.
+FLOOR = 7.8125
+
+durations = st.integers(0, 2**32 - 1)
+
+
+def after(*durations: float) -> float:
+    profile = Profile()
+    for duration in durations:
+        profile.note(duration)
+    return profile.cost
+
+
+def test_the_figures() -> None:
+    assert (BUDGET, REFILL, DEEPEST, UNKNOWN) == (1000.0, 500.0, 128, 1e9)
+    assert set(profiles.__all__) == {
+        "BUDGET",
+        "DEEPEST",
+        "REFILL",
+        "UNKNOWN",
+        "Profile",
+    }
+
+
+def test_what_was_never_called_is_unknown_and_fits_behind_nothing() -> None:
+    assert after() == UNKNOWN
+    assert UNKNOWN > 1_000 * BUDGET
+
+
+def test_the_first_call_is_taken_at_its_word() -> None:
+    assert after(300) == 300.0
+    assert after(4_000_000_000) == 4_000_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("calls", "cost"),
+    [
+        ((80, 160), 90.0),
+        ((160, 80), 150.0),
+        ((800, 0), 700.9765625),
+        ((64, 128, 64, 128), 78.125),
+        ((500, 500, 500), 500.0),
+        ((8, 8, 8008), 1008.0),
+        ((1_000_000, 8), 875_001.0),
+    ],
+)
+def test_each_further_call_counts_for_an_eighth(
+    calls: tuple[float, ...], cost: float
+) -> None:
+    assert after(*calls) == cost
+
+
+@pytest.mark.parametrize("duration", [0, 1, 7, 7.8125])
+def test_a_call_of_no_time_counts_for_the_least(duration: float) -> None:
+    assert after(duration) == FLOOR
+    assert after(duration, duration) == FLOOR
+    assert after(FLOOR + 8, duration) == FLOOR + 7
+
+
+def test_a_call_just_above_the_least_counts_for_itself() -> None:
+    assert after(8) == 8.0
+
+
+def test_as_many_calls_as_a_worker_may_hold_are_a_budget() -> None:
+    assert FLOOR * DEEPEST == BUDGET
+
+
+@given(st.lists(durations, min_size=1, max_size=30))
+def test_the_average_lies_between_its_extremes(calls: list[int]) -> None:
+    counted = [max(duration, FLOOR) for duration in calls]
+    assert FLOOR <= min(counted) <= after(*calls) <= max(counted)
+
+
+@given(st.lists(durations, min_size=1, max_size=30), durations)
+def test_the_average_moves_towards_each_call(calls: list[int], last: int) -> None:
+    before, cost = after(*calls), after(*calls, last)
+    counted = max(last, FLOOR)
+    if before != UNKNOWN:
+        assert min(before, counted) <= cost <= max(before, counted)
+        assert (cost == before) is (counted == before)
+
+
+def test_one_long_call_among_short_ones_is_noticed_at_once_and_forgotten() -> None:
+    profile = Profile()
+    for _ in range(100):
+        profile.note(10)
+    assert profile.cost == 10.0
+    profile.note(10_000)
+    assert profile.cost == 1258.75, "nothing travels ahead for a while"
+    costs = []
+    for _ in range(60):
+        costs.append(profile.cost)
+        profile.note(10)
+    assert costs == sorted(costs, reverse=True)
+    assert sum(cost > BUDGET for cost in costs) == 2
+    assert sum(cost > REFILL for cost in costs) == 8
+    assert sum(cost > 11 for cost in costs) == 54
+    assert profile.cost < 10.5
+
+
+@given(st.integers(8, 100), st.integers(4_100, 2**32 - 1))
+def test_any_long_call_keeps_others_from_waiting_behind_the_next(
+    short: int, long: int
+) -> None:
+    cost = after(*[short] * 20, long)
+    assert cost > REFILL
+    assert cost == short + (long - short) / 8
+
+
+def test_functions_are_known_one_by_one() -> None:
+    first, second = Profile(), Profile()
+    first.note(50)
+    assert (first.cost, second.cost) == (50.0, UNKNOWN)

@@ -1,0 +1,261 @@
+"""Short jobs that wait inside a worker: what they gain, and what it must not cost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool import (
+    Crash,
+    Job,
+    Pool,
+    PoolClosedError,
+    PoolFullError,
+    WorkerCrashedError,
+)
+from tests.helpers import faults, jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import closing, idle, until
+
+pytestmark = BOTH_LOOPS
+
+
+async def learn(pool: Pool, function: Callable[..., Any], *args: Any) -> None:
+    """Let the pool find out that *function* is short."""
+    await idle(pool)
+    for _ in range(60):
+        await pool.submit(function, *args)
+    assert cost_of(pool, function) < 300
+
+
+def cost_of(pool: Pool, function: Callable[..., Any]) -> float:
+    supervisor = pool._supervisor
+    assert supervisor is not None
+    return supervisor._traffic._functions.find(function).profile.cost
+
+
+def in_hand(pool: Pool, slot: int = 0) -> int:
+    supervisor = pool._supervisor
+    assert supervisor is not None
+    return supervisor._core.in_hand(slot)
+
+
+async def test_short_jobs_travel_ahead_and_unknown_ones_do_not() -> None:
+    async with patience(), Pool(1) as pool:
+        unknown = [pool.submit(jobs.square, n) for n in range(5)]
+        assert in_hand(pool) == 1
+        assert await asyncio.gather(*unknown) == [0, 1, 4, 9, 16]
+        await learn(pool, jobs.square, 2)
+        short = [pool.submit(jobs.square, n) for n in range(5)]
+        assert in_hand(pool) == 5
+        assert [job.state for job in short] == ["running", *["queued"] * 4]
+        assert pool.stats().waiting == 4
+        assert await asyncio.gather(*short) == [0, 1, 4, 9, 16]
+
+
+async def test_a_burst_spreads_over_all_workers() -> None:
+    async with patience(), Pool(3) as pool:
+        await learn(pool, jobs.square, 2)
+        burst = [pool.submit(jobs.square, n) for n in range(12)]
+        assert [in_hand(pool, slot) for slot in range(3)] == [4, 4, 4]
+        assert await asyncio.gather(*burst) == [n * n for n in range(12)]
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+async def test_a_death_is_blamed_on_the_job_that_was_running(how: str) -> None:
+    crashes: list[Crash] = []
+    async with patience(), Pool(1, on_crash=crashes.append) as pool:
+        await learn(pool, jobs.perhaps_die, 1)
+        before = [pool.submit(jobs.perhaps_die, n) for n in range(3)]
+        culprit = pool.submit(jobs.perhaps_die, 3, how=how)
+        behind = [pool.submit(jobs.perhaps_die, n) for n in range(4, 9)]
+        assert in_hand(pool) == 9
+        with pytest.raises(WorkerCrashedError) as caught:
+            await culprit
+        assert caught.value.delivery == "started"
+        assert await asyncio.gather(*before, *behind) == [0, 1, 2, 4, 5, 6, 7, 8]
+        assert [job.attempt for job in (*before, *behind)] == [1] * 8
+        stats = pool.stats()
+    assert [crash.job_id for crash in crashes] == [culprit.id]
+    assert (stats.crashes, stats.takeovers, stats.failed) == (1, 0, 1)
+
+
+async def test_a_death_between_two_jobs_costs_neither() -> None:
+    crashes: list[Crash] = []
+    async with patience(), Gate() as gate, Pool(1, on_crash=crashes.append) as pool:
+        await learn(pool, jobs.square, 2)
+        # What is unknown goes alone; its successors wait in the queue.
+        first = pool.submit(faults.answer_and_die, gate.path)
+        others = [pool.submit(jobs.square, n) for n in range(5)]
+        visitor = await gate.visitor()
+        visitor.release()
+        assert await first == "answered"
+        assert await asyncio.gather(*others) == [0, 1, 4, 9, 16]
+        assert [job.attempt for job in others] == [1] * 5
+    assert [crash.job_id for crash in crashes] == [None]
+
+
+async def test_a_short_job_does_not_wait_behind_one_that_turns_out_to_be_long() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await learn(pool, jobs.perhaps_wait)
+        long = pool.submit(jobs.perhaps_wait, gate.path)
+        short = [pool.submit(jobs.perhaps_wait) for _ in range(20)]
+        assert in_hand(pool, 0) > 1
+        assert in_hand(pool, 1) > 1
+        visitor = await gate.visitor()
+        elsewhere = await asyncio.gather(*short)
+        assert not long.done()
+        visitor.release()
+        here = await long
+        assert here not in elsewhere[-10:]
+        assert pool.stats().spawned == 2
+
+
+async def test_jobs_behind_a_long_one_run_in_their_order_when_nobody_else_is_there(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "log")
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        await learn(pool, jobs.perhaps_wait)
+        await learn(pool, jobs.sign, str(tmp_path / "other"), 1)
+        long = pool.submit(jobs.perhaps_wait, gate.path)
+        short = [pool.submit(jobs.sign, path, n) for n in range(10)]
+        assert in_hand(pool) > 1
+        visitor = await gate.visitor()
+        # Until they are back in the queue.
+        while in_hand(pool) > 1:  # noqa: ASYNC110 - nobody is told of that
+            await asyncio.sleep(0)
+        assert {job.attempt for job in short} == {0}
+        visitor.release()
+        await long
+        assert await asyncio.gather(*short) == list(range(10))
+    assert Path(path).read_text().split() == [str(n) for n in range(10)]
+
+
+async def test_cancelling_a_job_that_waits_in_a_worker_costs_nothing(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "log")
+    async with patience(), Pool(1) as pool:
+        await learn(pool, jobs.sign, str(tmp_path / "other"), 1)
+        jobs_in_hand = [pool.submit(jobs.sign, path, n) for n in range(6)]
+        assert in_hand(pool) == 6
+        # In the same turn: nothing has been sent yet but the first.
+        assert jobs_in_hand[4].cancel()
+        results = await asyncio.gather(*jobs_in_hand, return_exceptions=True)
+        assert [r for r in results if isinstance(r, int)] == [0, 1, 2, 3, 5]
+        await until(pool, lambda stats: stats.idle == 1)
+        stats = pool.stats()
+        assert (stats.cancelled, stats.spawned, stats.crashes) == (1, 1, 0)
+    assert Path(path).read_text().split() == ["0", "1", "2", "3", "5"]
+
+
+async def test_cancelling_the_running_job_costs_its_worker_and_no_other_job() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        await learn(pool, jobs.perhaps_wait)
+        long = pool.submit(jobs.perhaps_wait, gate.path)
+        behind = [pool.submit(jobs.perhaps_wait) for _ in range(5)]
+        assert in_hand(pool) > 1
+        await gate.visitor()
+        assert long.cancel()
+        [successor] = set(await asyncio.gather(*behind))
+        assert [job.attempt for job in behind] == [1] * 5
+        stats = pool.stats()
+        assert stats.slots[0].pid == successor
+        assert (stats.spawned, stats.crashes, stats.takeovers) == (2, 0, 0)
+
+
+async def test_a_revoke_may_meet_a_start_at_any_moment(tmp_path: Path) -> None:
+    """Each job runs once, or was cancelled; whatever is not cancelled does run."""
+    path = str(tmp_path / "log")
+    dice = random.Random(7)
+    async with patience(), Pool(2) as pool:
+        await learn(pool, jobs.sign, str(tmp_path / "other"), 1)
+        submitted: list[Job[int]] = []
+        for number in range(600):
+            submitted.append(pool.submit(jobs.sign, path, number))
+            if dice.random() < 0.2:
+                dice.choice(submitted[-20:]).cancel()
+            if dice.random() < 0.1:
+                await asyncio.sleep(0)
+        results = await asyncio.gather(*submitted, return_exceptions=True)
+        assert pool.stats().crashes == 0
+    ran = [int(line) for line in Path(path).read_text().split()]
+    done = {result for result in results if isinstance(result, int)}
+    assert len(ran) == len(set(ran)), "a job ran twice"
+    assert done <= set(ran)
+    assert len(done) > 300
+    cancelled = sum(isinstance(r, asyncio.CancelledError) for r in results)
+    assert cancelled + len(done) == 600
+    assert cancelled > 50
+
+
+async def test_jobs_that_wait_in_a_worker_count_as_pending() -> None:
+    async with patience(), Gate() as gate, Pool(1, max_pending=3) as pool:
+        await learn(pool, jobs.perhaps_wait)
+        long = pool.submit(jobs.perhaps_wait, gate.path)
+        short = [pool.submit(jobs.perhaps_wait) for _ in range(3)]
+        with pytest.raises(PoolFullError) as caught:
+            pool.submit(jobs.perhaps_wait)
+        assert (caught.value.waiting, caught.value.max_pending) == (3, 3)
+        (await gate.visitor()).release()
+        await asyncio.gather(long, *short)
+
+
+async def test_a_close_lets_what_is_in_hand_finish_or_fails_it() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(1)
+        await pool.start()
+        await learn(pool, jobs.perhaps_wait)
+        long = pool.submit(jobs.perhaps_wait, gate.path)
+        behind = [pool.submit(jobs.perhaps_wait) for _ in range(5)]
+        visitor = await gate.visitor()
+        close = await closing(pool, finish="running")
+        # Those that have not begun are taken back from behind it, and fail.
+        results = await asyncio.gather(*behind, return_exceptions=True)
+        assert [type(result) for result in results] == [PoolClosedError] * 5
+        visitor.release()
+        assert isinstance(await long, int)
+        summary = await close
+    assert (summary.finished, summary.failed, summary.killed) == (1, 5, 0)
+
+
+async def test_functions_that_travel_by_number_are_the_right_ones() -> None:
+    functions: list[Callable[..., Any]] = [
+        jobs.square,
+        abs,
+        len,
+        str,
+        int,
+        jobs.perhaps_die,
+        float,
+        oct,
+    ]
+    async with patience(), Pool(2) as pool:
+        for _ in range(3):
+            calls = [pool.submit(f, "12" if f is len else 12) for f in functions]
+            results = await asyncio.gather(*calls)
+            assert results == [144, 12, 2, "12", 12, 12, 12.0, "0o14"]
+
+
+async def test_nothing_is_sent_twice_to_a_worker_that_knows_it() -> None:
+    async with patience(), Pool(1) as pool:
+        await pool.submit(jobs.square, 2)
+        supervisor = pool._supervisor
+        assert supervisor is not None
+        handle = supervisor._state.handles[0]
+        [number] = handle._memory
+        sent: list[bytes] = []
+        assert handle._jobs is not None
+        put = handle._jobs.put
+        handle._jobs.put = lambda *parts: (sent.extend(parts), put(*parts))[1]  # type: ignore[method-assign, func-returns-value]
+        assert await pool.submit(jobs.square, 3) == 9
+        assert not any(b"square" in part for part in sent)
+        assert list(handle._memory) == [number]
