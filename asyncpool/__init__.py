@@ -7,9 +7,11 @@ package, and must not pay for asyncio.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
+    from typing import Any
+
     from asyncpool._core.restart import RestartPolicy
     from asyncpool._runtime.hub import EventStream
     from asyncpool._runtime.jobs import Job

@@ -25,9 +25,11 @@ raised or subclassed here: it belongs to the task that was cancelled.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from typing import Any, Literal
 
-from asyncpool.events import Crash, CrashKind, Delivery
+    from asyncpool.events import Crash, CrashKind, Delivery
 
 __all__ = [
     "AsyncPoolError",

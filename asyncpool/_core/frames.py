@@ -24,8 +24,8 @@ from __future__ import annotations
 import enum
 import functools
 import struct
-from typing import NamedTuple
 
+from asyncpool._core.records import Record
 from asyncpool.errors import ProtocolError
 
 __all__ = [
@@ -73,7 +73,7 @@ class Kind(enum.IntEnum):
 _KINDS = {int(kind): kind for kind in Kind}
 
 
-class Frame(NamedTuple):
+class Frame(Record):
     """One message on a channel."""
 
     kind: Kind

@@ -9,14 +9,21 @@ each call, since that state may have changed.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
 
 from asyncpool._core.frames import MAX_TAG
 from asyncpool._core.outcome import MAIN
 from asyncpool._core.profiles import Profile
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    _Numbered = dict[int, Any]
+else:
+    _Numbered = dict
 
 __all__ = ["MEMORY", "Function", "FunctionTable", "Memory"]
 
@@ -71,7 +78,7 @@ class FunctionTable:
         return entry
 
 
-class Memory(dict[int, Any]):
+class Memory(_Numbered):
     """The functions that a worker remembers; both sides keep the same, by this rule."""
 
     def learn(self, number: int, function: object = None) -> None:

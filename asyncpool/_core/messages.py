@@ -11,8 +11,8 @@ import json
 import pickle
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
 
+from asyncpool._core.records import Record
 from asyncpool.errors import ProtocolError
 
 __all__ = [
@@ -39,8 +39,7 @@ _PID = struct.Struct("!q")
 _EXIT = struct.Struct("!qq")
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Record):
     """Something went wrong in a worker, outside any job; *text* is a traceback."""
 
     stage: str
@@ -66,8 +65,7 @@ class Failure:
         return cls(str(stage)[:MAX_TEXT], str(summary)[:MAX_TEXT], str(text)[:MAX_TEXT])
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
+class WorkerConfig(Record):
     """How a worker begins.
 
     Attributes:
@@ -90,8 +88,7 @@ class WorkerConfig:
         return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherConfig:
+class LauncherConfig(Record):
     """How the launcher's process begins.
 
     Attributes:

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from asyncpool.errors import JobNotPicklableError
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = [
     "MAIN",

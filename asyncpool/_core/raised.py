@@ -12,10 +12,13 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
-from typing import Any
 
 from asyncpool._core.outcome import MAIN, describe, dumps, text_of
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["load_error", "pack_error"]
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from typing import NoReturn
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 __all__ = ["main"]
 

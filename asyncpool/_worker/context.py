@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+
+from asyncpool._core.records import Record
 
 __all__ = ["CurrentJob", "current_job"]
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentJob:
+class CurrentJob(Record):
     """The job that is running here.
 
     Attributes:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from contextvars import copy_context
 from time import perf_counter_ns
-from typing import Any, cast
 
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.functions import Memory
@@ -14,6 +12,11 @@ from asyncpool._core.outcome import load_job, pack_value
 from asyncpool._core.raised import pack_error
 from asyncpool._worker.context import running
 from asyncpool.errors import JobNotPicklableError
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 __all__ = ["Executor"]
 
@@ -71,7 +74,7 @@ class Executor:
         if type(function) is bytes:
             # What this raises belongs to the job that made the call.
             function = self._functions[number] = pickle.loads(function)
-        return cast("Callable[..., Any]", function)
+        return function  # type: ignore[no-any-return] # or a call of it fails
 
 
 def _pack(error: BaseException, max_payload: int) -> bytes:

@@ -11,7 +11,6 @@ import socket
 import struct
 import sys
 import traceback
-from typing import NoReturn
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
@@ -19,6 +18,10 @@ from asyncpool._worker.control import Control
 from asyncpool._worker.execute import Executor
 from asyncpool._worker.kernel import adopt_orphans
 from asyncpool._worker.turns import Turns
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 __all__ = ["work"]
 

@@ -23,7 +23,6 @@ import socket
 import sys
 import threading
 import traceback
-from typing import NoReturn
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import (
@@ -38,6 +37,10 @@ from asyncpool._worker.kernel import adopt_orphans, die_with_parent
 from asyncpool._worker.loop import work
 from asyncpool._worker.reaper import Reaper
 from asyncpool._worker.stdio import reset_signals, take_stdio
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 __all__ = ["FDS_PER_WORKER", "main"]
 

@@ -10,16 +10,18 @@ import pytest
 from asyncpool._core import commands
 from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.commands import Command
+from asyncpool._core.frames import Frame
 from asyncpool._core.messages import Failure, LauncherConfig, WorkerConfig
 from asyncpool._core.restart import Break, Park, Restart, RestartPolicy
+from asyncpool._worker.context import CurrentJob
 
 POLICIES = [AttemptPolicy, RestartPolicy]
 DATA = [
     *get_args(Command),
     *POLICIES,
-    *(Failure, LauncherConfig, WorkerConfig),
     *(Break, Park, Restart),
 ]
+RECORDS = [CurrentJob, Failure, Frame, LauncherConfig, WorkerConfig]
 
 
 @pytest.mark.parametrize("cls", DATA)
@@ -27,6 +29,12 @@ def test_what_is_passed_around_never_changes(cls: type) -> None:
     assert dataclasses.is_dataclass(cls)
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert "__slots__" in vars(cls)
+
+
+@pytest.mark.parametrize("cls", RECORDS)
+def test_what_workers_see_too_never_changes_and_is_light(cls: type) -> None:
+    assert issubclass(cls, tuple)
+    assert vars(cls)["__slots__"] == ()
 
 
 @pytest.mark.parametrize("cls", POLICIES)

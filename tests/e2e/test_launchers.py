@@ -49,9 +49,11 @@ async def test_workers_serve_and_are_replaced(launcher: Launcher) -> None:
 @both_launchers
 async def test_workers_start_light(launcher: Launcher) -> None:
     async with patience(), Pool(1, launcher=launcher) as pool:
-        found = set(await pool.submit(jobs.modules))
+        # Not with a function of these tests, whose module imports more than that.
+        names = await pool.submit(eval, "' '.join(__import__('sys').modules)")
+        found = set(names.split())
     heavy = {"asyncio", "logging", "anyio", "psutil", "cloudpickle", "multiprocessing"}
-    assert not found & heavy
+    assert not found & (heavy | {"typing", "dataclasses", "inspect"})
     assert not {name for name in found if name.startswith("asyncpool._runtime")}
 
 

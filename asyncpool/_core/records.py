@@ -1,0 +1,32 @@
+"""``typing.NamedTuple``, for modules that must be light.
+
+Every launcher and every spawned worker imports what is below here.  To import typing
+takes 10 ms, and dataclasses with all that it needs another 10: half of their start.
+Where only annotations need typing, a module says ``TYPE_CHECKING = False`` instead,
+which type checkers take for true.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+__all__ = ["Record"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NamedTuple as Record
+else:
+
+    class _RecordType(type):
+        def __new__(
+            mcs, name: str, bases: tuple[type, ...], namespace: dict[str, object]
+        ) -> type:
+            if not bases:
+                return super().__new__(mcs, name, bases, namespace)
+            fields = tuple(namespace["__annotations__"])
+            preset = [namespace.pop(field) for field in fields if field in namespace]
+            base = namedtuple(name, fields, defaults=preset)  # noqa: PYI024
+            return type(name, (base,), {"__slots__": (), **namespace})
+
+    class Record(metaclass=_RecordType):
+        """A base for classes whose annotated names become the fields of a tuple."""
