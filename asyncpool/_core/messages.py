@@ -35,7 +35,7 @@ MAX_TEXT = 16_384
 MAX_INITIALIZER = 1 << 26
 MAX_CONFIG = MAX_INITIALIZER + (1 << 20)
 
-_PID = struct.Struct("!q")
+_PID = struct.Struct("!q?")
 _EXIT = struct.Struct("!qq")
 
 
@@ -116,18 +116,19 @@ class LauncherConfig(Record):
         return cls(tuple(sys_path), fork, tuple(preload), tuple(command))
 
 
-def pack_pid(pid: int) -> bytes:
-    """Return the payload of a ``LAUNCHED`` frame."""
-    return _PID.pack(pid)
+def pack_pid(pid: int, *, held: bool) -> bytes:
+    """Return the payload of a ``LAUNCHED`` frame; if *held*, a pidfd comes with it."""
+    return _PID.pack(pid, held)
 
 
-def unpack_pid(payload: bytes) -> int:
-    """Read the payload of a ``LAUNCHED`` frame.
+def unpack_pid(payload: bytes) -> tuple[int, bool]:
+    """Read the payload of a ``LAUNCHED`` frame: the pid, and whether a pidfd came.
 
     Raises:
         ProtocolError: If it is none.
     """
-    return int(_unpack(_PID, payload)[0])
+    pid, held = _unpack(_PID, payload)
+    return int(pid), bool(held)
 
 
 def pack_exit(pid: int, status: int) -> bytes:

@@ -35,6 +35,10 @@ _MAX_REPORT = 1 << 20
 # Seconds that the launcher has to kill whatever is left, and to end.
 _END_GRACE = 2.0
 
+# Seconds between looks whether a launcher that is lost has ended; each is twice the last.
+_FIRST_LOOK = 0.0005
+_LAST_LOOK = 1.0
+
 # More requests than this at once would fill the launcher's socket.
 _MOST_REQUESTS = 16
 
@@ -75,14 +79,14 @@ class Launcher:
             return await self._launch(fds)
 
     async def _launch(self, fds: list[int]) -> Process:
-        if self._template is None or self._template.gone.done():
+        if self._template is None or self._template.lost:
             self._template = _Template(self._loop, self._config())
         template = self._template
         try:
             await asyncio.shield(template.ready)
             return await template.request(fds)
         except LaunchError:
-            if not template.gone.done() and template.useless:
+            if template.useless:
                 template.abort()
             raise
 
@@ -117,7 +121,7 @@ class _Template:
         self._loop = loop
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.useless = False
+        self.lost = self.useless = False
         self._requests: dict[int, asyncio.Future[Process]] = {}
         self._next_request = 0
         self._processes: dict[int, Process] = {}
@@ -171,24 +175,23 @@ class _Template:
 
     def abort(self) -> None:
         """Kill the process."""
-        if not self.gone.done():
+        if not self.lost:
             self._popen.kill()
-            self._lost("the launcher was killed")
+            self._lose("the launcher was killed")
 
     async def close(self) -> None:
         """End the process and wait until it has ended."""
-        if self.gone.done():
-            return
         if not self.ready.done():
             self.abort()  # it still imports, and has no workers to look after
-            return
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+        if not self.lost:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
         try:
             async with asyncio.timeout(_END_GRACE):
                 await asyncio.shield(self.gone)
         except TimeoutError:
             self.abort()
+            await self.gone
         except asyncio.CancelledError:
             self.abort()
             raise
@@ -201,26 +204,22 @@ class _Template:
         except OSError:
             data, fds = b"", []
         if not data:
-            self._lost("the launcher's process ended")
+            self._lose("the launcher's process ended")
             return
-        for frame in self._decoder.feed(data):
-            pidfd = None
-            if frame.kind is Kind.LAUNCHED and fds:
-                pidfd = fds.pop()
-            try:
-                self._hear(frame, pidfd)
-            except ProtocolError as error:
-                self._lost(str(error))
-                break
+        try:
+            for frame in self._decoder.feed(data):
+                self._hear(frame, fds)
+        except ProtocolError as error:
+            self._lose(str(error))
         for fd in fds:  # nobody's
             os.close(fd)
 
-    def _hear(self, frame: Frame, pidfd: int | None) -> None:
+    def _hear(self, frame: Frame, fds: list[int]) -> None:
         match frame.kind:
             case Kind.HELLO:
                 _settle(self.ready, None)
             case Kind.LAUNCHED:
-                self._launched(frame, pidfd)
+                self._launched(frame, fds)
             case Kind.EXITED:
                 pid, status = unpack_exit(frame.payload)
                 process = self._processes.pop(pid, None)
@@ -237,8 +236,11 @@ class _Template:
             case _:
                 raise ProtocolError(f"the launcher sent {frame.kind.name}")
 
-    def _launched(self, frame: Frame, pidfd: int | None) -> None:
-        process = Process(self._loop, unpack_pid(frame.payload), pidfd)
+    def _launched(self, frame: Frame, fds: list[int]) -> None:
+        pid, held = unpack_pid(frame.payload)
+        # A read ends behind the bytes that a descriptor came with, so if this frame
+        # brings one, it is the only one here.
+        process = Process(self._loop, pid, fds.pop() if held and fds else None)
         answer = self._requests.get(frame.job)
         if answer is None or answer.done():
             process.close()  # who asked has left, and has closed its channels
@@ -246,15 +248,12 @@ class _Template:
         self._processes[process.pid] = process
         answer.set_result(process)
 
-    def _lost(self, reason: str) -> None:
-        if self.gone.done():
+    def _lose(self, reason: str) -> None:
+        if self.lost:
             return
+        self.lost = True
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        # Its channel ended as a part of its own end, or it was killed: no delay.
-        # And if another library has reaped it already, that is all right too.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout=1.0)
         error = LaunchError(reason)
         _fail(self.ready, error)
         for answer in list(self._requests.values()):
@@ -262,7 +261,16 @@ class _Template:
         for process in self._processes.values():
             process.launcher_gone()
         self._processes.clear()
-        self.gone.set_result(None)
+        self._reap(_FIRST_LOOK)
+
+    def _reap(self, wait: float) -> None:
+        # Its channel ended as a part of its own end, or it was killed: it takes no
+        # time, unless it sleeps in the kernel.  And if another library has reaped it
+        # already, that is all right too.
+        if self._popen.poll() is None and wait < _LAST_LOOK:
+            self._loop.call_later(wait, self._reap, 2 * wait)
+        else:
+            self.gone.set_result(None)
 
 
 def _is_open(fd: int) -> bool:

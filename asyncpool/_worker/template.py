@@ -205,7 +205,8 @@ class Template:
         handles = []
         with contextlib.suppress(AttributeError, OSError):
             handles.append(os.pidfd_open(pid))
-        self._send(Kind.LAUNCHED, pack_pid(pid), frame.job, handles)
+        payload = pack_pid(pid, held=bool(handles))
+        self._send(Kind.LAUNCHED, payload, frame.job, handles)
         for handle in handles:
             os.close(handle)
 
