@@ -120,10 +120,11 @@ class Traffic:
         settled: list[tuple[Job[Any], Frame]] = []
         for frame in frames:
             job = book.jobs.get(frame.job)
+            if job is not None and job.attempt != frame.attempt:
+                handle.accuse(f"it sent attempt {frame.attempt} of {job!r}")
+                break
             try:
                 core.outcome(handle.slot, frame.job)
-                if job is not None and job.attempt != frame.attempt:
-                    raise ProtocolError(f"it sent attempt {frame.attempt} of {job!r}")  # noqa: TRY301
             except ProtocolError as error:
                 handle.accuse(str(error))
                 break

@@ -87,6 +87,18 @@ async def test_a_death_is_blamed_on_the_job_that_was_running(how: str) -> None:
     assert (stats.crashes, stats.takeovers, stats.failed) == (1, 0, 1)
 
 
+async def test_an_outcome_of_another_attempt_settles_nothing() -> None:
+    crashes: list[Crash] = []
+    async with patience(), Pool(1, on_crash=crashes.append) as pool:
+        job = pool.submit(faults.answer_for_another_attempt)
+        with pytest.raises(WorkerCrashedError) as caught:
+            await job
+        assert caught.value.kind == "protocol"
+        assert await pool.submit(jobs.square, 3) == 9
+    [crash] = crashes
+    assert "it sent attempt 2 of <Job 1 running attempt 1>" in crash.detail
+
+
 async def test_a_death_between_two_jobs_costs_neither() -> None:
     crashes: list[Crash] = []
     async with patience(), Gate() as gate, Pool(1, on_crash=crashes.append) as pool:

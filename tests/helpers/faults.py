@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import asyncpool
 from asyncpool._core.frames import HEADER_SIZE, VERSION, Kind, header
 from asyncpool._core.messages import pack_places
 from tests.helpers.jobs import arrive, wait_at
@@ -275,6 +276,11 @@ def answer_and_die(gate: str) -> str:
 
     loop._send = send_and_die
     return "answered"
+
+
+def answer_for_another_attempt() -> None:
+    job = asyncpool.current_job()
+    say(header(Kind.VALUE, 0, job.id, job.attempt + 1))
 
 
 def raise_later(gate: str) -> None:
