@@ -87,6 +87,27 @@ async def test_a_death_is_blamed_on_the_job_that_was_running(how: str) -> None:
     assert (stats.crashes, stats.takeovers, stats.failed) == (1, 0, 1)
 
 
+async def test_on_crash_may_submit_while_the_jobs_of_the_dead_find_a_new_place() -> (
+    None
+):
+    late: list[Job[int]] = []
+    crashes: list[Crash] = []
+
+    def submit_more(crash: Crash) -> None:
+        crashes.append(crash)
+        late.extend(pool.submit(jobs.perhaps_die, n) for n in range(100, 105))
+
+    async with patience(), Pool(2, on_crash=submit_more) as pool:
+        await learn(pool, jobs.perhaps_die, 1)
+        culprit = pool.submit(jobs.perhaps_die, 0, how="kill")
+        others = [pool.submit(jobs.perhaps_die, n) for n in range(1, 20)]
+        with pytest.raises(WorkerCrashedError):
+            await culprit
+        assert await asyncio.gather(*others) == list(range(1, 20))
+        assert await asyncio.gather(*late) == list(range(100, 105))
+    assert [crash.job_id for crash in crashes] == [culprit.id]
+
+
 async def test_an_outcome_of_another_attempt_settles_nothing() -> None:
     crashes: list[Crash] = []
     async with patience(), Pool(1, on_crash=crashes.append) as pool:
