@@ -68,6 +68,9 @@ class Kind(enum.IntEnum):
     # Control channels of workers again.
     REVOKE = 11  # pool: do not begin the jobs that came in these places
     REVOKED = 12  # worker: these of them will not begin
+    # The launcher's channel again.
+    SWEEP = 13  # pool: say when nothing is left of dead workers
+    SWEPT = 14  # launcher: nothing is
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -26,9 +26,10 @@ from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.functions import Function, Memory
 from asyncpool._core.messages import Failure, pack_places, unpack_places
 from asyncpool._runtime.channel import Channel
-from asyncpool._runtime.launcher import Launcher, LaunchError
+from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.output import Output, OutputMode
 from asyncpool._runtime.process import Process
+from asyncpool._runtime.template import LaunchError
 from asyncpool.errors import ProtocolError
 
 __all__ = ["WorkerHandle", "WorkerSetup"]

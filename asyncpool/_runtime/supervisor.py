@@ -24,9 +24,10 @@ from asyncpool._runtime.callbacks import Reporter
 from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
-from asyncpool._runtime.launcher import Launcher, LaunchError
+from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.postmortem import Coroner, crash_error, describe_next_step
 from asyncpool._runtime.state import PoolState, decision
+from asyncpool._runtime.template import LaunchError
 from asyncpool._runtime.traffic import Traffic
 from asyncpool.errors import PoolClosedError
 

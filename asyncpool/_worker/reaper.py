@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from asyncpool._worker.kernel import children
 
@@ -44,6 +44,20 @@ class Reaper:
             else:
                 _collect(pid)
         _kill(children() - self._workers)
+
+    def sweep(self, report: Callable[[int, int], None]) -> None:
+        """Kill what dead workers have left behind, and wait until it is gone.
+
+        Args:
+            report: Called with each worker that ends meanwhile, and its status.
+        """
+        give_up_at = time.monotonic() + _PATIENCE
+        while time.monotonic() < give_up_at:
+            for pid, status in self.reap():
+                report(pid, status)
+            if not children() - self._workers:
+                return
+            time.sleep(0.001)
 
     def end_all(self) -> None:
         """Kill every worker and every adopted process, and theirs, and wait."""

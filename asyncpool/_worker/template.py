@@ -134,7 +134,10 @@ class Template:
 
     def _report_ends(self) -> None:
         for pid, status in self._reaper.reap():
-            self._send(Kind.EXITED, pack_exit(pid, status))
+            self._report_end(pid, status)
+
+    def _report_end(self, pid: int, status: int) -> None:
+        self._send(Kind.EXITED, pack_exit(pid, status))
 
     def _answer(self) -> bool:
         data, fds, truncated = receive_fds(self._channel, 65536, FDS_PER_WORKER)
@@ -143,6 +146,9 @@ class Template:
         for frame in self._decoder.feed(data):
             if frame.kind is Kind.CONFIG:
                 self._configure(LauncherConfig.unpack(frame.payload))
+            elif frame.kind is Kind.SWEEP:
+                self._reaper.sweep(self._report_end)
+                self._send(Kind.SWEPT)
             else:
                 # The kernel ends a read behind the bytes that descriptors came
                 # with, so these belong to this request.

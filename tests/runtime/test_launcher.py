@@ -16,8 +16,9 @@ import pytest
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.outcome import load_value, pack_job
-from asyncpool._runtime.launcher import Launcher, LaunchError
+from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.process import Process
+from asyncpool._runtime.template import LaunchError
 from tests.helpers import faults, jobs
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience

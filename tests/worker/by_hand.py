@@ -15,7 +15,7 @@ from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import WorkerConfig, pack_places, unpack_places
 from asyncpool._core.outcome import dumps, load_value, pack_job
 from asyncpool._core.raised import load_error
-from asyncpool._runtime.launcher import _BOOTSTRAP, _ROOT
+from asyncpool._runtime.template import _BOOTSTRAP, _ROOT
 from tests.helpers.patience import PATIENCE
 
 __all__ = ["Door", "Worker", "encode", "function_frame", "job_frame", "revoke_frame"]
