@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -149,6 +150,15 @@ def channels() -> tuple[socket.socket, socket.socket]:
     raise LookupError("this is no worker")
 
 
+def wait_for_idleness() -> None:
+    """If this is not the main thread, wait until that one waits for a job."""
+    main = threading.main_thread().ident
+    assert main is not None
+    if main != threading.get_ident():
+        while sys._current_frames()[main].f_code.co_name != "_receive":
+            time.sleep(0)  # it has just sent an outcome, and is on its way
+
+
 def linger() -> NoReturn:
     while True:
         threading.Event().wait()
@@ -184,6 +194,7 @@ def shut_down() -> NoReturn:
 
 
 def close_everything() -> NoReturn:
+    wait_for_idleness()
     os.closerange(3, 256)
     linger()
 
