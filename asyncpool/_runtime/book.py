@@ -65,10 +65,6 @@ class JobBook:
         self._submitted += 1
         return self._submitted
 
-    def open(self, job: Job[Any]) -> None:
-        """Enter *job*."""
-        self.jobs[job.id] = job
-
     def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job that never was entered."""
         self._failed += 1

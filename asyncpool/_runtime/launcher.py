@@ -73,13 +73,12 @@ class Launcher:
         if template.users and not template.lost:
             await template.sweep()
         else:
-            template.retired = True
             await template.close()
 
     def _find(self) -> Template:
         key = (id(self._loop), self._config, _inheritance())
         template = _templates.get(key)
-        if template is None or template.lost or template.retired:
+        if template is None or template.lost or not template.users:
             template = _templates[key] = Template(self._loop, self._config)
         return template
 

@@ -58,8 +58,7 @@ class Template:
         ready: Done when it can start workers, failed if it never will.
         gone: Done when the process has ended.
         lost: Whether nothing can be asked of it any more.
-        retired: Whether it ends, since its last pool has.
-        users: How many pools get their workers from it.
+        users: How many pools get their workers from it; with the last one it ends.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, config: LauncherConfig) -> None:
@@ -67,8 +66,7 @@ class Template:
         self.users = 0
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.lost = self.retired = False
-        self._useless = False
+        self.lost = self._useless = False
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         self._swept: list[asyncio.Future[None]] = []
         self._requests: dict[int, asyncio.Future[Process]] = {}

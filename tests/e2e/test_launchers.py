@@ -20,7 +20,7 @@ from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, crash_of, idle, until
+from tests.helpers.pools import assert_serves, crash_of, idle, launcher_of, until
 
 pytestmark = BOTH_LOOPS
 
@@ -114,10 +114,6 @@ async def test_a_preload_that_kills_the_launcher_is_heard_of(
             await Pool(2, preload=["ap_deadly"], restart=HASTY).start()
 
 
-async def _launcher_of(pool: Pool) -> int:
-    return await pool.submit(os.getppid)
-
-
 @both_launchers
 async def test_running_workers_outlive_a_launcher_that_is_killed(
     launcher: Launcher,
@@ -129,7 +125,7 @@ async def test_running_workers_outlive_a_launcher_that_is_killed(
         Pool(2, launcher=launcher, on_crash=crashes.append) as pool,
     ):
         await idle(pool)
-        first = await _launcher_of(pool)
+        first = await launcher_of(pool)
         held = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         os.kill(first, signal.SIGKILL)
@@ -140,7 +136,7 @@ async def test_running_workers_outlive_a_launcher_that_is_killed(
         await crash_of(culprit, Fault("unknown", lambda: None))
         await idle(pool)
         assert not held.done()
-        second = await _launcher_of(pool)
+        second = await launcher_of(pool)
         assert second not in {first, 1}
         visitor.release()
         assert await held == "go"
@@ -157,7 +153,7 @@ async def test_what_a_worker_without_a_launcher_has_started_is_killed_too() -> N
             jobs.start_program_and_wait, gate.path, "program", new_session=False
         )
         program = await gate.visitor("program")
-        os.kill(await _launcher_of(pool), signal.SIGKILL)
+        os.kill(await launcher_of(pool), signal.SIGKILL)
         job.cancel()
         await program.gone()
         await assert_serves(pool)
@@ -167,7 +163,7 @@ async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
     async with patience(), Gate() as gate:
         pool = Pool(2)
         await pool.start()
-        launcher = await _launcher_of(pool)
+        launcher = await launcher_of(pool)
         held = pool.submit(jobs.sleep, gate.path, "")
         visitor = await gate.visitor()
         os.kill(launcher, signal.SIGKILL)
@@ -179,13 +175,13 @@ async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
 
 async def test_a_launcher_that_hangs_is_replaced() -> None:
     async with patience(), Pool(1, start_timeout=0.5, restart=PATIENT) as pool:
-        first = await _launcher_of(pool)
+        first = await launcher_of(pool)
         os.kill(first, signal.SIGSTOP)
         pid = await pool.submit(jobs.pid)
         os.kill(pid, signal.SIGKILL)
         await until(pool, lambda stats: stats.crashes >= 1)
         await assert_serves(pool)
-        assert await _launcher_of(pool) != first
+        assert await launcher_of(pool) != first
 
 
 # A process that may open no more.

@@ -15,31 +15,27 @@ from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, crash_of
+from tests.helpers.pools import assert_serves, crash_of, launcher_of
 
 pytestmark = BOTH_LOOPS
-
-
-async def _launcher_of(pool: Pool) -> int:
-    return await pool.submit(os.getppid)
 
 
 async def test_pools_share_a_launcher_and_the_last_one_ends_it() -> None:
     async with patience():
         first = Pool(2)
         await first.start()
-        launcher = await _launcher_of(first)
+        launcher = await launcher_of(first)
         async with Pool(2) as second:
-            assert await _launcher_of(second) == launcher
+            assert await launcher_of(second) == launcher
             await first.close()
             await assert_serves(second)
             await crash_of(second.submit(faults.commit, "SIGKILL"), by_name("SIGKILL"))
             await assert_serves(second)
-            assert await _launcher_of(second) == launcher
+            assert await launcher_of(second) == launcher
         with pytest.raises(ProcessLookupError):
             os.kill(launcher, 0)
         async with Pool(1) as third:
-            assert await _launcher_of(third) != launcher
+            assert await launcher_of(third) != launcher
 
 
 @pytest.mark.parametrize("what", ["environment", "directory", "preload", "launcher"])
@@ -57,7 +53,7 @@ async def test_pools_whose_workers_inherit_something_else_do_not_share(
         else:
             options["launcher"] = "spawn"
         async with Pool(1, **options) as second:
-            assert await _launcher_of(second) != await _launcher_of(first)
+            assert await launcher_of(second) != await launcher_of(first)
             if what == "environment":
                 assert await second.submit(os.getenv, "AP_COLOUR") == "green"
             if what == "directory":
@@ -66,21 +62,21 @@ async def test_pools_whose_workers_inherit_something_else_do_not_share(
 
 async def test_a_shared_launcher_that_is_killed_is_replaced_for_all() -> None:
     async with patience(), Pool(1) as first, Pool(1) as second:
-        launcher = await _launcher_of(first)
+        launcher = await launcher_of(first)
         os.kill(launcher, signal.SIGKILL)
         for pool in (first, second):
             # Nobody knows the status of a worker whose launcher was dead before it.
             culprit = pool.submit(faults.commit, "exit 3")
             await crash_of(culprit, Fault("unknown", lambda: None))
             await assert_serves(pool)
-        assert await _launcher_of(first) == await _launcher_of(second) != launcher
+        assert await launcher_of(first) == await launcher_of(second) != launcher
 
 
 async def test_a_pool_that_closes_leaves_nothing_to_the_others() -> None:
     async with patience(), Gate() as gate, Pool(1) as other:
         pool = Pool(2)
         await pool.start()
-        assert await _launcher_of(pool) == await _launcher_of(other)
+        assert await launcher_of(pool) == await launcher_of(other)
         job = pool.submit(jobs.daemonize, gate.path, "daemon")
         daemon = await gate.visitor("daemon")
         (await gate.visitor("daemon's worker")).release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ __all__ = [
     "closing",
     "crash_of",
     "idle",
+    "launcher_of",
     "until",
 ]
 
@@ -45,6 +47,11 @@ async def until(pool: Pool, predicate: Callable[[PoolStats], bool]) -> PoolStats
 async def idle(pool: Pool) -> PoolStats:
     """Wait until every worker is ready, and idle unless it has got a job."""
     return await until(pool, lambda stats: stats.idle + stats.busy == stats.workers)
+
+
+async def launcher_of(pool: Pool) -> int:
+    """Return the pid of the launcher that an idle worker of *pool* has come from."""
+    return await pool.submit(os.getppid)
 
 
 async def closing(pool: Pool, **options: Any) -> asyncio.Task[CloseSummary]:
