@@ -247,7 +247,7 @@ class JobRaisedError(JobError):
         self, exception: BaseException, *, job_id: int = 0, attempt: int = 0
     ) -> None:
         super().__init__(
-            f"the job raised {exception!r}",
+            f"the job raised {_show(exception)}",
             exception=exception,
             job_id=job_id,
             attempt=attempt,
@@ -323,3 +323,11 @@ class WorkerHungError(WorkerCrashedError):
 
 class WorkerOutOfMemoryError(WorkerCrashedError):
     """A worker was killed for its use of memory."""
+
+
+def _show(error: BaseException) -> str:
+    try:
+        return repr(error)
+    except Exception as worse:  # noqa: BLE001 - it may raise anything
+        name = type(error).__qualname__
+        return f"{name}, whose __repr__ raised {type(worse).__qualname__}"

@@ -225,6 +225,8 @@ class PoolStats:
         takeovers: Jobs that went back to the queue because their worker died.
         spawned: Processes started.
         dropped_events: Events that slow listeners of ``events()`` have missed.
+        shared_memory: Bytes of memory shared with workers, for large arguments and
+            results, whether in use or kept for the next ones.
         slots: The slots, one by one.
     """
 
@@ -242,6 +244,7 @@ class PoolStats:
     takeovers: int
     spawned: int
     dropped_events: int
+    shared_memory: int
     slots: tuple[SlotStats, ...]
 
 

@@ -33,13 +33,15 @@ class Dispatcher:
         # An OrderedDict gives what a deque cannot: removal from the middle at a
         # constant price, so that cancelling thousands of queued jobs is linear.
         self._waiting: OrderedDict[int, Profile] = OrderedDict()
+        # Jobs that come to the queue when they are pickled.
+        self._preparing: dict[int, None] = {}
         self._idle: dict[int, Flight] = {}
         self._roomy: dict[int, Flight] = {}
 
     @property
     def waiting(self) -> int:
         """How many jobs have no worker yet."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._preparing)
 
     @property
     def idle(self) -> int:
@@ -52,6 +54,10 @@ class Dispatcher:
         if slot is None:
             self._waiting[job] = profile
         return slot
+
+    def announce(self, job: int) -> None:
+        """Count *job* among those that wait; it is submitted when it can be sent."""
+        self._preparing[job] = None
 
     def give_back(self, jobs: dict[int, Profile]) -> list[tuple[int, int]]:
         """Put *jobs* at the head of the queue, in their order.
@@ -90,10 +96,10 @@ class Dispatcher:
 
     def discard(self, job: int) -> bool:
         """Forget *job* if it waits, and tell whether it did."""
-        if job not in self._waiting:
-            return False
-        del self._waiting[job]
-        return True
+        if job in self._preparing:
+            del self._preparing[job]
+            return True
+        return self._waiting.pop(job, None) is not None
 
     def worker_gone(self, slot: int) -> None:
         """Give *slot* no more jobs."""
@@ -102,8 +108,9 @@ class Dispatcher:
 
     def empty(self) -> list[int]:
         """Forget every job that waits, and return them in their order."""
-        jobs = list(self._waiting)
+        jobs = [*self._waiting, *self._preparing]
         self._waiting.clear()
+        self._preparing.clear()
         return jobs
 
     def _place(self, job: int, profile: Profile) -> int | None:

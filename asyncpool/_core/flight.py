@@ -73,6 +73,11 @@ class Flight:
         if not self.jobs:
             self.backlog = 0.0
 
+    def withdraw(self, job: int) -> None:
+        """Forget *job*, the last that was added: it has not been sent after all."""
+        self.remove(job)
+        self._sent -= 1
+
     def stall(self) -> None:
         """Expect no end of the job that is running; nothing may wait behind it."""
         head = self.head

@@ -28,6 +28,12 @@ import struct
 from asyncpool._core.records import Record
 from asyncpool.errors import ProtocolError
 
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from mmap import mmap
+    from typing import Any
+
 __all__ = [
     "HEADER_SIZE",
     "MAX_ATTEMPTS",
@@ -47,6 +53,9 @@ HEADER_SIZE = _HEADER.size
 # What fits in the header's fields.
 MAX_ATTEMPTS = 0xFFFF
 MAX_TAG = 0xFFFF_FFFF
+
+# A longer payload is received where it stays, instead of being put together.
+_LONG = 1 << 20
 
 
 class Kind(enum.IntEnum):
@@ -71,6 +80,17 @@ class Kind(enum.IntEnum):
     # The launcher's channel again.
     SWEEP = 13  # pool: say when nothing is left of dead workers
     SWEPT = 14  # launcher: nothing is
+    # Large objects.  On control channels of workers:
+    SEGMENT = 15  # pool: here is segment *tag*, of *job* bytes; its descriptor is along
+    GRANT = 16  # pool: put your next outcome into segment *tag*, or, if 0, into frames
+    DROP = 17  # pool: forget segment *tag*
+    # On job channels, before the job or the outcome that they belong to:
+    LENT = 18  # its areas are in segment *tag*, and have these sizes
+    AREA = 19  # this is one of them
+    # And by themselves:
+    WANT = 20  # worker: I have an outcome of *job* bytes
+    RETURNED = 21  # worker: I have no view of segment *tag* any more
+    LOST = 22  # worker: I cannot get at segment *tag*
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -83,7 +103,7 @@ class Frame(Record):
     job: int
     attempt: int
     tag: int
-    payload: bytes
+    payload: Any  # bytes; a view, if there are many; a Bundle, if some came before
 
 
 # What Frame(...) does, in half of the time.
@@ -103,24 +123,39 @@ class FrameDecoder:
     After a :exc:`ProtocolError` the stream has no known frame boundary any more:
     close the channel, do not feed it again.
 
+    A long payload is not for :meth:`feed`: as long as there is a *target*, what comes
+    next belongs there, and :meth:`fill` takes note of it.
+
     Args:
         max_payload: Largest payload to accept, in bytes.  It is checked against
             the header, before any of the payload is kept.
+        allocate: What makes room for a long payload, without touching it.
 
     Attributes:
         error: What is wrong with the stream behind the frames returned so far.
+        target: Where to read the rest of a long payload, and nothing else.
     """
 
-    def __init__(self, *, max_payload: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_payload: int,
+        allocate: Callable[[int], bytearray | mmap] = bytearray,
+    ) -> None:
         self._rest = bytearray()
         self._max_payload = max_payload
+        self._allocate = allocate
+        self._long: Frame | None = None
+        self.target: memoryview | None = None
         self._need = HEADER_SIZE  # bytes without which there is nothing to parse
         self.error: ProtocolError | None = None
 
     @property
     def pending(self) -> int:
         """Bytes received that do not form a whole frame yet."""
-        return len(self._rest)
+        if self._long is None or self.target is None:
+            return len(self._rest)
+        return HEADER_SIZE + len(self._long.payload) - len(self.target)
 
     def feed(self, data: bytes | memoryview) -> list[Frame]:
         """Take *data* and return the frames that it completes, oldest first.
@@ -144,6 +179,16 @@ class FrameDecoder:
             self._check()
         return frames
 
+    def fill(self, size: int) -> list[Frame]:
+        """Take note of *size* bytes in the target; return the frame if it is whole."""
+        assert self.target is not None
+        self.target = self.target[size:]
+        if self.target:
+            return []
+        assert self._long is not None
+        frames, self._long, self.target = [self._long], None, None
+        return frames
+
     def _check(self) -> None:
         if self.error is not None:
             raise self.error
@@ -162,12 +207,30 @@ class FrameDecoder:
                 break
             end = body + length
             if end > size:
+                if length > _LONG:
+                    frame = _frame((kind, job, attempt, tag, b""))
+                    if self._begin_long(frame, length, data[body:]):
+                        start = size
+                    break
                 self._need = end - start
                 return frames, start
             frames.append(_frame((kind, job, attempt, tag, data[body:end])))
             start, body = end, end + HEADER_SIZE
         self._need = HEADER_SIZE
         return frames, start
+
+    def _begin_long(self, frame: Frame, length: int, begun: bytes) -> bool:
+        try:
+            payload = memoryview(self._allocate(length))
+        except (OSError, MemoryError) as error:
+            self.error = ProtocolError(
+                f"there is no memory for a payload of {length} bytes: {error}"
+            )
+            return False
+        payload[: len(begun)] = begun
+        self._long = frame._replace(payload=payload)
+        self.target = payload[len(begun) :]
+        return True
 
     def _explain(self, version: int, code: int, length: int) -> ProtocolError:
         if version != VERSION:

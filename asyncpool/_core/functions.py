@@ -13,7 +13,7 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from asyncpool._core.frames import MAX_TAG
-from asyncpool._core.outcome import MAIN
+from asyncpool._core.parcels import MAIN
 from asyncpool._core.profiles import Profile
 
 TYPE_CHECKING = False  # see _core/records.py

@@ -1,8 +1,8 @@
 """What the payloads of control frames mean.
 
 Whatever a worker sends is untrusted: these messages are JSON or fixed structures,
-and text is cut to a bound.  Only the pool's own :class:`WorkerConfig` is pickled,
-by the pool, for the worker.
+and text is cut to a bound.  Only configurations are pickled, by the pool, for its own
+workers and launchers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = [
     "LauncherConfig",
     "WorkerConfig",
     "pack_exit",
+    "pack_numbers",
     "pack_pid",
-    "pack_places",
     "unpack_exit",
+    "unpack_numbers",
     "unpack_pid",
-    "unpack_places",
 ]
 
 MAX_TEXT = 16_384
@@ -106,14 +106,12 @@ class LauncherConfig(Record):
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to the launcher."""
-        fields = (self.sys_path, self.fork, self.preload, self.command)
-        return json.dumps(fields).encode()
+        return pickle.dumps((self.sys_path, self.fork, self.preload, self.command))
 
     @classmethod
     def unpack(cls, payload: bytes) -> LauncherConfig:
-        """Read the payload of a ``CONFIG`` frame."""
-        sys_path, fork, preload, command = json.loads(payload)
-        return cls(tuple(sys_path), fork, tuple(preload), tuple(command))
+        """Read the payload of a ``CONFIG`` frame; it must come from the pool."""
+        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
 
 
 def pack_pid(pid: int, *, held: bool) -> bytes:
@@ -149,19 +147,19 @@ def unpack_exit(payload: bytes) -> tuple[int, int]:
     return int(pid), int(status)
 
 
-def pack_places(places: Collection[int]) -> bytes:
-    """Return the payload of a ``REVOKE`` or ``REVOKED`` frame."""
-    return struct.pack(f"!{len(places)}Q", *places)
+def pack_numbers(numbers: Collection[int]) -> bytes:
+    """Return the payload of a frame that carries a list: of places, of sizes."""
+    return struct.pack(f"!{len(numbers)}Q", *numbers)
 
 
-def unpack_places(payload: bytes) -> tuple[int, ...]:
-    """Read the payload of a ``REVOKE`` or ``REVOKED`` frame.
+def unpack_numbers(payload: bytes) -> tuple[int, ...]:
+    """Read the payload of a frame that carries a list.
 
     Raises:
         ProtocolError: If it is none.
     """
     if len(payload) % 8:
-        raise ProtocolError("a list of jobs cannot be read")
+        raise ProtocolError("a list of numbers cannot be read")
     return struct.unpack(f"!{len(payload) // 8}Q", payload)
 
 

@@ -8,7 +8,7 @@ and is forgotten after some dozens.
 
 from __future__ import annotations
 
-__all__ = ["BUDGET", "DEEPEST", "REFILL", "UNKNOWN", "Profile"]
+__all__ = ["ALONE", "BUDGET", "DEEPEST", "REFILL", "UNKNOWN", "Profile"]
 
 # How much work may be in a worker's hands at once.  A job that waits there for a
 # slow one is revoked after some milliseconds, so more than that would gain nothing.
@@ -50,3 +50,8 @@ class Profile:
             self.cost = duration
         else:
             self.cost += (duration - self.cost) * _WEIGHT
+
+
+# Of jobs that have an idle worker for themselves, whatever is known of them: those
+# whose large arguments are on their way for a while.
+ALONE = Profile()

@@ -13,7 +13,8 @@ import io
 import pickle
 import traceback
 
-from asyncpool._core.outcome import MAIN, describe, dumps, text_of
+from asyncpool._core.outcome import describe, dumps, text_of
+from asyncpool._core.parcels import MAIN, Bundle, loads
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -49,7 +50,7 @@ def pack_error(error: BaseException, *, skip: int) -> bytes:
     return pickle.dumps((pickle.dumps(substitute, 5), remote, name, text), 5)
 
 
-def load_error(payload: bytes) -> BaseException:
+def load_error(payload: bytes | memoryview | Bundle) -> BaseException:
     """Read the payload of an ``ERROR`` frame; the remote traceback is its cause.
 
     What must not be raised in the caller comes in a :exc:`JobRaisedError`, and what
@@ -57,7 +58,7 @@ def load_error(payload: bytes) -> BaseException:
     """
     remote = name = text = ""
     try:
-        data, remote, name, text = _check_outcome(pickle.loads(payload))
+        data, remote, name, text = _check_outcome(loads(payload))
         error = _check_error(pickle.loads(data))
     except BaseException as broken:  # what is unpickled may raise anything
         what = f"{name}: {text}" if name else describe(broken)

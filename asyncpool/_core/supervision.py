@@ -64,6 +64,7 @@ class Supervision:
             dispatcher=self.dispatcher,
         )
         self.slots = self._lives.slots
+        self._landing: dict[int, None] = {}
         self._close_at: float | None = None
 
     @property
@@ -84,6 +85,17 @@ class Supervision:
         if index is not None:
             self._begin(self.slots[index])
         return index
+
+    def announce(self, job: int) -> None:
+        """Take note of a job that is being pickled; :meth:`arrive` submits it."""
+        self.dispatcher.announce(job)
+
+    def arrive(self, job: int, profile: Profile, now: float) -> list[Command]:
+        """Submit a job that was announced."""
+        self.dispatcher.discard(job)
+        index = self.submit(job, profile)
+        commands: list[Command] = [] if index is None else [Assign(index, (job,))]
+        return [*commands, *self._settle(now)]
 
     def outcome(self, index: int, job: int) -> None:
         """Take note that the worker in slot *index* finished *job*.
@@ -114,6 +126,15 @@ class Supervision:
     def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
         """Put *jobs* at the head of the queue, or send them to workers with room."""
         return [*self._return(jobs), *self._settle(now)]
+
+    def landing(self, job: int) -> None:
+        """Take note that *job* has an outcome, which takes a while to load."""
+        self._landing[job] = None
+
+    def landed(self, job: int, now: float) -> list[Command]:
+        """Take note that it is loaded."""
+        self._landing.pop(job, None)
+        return self._settle(now)
 
     # The life of the workers.
 
@@ -159,7 +180,7 @@ class Supervision:
         slot.due, slot.probing = None, False
         slot.apply(SlotEvent.EXITED)
         commands = self._return({job: flight.jobs[job][2] for job in requeue})
-        if self.closing is not None and not self.dispatcher.waiting:
+        if self.closing is not None and not self._open:
             pass  # nobody needs another worker
         elif not slot.planned:
             blamed = started or (slot.faulty and slot.outcomes > 0)
@@ -181,21 +202,23 @@ class Supervision:
 
     # Jobs that are not to go on where they are.
 
-    def cancel(
-        self, job: int, now: float, *, index: int | None, begun: bool
-    ) -> list[Command]:
-        """Give up *job*: out of the queue, or out of its worker's hands.
+    def drop(self, job: int, now: float) -> list[Command]:
+        """Give up *job*, which may be in the queue, or on its way there."""
+        self.dispatcher.discard(job)
+        return self._settle(now)
+
+    def cancel(self, job: int, now: float, *, index: int, begun: bool) -> list[Command]:
+        """Give up *job*, which the worker in slot *index* may have in hand.
 
         Args:
             job: The job.
             now: The time.
-            index: The slot that has it, if any.
+            index: The slot.
             begun: Whether it is known to have begun there: it costs the worker then.
         """
-        if index is None or job not in self.slots[index].flight.jobs:
-            self.dispatcher.discard(job)
-            return self._settle(now)
         slot = self.slots[index]
+        if job not in slot.flight.jobs:
+            return self.drop(job, now)
         slot.unwanted.add(job)
         if slot.state is not SlotState.BUSY:
             return []
@@ -205,6 +228,12 @@ class Supervision:
         if slot.flight.asks_for(job):
             return []  # the answer tells what has become of it
         return [Revoke(index, slot.flight.ask([job]))]
+
+    def withdraw(self, index: int, job: int, now: float) -> list[Command]:
+        """Give up *job*, which was assigned to slot *index* and was not sent yet."""
+        slot = self.slots[index]
+        slot.flight.withdraw(job)
+        return [*self.refill(index, now), *self._settle(now)]
 
     def look_for_stalls(self) -> list[Command]:
         """Take back what has waited behind one job since the last look."""
@@ -278,7 +307,8 @@ class Supervision:
         if self.closing >= Finish.RUNNING:
             commands += fail_jobs(self.dispatcher.empty(), "closed")
         if self.closing is Finish.NONE:
-            commands += fail_jobs(self._in_hand(), "closed")
+            commands += fail_jobs([*self._in_hand(), *self._landing], "closed")
+            self._landing.clear()
             for slot in self.slots:
                 if slot.state is SlotState.BUSY:
                     commands += self._lives.end(
@@ -305,7 +335,8 @@ class Supervision:
 
     def _time_is_over(self, now: float) -> list[Command]:
         self.closing = Finish.NONE
-        jobs = [*self._in_hand(), *self.dispatcher.empty()]
+        jobs = [*self._in_hand(), *self._landing, *self.dispatcher.empty()]
+        self._landing.clear()
         commands = fail_jobs(jobs, "closed")
         for slot in self.slots:
             if slot.state in EMPTY:
@@ -365,6 +396,11 @@ class Supervision:
             return self._lives.end(slot, Ending.KILLED, now)
         return self._lives.end(slot, Ending.STOPPED, now, planned=True)
 
+    @property
+    def _open(self) -> bool:
+        """Whether there are jobs that may need a worker yet."""
+        return self.dispatcher.waiting > 0 or bool(self._landing)
+
     def _in_hand(self) -> list[int]:
         """Take every job out of the workers' hands, and return those still wanted."""
         jobs = []
@@ -376,7 +412,7 @@ class Supervision:
 
     def _settle(self, now: float) -> list[Command]:
         """If the pool closes, let go of what no job needs any more."""
-        if self.closing is None or self.finished or self.dispatcher.waiting:
+        if self.closing is None or self.finished or self._open:
             return []
         commands: list[Command] = []
         for slot in self.slots:

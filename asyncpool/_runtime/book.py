@@ -6,7 +6,7 @@ ends once: it is removed from the book in the same step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from asyncpool._core.frames import Frame, Kind
@@ -15,7 +15,6 @@ from asyncpool._core.raised import load_error
 from asyncpool._core.slots import Slot, SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.handle import WorkerHandle
-from asyncpool._runtime.hub import EventHub
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.postmortem import deliveries
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, PoolClosedError
@@ -27,10 +26,37 @@ from asyncpool.events import (
     SlotStats,
 )
 
-__all__ = ["JobBook", "Loss"]
+__all__ = ["Failed", "JobBook", "Loss", "load_outcome"]
 
 
 _VALUE = Kind.VALUE
+
+
+class Failed(NamedTuple):
+    """An outcome that is no value.
+
+    Attributes:
+        error: What the caller gets.
+        raised: Whether the job has raised it, or else there is no way to know.
+    """
+
+    error: BaseException
+    raised: bool
+
+
+def load_outcome(frame: Frame, pause: Callable[[], None] | None = None) -> Any:
+    """Return the value in *frame*, or a :class:`Failed`.
+
+    Args:
+        frame: A ``VALUE`` or an ``ERROR``.
+        pause: Called now and then while a large value is unpickled.
+    """
+    if frame.kind is _VALUE:
+        try:
+            return load_value(frame.payload, pause)
+        except JobNotPicklableError as broken:
+            return Failed(broken, raised=False)
+    return Failed(load_error(frame.payload), raised=True)
 
 
 class Loss(NamedTuple):
@@ -70,23 +96,25 @@ class JobBook:
         self._failed += 1
         job.set_exception(error)
 
-    def settle(self, job: Job[Any], frame: Frame) -> bool:
-        """End *job* with its outcome, or tell that it is to be tried again."""
-        job.slot = job.worker = None
+    def settle(self, job: Job[Any], loaded: Any) -> bool:
+        """End *job* with its outcome, or tell that it is to be tried again.
+
+        Args:
+            job: The job.
+            loaded: What :func:`load_outcome` made of the outcome.
+        """
         if job.done():  # cancelled, or settled by somebody else, in this very turn
             self.cancelled(job)
             return False
-        if frame.kind is _VALUE:
-            try:
-                value = load_value(frame.payload)
-            except JobNotPicklableError as broken:
-                self._complete(job, broken)
-            else:
-                self._leave(job)
-                self._completed += 1
-                job.set_result(value)
+        if type(loaded) is not Failed:
+            self._leave(job)
+            self._completed += 1
+            job.set_result(loaded)
             return False
-        error = load_error(frame.payload)
+        error = loaded.error
+        if not loaded.raised:
+            self._complete(job, error)
+            return False
         raised = error.exception if isinstance(error, JobRaisedError) else error
         if job.policy.after_exception(raised, attempt=job.attempt):
             return True
@@ -100,7 +128,8 @@ class JobBook:
         for job, delivery in zip(jobs, deliveries(jobs, handle), strict=True):
             begun = delivery == "started"
             # One that was about to begin may be the reason too, and it alone.
-            touched = begun or (job.id == slot.flight.head and not slot.planned)
+            first = job.id == slot.flight.head and not handle.loading
+            touched = begun or (first and not slot.planned)
             again = not touched or job.policy.after_crash(
                 kind=kind, delivery=delivery, attempt=job.attempt, returns=job.returns
             )
@@ -157,7 +186,12 @@ class JobBook:
         )
 
     def stats(
-        self, core: Supervision, handles: Mapping[int, WorkerHandle], hub: EventHub
+        self,
+        core: Supervision,
+        handles: Mapping[int, WorkerHandle],
+        *,
+        dropped_events: int,
+        shared_memory: int,
     ) -> PoolStats:
         """Return the figures."""
         states = [slot.state for slot in core.slots]
@@ -180,7 +214,8 @@ class JobBook:
             restarts=self.restarts,
             takeovers=self.takeovers,
             spawned=self.spawned,
-            dropped_events=hub.dropped,
+            dropped_events=dropped_events,
+            shared_memory=shared_memory,
             slots=tuple(
                 SlotStats(
                     slot=slot.index,

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import mmap
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +28,13 @@ _PEER_IS_GONE = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN}
 # Frames up to this size are copied together, for one system call: given one by one to
 # sendmsg(), they cost the kernel 1.7 us each.
 _SMALL = 65_536
+
+
+class _WithDescriptor(bytes):
+    """A frame that a descriptor goes along with."""
+
+    fd: int
+
 
 # One turn reads as much as a socket of this kind holds by default.
 READ_SIZE = 262_144
@@ -59,7 +68,11 @@ class Channel:
         self._socket = sock
         self._fd = sock.fileno()
         self._buffer = buffer
-        self._decoder = FrameDecoder(max_payload=max_payload)
+        # Of such memory only what is written to exists, so a long payload costs no
+        # more than the turn of the loop in which a part of it comes.
+        self._decoder = FrameDecoder(
+            max_payload=max_payload, allocate=lambda size: mmap.mmap(-1, size)
+        )
         self._on_frames = on_frames
         self._on_end = on_end
         self._unsent: deque[bytes | bytearray | memoryview] = deque()
@@ -76,14 +89,24 @@ class Channel:
         """How many bytes are left that the peer has not taken, or never took."""
         return self._never_sent + len(self._small) + sum(map(len, self._unsent))
 
-    def put(self, head: bytes, payload: bytes = b"") -> None:
+    def put(self, head: bytes, payload: bytes | memoryview = b"") -> None:
         """Have a frame sent by the next flush, behind what was put before."""
         self._small += head
         if len(payload) <= _SMALL:
             self._small += payload
         else:
-            self._unsent += (self._small, payload)
-            self._small = bytearray()
+            self._close_small()
+            self._unsent.append(payload)
+
+    def put_descriptor(self, head: bytes, fd: int) -> None:
+        """Have a frame without a payload sent, and a descriptor with it.
+
+        It is owned, and closed, by the channel from now on.
+        """
+        frame = _WithDescriptor(head)
+        frame.fd = fd
+        self._close_small()
+        self._unsent.append(frame)
 
     def flush_soon(self) -> None:
         """Flush in the next turn of the loop, with what is put until then."""
@@ -122,8 +145,12 @@ class Channel:
 
     def _read_some(self) -> bool:
         """Read once, and tell whether there was something."""
+        target = self._decoder.target
         try:
-            size = self._socket.recv_into(self._buffer)
+            if target is None:
+                size = self._socket.recv_into(self._buffer)
+            else:
+                size = self._socket.recv_into(target, min(READ_SIZE, len(target)))
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
@@ -132,7 +159,10 @@ class Channel:
             self._end(None)
             return False
         try:
-            frames = self._decoder.feed(self._buffer[:size])
+            if target is None:
+                frames = self._decoder.feed(self._buffer[:size])
+            else:
+                frames = self._decoder.fill(size)
         except ProtocolError as error:
             self._end(error)
             return False
@@ -153,8 +183,17 @@ class Channel:
 
     def _give_up_sending(self) -> None:
         self._never_sent = self.unsent
+        for piece in self._unsent:
+            if isinstance(piece, _WithDescriptor):
+                os.close(piece.fd)
         self._unsent.clear()
         self._small.clear()
+
+    def _close_small(self) -> None:
+        """Have what is put from now on follow in another system call."""
+        if self._small:
+            self._unsent.append(self._small)
+            self._small = bytearray()
 
     def _flush_now(self) -> None:
         self._flushing = False
@@ -168,13 +207,11 @@ class Channel:
     def _send_some(self) -> bool:
         """Send once, and tell whether there is more."""
         unsent = self._unsent
-        if self._small:
-            unsent.append(self._small)
-            self._small = bytearray()
+        self._close_small()
         if not unsent:
             return False
         try:
-            sent = self._socket.send(unsent[0])
+            sent = self._send(unsent[0])
         except (BlockingIOError, InterruptedError):
             return True
         except OSError as error:
@@ -192,3 +229,11 @@ class Channel:
         if self._half_closed:
             self.half_close()
         return False
+
+    def _send(self, data: bytes | bytearray | memoryview) -> int:
+        if not isinstance(data, _WithDescriptor):
+            return self._socket.send(data)
+        # All or nothing: it is small, and goes into one buffer of the kernel's.
+        sent = socket.send_fds(self._socket, [data], [data.fd])
+        os.close(data.fd)
+        return sent

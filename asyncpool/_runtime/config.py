@@ -25,4 +25,5 @@ class SupervisorConfig:
     max_pending: int | None
     start_timeout: float
     output: OutputMode
+    max_shared_memory: int
     worker: WorkerConfig

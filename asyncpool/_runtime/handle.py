@@ -24,7 +24,9 @@ import anyio
 
 from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.functions import Function, Memory
-from asyncpool._core.messages import Failure, pack_places, unpack_places
+from asyncpool._core.messages import Failure, pack_numbers, unpack_numbers
+from asyncpool._core.parcels import Parcel
+from asyncpool._runtime.cargo import Cargo, Load
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.output import Output, OutputMode
@@ -55,6 +57,7 @@ class WorkerSetup:
     on_outcomes: Callable[[WorkerHandle, list[Frame]], None]
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
     on_spawned: Callable[[WorkerHandle], None]
+    make_cargo: Callable[[], Cargo]
 
 
 class WorkerHandle:
@@ -88,6 +91,8 @@ class WorkerHandle:
         self._setup = s
         self._memory = Memory()
         self._page: mmap.mmap | None = None
+        self._cargo = s.make_cargo()
+        self._load: Load | None = None
         self._jobs: Channel | None = None
         self._control: Channel | None = None
         self._stdout: Output | None = None
@@ -135,6 +140,11 @@ class WorkerHandle:
         """How many bytes of its jobs it has not taken."""
         return self._jobs.unsent if self._jobs is not None else 0
 
+    @property
+    def loading(self) -> bool:
+        """Whether a parcel is on its way to where it can see it."""
+        return self._load is not None
+
     def begun(self, job: int, attempt: int) -> bool:
         """Tell whether the worker has begun this attempt; it may be dead by now."""
         if self._page is None:
@@ -155,6 +165,24 @@ class WorkerHandle:
         head = header(Kind.JOB, len(payload), job, attempt, number)
         self._jobs.put(head, payload)
 
+    def load(self, parcel: Parcel, send: Callable[[], None]) -> None:
+        """Put *parcel* where the worker sees it, then have *send* put its job."""
+
+        def sent() -> None:
+            self._load = None
+            send()
+
+        load = self._cargo.load(parcel, sent)
+        if not load.done:
+            self._load = load
+
+    def withdraw(self) -> bool:
+        """Give up a load, and tell whether there was one."""
+        load, self._load = self._load, None
+        if load is not None:
+            load.withdrawn = True
+        return load is not None
+
     def flush(self) -> None:
         """Send what was put."""
         assert self._jobs is not None
@@ -167,7 +195,7 @@ class WorkerHandle:
 
     def revoke(self, places: tuple[int, ...]) -> None:
         """Ask it not to begin what it got in these places."""
-        self._say(Kind.REVOKE, pack_places(places))
+        self._say(Kind.REVOKE, pack_numbers(places))
 
     def stop(self) -> None:
         """Tell it that no job will come any more."""
@@ -195,6 +223,7 @@ class WorkerHandle:
     def close(self) -> None:
         """Let go of everything."""
         self._ignored = True
+        self._cargo.close()
         if self.process is not None:
             self.process.signal(signal.SIGKILL)
             self.process.close()
@@ -259,6 +288,7 @@ class WorkerHandle:
             on_frames=self._on_control_frames,
             on_end=self._on_end,
         )
+        self._cargo.connect(self._jobs, self._control)
         page = _anonymous_file()
         theirs.callback(os.close, page)
         os.ftruncate(page, mmap.PAGESIZE)
@@ -299,13 +329,18 @@ class WorkerHandle:
     def _on_job_frames(self, frames: list[Frame]) -> None:
         if self._ignored:
             return
-        for index, frame in enumerate(frames):
+        for frame in frames:
             if frame.kind is not Kind.VALUE and frame.kind is not Kind.ERROR:
-                if index:
-                    self._setup.on_outcomes(self, frames[:index])
-                self.accuse(f"it sent {frame.kind.name} on its job channel")
+                break
+        else:
+            if not self._cargo.pending:
+                self._setup.on_outcomes(self, frames)
                 return
-        self._setup.on_outcomes(self, frames)
+        frames, trouble = self._cargo.unload(frames)
+        if frames:
+            self._setup.on_outcomes(self, frames)
+        if trouble is not None:
+            self.accuse(trouble)
 
     def _on_control_frames(self, frames: list[Frame]) -> None:
         for frame in frames:
@@ -318,7 +353,7 @@ class WorkerHandle:
     def _on_control_frame(self, frame: Frame) -> None:
         if frame.kind is Kind.REVOKED:
             if not self._ignored:
-                self._setup.on_revoked(self, unpack_places(frame.payload))
+                self._setup.on_revoked(self, unpack_numbers(frame.payload))
         elif frame.kind is Kind.HELLO and not self._said_hello:
             self._said_hello = True
             # A quick worker's hello can overtake the launcher's word of its birth.

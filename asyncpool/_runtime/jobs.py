@@ -7,6 +7,8 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.functions import Function
+from asyncpool._core.parcels import Parcel
+from asyncpool._core.profiles import ALONE, Profile
 from asyncpool.events import Crash
 
 __all__ = ["Job", "JobState"]
@@ -71,10 +73,15 @@ class Job(asyncio.Future[R], Generic[R]):
         self.slot: int | None = None
         self.function = function
         self.policy = policy
-        self.payload = b""
+        self.payload: bytes | Parcel = b""
         self.crashes: tuple[Crash, ...] = ()
         self.returns = 0
         self._owner = owner
+
+    @property
+    def profile(self) -> Profile:
+        """How long it takes, as far as its place in the queue depends on that."""
+        return self.function.profile if type(self.payload) is bytes else ALONE
 
     @property
     def state(self) -> JobState:

@@ -98,14 +98,16 @@ class Coroner:
 
 def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delivery]:
     """Tell how far *jobs*, the last that were sent, have come on their way."""
-    unsent = handle.unsent
+    # A job that is being loaded is alone.
+    unsent = 1 if handle.loading else handle.unsent
     found: list[Delivery] = []
     for job in reversed(jobs):
         if handle.begun(job.id, job.attempt):
             found.append("started")
         else:
             found.append("never sent" if unsent > 0 else "sent")
-        unsent -= HEADER_SIZE + len(job.payload)
+        if type(job.payload) is bytes:  # else there is none before it
+            unsent -= HEADER_SIZE + len(job.payload)
     return found[::-1]
 
 

@@ -67,10 +67,10 @@ def decision(
     @functools.wraps(method)
     def decide(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
         state = self._state
-        state.deciding = True
+        before, state.deciding = state.deciding, True  # one may be part of another
         try:
             return method(self, *args, **kwargs)
         finally:
-            state.deciding = False
+            state.deciding = before
 
     return decide  # type: ignore[return-value] # only the name of self differs

@@ -21,13 +21,16 @@ from asyncpool._core import commands as cmd
 from asyncpool._core.supervision import Finish, Supervision
 from asyncpool._runtime.book import Loss
 from asyncpool._runtime.callbacks import Reporter
+from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.postmortem import Coroner, crash_error, describe_next_step
+from asyncpool._runtime.segments import Segments
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.template import LaunchError
+from asyncpool._runtime.threads import Threads
 from asyncpool._runtime.traffic import Traffic
 from asyncpool.errors import PoolClosedError
 
@@ -57,7 +60,9 @@ class Supervisor:
             start_timeout=config.start_timeout,
         )
         self._state = PoolState(loop=loop, config=config, core=self._core)
-        self._traffic = Traffic(self._state, self._perform)
+        self._threads = Threads(loop)
+        self._segments = Segments(loop, config.max_shared_memory, self._threads)
+        self._traffic = Traffic(self._state, self._perform, self._threads)
         self.hub = self._state.hub
         self.submit = self._traffic.submit
         self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
@@ -72,6 +77,7 @@ class Supervisor:
             on_outcomes=self._traffic.on_outcomes,
             on_revoked=self._traffic.on_revoked,
             on_spawned=self._on_spawned,
+            make_cargo=self._make_cargo,
         )
         self._coroner = Coroner(config.start_timeout)
         self._reporter = Reporter(loop, config.on_crash)
@@ -104,7 +110,9 @@ class Supervisor:
             self._traffic.stop()
             self._core.closing, self._core.finished = Finish.NONE, True
             self._state.book.fail_all(reason)
+            self._segments.close()
             with anyio.CancelScope(shield=True):
+                await self._threads.close()
                 await self._launcher.close()
             self.hub.end()
             for future in (self.up, self.done):
@@ -128,6 +136,14 @@ class Supervisor:
             if handle.killed and self._core.closing is None:
                 self._launcher.abort()  # it has not answered for start_timeout
         self._on_ended(handle)
+
+    def _make_cargo(self) -> Cargo:
+        return Cargo(
+            spawn=self._workers.create_task,
+            segments=self._segments,
+            threads=self._threads,
+            max_payload=self._config.worker.max_payload,
+        )
 
     def _on_spawned(self, handle: WorkerHandle) -> None:
         self._state.book.spawned += 1
@@ -288,7 +304,12 @@ class Supervisor:
 
     def stats(self) -> events.PoolStats:
         """Return the pool as it stands."""
-        return self._state.book.stats(self._core, self._state.handles, self.hub)
+        return self._state.book.stats(
+            self._core,
+            self._state.handles,
+            dropped_events=self.hub.dropped,
+            shared_memory=self._segments.total,
+        )
 
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""

@@ -18,10 +18,15 @@ from asyncpool._core.commands import Command
 from asyncpool._core.frames import Frame
 from asyncpool._core.functions import FunctionTable
 from asyncpool._core.outcome import pack_job
+from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
+from asyncpool._core.profiles import ALONE
+from asyncpool._runtime.book import load_outcome
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.packing import Packer, Unpacker
 from asyncpool._runtime.postmortem import broken_error, deliveries
 from asyncpool._runtime.state import PoolState, decision
+from asyncpool._runtime.threads import Threads
 from asyncpool.errors import (
     JobNotPicklableError,
     PoolBrokenError,
@@ -45,15 +50,26 @@ class Traffic:
     Args:
         state: The pool.
         perform: What carries out the core's commands.
+        threads: Where large objects are pickled.
     """
 
     def __init__(
-        self, state: PoolState, perform: Callable[[list[Command]], None]
+        self,
+        state: PoolState,
+        perform: Callable[[list[Command]], None],
+        threads: Threads,
     ) -> None:
         self._state = state
         self._perform = perform
         self._max_payload = state.config.worker.max_payload
         self._functions = FunctionTable()
+        self._packer = Packer(
+            threads,
+            ahead=state.config.workers + 1,
+            on_packed=self._on_packed,
+            on_refused=self._on_refused,
+        )
+        self._unpacker = Unpacker(threads, self._on_loaded)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._saturated = False
 
@@ -73,26 +89,45 @@ class Traffic:
                 "submit() must be called in the pool's event loop; from another thread "
                 "use asyncio.run_coroutine_threadsafe() or loop.call_soon_threadsafe()"
             )
-        state.deciding = True  # as @decision does, whose call costs 0.4 us
+        # As @decision does, whose call costs 0.4 us.
+        before, state.deciding = state.deciding, True
         try:
             self._check_admission()
             known = self._functions.find(function)
             job: Job[Any] = Job(state.book.next_id(), known, policy, self, state.loop)
             try:
-                job.payload = pack_job(function, args, kwargs, number=known.number)
-                if len(job.payload) > self._max_payload:
-                    raise self._too_large(job)
+                payload = job.payload = pack_job(
+                    function, args, kwargs, number=known.number, limit=HEAVY
+                )
+                if len(payload) > self._max_payload:
+                    raise self._too_large(payload)
+            except StreamTooLongError:
+                state.book.jobs[job.id] = job
+                state.core.announce(job.id)
+                self._packer.add(job, (function, args, kwargs))
+                return job
             except JobNotPicklableError as error:
                 error.job_id = job.id
                 state.book.refuse(job, error)
                 return job
             state.book.jobs[job.id] = job
-            slot = state.core.submit(job.id, known.profile)
+            profile = known.profile if type(payload) is bytes else ALONE
+            slot = state.core.submit(job.id, profile)
             if slot is not None:
                 self.send(slot, (job,))
             return job
         finally:
-            state.deciding = False
+            state.deciding = before
+
+    @decision
+    def _on_packed(self, job: Job[Any], payload: bytes | Parcel) -> None:
+        """Queue a call that took too long to pickle for :meth:`submit`."""
+        if len(payload) > self._max_payload:
+            self._on_refused(job, self._too_large(payload))
+            return
+        job.payload = payload
+        now = self._state.loop.time()
+        self._perform(self._state.core.arrive(job.id, job.profile, now))
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""
@@ -102,7 +137,11 @@ class Traffic:
             # Counted before the worker can die of it.
             job.attempt += 1
             job.slot, job.worker = slot, worker
-            handle.put_job(job.id, job.attempt, job.function, job.payload)
+            payload = job.payload
+            if isinstance(payload, Parcel):
+                self._load(handle, job, payload)
+            else:
+                handle.put_job(job.id, job.attempt, job.function, payload)
             count += 1
         if in_hand == count:
             handle.flush()  # it has nothing to do
@@ -110,6 +149,20 @@ class Traffic:
             handle.flush_soon()  # more may come in this turn
         if in_hand > 1 and self._stall_timer is None:
             self._look_later()
+
+    def _load(self, handle: WorkerHandle, job: Job[Any], parcel: Parcel) -> None:
+        """Have a worker, which has nothing else in hand, see what a job needs."""
+        attempt = job.attempt
+
+        @decision
+        def put(self: Traffic) -> None:
+            # The pool may have been closed meanwhile, and the caller told so.
+            if self._state.core.head(handle.slot) == job.id:
+                handle.put_job(job.id, attempt, job.function, parcel.payload)
+            handle.flush()
+
+        handle.load(parcel, functools.partial(put, self))
+        self._packer.go_on()
 
     # Its way out.
 
@@ -130,18 +183,39 @@ class Traffic:
                 break
             if job is not None:  # else its caller has given it up
                 job.function.profile.note(frame.tag)
-                settled.append((job, frame))
+                job.slot = job.worker = None
+                payload = frame.payload
+                if type(payload) is not bytes and is_heavy(payload):
+                    core.landing(job.id)
+                    self._unpacker.add(job, frame)
+                else:
+                    settled.append((job, frame))
         # The worker gets its next jobs before these outcomes are even looked at.
         now = self._state.loop.time()
         self._perform(core.refill(handle.slot, now))
         for job, frame in settled:
-            if book.settle(job, frame):
-                self._perform(core.give_back({job.id: job.function.profile}, now))
+            if book.settle(job, load_outcome(frame)):
+                self._perform(core.give_back({job.id: job.profile}, now))
         if self._saturated and not core.waiting:
             self._saturated = False
             self._state.hub.publish(events.Drained())
 
+    @decision
+    def _on_loaded(self, job: Job[Any], loaded: Any) -> None:
+        """Settle a job whose outcome took long to load."""
+        core, now = self._state.core, self._state.loop.time()
+        if self._state.book.settle(job, loaded):
+            self._perform(core.give_back({job.id: job.profile}, now))
+        self._perform(core.landed(job.id, now))
+
     # Where it may stop on its way.
+
+    @decision
+    def _on_refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
+        """End a job that cannot be sent."""
+        error.job_id = job.id
+        self._state.book.fail(job, error)
+        self._perform(self._state.core.drop(job.id, self._state.loop.time()))
 
     def _check_admission(self) -> None:
         core, limit = self._state.core, self._state.config.max_pending
@@ -149,26 +223,29 @@ class Traffic:
             raise PoolClosedError
         if core.broken is not None:
             raise self.broken_errors()(None)
-        if limit is None or core.dispatcher.idle:
+        if limit is None:
             return
         waiting = core.waiting
-        if waiting >= limit:
+        # There are idle workers while jobs wait only if those are still being pickled.
+        if waiting - core.dispatcher.idle >= limit:
             if not self._saturated:
                 self._saturated = True
                 self._state.hub.publish(events.Saturated(waiting))
             raise PoolFullError(waiting=waiting, max_pending=limit)
 
-    def _too_large(self, job: Job[Any]) -> JobNotPicklableError:
+    def _too_large(self, payload: bytes | Parcel) -> JobNotPicklableError:
         return JobNotPicklableError(
-            f"the call has {len(job.payload)} bytes when pickled, and max_message "
+            f"the call has {len(payload)} bytes when pickled, and max_message "
             f"is {self._max_payload}",
             direction="arguments",
             name="the call",
         )
 
     def is_running(self, job: Job[Any]) -> bool:
-        """Tell whether *job* is the first that its worker has in hand."""
-        return job.slot is not None and self._state.core.head(job.slot) == job.id
+        """Tell whether *job* is the first that its worker has in hand, or was."""
+        if job.slot is None:
+            return job.id in self._unpacker.jobs
+        return self._state.core.head(job.slot) == job.id
 
     def on_cancel(self, job: Job[Any]) -> None:
         """Take a job out of the queue, or out of its worker's hands."""
@@ -176,9 +253,16 @@ class Traffic:
         if state.deciding:
             state.loop.call_soon(self.on_cancel, job)
         elif state.book.cancelled(job):
-            begun = slot is not None and state.handles[slot].begun(job.id, job.attempt)
             now = state.loop.time()
-            self._perform(state.core.cancel(job.id, now, index=slot, begun=begun))
+            if slot is None:
+                self._perform(state.core.drop(job.id, now))
+                self._perform(state.core.landed(job.id, now))
+                self._packer.go_on()
+            elif state.core.head(slot) == job.id and state.handles[slot].withdraw():
+                self._perform(state.core.withdraw(slot, job.id, now))
+            else:
+                begun = state.handles[slot].begun(job.id, job.attempt)
+                self._perform(state.core.cancel(job.id, now, index=slot, begun=begun))
 
     @decision
     def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
@@ -229,6 +313,8 @@ class Traffic:
         delivery: events.Delivery = "never sent"
         if job.slot is not None:
             [delivery] = deliveries([job], self._state.handles[job.slot])
+        elif job.id in self._unpacker.jobs:
+            delivery = "started"
         text = f"the pool was closed before job {job.id} was done"
         return PoolClosedError(text, job_id=job.id, delivery=delivery)
 

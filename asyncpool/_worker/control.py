@@ -7,24 +7,31 @@ control channel then ends, and so does the worker, with its whole process group.
 
 from __future__ import annotations
 
+import _thread  # threading would do, see _worker/__init__.py
 import contextlib
 import os
 import signal
 import socket
 import sys
-import threading
 import traceback
 from types import TracebackType
 
-from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import (
     MAX_CONFIG,
     Failure,
-    pack_places,
-    unpack_places,
+    pack_numbers,
+    unpack_numbers,
 )
+from asyncpool._descriptors import receive_fds
+from asyncpool._worker.receiving import decoder, receive
+from asyncpool._worker.segments import Segments
 from asyncpool._worker.turns import Turns
 from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from threading import ExceptHookArgs
 
 __all__ = ["Control"]
 
@@ -35,13 +42,16 @@ class Control:
     Args:
         sock: The socket.
         turns: What a revoked job is taken from.
+        segments: Where shared memory goes.
     """
 
-    def __init__(self, sock: socket.socket, turns: Turns) -> None:
+    def __init__(self, sock: socket.socket, turns: Turns, segments: Segments) -> None:
         self._socket = sock
         self._turns = turns
-        self._lock = threading.Lock()
-        self._decoder = FrameDecoder(max_payload=MAX_CONFIG)
+        self._segments = segments
+        self._lock = _thread.allocate_lock()
+        self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
+        self._decoder = decoder(MAX_CONFIG)
 
     def receive_config(self) -> Frame:
         """Wait for the first frame, the configuration.
@@ -49,17 +59,17 @@ class Control:
         Raises:
             SystemExit: If the pool is gone before it comes.
         """
-        while data := self._socket.recv(65536):
-            for frame in self._decoder.feed(data):
-                return frame
+        for frame in receive(self._socket, self._decoder):
+            return frame
         raise SystemExit(0)
 
     def start(self) -> None:
         """Start to watch the channel, and the other threads of this process."""
-        threading.excepthook = self._report_thread
-        threading.Thread(
-            target=self._watch, name="asyncpool-control", daemon=True
-        ).start()
+        # It becomes threading.excepthook when that is imported, or has been.
+        _thread._excepthook = self._report_thread  # noqa: SLF001
+        if "threading" in sys.modules:
+            vars(sys.modules["threading"])["excepthook"] = self._report_thread
+        _thread.start_new_thread(self._watch, ())
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
         """Send a frame; if the pool is gone, the watching thread acts on that."""
@@ -72,28 +82,39 @@ class Control:
 
     def _watch(self) -> None:
         with contextlib.suppress(OSError, ProtocolError):
-            while data := self._socket.recv(65536):
+            while True:
+                # Of several frames in one read, only the last can bring a descriptor.
+                data, fds, _ = receive_fds(self._socket, 65536, 1)
+                if not data:
+                    break
                 for frame in self._decoder.feed(data):
-                    self._answer(frame)
+                    self._answer(frame, fds)
         if self._socket.fileno() >= 0:
             end_group()
 
-    def _answer(self, frame: Frame) -> None:
-        if frame.kind is not Kind.REVOKE:
+    def _answer(self, frame: Frame, fds: list[int]) -> None:
+        if frame.kind is Kind.REVOKE:
+            won = self._turns.revoke(unpack_numbers(frame.payload))
+            self.send(Kind.REVOKED, pack_numbers(won))
+        elif frame.kind is Kind.SEGMENT:
+            self._segments.arrive(frame.tag, fds.pop() if fds else None, frame.job)
+        elif frame.kind is Kind.GRANT:
+            self._segments.grant(frame.tag)
+        elif frame.kind is Kind.DROP:
+            self._segments.drop(frame.tag)
+        else:
             raise ProtocolError(f"the pool sent {frame.kind.name}")
-        won = self._turns.revoke(unpack_places(frame.payload))
-        self.send(Kind.REVOKED, pack_places(won))
 
-    def _report_thread(self, args: threading.ExceptHookArgs) -> None:
+    def _report_thread(self, args: ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:
             return
-        threading.__excepthook__(args)
+        self._show_thread(args)
         name = args.thread.name if args.thread is not None else "a thread"
         summary = f"{args.exc_type.__qualname__} in thread {name!r}: {args.exc_value}"
         self.send(Kind.FAILED, Failure("thread", summary, _format(args)).pack())
 
 
-def _format(args: threading.ExceptHookArgs) -> str:
+def _format(args: ExceptHookArgs) -> str:
     tb: TracebackType | None = args.exc_traceback
     return "".join(traceback.format_exception(args.exc_type, args.exc_value, tb))
 

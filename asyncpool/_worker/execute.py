@@ -9,6 +9,7 @@ from time import perf_counter_ns
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.functions import Memory
 from asyncpool._core.outcome import load_job, pack_value
+from asyncpool._core.parcels import Bundle, Parcel
 from asyncpool._core.raised import pack_error
 from asyncpool._worker.context import running
 from asyncpool.errors import JobNotPicklableError
@@ -26,17 +27,21 @@ class Executor:
 
     Args:
         max_payload: The most bytes that an outcome may have.
+        complete: Adds to a payload what has come beside its job.
     """
 
-    def __init__(self, max_payload: int) -> None:
+    def __init__(
+        self, max_payload: int, complete: Callable[[Any], bytes | memoryview | Bundle]
+    ) -> None:
         self._max_payload = max_payload
+        self._complete = complete
         self._functions = Memory()
 
     def learn(self, frame: Frame) -> None:
         """Remember the function in *frame*; it is looked up when it is called."""
         self._functions.learn(frame.tag, frame.payload)
 
-    def run(self, frame: Frame) -> tuple[Kind, bytes, int]:
+    def run(self, frame: Frame) -> tuple[Kind, bytes | Parcel, int]:
         """Run the job in *frame*; return its outcome's kind, payload and duration.
 
         The duration, in microseconds, is all that those behind this job waited for.
@@ -44,6 +49,7 @@ class Executor:
         were the job's wish or fate, and the worker is none the worse for them.
         """
         began = perf_counter_ns()
+        payload: bytes | Parcel
         try:
             # Each job in a context of its own: what it sets is not for the next one.
             payload = copy_context().run(self._run, frame)
@@ -54,11 +60,11 @@ class Executor:
         duration = (perf_counter_ns() - began) // 1000
         return kind, payload, min(duration, MAX_TAG)
 
-    def _run(self, frame: Frame) -> bytes:
+    def _run(self, frame: Frame) -> bytes | Parcel:
         # A function of its own, so that arguments and result are gone when it returns.
         running.set((frame.job, frame.attempt))
         known = self._recall(frame.tag) if frame.tag else None
-        function, args, kwargs = load_job(frame.payload, known)
+        function, args, kwargs = load_job(self._complete(frame.payload), known)
         result = pack_value(function(*args, **kwargs))
         if len(result) > self._max_payload:
             raise JobNotPicklableError(

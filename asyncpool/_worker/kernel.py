@@ -40,6 +40,9 @@ def _prctl(option: int, value: int) -> None:
     if sys.platform != "linux":
         return
     with contextlib.suppress(Exception):  # a libc without it: a belt is missing
-        import ctypes  # noqa: PLC0415 - not where there is no prctl
+        import _ctypes  # noqa: PLC0415 - not where there is no prctl
 
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+        # ctypes would do, see _worker/__init__.py
+        program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type] # this one
+        prctl = _ctypes.dlsym(program, "prctl")
+        _ctypes.call_cdeclfunction(prctl, (option, value, 0, 0, 0))

@@ -12,11 +12,14 @@ import struct
 import sys
 import traceback
 
-from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.frames import Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
+from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.control import Control
 from asyncpool._worker.execute import Executor
 from asyncpool._worker.kernel import adopt_orphans
+from asyncpool._worker.receiving import decoder, receive
+from asyncpool._worker.segments import Segments
 from asyncpool._worker.turns import Turns
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["work"]
 
+_JOB = Kind.JOB
 _BEGUN = struct.Struct("=QQ")
 
 # Up to here one system call and a copy are cheaper than two system calls.
@@ -41,8 +45,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             shared memory: a note costs no system call, and outlives its writer.
     """
     jobs = socket.socket(fileno=job_fd)
-    turns = Turns()
-    control = Control(socket.socket(fileno=control_fd), turns)
+    turns, segments = Turns(), Segments()
+    control = Control(socket.socket(fileno=control_fd), turns, segments)
     page = mmap.mmap(page_fd, mmap.PAGESIZE)
     os.close(page_fd)
 
@@ -60,7 +64,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         config = WorkerConfig.unpack(control.receive_config().payload)
         _initialize(config, control)
         control.send(Kind.HELLO)
-        _serve(jobs, turns, page, config.max_payload)
+        _serve(jobs, turns, page, Cargo(jobs, segments), config.max_payload)
     except BaseException:
         traceback.print_exc()
         _leave(1)
@@ -83,38 +87,37 @@ def _initialize(config: WorkerConfig, control: Control) -> None:
 
 
 def _serve(
-    jobs: socket.socket, turns: Turns, page: mmap.mmap, max_payload: int
+    jobs: socket.socket, turns: Turns, page: mmap.mmap, cargo: Cargo, max_payload: int
 ) -> None:
     worker = os.getpid()
-    decoder = FrameDecoder(max_payload=max_payload)
-    executor = Executor(max_payload)
-    while frames := _receive(jobs, decoder):
+    incoming = decoder(max_payload)
+    executor = Executor(max_payload, cargo.complete)
+    while frames := receive(jobs, incoming):
         frames.reverse()
         while frames:
             # Popped, so that nothing of a job is kept when it is done.
             frame = frames.pop()
-            if frame.kind is Kind.FUNCTION:
-                executor.learn(frame)
+            if frame.kind is not _JOB:
+                if frame.kind is Kind.FUNCTION:
+                    executor.learn(frame)
+                else:
+                    cargo.take(frame)
                 continue
             if not turns.take():
+                cargo.discard()
                 continue
             # Noted before anything of the job's own can run, its arguments included.
             _BEGUN.pack_into(page, 0, frame.job, frame.attempt)
             kind, payload, duration = executor.run(frame)
             if os.getpid() != worker:
                 os._exit(0)  # a copy that the job made, back from the job's call
+            ahead = b""
+            if cargo.in_use or type(payload) is not bytes:
+                ahead, payload = cargo.stow(payload)
             # Before the next job begins: a crash there must not cost this outcome.
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
-            _send(jobs, head, payload)
+            _send(jobs, ahead + head, payload)
             del frame, payload
-
-
-def _receive(jobs: socket.socket, decoder: FrameDecoder) -> list[Frame]:
-    """Wait for whole frames; none means that the channel has ended."""
-    while data := jobs.recv(65536):
-        if frames := decoder.feed(data):
-            return frames
-    return []
 
 
 def _send(jobs: socket.socket, head: bytes, payload: bytes) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # signal would do, see _worker/__init__.py
 import os
-import signal
 
 __all__ = ["reset_signals", "take_stdio"]
 
@@ -20,8 +20,8 @@ def take_stdio(out: int, err: int) -> None:
 
 def reset_signals() -> None:
     """Give a forked process the signal handling of a fresh interpreter."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _signal.set_wakeup_fd(-1)
+    for number in (_signal.SIGCHLD, _signal.SIGTERM, _signal.SIGHUP):
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())

@@ -21,12 +21,10 @@ import select
 import signal
 import socket
 import sys
-import threading
 import traceback
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import (
-    MAX_CONFIG,
     Failure,
     LauncherConfig,
     pack_exit,
@@ -46,6 +44,8 @@ __all__ = ["FDS_PER_WORKER", "main"]
 
 # Job channel, control channel, page, stdout, stderr.
 FDS_PER_WORKER = 5
+
+_MAX_REQUEST = 1 << 20
 
 
 def main(channel_fd: int) -> NoReturn:
@@ -84,7 +84,7 @@ class Template:
     def __init__(self, channel: socket.socket, reaper: Reaper) -> None:
         self._channel = channel
         self._reaper = reaper
-        self._decoder = FrameDecoder(max_payload=MAX_CONFIG)
+        self._decoder = FrameDecoder(max_payload=_MAX_REQUEST)
         self._config: LauncherConfig | None = None
         self._wake_out, self._wake_in = os.pipe()
         self._serving = True
@@ -170,8 +170,7 @@ class Template:
                 text = traceback.format_exc()
                 self._send(Kind.FAILED, Failure("preload", summary, text).pack())
                 return
-        main_thread = threading.main_thread()
-        names = [t.name for t in threading.enumerate() if t is not main_thread]
+        names = _other_threads()
         if config.fork and names:
             summary = (
                 f"preload left threads behind: {', '.join(sorted(names))}; a "
@@ -259,3 +258,11 @@ class Template:
         os.execv(  # noqa: S606 - no shell is wanted
             config.command[0], [*config.command, *map(str, fds)]
         )
+
+
+def _other_threads() -> list[str]:
+    if "threading" not in sys.modules:
+        return []
+    import threading  # noqa: PLC0415 - see _worker/__init__.py
+
+    return [t.name for t in threading.enumerate() if t is not threading.main_thread()]

@@ -8,7 +8,7 @@ and a job some microseconds).
 
 from __future__ import annotations
 
-import threading
+from _thread import allocate_lock  # threading would do, see _worker/__init__.py
 from collections.abc import Iterable
 
 __all__ = ["Turns"]
@@ -18,7 +18,7 @@ class Turns:
     """The places that were taken, and those that were revoked before."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._taken = 0
         self._revoked: set[int] = set()
 

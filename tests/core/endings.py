@@ -9,7 +9,7 @@ from __future__ import annotations
 from asyncpool._core.lives import KILL_GRACE
 from asyncpool._core.slots import Ending
 from asyncpool._core.supervision import Finish
-from tests.core.imaginary import ImaginaryShell
+from tests.core.imaginary import ImaginaryShell, Process
 
 __all__ = ["behave", "close_whatever_happens", "get_well"]
 
@@ -22,25 +22,41 @@ def behave(shell: ImaginaryShell, manners: str) -> bool:
     """
     active = False
     for process in list(shell.processes.values()):
-        slot = process.slot
         if process.told is not Ending.NO:
             if manners == "undead":
                 continue
             if manners == "deaf" and process.told is not Ending.KILLED:
                 continue
-            shell.die(slot)
+            shell.die(process.slot)
         elif manners != "kind" or process.state == "idle":
             continue
-        elif process.state == "starting":
-            shell.ready(slot)
-        elif process.questions:
-            shell.answer(slot)
-        elif process.answers:
-            shell.hear(slot)
         else:
-            shell.outcome(slot)
+            _go_on(shell, process)
+        active = True
+    if not active and manners == "kind" and (shell.announced or shell.landing):
+        # What the pool's own threads do, when everybody waits for it.
+        if shell.landing:
+            shell.land(shell.landing[0])
+        elif len(shell.announced) == 1 and shell.jobs % 3 == 0:
+            shell.refuse(shell.announced[0])
+        else:
+            shell.arrive(shell.announced[0])
         active = True
     return active
+
+
+def _go_on(shell: ImaginaryShell, process: Process) -> None:
+    if process.state == "starting":
+        shell.ready(process.slot)
+    elif process.loading is not None:
+        shell.load(process.slot)
+    elif process.questions:
+        shell.answer(process.slot)
+    elif process.answers:
+        shell.hear(process.slot)
+    else:
+        # Now and then one that must be loaded before it counts.
+        shell.outcome(process.slot, heavy=shell.seen["completed"] % 3 == 0)
 
 
 def get_well(shell: ImaginaryShell) -> None:
@@ -54,7 +70,7 @@ def get_well(shell: ImaginaryShell) -> None:
         for process in shell.processes.values()
     )
     hopeless = shell.policy.probe_after is None
-    for _ in range(200 + shell.jobs):
+    for _ in range(200 + 2 * shell.jobs):
         if behave(shell, "kind"):
             continue
         missing = shell.workers - len(shell.slots("idle"))
@@ -76,7 +92,7 @@ def close_whatever_happens(shell: ImaginaryShell, manners: str) -> None:
     patient = shell.closing is None and manners == "kind"
     closed = shell.seen["closed"]
     shell.close(Finish.ALL, 50.0)
-    for _ in range(400 + shell.jobs):
+    for _ in range(400 + 2 * shell.jobs):
         shell.bury_the_abandoned()
         if shell.finished:
             break
@@ -88,3 +104,4 @@ def close_whatever_happens(shell: ImaginaryShell, manners: str) -> None:
     assert shell.now <= shell.close_at + KILL_GRACE
     if patient:
         assert shell.seen["closed"] == closed, "a job was not finished"
+        assert shell.now < shell.close_at, "there was nothing to wait for"

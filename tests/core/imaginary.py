@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from asyncpool._core import commands as cmd
 from asyncpool._core.lives import KILL_GRACE, STOP_GRACE, TERM_GRACE
-from asyncpool._core.profiles import BUDGET, REFILL, UNKNOWN, Profile
+from asyncpool._core.profiles import ALONE, BUDGET, REFILL, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending
 from asyncpool._core.supervision import REVOKE_GRACE, Finish, Supervision
@@ -23,7 +23,8 @@ __all__ = ["COSTS", "START_TIMEOUT", "ImaginaryShell", "Process"]
 
 START_TIMEOUT = 20.0
 
-# What jobs cost in these stories: those in the middle may share a worker.
+# What jobs cost in these stories: those in the middle may share a worker.  Of one that
+# has large arguments this is infinite.
 COSTS = (UNKNOWN, 10.0, 200.0, 450.0, 900.0, 2_000.0)
 
 
@@ -44,6 +45,7 @@ class Process:
     unwanted: set[int] = field(default_factory=set)
     sent: int = 0
     stalled: int | None = None
+    loading: int | None = None  # in hand, but its arguments are still being copied
     doomed_at: float | None = None  # since when it is known to run an unwanted job
     # The worker's own view.
     running: int | None = None
@@ -89,6 +91,8 @@ class ImaginaryShell:
         self.processes: dict[int, Process] = {}
         self.generations = [0] * workers
         self.queue: list[int] = []
+        self.announced: list[int] = []  # open, but they cannot be sent yet
+        self.landing: list[int] = []  # open, but what has become of them is not known
         self.open: set[int] = set()
         self.profiles: dict[int, Profile] = {}
         self.closing: Finish | None = None
@@ -109,20 +113,67 @@ class ImaginaryShell:
         return len(self.profiles)
 
     def submit(self, cost: float = UNKNOWN) -> None:
-        job, profile = self.jobs + 1, Profile()
-        profile.cost = cost
-        self.profiles[job] = profile
+        job = self._come(cost)
         self.seen["submit"] += 1
+        self._enter(job, self.core.submit(job, self.profiles[job]))
+
+    def announce(self, cost: float) -> None:
+        """Let a job come that must be pickled first."""
+        job = self._come(cost)
+        self.seen["announced"] += 1
+        self.announced.append(job)
+        self.core.announce(job)
+
+    def arrive(self, job: int) -> None:
+        """Let a job that was announced be pickled by now."""
+        self.announced.remove(job)
+        self.seen["arrived"] += 1
+        if self.closing is not None:
+            self.seen["arrived while the pool closes"] += 1
+        commands = self.core.arrive(job, self.profiles[job], self.now)
+        match commands:
+            case [cmd.Assign(slot, (first,)), *rest]:
+                assert first == job
+                self._enter(job, slot)
+                self.feed(rest)
+            case _:
+                self._enter(job, None)
+                self.feed(commands)
+
+    def refuse(self, job: int) -> None:
+        """Let it turn out that a job which was announced cannot be pickled."""
+        self._end(job, "refused")
+        self.announced.remove(job)
+        self.feed(self.core.drop(job, self.now))
+
+    def _come(self, cost: float) -> int:
+        job, profile = self.jobs + 1, ALONE
+        if cost < math.inf:
+            profile = Profile()
+            profile.cost = cost
+        self.profiles[job] = profile
         self.open.add(job)
-        slot = self.core.submit(job, profile)
+        return job
+
+    def _enter(self, job: int, slot: int | None) -> None:
         if slot is not None:
             assert not self.queue, "a job overtook the queue"
             self._begin(slot, job)
             return
         assert not self.free(), "a job waits while a worker is idle"
         roomy = [p for p in self.processes.values() if p.hand and self._has_room(p)]
-        assert self.queue or not roomy or cost > REFILL, "a short job might have gone"
+        short = self.profiles[job].cost <= REFILL
+        assert self.queue or not roomy or not short, "a short job might have gone"
         self.queue.append(job)
+
+    def load(self, slot: int) -> None:
+        """Let the arguments of a job have arrived where its worker sees them."""
+        process = self.processes[slot]
+        assert process.loading is not None
+        process.sent += 1
+        assert list(process.hand.items()) == [(process.loading, process.sent)]
+        process.loading = None
+        self.seen["loaded"] += 1
 
     def ready(self, slot: int) -> None:
         process = self.processes[slot]
@@ -134,8 +185,13 @@ class ImaginaryShell:
         self.seen["ready"] += 1
         self.feed(self.core.ready(slot, self.now))
 
-    def outcome(self, slot: int, *, count: int = 1, again: bool = False) -> None:
-        """Let a worker answer *count* jobs; *again* if they are to be retried."""
+    def outcome(
+        self, slot: int, *, count: int = 1, again: bool = False, heavy: bool = False
+    ) -> None:
+        """Let a worker answer *count* jobs.
+
+        *again* if they are to be retried, *heavy* if the answer must be loaded first.
+        """
         process = self.processes[slot]
         assert process.told is Ending.NO
         jobs: list[int] = []
@@ -156,12 +212,30 @@ class ImaginaryShell:
         for job in jobs:
             if job not in self.open:
                 continue  # its caller has left
+            if heavy:
+                self.landing.append(job)
+                self.core.landing(job)
+                continue
             if not again:
                 self._end(job, "completed")
                 continue
-            self.seen["an answer to retry after"] += 1
-            self.queue.insert(0, job)
-            self.feed(self.core.give_back({job: self.profiles[job]}, self.now))
+            self._again(job)
+
+    def land(self, job: int, *, again: bool = False) -> None:
+        """Let an answer be loaded."""
+        self.landing.remove(job)
+        self.seen["landed"] += 1
+        self.seen["landed while the pool closes"] += self.closing is not None
+        if again:
+            self._again(job)
+        else:
+            self._end(job, "completed")
+        self.feed(self.core.landed(job, self.now))
+
+    def _again(self, job: int) -> None:
+        self.seen["an answer to retry after"] += 1
+        self.queue.insert(0, job)
+        self.feed(self.core.give_back({job: self.profiles[job]}, self.now))
 
     def answer(self, slot: int) -> None:
         """Let a worker answer what it was asked."""
@@ -187,7 +261,7 @@ class ImaginaryShell:
         placed = {job for p in self.processes.values() for job in p.hand}
         assert self.open == placed.difference(
             *(p.unwanted for p in self.processes.values())
-        ) | set(self.queue)
+        ) | {*self.waiting, *self.landing}
 
     def look_for_stalls(self) -> None:
         heads = {p.slot: next(iter(p.hand), None) for p in self.processes.values()}
@@ -210,7 +284,10 @@ class ImaginaryShell:
             touched = job == process.running or (
                 job == next(iter(process.hand)) and not process.excused
             )
-            if touched and not requeue:
+            if job == process.loading:
+                self.seen["requeued before it was sent"] += 1
+                back.append(job)
+            elif touched and not requeue:
                 self._end(job, "lost")
             else:
                 self.seen["requeued" if touched else "untouched by a death"] += 1
@@ -247,23 +324,43 @@ class ImaginaryShell:
 
     def cancel(self, job: int) -> None:
         self._end(job, "cancelled")
-        if job in self.queue:
-            self.queue.remove(job)
-        index, begun = None, False
-        for process in self.processes.values():
-            if job in process.hand:
-                index, begun = process.slot, process.running == job
-                process.unwanted.add(job)
-                if begun and process.told is Ending.NO:
-                    process.doomed_at = self.now
-        commands = self.core.cancel(job, self.now, index=index, begun=begun)
+        for jobs in (self.queue, self.announced):
+            if job in jobs:
+                jobs.remove(job)
+                self.feed(self.core.drop(job, self.now))
+                return
+        if job in self.landing:
+            self.landing.remove(job)
+            self.feed(self.core.landed(job, self.now))
+            return
+        (process,) = (p for p in self.processes.values() if job in p.hand)
+        if job == process.loading:
+            self._withdraw(process)
+            return
+        process.unwanted.add(job)
+        begun = process.running == job
+        if begun and process.told is Ending.NO:
+            process.doomed_at = self.now
+        commands = self.core.cancel(job, self.now, index=process.slot, begun=begun)
         self.feed(commands)
-        if begun and index is not None:
-            process = self.processes[index]
+        if begun:
             alone = len(process.hand) == 1
             asked = process.questions or process.answers
             assert process.told or asked, "a job runs on that nobody wants"
             assert process.told is Ending.KILLED or not alone
+
+    def _withdraw(self, process: Process) -> None:
+        """Give up a job of which its worker has never heard."""
+        job, process.loading = process.loading, None
+        assert job is not None
+        del process.hand[job]
+        commands = self.core.withdraw(process.slot, job, self.now)
+        news = [type(command) for command in commands]
+        assert cmd.Revoke not in news, "there is nothing to ask for"
+        assert cmd.Kill not in news or process.faulty, "the worker has done nothing"
+        self.seen["withdrawn"] += 1
+        self.seen["withdrawn, and another one sent"] += cmd.Assign in news
+        self.feed(commands)
 
     def close(self, finish: Finish, timeout: float) -> None:
         self.seen["close again" if self.closing is not None else "close"] += 1
@@ -306,6 +403,15 @@ class ImaginaryShell:
             if process.state in states
             and (told is None or (process.told is not Ending.NO) is told)
         )
+
+    @property
+    def waiting(self) -> list[int]:
+        """The jobs that have no worker, those included that cannot be sent yet."""
+        return self.queue + self.announced
+
+    def loading(self) -> list[int]:
+        """Return the slots whose workers have a job in hand that was not sent."""
+        return [p.slot for p in self.processes.values() if p.loading is not None]
 
     def asked(self) -> list[int]:
         """Return the slots whose workers have a question to answer."""
@@ -397,8 +503,11 @@ class ImaginaryShell:
             cost = self._cost(process) + self.profiles[job].cost
             assert cost <= BUDGET, "a job waits behind a long one"
             self.seen["a job that travels ahead"] += 1
-        process.sent += 1
-        process.hand[job] = process.sent
+        process.hand[job] = process.sent + 1
+        if self.profiles[job] is ALONE:
+            process.loading = job
+        else:
+            process.sent += 1
 
     def _spawn(self, slot: int, generation: int) -> None:
         assert slot not in self.processes, "two processes in one slot"
@@ -406,7 +515,7 @@ class ImaginaryShell:
         assert self.now >= self.not_before[slot], "before the delay was over"
         assert self.now <= self.close_at
         if self.closing is not None:
-            assert self.queue, "a worker that no job needs"
+            assert self.waiting or self.landing, "a worker that no job needs"
         if self.broken:
             self.seen["a probe of a broken pool"] += 1
             probes = [p for p in self.processes.values() if not p.excused]
@@ -422,6 +531,7 @@ class ImaginaryShell:
         if self.closing is Finish.NONE or (self.time_is_over and how is Ending.KILLED):
             assert process.unwanted.issuperset(process.hand), "a job was forgotten"
             process.hand.clear()
+            process.loading = None
         if how is Ending.STOPPED:
             assert not process.hand
             assert self.closing is not None or self.broken
@@ -469,13 +579,18 @@ class ImaginaryShell:
         assert self.broken if why == "broken" else self.closing is not None
         for job in jobs:
             self._end(job, why)
-            if job in self.queue:
-                self.queue.remove(job)
+            if job in self.waiting:
+                (self.queue if job in self.queue else self.announced).remove(job)
                 assert why == "broken" or self.closing or self.time_is_over
             else:
                 assert self.closing is Finish.NONE or self.time_is_over
+                if job in self.landing:
+                    self.landing.remove(job)
+                    self.seen["closed while it landed"] += 1
                 for process in self.processes.values():
-                    process.hand.pop(job, None)
+                    if process.hand.pop(job, None) and process.loading == job:
+                        process.loading = None
+                        self.seen["closed before it was sent"] += 1
 
     def _end(self, job: int, how: str) -> None:
         self.open.remove(job)  # a KeyError means that it has ended twice

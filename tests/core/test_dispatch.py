@@ -8,11 +8,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.flight import Flight
-from asyncpool._core.profiles import BUDGET, DEEPEST, REFILL, UNKNOWN, Profile
+from asyncpool._core.profiles import (
+    ALONE,
+    BUDGET,
+    DEEPEST,
+    REFILL,
+    UNKNOWN,
+    Profile,
+)
 
 # Their sums are exact, in any order.
 COSTS = (7.8125, 62.5, 250.0, 437.5, 500.0, 562.5, 1000.0, 1007.8125, UNKNOWN)
-KINDS = st.integers(0, 4)
+KINDS = st.integers(0, 5)
 
 
 def known(cost: float) -> Profile:
@@ -28,9 +35,10 @@ class DispatchMachine(RuleBasedStateMachine):
         super().__init__()
         self.dispatcher = Dispatcher()
         self.profiles = [known(cost) for cost in (7.8125, 250.0, 500.0, 1007.8125)]
-        self.profiles.append(Profile())
+        self.profiles += [Profile(), ALONE]
         self.kinds: dict[int, Profile] = {}
         self.queue: list[int] = []
+        self.announced: list[int] = []
         self.idle: list[int] = []  # the last one is the next
         self.roomy: list[int] = []  # the first one is the next
         self.flights: dict[int, Flight] = {}
@@ -108,18 +116,36 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(kind=KINDS)
     def submit(self, kind: int) -> None:
         self.jobs += 1
-        profile = self.kinds[self.jobs] = self.profiles[kind]
-        slot = None if self.queue else self.expect_a_place_for(self.jobs)
+        self.submit_job(self.jobs, kind)
+
+    def submit_job(self, job: int, kind: int) -> None:
+        profile = self.kinds[job] = self.profiles[kind]
+        slot = None if self.queue else self.expect_a_place_for(job)
         if slot is None:
-            self.queue.append(self.jobs)
-        assert self.dispatcher.submit(self.jobs, profile) == slot
+            self.queue.append(job)
+        assert self.dispatcher.submit(job, profile) == slot
 
     @rule(kind=KINDS, count=st.integers(2, 40))
     def submit_many(self, kind: int, count: int) -> None:
         for _ in range(count):
             self.submit(kind)
 
-    @rule(kind=KINDS, cost=st.sampled_from(COSTS))
+    @rule(count=st.integers(1, 3))
+    def announce(self, count: int) -> None:
+        for _ in range(count):
+            self.jobs += 1
+            self.announced.append(self.jobs)
+            self.dispatcher.announce(self.jobs)
+
+    @precondition(lambda self: self.announced)
+    @rule(data=st.data(), kind=KINDS)
+    def an_announced_job_can_be_sent(self, data: st.DataObject, kind: int) -> None:
+        job = data.draw(st.sampled_from(self.announced))
+        self.announced.remove(job)
+        assert self.dispatcher.discard(job) is True
+        self.submit_job(job, kind)
+
+    @rule(kind=st.integers(0, 4), cost=st.sampled_from(COSTS))
     def more_is_learned(self, kind: int, cost: float) -> None:
         self.profiles[kind].cost = cost
 
@@ -139,6 +165,15 @@ class DispatchMachine(RuleBasedStateMachine):
         for job in list(hand)[: data.draw(st.integers(1, len(hand)))]:
             del hand[job]
             flight.land(job)
+        if self.load(slot) <= REFILL:
+            self.refill(slot)
+
+    @precondition(lambda self: any(self.hands.values()))
+    @rule(data=st.data())
+    def the_last_job_is_not_sent_after_all(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from([s for s in self.hands if self.hands[s]]))
+        job, _ = self.hands[slot].popitem()
+        self.flights[slot].withdraw(job)
         if self.load(slot) <= REFILL:
             self.refill(slot)
 
@@ -168,11 +203,11 @@ class DispatchMachine(RuleBasedStateMachine):
         del self.flights[slot]
         self.give_back(jobs)
 
-    @precondition(lambda self: self.queue)
+    @precondition(lambda self: self.queue or self.announced)
     @rule(data=st.data())
-    def a_queued_job_is_cancelled(self, data: st.DataObject) -> None:
-        job = data.draw(st.sampled_from(self.queue))
-        self.queue.remove(job)
+    def a_waiting_job_is_cancelled(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(self.queue + self.announced))
+        (self.queue if job in self.queue else self.announced).remove(job)
         assert self.dispatcher.discard(job) is True
         assert self.dispatcher.discard(job) is False
 
@@ -182,18 +217,19 @@ class DispatchMachine(RuleBasedStateMachine):
         jobs = [job for hand in self.hands.values() for job in hand]
         assert self.dispatcher.discard(data.draw(st.sampled_from(jobs))) is False
 
-    @precondition(lambda self: len(self.queue) > 2)
+    @precondition(lambda self: len(self.queue + self.announced) > 2)
     @rule()
     def the_queue_is_emptied(self) -> None:
-        assert self.dispatcher.empty() == self.queue
+        assert self.dispatcher.empty() == self.queue + self.announced
         self.queue.clear()
+        self.announced.clear()
         assert self.dispatcher.empty() == []
 
     # What is true at any time.
 
     @invariant()
     def the_figures_agree(self) -> None:
-        assert self.dispatcher.waiting == len(self.queue)
+        assert self.dispatcher.waiting == len(self.queue) + len(self.announced)
         assert self.dispatcher.idle == len(self.idle)
 
     @invariant()
@@ -206,7 +242,8 @@ class DispatchMachine(RuleBasedStateMachine):
     def nobody_waits_while_somebody_is_idle(self) -> None:
         unemployed = sum(not flight.jobs for flight in self.flights.values())
         assert self.dispatcher.idle == unemployed
-        assert not (self.dispatcher.waiting and unemployed)
+        ready = self.dispatcher.waiting - len(self.announced)
+        assert not (ready and unemployed)
 
     @invariant()
     def nobody_has_more_in_hand_than_a_budget_or_one_job(self) -> None:
@@ -445,6 +482,63 @@ def test_a_worker_that_comes_back_is_given_jobs_again() -> None:
     dispatcher.submit(2, known(10))
     assert dispatcher.refill(0, flight) == [2]
     assert dispatcher.submit(3, known(10)) == 0
+
+
+def test_what_is_announced_waits_in_nobodys_way() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    for job in (1, 2):
+        dispatcher.announce(job)
+    assert (dispatcher.waiting, dispatcher.idle) == (2, 1)
+    assert dispatcher.submit(3, known(10)) == 0
+    assert dispatcher.submit(4, known(10)) == 0
+    assert dispatcher.submit(5, Profile()) is None
+    assert dispatcher.waiting == 3
+    for job in (3, 4):
+        flight.land(job)
+    assert dispatcher.refill(0, flight) == [5]
+    flight.land(5)
+    assert dispatcher.refill(0, flight) == []
+    assert dispatcher.give_back({3: known(10)}) == [(0, 3)]
+    assert dispatcher.waiting == 2
+
+
+def test_what_was_announced_is_queued_behind_those_that_came_meanwhile() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.announce(1)
+    dispatcher.submit(2, known(10))
+    assert dispatcher.discard(1) is True
+    assert dispatcher.waiting == 1
+    assert dispatcher.submit(1, known(10)) is None
+    assert dispatcher.waiting == 2
+    assert dispatcher.refill(0, Flight()) == [2, 1]
+
+
+def test_what_was_announced_is_forgotten_with_the_rest() -> None:
+    dispatcher = Dispatcher()
+    for job in (1, 3, 5):
+        dispatcher.announce(job)
+    for job in (2, 4):
+        dispatcher.submit(job, Profile())
+    assert dispatcher.discard(3) is True
+    assert dispatcher.discard(3) is False
+    assert dispatcher.empty() == [2, 4, 1, 5]
+    assert (dispatcher.waiting, dispatcher.empty()) == (0, [])
+    assert [dispatcher.discard(job) for job in (1, 2, 5)] == [False] * 3
+
+
+@pytest.mark.parametrize("cost", [7.8125, 1000.0, UNKNOWN])
+def test_who_is_to_be_alone_has_an_idle_worker_and_nobody_behind(cost: float) -> None:
+    dispatcher, [flight] = idle_pool(1)
+    assert dispatcher.submit(1, known(cost)) == 0
+    assert dispatcher.submit(2, ALONE) is None, "nobody travels ahead of it"
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [2]
+    assert dispatcher.submit(3, known(cost)) is None, "nor behind it"
+    assert dispatcher.refill(0, flight) == []
+    assert dispatcher.give_back({4: known(cost)}) == []
+    assert list(flight.jobs) == [2]
+    flight.withdraw(2)
+    assert dispatcher.refill(0, flight)[0] == 4
 
 
 def test_what_is_forgotten_is_never_given_to_anybody() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncpool._core.flight import Flight
-from asyncpool._core.profiles import UNKNOWN, Profile
+from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
 from asyncpool.errors import ProtocolError
 
 # Their sums are exact, in any order.
@@ -69,6 +69,17 @@ class FlightMachine(RuleBasedStateMachine):
             profile.note(0)  # what is learned later is not for this job
             self.sent.append(job)
             self.costs[job], self.profiles[job] = cost, profile
+
+    @rule(cost=st.sampled_from(COSTS), ask=st.booleans())
+    def a_job_is_not_sent_after_all(self, cost: float, *, ask: bool) -> None:
+        """Its place is for the next one, since the worker has never counted it."""
+        self.flight.add(999_999, known(cost))
+        jobs = self.unasked()[:1] if ask else []
+        if jobs:
+            places = self.flight.ask(jobs)
+            self.asked.append(places)
+            self.questions.append(places)
+        self.flight.withdraw(999_999)
 
     @precondition(lambda self: self.running is None and self.taken < len(self.sent))
     @rule()
@@ -220,7 +231,51 @@ def test_places_are_never_given_twice() -> None:
     assert flight.ask([7]) == (3,)
 
 
-def test_nothing_of_rounding_is_left_when_all_is_done() -> None:
+def test_the_place_of_a_job_that_was_not_sent_is_the_next_ones() -> None:
+    flight = flight_of(7, 8)
+    for job in (9, 10):
+        flight.add(job, known(500))
+        flight.withdraw(job)
+        assert (list(flight.jobs), flight.backlog) == ([7, 8], 20.0)
+    flight.add(11, known(10))
+    assert flight.ask([11, 8]) == (3, 2)
+    assert list(flight.answer([3])[0]) == [11]
+
+
+def test_a_flight_is_empty_when_its_only_job_is_not_sent() -> None:
+    flight = flight_of(7, 8)
+    flight.ask([8])
+    flight.land(7)
+    flight.land(8)
+    flight.add(9, ALONE)
+    assert (flight.head, flight.backlog) == (9, UNKNOWN)
+    flight.withdraw(9)
+    assert (flight.jobs, flight.head, flight.backlog) == ({}, None, 0.0)
+    assert flight.asking, "what was asked about others is still to be answered"
+    flight.add(10, known(10))
+    assert flight.jobs[10][0] == 3
+    assert flight.answer([]) == ({}, [])
+
+
+def test_nothing_of_rounding_is_left_of_a_job_that_was_not_sent() -> None:
+    flight = Flight()
+    flight.add(1, known(1e9))
+    flight.add(2, known(8.1))
+    flight.land(1)
+    assert flight.backlog != 8.1
+    flight.withdraw(2)
+    assert flight.backlog == 0.0
+
+
+def test_only_a_job_in_hand_is_withdrawn() -> None:
+    flight = flight_of(7)
+    with pytest.raises(KeyError):
+        flight.withdraw(8)
+    flight.add(9, known(10))
+    assert flight.jobs[9][0] == 2, "nothing was changed"
+
+
+def test_nothing_of_rounding_is_left_when_when_all_is_done() -> None:
     flight = Flight()
     for job, cost in enumerate((1e9, 8.1, 1e6 / 3)):
         flight.add(job, known(cost))

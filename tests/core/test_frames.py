@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import mmap
+import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -35,8 +38,10 @@ cuts = st.lists(st.integers(0, 1500))
 
 
 def encode(frame: Frame) -> bytes:
-    kind, job, attempt, tag, payload = frame
-    return header(kind, len(payload), job, attempt, tag) + payload
+    payload = bytes(frame.payload)
+    return header(frame.kind, len(payload), frame.job, frame.attempt, frame.tag) + (
+        payload
+    )
 
 
 def pieces(data: bytes, where: list[int]) -> list[bytes]:
@@ -98,7 +103,7 @@ def test_what_came_before_garbage_is_received_at_any_cut(
         ((1, 7, 0, 0, 1, 0), "the peer speaks version 1, not 2"),
         ((3, 7, 0, 0, 1, 0), "the peer speaks version 3, not 2"),
         ((2, 0, 0, 0, 1, 0), "unknown kind of frame: 0"),
-        ((2, 15, 0, 0, 1, 0), "unknown kind of frame: 15"),
+        ((2, 23, 0, 0, 1, 0), "unknown kind of frame: 23"),
         ((2, 7, 0, 0, 1, 301), "a payload of 301 bytes exceeds the limit of 300"),
         (
             (2, 7, 0, 0, 1, 2**64 - 1),
@@ -219,6 +224,14 @@ def test_the_bytes_on_the_wire() -> None:
         "REVOKED": 12,
         "SWEEP": 13,
         "SWEPT": 14,
+        "SEGMENT": 15,
+        "GRANT": 16,
+        "DROP": 17,
+        "LENT": 18,
+        "AREA": 19,
+        "WANT": 20,
+        "RETURNED": 21,
+        "LOST": 22,
     }
     assert Frame._fields == ("kind", "job", "attempt", "tag", "payload")
     assert (VERSION, HEADER_SIZE) == (2, 24)
@@ -257,3 +270,204 @@ def test_pending_counts_what_waits_for_the_rest() -> None:
     assert decoder.pending == HEADER_SIZE + 4
     assert decoder.feed(encode(second)[-1:]) == [second]
     assert decoder.pending == 0
+
+
+# Long payloads, which are received where they stay.
+
+MOST = 1 << 20  # of what is put together
+NOISE = random.Random(7).randbytes(MOST + 70_000)
+
+
+def long_frame(size: int, *, start: int = 0, job: int = 1) -> Frame:
+    return Frame(Kind.AREA, job, 2, 3, NOISE[start : start + size])
+
+
+class Receiver:
+    """Does what a channel does: what there is a target for goes there."""
+
+    def __init__(
+        self, *, limit: int = 2 * MOST, allocate: Callable[[int], Any] = bytearray
+    ) -> None:
+        self.decoder = FrameDecoder(max_payload=limit, allocate=allocate)
+        self.frames: list[Frame] = []
+
+    def take(self, data: bytes) -> int:
+        """Take some of *data*, and return how much."""
+        target = self.decoder.target
+        if target is None:
+            self.frames += self.decoder.feed(data)
+            return len(data)
+        size = min(len(data), len(target))
+        target[:size] = data[:size]
+        self.frames += self.decoder.fill(size)
+        return size
+
+    def take_all(self, data: bytes) -> None:
+        start = 0
+        while start < len(data):
+            start += self.take(data[start : start + 65_536])
+
+
+@given(
+    before=st.lists(frames, max_size=2),
+    after=st.lists(frames, max_size=2),
+    extra=st.integers(1, 70_000),
+    second=st.booleans(),
+    data=st.data(),
+)
+def test_long_payloads_come_back_as_they_were_however_the_stream_is_cut(
+    before: list[Frame],
+    after: list[Frame],
+    extra: int,
+    second: bool,  # noqa: FBT001
+    data: st.DataObject,
+) -> None:
+    long = [long_frame(MOST + extra)]
+    if second:
+        long.append(long_frame(MOST + 1, start=9, job=2))
+    sent = [*before, *long, *after]
+    stream = b"".join(map(encode, sent))
+    edges = list(itertools.accumulate(len(encode(frame)) for frame in sent))
+    near = st.builds(
+        int.__add__, st.sampled_from(edges), st.integers(-2 * HEADER_SIZE, 30)
+    )
+    where = data.draw(st.lists(st.integers(0, len(stream)) | near, max_size=8))
+    receiver = Receiver()
+    taken = 0
+    for part in pieces(stream, [max(cut, 0) for cut in where]):
+        while part:
+            size = receiver.take(part)
+            taken, part = taken + size, part[size:]  # noqa: PLW2901
+            whole = sum(edge <= taken for edge in edges)
+            assert receiver.frames == sent[:whole]
+            begun = taken - (edges[whole - 1] if whole else 0)
+            assert receiver.decoder.pending == begun
+    assert receiver.frames == sent
+    assert receiver.decoder.target is None
+    assert receiver.decoder.error is None
+
+
+def test_a_long_payload_stays_where_it_was_received() -> None:
+    made: list[bytearray] = []
+
+    def allocate(size: int) -> bytearray:
+        made.append(bytearray(size))
+        return made[-1]
+
+    receiver, frame = Receiver(allocate=allocate), long_frame(MOST + 1)
+    stream = encode(frame)
+    receiver.take(stream[: HEADER_SIZE + 5])
+    assert [len(buffer) for buffer in made] == [MOST + 1]
+    assert made[0][:6] == NOISE[:5] + b"\0"
+    receiver.take_all(stream[HEADER_SIZE + 5 :] + encode(frame))
+    assert receiver.frames == [frame, frame]
+    for found, buffer in zip(receiver.frames, made, strict=True):
+        assert type(found.payload) is memoryview
+        assert found.payload.obj is buffer
+
+
+def awaited(decoder: FrameDecoder) -> tuple[int | None, int]:
+    """Return how much room the target has, if there is one, and what is pending."""
+    room = None if decoder.target is None else len(decoder.target)
+    return room, decoder.pending
+
+
+@pytest.mark.parametrize("received", [0, 1, MOST])
+def test_the_target_is_the_rest_of_a_long_payload_and_nothing_else(
+    received: int,
+) -> None:
+    frame, rest = long_frame(MOST + 1), MOST + 1 - received
+    decoder = FrameDecoder(max_payload=MOST + 1)
+    assert awaited(decoder) == (None, 0)
+    assert decoder.feed(encode(frame)[: HEADER_SIZE + received]) == []
+    assert awaited(decoder) == (rest, HEADER_SIZE + received)
+    assert decoder.target is not None
+    decoder.target[:] = NOISE[received : MOST + 1]
+    assert decoder.fill(rest - 1) == []
+    assert awaited(decoder) == (1, HEADER_SIZE + MOST)
+    assert decoder.fill(1) == [frame]
+    assert awaited(decoder) == (None, 0)
+
+
+def test_frames_before_a_long_payload_do_not_wait_for_it() -> None:
+    small, long = Frame(Kind.LENT, 7, 0, 5, b"small"), long_frame(MOST + 1)
+    decoder = FrameDecoder(max_payload=MOST + 1)
+    assert decoder.feed(encode(small) + encode(long)[:-1]) == [small]
+    assert decoder.target is not None
+    decoder.target[:] = NOISE[MOST : MOST + 1]
+    assert decoder.fill(1) == [long]
+    assert decoder.feed(encode(small)) == [small]
+
+
+def test_a_payload_is_put_together_up_to_1_mib_and_if_it_comes_at_once() -> None:
+    receiver = Receiver(allocate=lambda size: pytest.fail(f"{size} bytes of room"))
+    at_most, longer = long_frame(MOST), long_frame(MOST + 1)
+    receiver.take_all(encode(at_most)[:-1])
+    assert receiver.decoder.target is None
+    assert receiver.decoder.pending == HEADER_SIZE + MOST - 1
+    receiver.take_all(encode(at_most)[-1:])
+    assert receiver.take(encode(longer)) == HEADER_SIZE + MOST + 1
+    assert receiver.frames == [at_most, longer]
+    assert [type(frame.payload) for frame in receiver.frames] == [bytes, bytes]
+
+
+def test_room_for_a_long_payload_may_be_a_map() -> None:
+    receiver = Receiver(allocate=lambda size: mmap.mmap(-1, size))
+    frame, small = long_frame(MOST + 1), Frame(Kind.VALUE, 1, 1, 0, b"small")
+    stream = encode(frame) + encode(small)
+    receiver.take_all(stream[:100])
+    receiver.take_all(stream[100:])
+    assert receiver.frames == [frame, small]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(12, "Cannot allocate memory"), "[Errno 12] Cannot allocate memory"),
+        (MemoryError("too much"), "too much"),
+    ],
+)
+@pytest.mark.parametrize("received", [0, 5])
+def test_no_room_for_a_long_payload_is_a_protocol_error(
+    received: int, error: Exception, text: str
+) -> None:
+    def allocate(size: int) -> bytearray:
+        raise error
+
+    decoder = FrameDecoder(max_payload=2 * MOST, allocate=allocate)
+    small = Frame(Kind.VALUE, 1, 1, 0, b"small")
+    begun = encode(long_frame(MOST + 1))[: HEADER_SIZE + received]
+    assert decoder.feed(encode(small) + begun) == [small]
+    assert decoder.target is None
+    for data in (b"", encode(small)):
+        with pytest.raises(ProtocolError) as caught:
+            decoder.feed(data)
+        assert str(caught.value) == (
+            f"there is no memory for a payload of {MOST + 1} bytes: {text}"
+        )
+        assert caught.value is decoder.error
+    # If nothing came before it, it is raised at once.
+    decoder = FrameDecoder(max_payload=2 * MOST, allocate=allocate)
+    with pytest.raises(ProtocolError, match="there is no memory for a payload of "):
+        decoder.feed(begun)
+    assert decoder.pending <= len(begun)
+
+
+def test_there_is_no_room_for_a_long_payload_above_the_limit() -> None:
+    asked: list[int] = []
+
+    def allocate(size: int) -> bytearray:
+        asked.append(size)
+        return bytearray(size)
+
+    for length in (MOST + 2, 1 << 40):
+        decoder = FrameDecoder(max_payload=MOST + 1, allocate=allocate)
+        with pytest.raises(ProtocolError) as caught:
+            decoder.feed(header(Kind.AREA, length))
+        assert str(caught.value) == (
+            f"a payload of {length} bytes exceeds the limit of {MOST + 1}"
+        )
+    assert asked == []
+    decoder = FrameDecoder(max_payload=MOST + 1, allocate=allocate)
+    assert decoder.feed(header(Kind.AREA, MOST + 1)) == []
+    assert asked == [MOST + 1]

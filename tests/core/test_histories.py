@@ -28,7 +28,7 @@ from asyncpool._core.commands import (
     Terminate,
     Unassign,
 )
-from asyncpool._core.profiles import UNKNOWN, Profile
+from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import REVOKE_GRACE, Finish, Supervision
 
@@ -58,6 +58,46 @@ def submit(*jobs: int, cost: float = UNKNOWN) -> Event:
         return sent
 
     return event
+
+
+def submit_large(job: int) -> Event:
+    """A job comes whose arguments take a while to get to any worker."""
+
+    def event(core: Supervision, now: float) -> list[Command]:
+        slot = core.submit(job, ALONE)
+        return [] if slot is None else [Assign(slot, (job,))]
+
+    return event
+
+
+def outcome_to_load(slot: int) -> Event:
+    """A worker has finished a job whose outcome takes a while to load."""
+
+    def event(core: Supervision, now: float) -> list[Command]:
+        job = core.slots[slot].flight.head
+        assert job is not None
+        land(core, slot)
+        core.landing(job)
+        return core.refill(slot, now)
+
+    return event
+
+
+def landed(job: int) -> Event:
+    return lambda core, now: core.landed(job, now)
+
+
+def announce(*jobs: int) -> Event:
+    def event(core: Supervision, now: float) -> list[Command]:
+        for job in jobs:
+            core.announce(job)
+        return []
+
+    return event
+
+
+def arrive(job: int) -> Event:
+    return lambda core, now: core.arrive(job, ALONE, now)
 
 
 def ready(slot: int) -> Event:
@@ -106,10 +146,19 @@ def fault(slot: int) -> Event:
 def cancel(job: int, *, begun: bool = True) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
         slots = [slot.index for slot in core.slots if job in slot.flight.jobs]
-        index = slots[0] if slots else None
-        return core.cancel(job, now, index=index, begun=begun)
+        if not slots:
+            return core.drop(job, now)
+        return core.cancel(job, now, index=slots[0], begun=begun)
 
     return event
+
+
+def drop(job: int) -> Event:
+    return lambda core, now: core.drop(job, now)
+
+
+def withdraw(slot: int, job: int) -> Event:
+    return lambda core, now: core.withdraw(slot, job, now)
 
 
 def look(core: Supervision, now: float) -> list[Command]:
@@ -427,6 +476,159 @@ HISTORIES: dict[str, History] = {
         (5.0, timer, [Kill(0)]),
         (10.0, timer, [Abandon(0)]),
         (10.0, died(0), [Finished()]),
+    ],
+    "a job that is being pickled holds up nobody": [
+        *ONE,
+        (1.0, announce(1), []),
+        (1.0, submit(2), [Assign(0, (2,))]),
+        (1.0, submit(3), []),
+        (1.1, arrive(1), []),
+        (2.0, outcome(0), [Assign(0, (3,))]),
+        (3.0, outcome(0), [Assign(0, (1,))]),
+        (4.0, announce(4), []),
+        (4.1, outcome(0), []),
+        (4.2, arrive(4), [Assign(0, (4,))]),
+    ],
+    "a close waits for what is being pickled": [
+        *ONE,
+        (1.0, announce(1), []),
+        (1.1, close(ALL, 30.0), []),
+        (1.2, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.3, ready(0), []),
+        (2.0, arrive(1), [Assign(0, (1,))]),
+        (3.0, outcome(0), [Stop(0)]),
+        (3.1, died(0), [Finished()]),
+    ],
+    "a close waits no longer when the last of them is given up": [
+        *ONE,
+        (1.0, announce(1, 2), []),
+        (1.1, close(ALL, 30.0), []),
+        (1.2, drop(1), []),
+        (1.3, drop(2), [Stop(0)]),
+        (1.4, died(0), [Finished()]),
+    ],
+    "a stricter close does not wait for what is being pickled": [
+        *ONE,
+        (1.0, submit(1), [Assign(0, (1,))]),
+        (1.0, announce(2), []),
+        (1.0, submit(3), []),
+        (1.1, close(RUNNING, 30.0), [FailJobs((3, 2), "closed")]),
+        (2.0, outcome(0), [Stop(0)]),
+    ],
+    "nor does one whose time is over": [
+        *ONE,
+        (1.0, submit_large(1), [Assign(0, (1,))]),
+        (1.0, announce(2), []),
+        (1.0, submit(3), []),
+        (1.1, close(ALL, 1.0), []),
+        (2.1, timer, [FailJobs((1, 3, 2), "closed"), Kill(0)]),
+        (2.2, died(0), [Finished()]),
+    ],
+    "a pool that breaks has no hope for what is being pickled": [
+        (0.0, start, [Spawn(0, 1)]),
+        (0.1, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (0.2, announce(1), []),
+        (0.2, submit(2), []),
+        (
+            0.3,
+            died(0),
+            [
+                ParkSlot(0, "2 starts failed in a row", 10),
+                GiveUp("every slot is parked: 2 starts failed in a row"),
+                FailJobs((2, 1), "broken"),
+            ],
+        ),
+    ],
+    "a job with large arguments has its worker for itself": [
+        *ONE,
+        (1.0, submit(1, cost=10.0), [Assign(0, (1,))]),
+        (1.0, submit_large(2), []),
+        (1.1, outcome(0), [Assign(0, (2,))]),
+        (1.2, submit(3, cost=10.0), []),
+        (1.3, look, []),
+        (1.4, look, []),
+        (2.0, outcome(0), [Assign(0, (3,))]),
+    ],
+    "a job that is given up before it was sent costs nothing, and its place is free": [
+        *ONE,
+        (1.0, submit(1, cost=10.0), [Assign(0, (1,))]),
+        (1.1, outcome(0), []),
+        (1.2, submit_large(2), [Assign(0, (2,))]),
+        (1.3, submit(3, 4, cost=10.0), []),
+        (1.4, withdraw(0, 2), [Assign(0, (3, 4))]),
+        (1.5, cancel(4, begun=False), [Revoke(0, (3,))]),
+        (1.6, revoked(0, 3), []),
+        (1.7, outcome(0), []),
+        (2.0, submit_large(5), [Assign(0, (5,))]),
+        (2.1, withdraw(0, 5), []),
+        (2.2, submit(6), [Assign(0, (6,))]),
+    ],
+    "a worker whose only job was not sent is let go by a closing pool": [
+        *ONE,
+        (1.0, submit_large(1), [Assign(0, (1,))]),
+        (1.1, close(RUNNING, 30.0), []),
+        (1.2, withdraw(0, 1), [Stop(0)]),
+        (1.3, died(0), [Finished()]),
+    ],
+    "and a faulty one is replaced": [
+        *ONE,
+        (1.0, submit_large(1), [Assign(0, (1,))]),
+        (1.1, fault(0), []),
+        (1.1, submit(2), []),
+        (1.2, withdraw(0, 1), [Kill(0)]),
+        (1.3, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.4, ready(0), [Assign(0, (2,))]),
+    ],
+    "a job whose worker dies before it was sent is the next to be sent": [
+        *ONE,
+        (1.0, submit_large(1), [Assign(0, (1,))]),
+        (1.0, submit(2, cost=10.0), []),
+        (1.1, died(0, requeue=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.2, ready(0), [Assign(0, (1,))]),
+        (1.3, outcome(0), [Assign(0, (2,))]),
+    ],
+    "a worker goes on while its outcome is loaded": [
+        *ONE,
+        (1.0, submit(1), [Assign(0, (1,))]),
+        (1.0, submit(2), []),
+        (1.1, outcome_to_load(0), [Assign(0, (2,))]),
+        (1.2, outcome(0), []),
+        (1.3, landed(1), []),
+    ],
+    "a close waits for an outcome that is being loaded": [
+        *ONE,
+        (1.0, submit(1), [Assign(0, (1,))]),
+        (1.1, close(RUNNING, 30.0), []),
+        (1.2, outcome_to_load(0), []),
+        (1.3, landed(1), [Stop(0)]),
+        (1.4, died(0), [Finished()]),
+    ],
+    "a close that waits for nothing fails what is being loaded": [
+        *TWO,
+        (1.0, submit(1), [Assign(1, (1,))]),
+        (1.0, submit(2), [Assign(0, (2,))]),
+        (1.1, outcome_to_load(1), []),
+        (1.2, close(NONE, 30.0), [FailJobs((2, 1), "closed"), Terminate(0), Stop(1)]),
+        (1.3, landed(1), []),
+        (1.4, died(0), []),
+        (1.5, died(1), [Finished()]),
+    ],
+    "and so does one whose time is over": [
+        *ONE,
+        (1.0, submit(1), [Assign(0, (1,))]),
+        (1.1, outcome_to_load(0), []),
+        (1.1, announce(2), []),
+        (1.2, close(ALL, 1.0), []),
+        (2.2, timer, [FailJobs((1, 2), "closed"), Kill(0)]),
+        (2.3, landed(1), []),
+        (2.4, died(0), [Finished()]),
+    ],
+    "to cancel what a worker has finished costs nothing": [
+        *ONE,
+        (1.0, submit(1), [Assign(0, (1,))]),
+        (1.1, outcome(0), []),
+        (1.2, lambda core, now: core.cancel(1, now, index=0, begun=True), []),
+        (1.3, submit(2), [Assign(0, (2,))]),
     ],
     # Regressions.
     "no worker is started when the time to close is over too": [

@@ -16,11 +16,11 @@ from asyncpool._core.messages import (
     LauncherConfig,
     WorkerConfig,
     pack_exit,
+    pack_numbers,
     pack_pid,
-    pack_places,
     unpack_exit,
+    unpack_numbers,
     unpack_pid,
-    unpack_places,
 )
 from asyncpool.errors import ProtocolError
 
@@ -129,25 +129,25 @@ def test_reports_of_another_length_are_a_protocol_error(payload: bytes) -> None:
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=130))
 def test_places_come_back_as_they_were(places: list[int]) -> None:
-    payload = pack_places(places)
-    assert unpack_places(payload) == tuple(places)
+    payload = pack_numbers(places)
+    assert unpack_numbers(payload) == tuple(places)
     assert len(payload) == 8 * len(places)
 
 
 def test_places_on_the_wire() -> None:
-    assert pack_places((3, 0x0102)).hex(" ", 8) == "0000000000000003 0000000000000102"
-    assert pack_places([]) == b""
-    assert unpack_places(b"") == ()
+    assert pack_numbers((3, 0x0102)).hex(" ", 8) == "0000000000000003 0000000000000102"
+    assert pack_numbers([]) == b""
+    assert unpack_numbers(b"") == ()
 
 
 @given(st.binary(max_size=40))
 def test_a_list_of_places_has_a_length_that_eight_divides(payload: bytes) -> None:
     if len(payload) % 8 == 0:
-        assert pack_places(unpack_places(payload)) == payload
+        assert pack_numbers(unpack_numbers(payload)) == payload
         return
     with pytest.raises(ProtocolError) as caught:
-        unpack_places(payload)
-    assert str(caught.value) == "a list of jobs cannot be read"
+        unpack_numbers(payload)
+    assert str(caught.value) == "a list of numbers cannot be read"
 
 
 @pytest.mark.parametrize("initializer", [None, b"", b"pickled"])

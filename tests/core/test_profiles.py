@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core import profiles
-from asyncpool._core.profiles import BUDGET, DEEPEST, REFILL, UNKNOWN, Profile
+from asyncpool._core.profiles import (
+    ALONE,
+    BUDGET,
+    DEEPEST,
+    REFILL,
+    UNKNOWN,
+    Profile,
+)
 
 # The least that a call counts for.
 FLOOR = 7.8125
@@ -24,6 +31,7 @@ def after(*durations: float) -> float:
 def test_the_figures() -> None:
     assert (BUDGET, REFILL, DEEPEST, UNKNOWN) == (1000.0, 500.0, 128, 1e9)
     assert set(profiles.__all__) == {
+        "ALONE",
         "BUDGET",
         "DEEPEST",
         "REFILL",
@@ -35,6 +43,11 @@ def test_the_figures() -> None:
 def test_what_was_never_called_is_unknown_and_fits_behind_nothing() -> None:
     assert after() == UNKNOWN
     assert UNKNOWN > 1_000 * BUDGET
+
+
+def test_what_is_to_be_alone_costs_as_much_as_what_is_unknown() -> None:
+    assert type(ALONE) is Profile
+    assert ALONE.cost == UNKNOWN
 
 
 def test_the_first_call_is_taken_at_its_word() -> None:

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from asyncpool._core.parcels import Bundle
 from asyncpool._core.raised import load_error, pack_error
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
 from tests.core import specimens
@@ -276,3 +277,15 @@ def test_a_printed_exception_shows_the_remote_traceback() -> None:
     cause = load_error(execute(failing_job)).__cause__
     assert str(cause).startswith("\n\nTraceback (most recent call last):\n")
     assert "# the failing line" in str(cause)
+
+
+def test_an_error_can_be_loaded_wherever_it_lies() -> None:
+    def job() -> NoReturn:
+        raise specimens.NeedsTwo("a", "b")
+
+    view = memoryview(execute(job))
+    for payload in (view, Bundle(view, []), Bundle(b"", [view])):
+        error = load_error(payload)
+        assert type(error) is specimens.NeedsTwo
+        assert (error.left, error.right) == ("a", "b")
+        assert "in job" in text_of(error)

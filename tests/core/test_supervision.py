@@ -7,6 +7,7 @@ the teardown, which sees every story to a good end.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import ClassVar, get_args
 
@@ -20,10 +21,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncpool._core.commands import Command
+from asyncpool._core.commands import Assign, Command, Stop
+from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, SlotState
-from asyncpool._core.supervision import REVOKE_GRACE, Finish
+from asyncpool._core.supervision import REVOKE_GRACE, Finish, Supervision
 from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary import COSTS, START_TIMEOUT, ImaginaryShell
 
@@ -78,6 +80,53 @@ class SupervisionMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.shell.submit(10.0)
 
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @rule(costs=st.lists(st.sampled_from([math.inf, *COSTS]), min_size=1, max_size=3))
+    def announce(self, costs: list[float]) -> None:
+        for cost in costs:
+            self.shell.announce(cost)
+
+    @precondition(lambda self: self.shell.announced)
+    @rule(data=anything, what=st.sampled_from(["arrive", "arrive", "refuse", "cancel"]))
+    def an_announced_job_arrives_or_does_not(
+        self, data: st.DataObject, what: str
+    ) -> None:
+        job = data.draw(st.sampled_from(self.shell.announced))
+        if what == "arrive":
+            self.shell.arrive(job)
+        elif what == "refuse":
+            self.shell.refuse(job)
+        else:
+            self.shell.cancel(job)
+
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @rule(count=st.integers(1, 3))
+    def submit_jobs_with_large_arguments(self, count: int) -> None:
+        for _ in range(count):
+            self.shell.submit(math.inf)
+
+    @precondition(lambda self: self.shell.loading())
+    @rule(
+        data=anything,
+        what=st.sampled_from(["load", "load", "cancel", "crash", "fault"]),
+        roll=rolls,
+    )
+    def a_job_is_loaded_or_is_not(
+        self, data: st.DataObject, what: str, roll: float
+    ) -> None:
+        slot = data.draw(st.sampled_from(self.shell.loading()))
+        job = self.shell.processes[slot].loading
+        assert job is not None
+        if what == "fault":
+            self.shell.fault(slot)
+            what = data.draw(st.sampled_from(["load", "cancel", "crash"]))
+        if what == "load":
+            self.shell.load(slot)
+        elif what == "cancel":
+            self.shell.cancel(job)
+        else:
+            self.shell.die(slot, roll=roll)
+
     @precondition(lambda self: self.shell.queue)
     @rule(data=anything)
     def cancel_a_queued_job(self, data: st.DataObject) -> None:
@@ -114,17 +163,28 @@ class SupervisionMachine(RuleBasedStateMachine):
         self.shell.ready(data.draw(st.sampled_from(slots)))
 
     @precondition(lambda self: self.shell.slots("busy"))
-    @rule(data=anything, count=st.integers(1, 5), again=coins)
-    def outcomes(self, data: st.DataObject, count: int, *, again: bool) -> None:
+    @rule(data=anything, count=st.integers(1, 5), again=coins, heavy=coins)
+    def outcomes(
+        self, data: st.DataObject, count: int, *, again: bool, heavy: bool
+    ) -> None:
         slot = data.draw(st.sampled_from(self.shell.slots("busy")))
-        self.shell.outcome(slot, count=count, again=again)
+        self.shell.outcome(slot, count=count, again=again, heavy=heavy)
+
+    @precondition(lambda self: self.shell.landing)
+    @rule(data=anything, what=st.sampled_from(["land", "land", "again", "cancel"]))
+    def an_outcome_is_loaded(self, data: st.DataObject, what: str) -> None:
+        job = data.draw(st.sampled_from(self.shell.landing))
+        if what == "cancel":
+            self.shell.cancel(job)
+        else:
+            self.shell.land(job, again=what == "again")
 
     @precondition(lambda self: self.shell.slots("busy"))
-    @rule()
-    def all_finish(self) -> None:
+    @rule(heavy=coins)
+    def all_finish(self, *, heavy: bool) -> None:
         for slot in self.shell.slots("busy"):
             if self.shell.processes[slot].told is Ending.NO:
-                self.shell.outcome(slot, count=1_000)
+                self.shell.outcome(slot, count=1_000, heavy=heavy)
 
     @precondition(lambda self: self.shell.slots("busy"))
     @rule(data=anything)
@@ -235,6 +295,12 @@ class SupervisionMachine(RuleBasedStateMachine):
         if whim == 0:
             self.shell.close(finish, timeout)
 
+    @precondition(lambda self: self.shell.closing is None and self.shell.announced)
+    @rule(whim=st.integers(0, 5), timeout=st.sampled_from([1.0, 30.0]))
+    def close_before_all_are_pickled(self, whim: int, timeout: float) -> None:
+        if whim == 0:
+            self.shell.close(Finish.ALL, timeout)
+
     @precondition(lambda self: self.shell.closing is not None)
     @precondition(lambda self: not self.shell.finished)
     @rule(
@@ -249,9 +315,12 @@ class SupervisionMachine(RuleBasedStateMachine):
     def signals_that_come_early_or_late_change_nothing(self) -> None:
         core, deadline = self.shell.core, self.shell.core.next_deadline()
         if not self.shell.finished:
-            nobody = core.cancel(1_000_000, self.shell.now, index=None, begun=False)
-            assert nobody == []
-        if deadline is not None and deadline > self.shell.now:
+            now = self.shell.now
+            assert core.drop(1_000_000, now) == []
+            assert core.landed(1_000_000, now) == []
+            assert core.cancel(1_000_000, now, index=0, begun=False) == []
+        early = deadline is not None and deadline > self.shell.now
+        if early:
             assert core.on_timer(self.shell.now) == []
         assert core.next_deadline() == deadline
 
@@ -277,11 +346,11 @@ class SupervisionMachine(RuleBasedStateMachine):
             for job in process.hand
             if job not in process.unwanted
         ]
-        assert shell.open == {*wanted, *shell.queue}
-        assert len(shell.open) == len(wanted) + len(shell.queue)
-        assert core.dispatcher.waiting == len(shell.queue)
+        assert shell.open == {*wanted, *shell.waiting, *shell.landing}
+        assert len(shell.open) == len(wanted) + len(shell.waiting + shell.landing)
+        assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(len(jobs) - 1 for jobs in flights.values())
-        assert core.waiting == len(shell.queue) + ahead
+        assert core.waiting == len(shell.waiting) + ahead
         assert core.pipelining == (ahead > 0)
         assert core.dispatcher.idle == len(shell.free())
         assert (core.broken is not None, core.finished) == (
@@ -296,13 +365,17 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_broken_pool_holds_no_queued_job(self) -> None:
-        assert not (self.shell.broken and self.shell.queue)
+        assert not (self.shell.broken and self.shell.waiting)
 
     @invariant()
     def a_closing_pool_keeps_only_what_its_jobs_need(self) -> None:
-        if self.shell.closing is not None and not self.shell.queue:
-            assert not self.shell.slots("starting", "idle")
-            assert not (self.shell.closing is Finish.NONE and self.shell.open)
+        shell = self.shell
+        if shell.closing is None:
+            return
+        if not shell.waiting and not shell.landing:
+            assert not shell.slots("starting", "idle")
+        assert not (shell.closing is Finish.NONE and shell.open)
+        assert not (shell.closing >= Finish.RUNNING and shell.announced)
 
     @invariant()
     def after_the_deadline_every_job_has_ended(self) -> None:
@@ -316,6 +389,16 @@ class SupervisionMachine(RuleBasedStateMachine):
         assert deadline is None or deadline >= self.shell.now
         if self.shell.finished:
             assert deadline is None
+
+    @invariant()
+    def who_is_being_loaded_is_alone_and_has_the_next_place(self) -> None:
+        for process in self.shell.processes.values():
+            if process.loading is not None:
+                assert process.hand == {process.loading: process.sent + 1}
+                slot = self.shell.core.slots[process.slot]
+                entry = slot.flight.jobs[process.loading]
+                assert entry == (process.sent + 1, UNKNOWN, ALONE)
+                assert self.shell.core.head(process.slot) == process.loading
 
     # Safety says that nothing bad happens; a supervisor that does nothing at all
     # is perfectly safe.  The rest says that good things do happen.
@@ -346,7 +429,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     @invariant()
     def an_empty_slot_is_looked_at_again(self) -> None:
         shell = self.shell
-        if shell.closing is not None and not shell.queue:
+        if shell.closing is not None and not shell.waiting:
             return
         for slot in shell.core.slots:
             if slot.index in shell.processes or slot.state is SlotState.RETIRED:
@@ -362,7 +445,7 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_job_waits_for_a_worker_that_will_never_come(self) -> None:
-        if self.shell.queue:
+        if self.shell.waiting:
             hopeless = {SlotState.PARKED, SlotState.RETIRED}
             assert not all(slot.state in hopeless for slot in self.shell.core.slots)
 
@@ -381,9 +464,42 @@ class SupervisionMachine(RuleBasedStateMachine):
             get_well(shell)
             for _ in range(0 if shell.broken else 3):
                 shell.submit()
+                shell.announce(math.inf)
         if not shell.finished:
             close_whatever_happens(shell, self.manners)
         self.seen.update(shell.seen)
+
+
+def closing_core(workers: int) -> Supervision:
+    core = Supervision(workers=workers, policy=RestartPolicy(), start_timeout=20.0)
+    core.start(0.0)
+    for index in range(workers):
+        core.ready(index, 1.0)
+    return core
+
+
+def test_a_closing_pool_lets_go_of_whom_the_job_that_arrives_does_not_need() -> None:
+    core = closing_core(2)
+    core.announce(1)
+    assert core.close(Finish.ALL, 30.0, 2.0) == []
+    # The other worker would be idle for as long as the job takes.
+    assert core.arrive(1, ALONE, 2.0) == [Assign(1, (1,)), Stop(0)]
+
+
+def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
+    core, profile = closing_core(1), Profile()
+    core.submit(1, profile)
+    core.outcome(0, 1)
+    assert core.close(Finish.ALL, 30.0, 2.0) == []
+    assert core.refill(0, 2.0) == [Stop(0)]
+    core.landing(1)
+    commands = core.ended(0, 3.0, started=False, requeue=(), roll=0.0)
+    # Its outcome is an error to retry after.
+    commands += core.give_back({1: profile}, 4.0)
+    commands += core.landed(1, 4.0)
+    deadline = core.next_deadline()
+    assert deadline is not None
+    assert commands or deadline < 30.0, "nobody is there for it until the time is over"
 
 
 TestSupervision = SupervisionMachine.TestCase
@@ -400,7 +516,7 @@ def test_the_machine_exercises_what_it_is_for() -> None:
     run_state_machine_as_test(
         CountedMachine,
         settings=settings(
-            max_examples=200, stateful_step_count=60, derandomize=True, database=None
+            max_examples=360, stateful_step_count=60, derandomize=True, database=None
         ),
     )
     seen = CountedMachine.seen
@@ -432,6 +548,18 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "killed for a job, late": 1,
         "untouched by a death": 30,
         "requeued": 5,
+        "announced": 500,
+        "arrived": 300,
+        "arrived while the pool closes": 50,
+        "refused": 10,
+        "loaded": 300,
+        "withdrawn": 20,
+        "withdrawn, and another one sent": 10,
+        "requeued before it was sent": 30,
+        "closed before it was sent": 1,
+        "landed": 100,
+        "landed while the pool closes": 10,
+        "closed while it landed": 1,
     }
     rare = {what: seen[what] for what, least in floor.items() if seen[what] < least}
     assert not rare, f"hardly ever happened: {rare}"

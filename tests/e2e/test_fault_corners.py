@@ -115,11 +115,15 @@ async def test_a_death_after_its_outcome_was_written_costs_no_job() -> None:
 
 async def test_a_call_that_a_dying_worker_never_read_is_not_lost() -> None:
     crashes: list[Crash] = []
-    async with patience(), Pool(1, on_crash=crashes.append) as pool:
+    # What is large then goes through the channel.
+    pool = Pool(1, on_crash=crashes.append, max_shared_memory=0)
+    async with patience(), pool:
         pid = await pool.submit(jobs.pid)
         os.kill(pid, signal.SIGSTOP)
         # Too large for the channel: a part of it stays here.
         large = pool.submit(len, bytes(8_000_000))
+        while large.worker is None:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
         assert (large.worker, large.attempt) == (pid, 1)
         os.kill(pid, signal.SIGKILL)
         assert await large == 8_000_000

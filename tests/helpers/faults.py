@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import asyncpool
 from asyncpool._core.frames import HEADER_SIZE, VERSION, Kind, header
-from asyncpool._core.messages import pack_places
+from asyncpool._core.messages import pack_numbers
 from tests.helpers.jobs import arrive, wait_at
 
 __all__ = ["DEATHS", "FAULTS", "Fault", "by_name"]
@@ -155,7 +155,7 @@ def wait_for_idleness() -> None:
     main = threading.main_thread().ident
     assert main is not None
     if main != threading.get_ident():
-        while sys._current_frames()[main].f_code.co_name != "_receive":
+        while sys._current_frames()[main].f_code.co_name != "receive":
             time.sleep(0)  # it has just sent an outcome, and is on its way
 
 
@@ -252,13 +252,13 @@ OFFENCES = (
     ),
     offence(
         "what nobody asked for",
-        lambda: say_to_control(header(Kind.REVOKED, 8) + pack_places([1])),
+        lambda: say_to_control(header(Kind.REVOKED, 8) + pack_numbers([1])),
         "gave back job 1, which it cannot",
     ),
     offence(
         "half a place",
         lambda: say_to_control(header(Kind.REVOKED, 3) + b"abc"),
-        "a list of jobs cannot be read",
+        "a list of numbers cannot be read",
     ),
     offence("shut channel", shut_down, "closed its channel"),
     offence("closed descriptors", close_everything, "closed its channel"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 
 import pytest
 
@@ -89,6 +90,37 @@ async def test_the_limit_itself_is_allowed() -> None:
             tasks.create_task(line.write(encode(1, payload)))
             await line.heard(1)
         assert line.frames[0].payload == payload
+
+
+async def test_a_long_payload_is_read_where_it_stays_and_the_rest_as_ever() -> None:
+    payloads = [b"before", bytes(range(256)) * 5_000, b"behind", bytes(2_000_000), b""]
+    with Line() as line:
+        data = b"".join(encode(n, payload) for n, payload in enumerate(payloads))
+        async with patience(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(line.write(data))
+            await line.heard(5)
+        assert [frame.job for frame in line.frames] == [0, 1, 2, 3, 4]
+        assert [frame.payload for frame in line.frames] == payloads
+        kinds = [type(frame.payload) for frame in line.frames]
+        assert kinds == [bytes, memoryview, bytes, memoryview, bytes]
+        assert isinstance(line.frames[1].payload.obj, mmap.mmap)
+        line.peer.close()
+        async with patience():
+            await line.heard(5, ends=1)
+        assert line.ends == [None]
+
+
+async def test_a_long_payload_that_is_cut_short_is_silence() -> None:
+    with Line() as line:
+        data = encode(1, b"good") + encode(2, bytes(2_000_000))
+        async with patience(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(line.write(data[:-1]))
+            await line.heard(1)
+        line.peer.close()
+        async with patience():
+            await line.heard(1, ends=1)
+        assert [frame.job for frame in line.frames] == [1]
+        assert line.ends == [None]
 
 
 async def test_nothing_comes_after_the_channel_was_closed() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
+import socket
 
 import pytest
 
 from asyncpool._core.frames import HEADER_SIZE, Frame, FrameDecoder, Kind, header
 from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.parcels import received
 from tests.helpers.patience import patience
 from tests.runtime.line import LIMIT, Line, cut, encode
 
@@ -26,10 +30,10 @@ async def test_a_peer_that_reads_slowly_gets_everything_in_order() -> None:
             line.channel.flush_soon()
         async with patience():
             while len(frames) < 6:
-                frames += decoder.feed(await line.read(65_536))
+                frames += received(decoder, await line.read(65_536))
         assert line.channel.unsent == 0
     assert [frame.job for frame in frames] == [1, 11, 2, 12, 3, 13]
-    assert {frame.payload for frame in frames[::2]} == {large}
+    assert all(frame.payload == large for frame in frames[::2])
     assert {frame.payload for frame in frames[1::2]} == {b""}
 
 
@@ -270,3 +274,90 @@ async def test_a_peer_that_leaves_in_the_middle_of_a_message() -> None:
             await line.heard(0, ends=1)
         line.send(b"abc")
         assert line.ends == [None]
+
+
+# Descriptors.
+
+
+def a_pipe() -> tuple[int, int]:
+    """Return a descriptor to be sent, and one that tells when no copy of it is left."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    return writer, reader
+
+
+def is_gone(reader: int) -> bool:
+    """Tell whether nobody can write to the pipe any more."""
+    try:
+        return os.read(reader, 100) == b""
+    except BlockingIOError:
+        return False
+
+
+async def read_with_fds(line: Line, size: int) -> list[tuple[bytes, list[int]]]:
+    """Read *size* bytes; return what each read has brought, with its descriptors."""
+    reads: list[tuple[bytes, list[int]]] = []
+    async with patience():
+        while sum(len(data) for data, _ in reads) < size:
+            await asyncio.sleep(0)
+            with contextlib.suppress(BlockingIOError):
+                data, fds, _, _ = socket.recv_fds(line.peer, 1 << 20, 3)
+                reads.append((data, fds))
+    return reads
+
+
+async def test_a_descriptor_comes_with_its_frame_and_is_not_kept() -> None:
+    writer, reader = a_pipe()
+    before, with_it, behind = (encode(n, b"", Kind.SEGMENT) for n in (1, 2, 3))
+    with Line() as line:
+        line.channel.put(before)
+        line.channel.put_descriptor(with_it, writer)
+        line.channel.put(behind)
+        assert line.channel.unsent == 3 * HEADER_SIZE
+        line.channel.flush()
+        reads = await read_with_fds(line, 3 * HEADER_SIZE)
+        assert b"".join(data for data, _ in reads) == before + with_it + behind
+        # A read that brings it ends with its frame.
+        [last] = [n for n, (_, fds) in enumerate(reads) if fds]
+        assert b"".join(data for data, _ in reads[: last + 1]) == before + with_it
+        [found] = reads[last][1]
+        os.write(found, b"hello")
+        assert os.read(reader, 100) == b"hello"
+        assert not is_gone(reader)
+        os.close(found)
+        assert is_gone(reader)
+    os.close(reader)
+
+
+async def test_a_descriptor_waits_until_the_peer_has_read_what_is_before_it() -> None:
+    writer, reader = a_pipe()
+    with Line() as line:
+        line.send(bytes(3_000_000))
+        line.channel.put_descriptor(encode(2, b"", Kind.SEGMENT), writer)
+        line.channel.flush()
+        assert not is_gone(reader)
+        reads = await read_with_fds(line, 3_000_000 + HEADER_SIZE)
+        [found] = [fd for _, fds in reads for fd in fds]
+        assert not is_gone(reader)
+        os.close(found)
+        assert is_gone(reader)
+    os.close(reader)
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["peer left", "channel closed"])
+async def test_a_descriptor_that_is_never_sent_is_closed(gone: bool) -> None:  # noqa: FBT001
+    writer, reader = a_pipe()
+    with Line() as line:
+        line.send(bytes(3_000_000))
+        line.channel.put_descriptor(encode(2, b"", Kind.SEGMENT), writer)
+        line.channel.flush()
+        left = line.channel.unsent
+        assert not is_gone(reader)
+        if gone:
+            line.peer.close()
+            async with patience():
+                await line.heard(0, ends=1)
+        line.channel.close()
+        assert is_gone(reader)
+        assert line.channel.unsent == left
+    os.close(reader)

@@ -21,6 +21,7 @@ from asyncpool._runtime.process import Process
 from asyncpool._runtime.template import LaunchError
 from tests.helpers import faults, jobs
 from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.parcels import plain
 from tests.helpers.patience import patience
 
 pytestmark = [
@@ -109,7 +110,7 @@ async def test_a_worker_lives_until_its_channel_ends(*, fork: bool) -> None:
     with ends() as own:
         async with launcher(fork=fork) as found:
             process = await start(found, own)
-            payload = pack_job(jobs.pid, (), {})
+            payload = plain(pack_job(jobs.pid, (), {}))
             own.jobs.send(header(Kind.JOB, len(payload), 7, 2) + payload)
             outcome = await own.frame(own.jobs)
             assert outcome is not None
@@ -170,7 +171,7 @@ async def test_closing_ends_the_workers_too(*, fork: bool) -> None:
     with ends() as own:
         async with launcher(fork=fork) as found:
             process = await start(found, own)
-            payload = pack_job(faults.linger, (), {})
+            payload = plain(pack_job(faults.linger, (), {}))
             own.jobs.send(header(Kind.JOB, len(payload), 1, 1) + payload)
             await found.close()
             assert await own.frame(own.jobs) is None
@@ -183,7 +184,7 @@ async def test_workers_go_on_without_their_launcher(*, fork: bool) -> None:
         async with launcher(fork=fork) as found:
             process = await start(found, first)
             found.abort()
-            payload = pack_job(jobs.square, (5,), {})
+            payload = plain(pack_job(jobs.square, (5,), {}))
             first.jobs.send(header(Kind.JOB, len(payload), 1, 1) + payload)
             outcome = await first.frame(first.jobs)
             assert outcome is not None

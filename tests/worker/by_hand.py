@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
-from asyncpool._core.messages import WorkerConfig, pack_places, unpack_places
+from asyncpool._core.messages import WorkerConfig, pack_numbers, unpack_numbers
 from asyncpool._core.outcome import dumps, load_value, pack_job
 from asyncpool._core.raised import load_error
 from asyncpool._runtime.template import _BOOTSTRAP, _ROOT
+from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE
 
 __all__ = ["Door", "Worker", "encode", "function_frame", "job_frame", "revoke_frame"]
@@ -31,7 +32,7 @@ def job_frame(
     job: int, function: Callable[..., object], *args: object, number: int = 0
 ) -> bytes:
     """Return a first attempt; with a *number* the function does not come along."""
-    payload = pack_job(function, args, {}, number=number)
+    payload = plain(pack_job(function, args, {}, number=number))
     return encode(Kind.JOB, payload, job, 1, number)
 
 
@@ -40,7 +41,7 @@ def function_frame(number: int, function: object) -> bytes:
 
 
 def revoke_frame(*places: int) -> bytes:
-    return encode(Kind.REVOKE, pack_places(places))
+    return encode(Kind.REVOKE, pack_numbers(places))
 
 
 class Worker:
@@ -111,7 +112,7 @@ class Worker:
         assert frame is not None
         assert frame.kind is Kind.REVOKED
         assert (frame.job, frame.attempt, frame.tag) == (0, 0, 0)
-        return unpack_places(frame.payload)
+        return unpack_numbers(frame.payload)
 
     def noted(self) -> int:
         return int.from_bytes(os.pread(self.page, 8, 0), sys.byteorder)

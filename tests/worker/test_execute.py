@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 import pickle
 import weakref
 from collections.abc import Callable
@@ -15,32 +16,39 @@ import asyncpool
 from asyncpool import JobNotPicklableError, JobRaisedError
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.outcome import load_value, pack_job
+from asyncpool._core.parcels import LARGE, Bundle, Parcel
 from asyncpool._core.raised import load_error
 from asyncpool._worker.execute import Executor
 from tests.helpers import jobs, values
+from tests.helpers.parcels import Array, arrived, plain
 
 LIMIT = 1 << 20
 
 
+def executor_of(limit: int) -> Executor:
+    """Return an executor of jobs with which nothing else has come."""
+    return Executor(limit, lambda payload: payload)
+
+
 def run(function: Callable[..., Any], *args: Any, limit: int = LIMIT) -> Any:
     """Return the value of a job, or raise what it raised."""
-    frame = Frame(Kind.JOB, 7, 3, 0, pack_job(function, args, {}))
-    return opened(Executor(limit).run(frame))
+    frame = Frame(Kind.JOB, 7, 3, 0, plain(pack_job(function, args, {})))
+    return opened(executor_of(limit).run(frame))
 
 
 def call(executor: Executor, number: int, *args: Any, **kwargs: Any) -> Any:
     """Return the value of a job that calls a function by its number, or raise."""
-    payload = pack_job(jobs.take, args, kwargs, number=number)
+    payload = plain(pack_job(jobs.take, args, kwargs, number=number))
     return opened(executor.run(Frame(Kind.JOB, 7, 3, number, payload)))
 
 
-def opened(outcome: tuple[Kind, bytes, int]) -> Any:
+def opened(outcome: tuple[Kind, bytes | Parcel, int]) -> Any:
     kind, payload, duration = outcome
     assert 0 <= duration <= MAX_TAG
     if kind is Kind.VALUE:
-        return load_value(payload)
+        return load_value(arrived(payload))
     assert kind is Kind.ERROR
-    raise load_error(payload)
+    raise load_error(plain(payload))
 
 
 def learn(executor: Executor, number: int, function: object) -> None:
@@ -114,18 +122,83 @@ def _remember(argument: object) -> values.Point:
 
 def test_nothing_of_a_job_is_kept() -> None:
     _alive.clear()
-    executor = Executor(LIMIT)
+    executor = executor_of(LIMIT)
     learn(executor, 1, _remember)
     assert call(executor, 1, values.Point(5, 6)) == values.Point(3, 4)
     gc.collect()
     assert [ref() for ref in _alive] == [None, None, None]
 
 
+# What travels beside the frames.
+
+
+def executor_and_cargo(limit: int) -> tuple[Executor, list[object]]:
+    """Return an executor, and where to put what comes beside its next job."""
+    cargo: list[object] = []
+
+    def complete(payload: bytes | memoryview) -> bytes | memoryview | Bundle:
+        found = cargo.pop()
+        if isinstance(found, Exception):
+            raise found
+        assert isinstance(found, Bundle)
+        assert found.stream == payload
+        return found
+
+    return Executor(limit, complete), cargo
+
+
+def test_what_came_beside_a_job_is_part_of_its_arguments() -> None:
+    executor, cargo = executor_and_cargo(LIMIT)
+    call = pack_job(operator.attrgetter("data"), (Array(bytearray(b"x") * LARGE),), {})
+    assert isinstance(call, Parcel)
+    cargo.append(arrived(call))
+    kind, payload, _ = executor.run(Frame(Kind.JOB, 7, 3, 0, call.payload))
+    assert kind is Kind.VALUE
+    assert load_value(arrived(payload)) == b"x" * LARGE
+
+
+def test_what_cannot_be_had_is_the_jobs_error() -> None:
+    executor, cargo = executor_and_cargo(LIMIT)
+    cargo.append(OSError(24, "no descriptors"))
+    payload = plain(pack_job(jobs.square, (3,), {}))
+    with pytest.raises(OSError, match="no descriptors") as caught:
+        opened(executor.run(Frame(Kind.JOB, 7, 3, 0, payload)))
+    assert caught.value.errno == 24
+    cargo.append(Bundle(payload, []))
+    assert opened(executor.run(Frame(Kind.JOB, 7, 3, 0, payload))) == 9
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_the_limit_counts_what_travels_beside_a_result(excess: int) -> None:
+    _, payload, _ = executor_of(LIMIT).run(array_frame(LARGE))
+    assert isinstance(payload, Parcel)
+    limit = len(payload) - excess
+    assert limit > LARGE
+    outcome = executor_of(limit).run(array_frame(LARGE))
+    if not excess:
+        assert opened(outcome) == Array(bytes(LARGE))
+        return
+    with pytest.raises(JobNotPicklableError) as caught:
+        opened(outcome)
+    assert str(caught.value) == (
+        f"the job's result has {limit + 1} bytes when pickled, and "
+        f"max_message is {limit}"
+    )
+
+
+def array_frame(size: int) -> Frame:
+    return Frame(Kind.JOB, 7, 3, 0, plain(pack_job(make_array, (size,), {})))
+
+
+def make_array(size: int) -> Array:
+    return Array(bytearray(size))
+
+
 # Functions that are called by their numbers.
 
 
 def test_functions_are_called_by_their_numbers() -> None:
-    executor = Executor(LIMIT)
+    executor = executor_of(LIMIT)
     learn(executor, 7, jobs.take)
     learn(executor, 4_000_000_000, jobs.square)
     assert call(executor, 7, "a", "b", c="d") == 3
@@ -134,15 +207,15 @@ def test_functions_are_called_by_their_numbers() -> None:
 
 
 def test_one_executor_takes_calls_of_both_kinds() -> None:
-    executor = Executor(LIMIT)
+    executor = executor_of(LIMIT)
     learn(executor, 1, jobs.attempt)
     assert call(executor, 1) == (7, 3)
-    payload = pack_job(lambda: "along", (), {})
+    payload = plain(pack_job(lambda: "along", (), {}))
     assert opened(executor.run(Frame(Kind.JOB, 8, 1, 0, payload))) == "along"
 
 
 def test_the_traceback_of_such_a_call_begins_in_the_job() -> None:
-    executor = Executor(LIMIT)
+    executor = executor_of(LIMIT)
     learn(executor, 1, jobs.divide)
     with pytest.raises(ZeroDivisionError) as caught:
         call(executor, 1, 1, 0)
@@ -168,7 +241,7 @@ def _look_up() -> Callable[..., int]:
 
 def test_a_function_is_looked_up_once_and_not_before_its_first_call() -> None:
     _lookups.clear()
-    executor = Executor(LIMIT)
+    executor = executor_of(LIMIT)
     learn(executor, 1, _Looked())
     assert _lookups == []
     assert [call(executor, 1, n) for n in (2, 3)] == [4, 9]
@@ -188,7 +261,7 @@ def test_a_function_is_looked_up_once_and_not_before_its_first_call() -> None:
 def test_a_function_that_is_not_found_is_the_error_of_each_call(
     payload: bytes, error: type[Exception]
 ) -> None:
-    executor = Executor(LIMIT)
+    executor = executor_of(LIMIT)
     executor.learn(Frame(Kind.FUNCTION, 0, 0, 1, payload))
     learn(executor, 2, jobs.square)
     for _ in range(2):
@@ -199,7 +272,7 @@ def test_a_function_that_is_not_found_is_the_error_of_each_call(
 
 
 def test_the_257th_function_makes_it_forget_the_first() -> None:
-    executor = Executor(LIMIT)
+    executor = executor_of(LIMIT)
     for number in range(1, 257):
         learn(executor, number, jobs.square)
     # Neither a call nor the first lookup makes it any younger.
@@ -270,8 +343,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
     monkeypatch.setattr("asyncpool._worker.execute.perf_counter_ns", _clock)
 
     def run(function: Callable[..., Any], *args: Any) -> tuple[Kind, int]:
-        frame = Frame(Kind.JOB, 7, 3, 0, pack_job(function, args, {}))
-        kind, _, duration = Executor(LIMIT).run(frame)
+        frame = Frame(Kind.JOB, 7, 3, 0, plain(pack_job(function, args, {})))
+        kind, _, duration = executor_of(LIMIT).run(frame)
         return kind, duration
 
     return run

@@ -9,7 +9,9 @@ import pytest
 
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.outcome import dumps, load_value, pack_job
+from asyncpool._core.parcels import HEAVY
 from tests.helpers import jobs, values
+from tests.helpers.parcels import plain
 from tests.worker.by_hand import (
     Door,
     Worker,
@@ -32,7 +34,7 @@ def test_jobs_that_come_together_are_answered_one_by_one(worker: Worker) -> None
 
 
 def test_each_outcome_has_the_attempt_of_its_job(worker: Worker) -> None:
-    payload = pack_job(jobs.attempt, (), {})
+    payload = plain(pack_job(jobs.attempt, (), {}))
     worker.write(
         encode(Kind.JOB, payload, 3, 9),
         encode(Kind.JOB, payload, 1, 65_535),
@@ -264,13 +266,33 @@ def test_outcomes_carry_their_durations(worker: Worker) -> None:
     ]
 
 
-@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 1 << 20])
-def test_an_outcome_of_any_size_is_whole(size: int, worker: Worker) -> None:
+def length_of(size: int) -> int:
+    """Return how many bytes have *size* when pickled."""
     about = size - 50
-    length = size - (len(dumps(bytes(about))) - about)
+    return size - (len(dumps(bytes(about))) - about)
+
+
+@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, HEAVY])
+def test_an_outcome_of_any_size_is_whole(size: int, worker: Worker) -> None:
+    length = length_of(size)
     worker.write(job_frame(1, bytes, length), job_frame(2, jobs.square, 5))
     frame = worker.heard(worker.jobs)
     assert frame is not None
     assert frame.payload == dumps(bytes(length))
     assert len(frame.payload) == size
+    assert worker.result() == (2, 25)
+
+
+@pytest.mark.parametrize("size", [HEAVY + 1, 1 << 20])
+def test_a_heavy_outcome_is_whole_too(size: int, worker: Worker) -> None:
+    worker.write(job_frame(1, bytes, length_of(size)), job_frame(2, jobs.square, 5))
+    assert worker.heard(worker.jobs) == (Kind.WANT, size, 0, 0, b"")
+    worker.control.sendall(encode(Kind.GRANT, b""))  # there is no segment for it
+    area, outcome = (worker.heard(worker.jobs) for _ in range(2))
+    stream = dumps(bytes(length_of(size)))
+    assert area == (Kind.AREA, 0, 0, 0, stream)
+    assert len(stream) == size
+    assert outcome is not None
+    assert (outcome.kind, outcome.job, outcome.attempt) == (Kind.VALUE, 1, 1)
+    assert outcome.payload == b""
     assert worker.result() == (2, 25)

@@ -1,0 +1,130 @@
+"""Pickling and unpickling of large objects, in a thread of the pool's.
+
+Arguments are pickled before their job comes to the queue, a few jobs ahead, since what
+is pickled takes memory for a second time; values are unpickled when their job has left
+its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from asyncpool._core.frames import Frame
+from asyncpool._core.outcome import describe, pack_job
+from asyncpool._core.parcels import Parcel
+from asyncpool._runtime.book import load_outcome
+from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.threads import Pause, Threads
+from asyncpool.errors import JobNotPicklableError
+
+__all__ = ["Packer", "Unpacker"]
+
+_Call = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+
+
+class Packer:
+    """Pickles the arguments of jobs, one job after the other.
+
+    Args:
+        threads: Where.
+        ahead: How many jobs may be pickled while none of them has a worker yet.
+        on_packed: Called with a job and what it is to travel as.
+        on_refused: Called with a job that cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        *,
+        ahead: int,
+        on_packed: Callable[[Job[Any], bytes | Parcel], None],
+        on_refused: Callable[[Job[Any], JobNotPicklableError], None],
+    ) -> None:
+        self._threads = threads
+        self._most_ahead = ahead
+        self._on_packed = on_packed
+        self._on_refused = on_refused
+        self._calls: deque[tuple[Job[Any], _Call]] = deque()
+        self._ahead: list[Job[Any]] = []
+        self._busy = False
+
+    def add(self, job: Job[Any], call: _Call) -> None:
+        """Pickle a call as soon as it is its turn."""
+        self._calls.append((job, call))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin with the next one if it may begin."""
+        self._ahead = [job for job in self._ahead if job.payload and job.slot is None]
+        while self._calls and not self._busy and len(self._ahead) < self._most_ahead:
+            job, (function, args, kwargs) = self._calls.popleft()
+            if job.done():
+                continue
+            self._busy = True
+            packed = self._threads.pickle(
+                pack_job,
+                function,
+                args,
+                kwargs,
+                number=job.function.number,
+                pause=Pause(job.done),
+            )
+            packed.add_done_callback(partial(self._on_done, job))
+
+    def _on_done(self, job: Job[Any], packed: asyncio.Future[bytes | Parcel]) -> None:
+        self._busy = False
+        error = None if packed.cancelled() else packed.exception()
+        if not job.done() and not packed.cancelled():
+            if error is None:
+                payload = packed.result()
+                if isinstance(payload, Parcel):
+                    self._ahead.append(job)
+                self._on_packed(job, payload)
+            else:
+                self._on_refused(job, _as_refusal(error))
+        self.go_on()
+
+
+class Unpacker:
+    """Loads the outcomes of jobs.
+
+    Args:
+        threads: Where.
+        on_loaded: Called with a job, and what its outcome is.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        on_loaded: Callable[[Job[Any], Any], None],
+    ) -> None:
+        self._threads = threads
+        self._on_loaded = on_loaded
+        self.jobs: set[int] = set()
+
+    def add(self, job: Job[Any], frame: Frame) -> None:
+        """Load an outcome as soon as it is its turn."""
+        self.jobs.add(job.id)
+        loaded = self._threads.pickle(load_outcome, frame, Pause(job.done))
+        loaded.add_done_callback(partial(self._on_done, job))
+
+    def _on_done(self, job: Job[Any], loaded: asyncio.Future[Any]) -> None:
+        if not loaded.cancelled() and not loaded.exception() and not job.done():
+            self._on_loaded(job, loaded.result())
+        self.jobs.discard(job.id)
+
+
+def _as_refusal(error: BaseException) -> JobNotPicklableError:
+    if isinstance(error, JobNotPicklableError):
+        return error
+    refusal = JobNotPicklableError(
+        f"the call cannot be pickled: {describe(error)}",
+        direction="arguments",
+        name="the call",
+    )
+    refusal.__cause__ = error
+    return refusal

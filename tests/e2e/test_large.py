@@ -1,0 +1,737 @@
+"""Large objects: they are the same there and back, and each belongs to one process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from asyncpool import (
+    CloseSummary,
+    Job,
+    JobNotPicklableError,
+    Pool,
+    PoolClosedError,
+    PoolFullError,
+)
+from asyncpool._core.outcome import pack_job, pack_value
+from tests.helpers import jobs, large, values
+from tests.helpers.gate import Gate
+from tests.helpers.large import (
+    Block,
+    Crowd,
+    Passenger,
+    Stop,
+    all_free,
+    checksum,
+    crowd,
+    filler,
+    pattern,
+    segments_of,
+)
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, closing, idle, until
+
+pytestmark = BOTH_LOOPS
+
+KIB, MIB = 1 << 10, 1 << 20
+
+# Around every size from which on something is done in another way.
+SIZES = [
+    64 * KIB - 1,
+    64 * KIB,
+    64 * KIB + 1,
+    128 * KIB - 1,
+    128 * KIB,
+    128 * KIB + 1,
+    MIB - 1,
+    MIB,
+    MIB + 1,
+    7 * MIB + 13,
+]
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Whatever goes goes at once, or stays."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+# There and back.
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
+async def test_a_buffer_of_any_size_is_the_same_there_and_back(memory: int) -> None:
+    for size in SIZES:
+        block = Block(pattern(size))
+        async with patience(), Pool(1, max_shared_memory=memory) as pool:
+            assert await pool.submit(large.checksum, block) == checksum(block), size
+            back = await pool.submit(large.same, block)
+            assert back == block, size
+            assert not back.data.readonly
+            assert await pool.submit(large.make, size, 0) == block, size
+            shared = segments_of(pool).total > 0
+            assert shared is (memory > 0 and size >= 64 * KIB), size
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
+@pytest.mark.parametrize("kind", [bytes, bytearray, str, list, dict])
+async def test_a_plain_object_is_the_same_there_and_back(
+    kind: Any, memory: int
+) -> None:
+    async with patience(), Pool(1, max_shared_memory=memory) as pool:
+        for size in SIZES:
+            value = plain(kind, size)
+            assert await pool.submit(large.same, value) == value, size
+            assert await pool.submit(plain, kind, size) == value, size
+
+
+def plain(kind: Any, size: int) -> Any:
+    """Return something without buffers that has about *size* bytes when pickled."""
+    if kind is str:
+        return pattern(size // 2).decode("latin-1").replace("\0", "\u20ac")
+    if kind is dict:
+        return {number: str(number) * 10 for number in filler(size // 14)}
+    return kind(filler(size) if kind is list else pattern(size))
+
+
+async def test_fresh_interpreters_get_large_objects_too() -> None:
+    value = (Block(pattern(3 * MIB)), filler(3 * MIB))
+    async with patience(), Pool(2, launcher="spawn") as pool:
+        for _ in range(3):
+            assert await pool.submit(large.same, value) == value
+
+
+async def test_many_buffers_and_much_else_in_one_argument() -> None:
+    blocks = [Block(pattern(60 * KIB + 100 * n, n)) for n in range(100)]
+    value = {"blocks": blocks, "plain": {n: str(n) for n in filler(MIB)}, "none": None}
+    async with patience(), Pool(1) as pool:
+        assert await pool.submit(large.same, value) == value
+        assert await pool.submit(large.make_many, 100, 70 * KIB) == [
+            Block(pattern(70 * KIB, n)) for n in range(100)
+        ]
+
+
+async def test_one_object_twice_is_one_object_there() -> None:
+    block = Block(pattern(MIB))
+    async with patience(), Pool(1) as pool:
+        one, other = await pool.submit(large.same, [block, block])
+        assert one is other
+        assert one == block
+
+
+async def test_large_keywords_and_what_a_function_brings_along() -> None:
+    one, other = Block(pattern(MIB, 1)), Block(pattern(2 * MIB, 2))
+    plain = filler(MIB)
+    async with patience(), Pool(1) as pool:
+        sums = await pool.submit(large.checksums, one, second=other, third=one)
+        assert sums == [checksum(one), checksum(other), checksum(one)]
+        back = await pool.submit(lambda: (len(plain), plain[-1], other))
+        assert back == (len(plain), plain[-1], other)
+        assert await pool.submit(jobs.call, lambda block: block, one) == one
+
+
+async def test_a_buffer_that_is_read_only_stays_so() -> None:
+    block = Block(bytes(pattern(MIB)))
+    async with patience(), Pool(1) as pool:
+        assert await pool.submit(large.is_readonly, block)
+        assert (await pool.submit(large.same, block)).data.readonly
+        assert not await pool.submit(large.is_readonly, Block(pattern(MIB)))
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
+@pytest.mark.parametrize("size", [MIB, 3 * MIB])
+async def test_nobody_sees_what_another_one_changes(size: int, memory: int) -> None:
+    original = Block(pattern(size))
+    before = checksum(original)
+    async with patience(), Pool(1, max_shared_memory=memory) as pool:
+        for _ in range(3):
+            # A worker changes its argument.
+            assert await pool.submit(large.overwrite, original) == before
+            assert checksum(original) == before
+            # A caller changes its result.
+            back = await pool.submit(large.same, original)
+            back.data[:] = bytes(size)
+            assert checksum(original) == before
+        await pool.submit(large.keep, original)
+        kept = await pool.submit(large.keep_and_return, size, 7)
+        theirs = checksum(kept)
+        kept.data[:] = bytes(size)
+        again = await pool.submit(large.keep_and_return, size, 7)
+        assert checksum(again) == theirs
+        assert await pool.submit(large.kept) == [before, theirs, theirs]
+        assert checksum(kept) == checksum(Block(bytes(size)))
+
+
+# What is kept is not overwritten.
+
+
+async def test_what_a_job_keeps_is_not_overwritten_by_later_jobs() -> None:
+    blocks = [Block(pattern(MIB + 5, n)) for n in range(30)]
+    async with patience(), Pool(1) as pool:
+        for n in range(5):
+            await pool.submit(large.keep, blocks[n])
+        for block in blocks[5:]:
+            assert await pool.submit(large.checksum, block) == checksum(block)
+        expected = [checksum(block) for block in blocks[:5]]
+        assert await pool.submit(large.kept) == expected
+        assert large.uses(pool).count("worker") == 5
+        # What it lets go of is told with the next outcome.
+        for left in (4, 3):
+            await pool.submit(large.let_go_of_one)
+            assert large.uses(pool).count("worker") == left
+        for block in blocks[5:]:
+            assert await pool.submit(large.overwrite, block) == checksum(block)
+        assert await pool.submit(large.kept) == expected[:3]
+
+
+async def test_what_a_caller_keeps_is_not_overwritten_by_later_results() -> None:
+    async with patience(), Pool(2) as pool:
+        kept = await asyncio.gather(
+            *(pool.submit(large.make, MIB + n, n) for n in range(40))
+        )
+        last = kept.pop()
+        part = last.data[1000:2000]
+        del last
+        for n in range(20):
+            await pool.submit(large.make, MIB + n, 1000 + n)
+        assert kept == [Block(pattern(MIB + n, n)) for n in range(39)]
+        assert bytes(part) == pattern(MIB + 39, 39)[1000:2000]
+        await used(pool, "caller", 40)
+        del kept, part
+        await all_free(pool)
+
+
+async def test_results_outlive_their_pool() -> None:
+    before = large.mapped()
+    async with patience(), Pool(1) as pool:
+        blocks = [await pool.submit(large.make, MIB, n) for n in range(5)]
+        plain = await pool.submit(filler, MIB)
+        assert large.mapped() >= before + 5
+    assert blocks == [Block(pattern(MIB, n)) for n in range(5)]
+    assert plain == filler(MIB)
+    blocks[0].data[:] = bytes(MIB)
+    assert blocks[1:] == [Block(pattern(MIB, n)) for n in range(1, 5)]
+    assert large.mapped() == before + 5
+    del blocks
+    assert large.mapped() == before
+
+
+async def used(pool: Pool, use: str, count: int) -> None:
+    """Wait until so many segments are in this use."""
+    while large.uses(pool).count(use) != count:  # noqa: ASYNC110 - nobody is told
+        await asyncio.sleep(0)
+
+
+# Memory is used again.
+
+
+@pytest.mark.parametrize("size", [MIB, 3 * MIB])
+async def test_memory_is_used_again(size: int) -> None:
+    block = Block(pattern(size))
+    async with patience(), Pool(1) as pool:
+        assert await pool.submit(large.same, block) == block
+        await all_free(pool)
+        there_are, total = large.numbers(pool), pool.stats().shared_memory
+        assert 0 < len(there_are) <= 2
+        for n in range(20):
+            block.data[:] = pattern(size, n)
+            assert await pool.submit(large.same, block) == block
+            await all_free(pool)
+            assert large.numbers(pool) == there_are
+            assert pool.stats().shared_memory == segments_of(pool).total == total
+
+
+async def test_a_result_that_is_dropped_gives_its_memory_back() -> None:
+    async with patience(), Pool(1) as pool:
+        result = await pool.submit(large.make, MIB)
+        part = result.data[5:10]
+        assert large.uses(pool) == ["caller"]
+        del result
+        await asyncio.sleep(0)
+        assert large.uses(pool) == ["caller"]  # a part of it is left
+        del part
+        await all_free(pool)
+
+
+async def test_an_argument_gives_its_memory_back_with_the_outcome() -> None:
+    async with patience(), Pool(1) as pool:
+        for fails in (False, True):
+            function: Any = large.fail_with if fails else large.checksum
+            job: Job[Any] = pool.submit(function, Block(pattern(MIB)))
+            await asyncio.wait([job])
+            assert (job.exception() is not None) is fails
+            del job
+            assert large.uses(pool) == ["nobody"]
+
+
+async def test_a_result_that_nobody_wants_gives_its_memory_back() -> None:
+    async with patience(), Pool(1) as pool:
+        job = pool.submit(large.make, MIB)
+        await job
+        assert large.uses(pool) == ["caller"]
+        del job
+        await all_free(pool)
+
+
+@pytest.mark.parametrize("bound", [0, 64 * KIB, MIB, 5 * MIB])
+async def test_beyond_the_bound_all_is_well_and_slower(bound: int) -> None:
+    arguments: list[Any] = [
+        [Block(pattern(size, n)) for size in (100 * KIB, MIB, 64 * KIB)]
+        for n in range(30)
+    ]
+    arguments += [Block(pattern(64 * KIB, n)) for n in range(30)]
+    arguments += [filler(MIB), {"large": Block(pattern(6 * MIB)), "plain": filler(MIB)}]
+    totals = []
+    async with patience(), Pool(2, max_shared_memory=bound) as pool:
+        open_jobs = [pool.submit(large.same, argument) for argument in arguments]
+        for job in open_jobs:
+            job.add_done_callback(lambda _: totals.append(segments_of(pool).total))
+        results = await asyncio.gather(*open_jobs)
+        assert results == arguments
+        assert max(totals) <= bound
+        assert (max(totals) > 0) is (bound > 0)
+        for result in results[:30]:
+            for block in result:
+                block.data[:] = bytes(len(block.data))
+        assert await pool.submit(large.same, arguments) == arguments
+
+
+async def test_what_is_free_makes_room_for_what_is_needed() -> None:
+    async with patience(), Pool(1, max_shared_memory=4 * MIB) as pool:
+        for size in (MIB, 2 * MIB, 3 * MIB, MIB, 4 * MIB, 2 * MIB):
+            block = Block(pattern(size, size))
+            assert await pool.submit(large.checksum, block) == checksum(block)
+            assert segments_of(pool).total <= 4 * MIB
+            # There was room for it, so it did not go through the socket.
+            assert size <= max(
+                segment.memory.size for segment in segments_of(pool)._segments.values()
+            )
+        result = await pool.submit(large.make, 3 * MIB)
+        # What the caller has makes no room.
+        other = await pool.submit(large.make, 3 * MIB, 1)
+        assert large.uses(pool).count("caller") == 1
+        assert (result, other) == (large.make(3 * MIB), large.make(3 * MIB, 1))
+
+
+# Errors.
+
+
+async def test_exceptions_may_be_large() -> None:
+    text, data = "x" * (2 * MIB), bytes(pattern(2 * MIB))
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(ValueError, match="xxx") as caught:
+            await pool.submit(large.fail_with, text)
+        assert caught.value.args == (text,)
+        assert "fail_with" in str(caught.value.__cause__)
+        with pytest.raises(ValueError, match="xfe") as caught:
+            await pool.submit(large.fail_with, data, Block(pattern(MIB)))
+        assert caught.value.args == (data, Block(pattern(MIB)))
+        await assert_serves(pool)
+
+
+async def test_a_job_that_raised_something_large_is_tried_again() -> None:
+    block, text = Block(pattern(3 * MIB)), "y" * (2 * MIB)
+    async with patience(), Pool(2) as pool:
+        view = pool.options(max_attempts=3, retry_on=[LookupError])
+        job = view.submit(large.fail_until, 3, block, text)
+        assert await job == checksum(block)
+        assert job.attempt == 3
+        job = view.submit(large.fail_until, 4, block, text)
+        with pytest.raises(LookupError) as caught:
+            await job
+        assert caught.value.args == (text,)
+        assert job.attempt == 3
+        assert pool.stats().crashes == 0
+
+
+@pytest.mark.parametrize("where", ["args", "kwargs"])
+async def test_what_fails_late_to_pickle_is_named(where: str) -> None:
+    bad = [*filler(MIB), values.Unpicklable()]
+    async with patience(), Pool(1) as pool:
+        name, job = (
+            ("args[1]", pool.submit(jobs.take, 7, bad))
+            if where == "args"
+            else ("kwargs['value']", pool.submit(jobs.take, value=bad))
+        )
+        other = pool.submit(jobs.take, bad[:-1])
+        with pytest.raises(JobNotPicklableError) as caught:
+            await job
+        assert str(caught.value) == f"{name} cannot be pickled: TypeError: not for sale"
+        assert (caught.value.direction, caught.value.name) == ("arguments", name)
+        assert (caught.value.job_id, caught.value.attempt) == (job.id, 0)
+        assert await other == 1
+        assert pool.stats().waiting == 0
+        assert (pool.stats().failed, pool.stats().completed) == (1, 1)
+
+
+async def test_a_large_result_that_cannot_be_unpickled_here_is_said() -> None:
+    async with patience(), Pool(1) as pool:
+        job = pool.submit(lambda: [*filler(MIB), values.OnlyThere()])
+        with pytest.raises(JobNotPicklableError) as caught:
+            await job
+        assert str(caught.value) == (
+            "the job's result cannot be unpickled here: ValueError: not here"
+        )
+        assert (caught.value.job_id, caught.value.attempt) == (job.id, 1)
+        assert caught.value.direction == "result"
+        await assert_serves(pool)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [Block(pattern(300_000)), filler(300_000), [Block(pattern(100_000))] * 3],
+    ids=["a buffer", "plain", "several"],
+)
+async def test_a_call_may_be_as_large_as_was_said_and_no_larger(argument: Any) -> None:
+    size = len(pack_job(large.same, (argument,), {}, number=1))
+    async with patience(), Pool(1, max_message=size) as pool:
+        assert await pool.submit(large.same, argument) == argument
+    async with patience(), Pool(1, max_message=size - 1) as pool:
+        job = pool.submit(large.same, argument)
+        with pytest.raises(JobNotPicklableError) as caught:
+            await job
+        assert str(caught.value) == (
+            f"the call has {size} bytes when pickled, and max_message is {size - 1}"
+        )
+        assert (caught.value.direction, caught.value.name) == ("arguments", "the call")
+        assert caught.value.attempt == 0
+        assert large.numbers(pool) == set()
+        await assert_serves(pool)
+
+
+@pytest.mark.parametrize("kind", ["a buffer", "plain"])
+async def test_a_result_may_be_as_large_as_was_said_and_no_larger(kind: str) -> None:
+    function: Any = large.make if kind == "a buffer" else filler
+    size = len(pack_value(function(300_000)))
+    async with patience(), Pool(1, max_message=size) as pool:
+        assert await pool.submit(function, 300_000) == function(300_000)
+    async with patience(), Pool(1, max_message=size - 1) as pool:
+        job = pool.submit(function, 300_000)
+        with pytest.raises(JobNotPicklableError) as caught:
+            await job
+        assert str(caught.value) == (
+            f"the job's result has {size} bytes when pickled, and max_message is "
+            f"{size - 1}"
+        )
+        assert (caught.value.direction, caught.value.name) == ("result", "")
+        assert (caught.value.job_id, caught.value.attempt) == (job.id, 1)
+        assert large.numbers(pool) == set()
+        await assert_serves(pool)
+
+
+# What is built of small objects is pickled and unpickled elsewhere.
+
+
+@pytest.mark.parametrize("at", [0.0, 0.5, 1.0])
+async def test_the_loops_thread_does_not_pickle_what_is_long(at: float) -> None:
+    value = crowd(2 * MIB, at=at)
+    async with patience(), Pool(1) as pool:
+        with Stop() as stop:
+            assert await pool.submit(large.same, value) == value
+    ways = [way for way, _ in stop.passed]
+    threads = [name for _, name in stop.passed]
+    if at == 0.0:
+        # It has to find out that it is long.
+        assert ways == ["pickled", "pickled", "unpickled"]
+        assert threads.pop(0) == "MainThread"
+    else:
+        assert ways == ["pickled", "unpickled"]
+    assert all(name.startswith("asyncpool-pickle") for name in threads), threads
+
+
+async def test_what_is_short_is_pickled_at_once() -> None:
+    async with patience(), Pool(1) as pool:
+        with Stop() as stop:
+            value = [Passenger(), Block(pattern(MIB))]
+            assert await pool.submit(large.same, value) == value
+    assert stop.passed == [("pickled", "MainThread"), ("unpickled", "MainThread")]
+
+
+async def test_the_pool_goes_on_while_something_is_pickled() -> None:
+    async with patience(), Pool(1) as pool:
+        with Stop("pickled") as stop:
+            job = pool.submit(large.same, crowd(MIB))
+            await stop.reached()
+            assert (job.state, job.attempt, job.worker) == ("queued", 0, None)
+            assert pool.stats().waiting == 1
+            assert pool.stats().idle == 1
+            # Others do not wait for it.
+            assert await pool.submit(jobs.square, 5) == 25
+            block = Block(pattern(2 * MIB))
+            assert await pool.submit(large.same, block) == block
+            assert not job.done()
+            stop.release()
+            assert await job == crowd(MIB)
+
+
+async def test_the_pool_goes_on_while_something_is_unpickled() -> None:
+    async with patience(), Pool(1) as pool:
+        with Stop("unpickled") as stop:
+            job = pool.submit(crowd, MIB)
+            await stop.reached()
+            assert (job.state, job.attempt, job.worker) == ("running", 1, None)
+            assert (pool.stats().idle, pool.stats().waiting) == (1, 0)
+            assert await pool.submit(jobs.square, 5) == 25
+            block = Block(pattern(2 * MIB))
+            assert await pool.submit(large.same, block) == block
+            assert not job.done()
+            stop.release()
+            assert await job == crowd(MIB)
+
+
+async def test_no_more_is_pickled_ahead_than_there_are_workers_for() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        held = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
+        visitors = [await gate.visitor(str(n)) for n in range(2)]
+        with Stop() as stop:
+            queued = [pool.submit(large.same, crowd(MIB)) for _ in range(10)]
+            first = [job for job in queued if await pickled(pool, queued, 3, job)]
+            assert len(first) == 3
+            assert first == queued[:3]
+            assert len(stop.passed) == 3
+        for visitor in visitors:
+            visitor.release()
+        await asyncio.gather(*held)
+        assert await asyncio.gather(*queued) == [crowd(MIB)] * 10
+
+
+async def pickled(pool: Pool, queued: list[Any], count: int, job: Any) -> bool:
+    """Wait until *count* of them are pickled, and tell whether *job* is."""
+    while sum(bool(job.payload) for job in queued) < count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not large.supervisor_of(pool)._traffic._packer._busy
+    return bool(job.payload)
+
+
+async def test_what_is_being_pickled_counts_as_waiting() -> None:
+    async with patience(), Gate() as gate, Pool(1, max_pending=3) as pool:
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        with Stop("pickled") as stop:
+            queued = [pool.submit(large.same, crowd(MIB)) for _ in range(3)]
+            await stop.reached()
+            assert pool.stats().waiting == 3
+            with pytest.raises(PoolFullError) as caught:
+                pool.submit(large.same, crowd(MIB))
+            assert (caught.value.waiting, caught.value.max_pending) == (3, 3)
+            with pytest.raises(PoolFullError):
+                pool.submit(jobs.square, 5)
+            # One that is given up makes room.
+            queued.pop().cancel()
+            queued.append(pool.submit(large.same, crowd(MIB)))
+            assert pool.stats().waiting == 3
+        visitor.release()
+        assert await held == "go"
+        assert await asyncio.gather(*queued) == [crowd(MIB)] * 3
+
+
+async def test_an_idle_worker_lets_no_more_jobs_in_than_it_can_take() -> None:
+    """What is being pickled has no worker yet, but it will have this one."""
+    accepted: list[Job[list[Any]]] = []
+    async with patience(), Pool(1, max_pending=3) as pool:
+        await idle(pool)
+        with Stop("pickled") as stop:
+            while (job := accept(pool)) is not None:
+                accepted.append(job)
+                assert len(accepted) < 20
+            stop.release()
+            assert await asyncio.gather(*accepted) == [crowd(MIB)] * len(accepted)
+    assert 3 <= len(accepted) <= 4  # three wait, and one has a worker as good as
+
+
+def accept(pool: Pool) -> Job[list[Any]] | None:
+    try:
+        return pool.submit(large.same, crowd(MIB))
+    except PoolFullError:
+        return None
+
+
+# The end of the pool.
+
+
+async def test_a_close_waits_for_what_is_being_pickled() -> None:
+    async with patience():
+        pool = Pool(1)
+        await pool.start()
+        with Stop("pickled") as stop:
+            queued = [pool.submit(large.same, crowd(MIB)) for _ in range(3)]
+            await stop.reached()
+            close = await closing(pool)
+            assert pool.stats().state == "closing"
+            assert not any(job.done() for job in queued)
+            stop.release()
+            assert await close == CloseSummary(finished=3, failed=0, killed=0)
+        assert [job.result() for job in queued] == [crowd(MIB)] * 3
+
+
+async def test_a_close_waits_for_what_is_being_unpickled() -> None:
+    async with patience():
+        pool = Pool(1)
+        await pool.start()
+        with Stop("unpickled") as stop:
+            queued = [pool.submit(crowd, MIB) for _ in range(3)]
+            await stop.reached()
+            close = await closing(pool)
+            while pool.stats().busy:  # noqa: ASYNC110 - a planned end is no event
+                await asyncio.sleep(0)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert not close.done()
+            assert not any(job.done() for job in queued)
+            stop.release()
+            assert await close == CloseSummary(finished=3, failed=0, killed=0)
+        assert [job.result() for job in queued] == [crowd(MIB)] * 3
+
+
+async def test_a_job_that_is_tried_again_is_so_in_a_closing_pool_too() -> None:
+    """Its exception is so large that a thread loads it when no worker is busy."""
+    async with patience():
+        pool = Pool(1)
+        await pool.start()
+        view = pool.options(max_attempts=2, retry_on=[LookupError])
+        job = view.submit(fail_crowded)
+        with Stop("unpickled") as stop:
+            await stop.reached()
+            close = await closing(pool)
+            stop.release()
+            assert await job == 2
+            assert await close == CloseSummary(finished=1, failed=0, killed=0)
+
+
+def fail_crowded() -> int:
+    import asyncpool
+
+    if asyncpool.current_job().attempt == 1:
+        raise LookupError(crowd(2 * MIB))
+    return asyncpool.current_job().attempt
+
+
+@pytest.mark.parametrize("finish", ["none", "running"])
+async def test_a_close_that_finishes_less_fails_what_is_being_pickled(
+    finish: str,
+) -> None:
+    async with patience():
+        pool = Pool(1)
+        await pool.start()
+        with Stop("pickled") as stop:
+            queued = [pool.submit(large.same, crowd(MIB)) for _ in range(3)]
+            await stop.reached()
+            close = await closing(pool, finish=finish)
+            results = await asyncio.gather(*queued, return_exceptions=True)
+            assert not close.done()  # the thread is still at it
+            stop.release()
+            assert await close == CloseSummary(finished=0, failed=3, killed=0)
+        for job, error in zip(queued, results, strict=True):
+            assert type(error) is PoolClosedError
+            text = f"the pool was closed before job {job.id} was done"
+            assert (str(error), error.delivery) == (text, "never sent")
+            assert error.job_id == job.id
+        # Nobody wanted the others any more.
+        assert len(stop.passed) == 1
+
+
+async def test_a_close_that_finishes_nothing_fails_what_is_being_unpickled() -> None:
+    async with patience():
+        pool = Pool(1)
+        await pool.start()
+        with Stop("unpickled") as stop:
+            job = pool.submit(crowd, MIB)
+            await stop.reached()
+            close = await closing(pool, finish="none")
+            with pytest.raises(PoolClosedError) as caught:
+                await job
+            stop.release()
+            assert await close == CloseSummary(finished=0, failed=1, killed=0)
+    text = f"the pool was closed before job {job.id} was done"
+    assert (str(caught.value), caught.value.job_id) == (text, job.id)
+    assert caught.value.delivery == "started"  # it has even come to its end
+
+
+@pytest.mark.parametrize("way", ["pickled", "unpickled"])
+async def test_a_close_does_not_wait_for_ever_for_the_users_code(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncpool._runtime.threads._GRACE", 0.01)
+    async with patience():
+        pool = Pool(1)
+        await pool.start()
+        with Stop(way) as stop:
+            job = pool.submit(large.same, crowd(MIB))
+            await stop.reached()
+            summary = await pool.close(timeout=0.0)
+            assert (summary.finished, summary.failed) == (0, 1)
+            error = job.exception()
+            assert isinstance(error, PoolClosedError)
+            assert error.delivery == ("started" if way == "unpickled" else "never sent")
+            stop.release()
+
+
+# Nothing is kept.
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
+@pytest.mark.parametrize("size", [100 * KIB, MIB, 3 * MIB])
+async def test_nothing_is_kept_of_an_argument(size: int, memory: int) -> None:
+    async with patience(), Pool(1, max_shared_memory=memory) as pool:
+        block: Any = Block(pattern(size))
+        plain: Any = Crowd(filler(size))
+        refs = [weakref.ref(block), weakref.ref(plain)]
+        job = pool.submit(large.same, (block, plain))
+        del block, plain
+        back_block, back_plain = await job
+        assert [ref() for ref in refs] == [None, None]
+        refs = [weakref.ref(back_block), weakref.ref(back_plain)]
+        del back_block, back_plain, job
+        await all_free(pool)
+        # A thread may still be on its way out of the call that has made them.
+        while any(ref() for ref in refs):  # noqa: ASYNC110 - nobody is told of that
+            await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_nothing_is_kept_of_an_argument_whose_job_raised() -> None:
+    async with patience(), Pool(1) as pool:
+        block: Any = Block(pattern(MIB))
+        ref = weakref.ref(block)
+        job = pool.submit(large.fail_with, block)
+        del block
+        await asyncio.wait([job])
+        assert ref() is None
+        [copy] = job.exception().args  # type: ignore[union-attr] # it raised
+        assert copy == Block(pattern(MIB))
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
+async def test_a_large_job_leaves_no_garbage(memory: int) -> None:
+    async with patience(), Pool(1, max_shared_memory=memory) as pool:
+        value = [Block(pattern(3 * MIB)), filler(MIB)]
+        found = -1
+        for _ in range(3):  # the first one starts threads and imports modules
+            assert await pool.submit(large.same, value) == value
+            await all_free(pool)
+            found = gc.collect()
+        assert found == 0
+
+
+async def test_workers_hold_no_descriptors_of_what_they_have_used() -> None:
+    async with patience(), Pool(1) as pool:
+        for n in range(5):
+            await pool.submit(large.keep, Block(pattern(MIB, n)))
+        results = [await pool.submit(large.make, MIB, n) for n in range(5)]
+        assert await pool.submit(large.segment_descriptors) == []
+        assert large.segment_descriptors() == []
+        assert len(results) == 5
+        await until(pool, lambda stats: stats.idle == 1)

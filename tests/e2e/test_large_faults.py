@@ -1,0 +1,761 @@
+"""Large objects when something goes wrong: deaths, cancellations, hostile workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import random
+import select
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncpool import (
+    CloseSummary,
+    Crash,
+    Job,
+    JobError,
+    Pool,
+    PoolBrokenError,
+    PoolClosedError,
+    RestartPolicy,
+    WorkerCrashedError,
+)
+from asyncpool._core.frames import Kind
+from asyncpool._runtime.segments import Segment
+from asyncpool.events import TakenOver
+from tests.helpers import jobs, large
+from tests.helpers.faults import Fault
+from tests.helpers.gate import Gate
+from tests.helpers.large import (
+    Block,
+    Passenger,
+    Stop,
+    all_free,
+    checksum,
+    crowd,
+    filler,
+    freed,
+    pattern,
+    supervisor_of,
+)
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.pools import assert_serves, by_events, closing, crash_of, idle, until
+
+pytestmark = BOTH_LOOPS
+
+KIB, MIB = 1 << 10, 1 << 20
+
+QUICK = RestartPolicy(base=0.01, cap=0.02)
+KILLED = Fault("killed", lambda: None, signal="SIGKILL")
+
+
+@pytest.fixture
+def fill_passes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have whoever fills a segment be noted, and stopped, on the way "filled"."""
+    fill = Segment.fill
+
+    def pass_by_and_fill(self: Segment, *args: Any) -> None:
+        large.pass_by("filled")
+        fill(self, *args)
+
+    monkeypatch.setattr(Segment, "fill", pass_by_and_fill)
+
+
+@pytest.fixture
+def create_passes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for who makes memory, on the way "created"."""
+    from asyncpool import _memory
+
+    create = _memory.create
+
+    def pass_by_and_create(size: int) -> int:
+        large.pass_by("created")
+        return create(size)
+
+    monkeypatch.setattr(_memory, "create", pass_by_and_create)
+
+
+async def assert_in_step(pool: Pool) -> None:
+    """Check that every worker knows which job is which, and large ones too."""
+    before = large.in_use(pool)
+    small = [pool.submit(jobs.square, n) for n in range(50)]
+    block, plain = Block(pattern(2 * MIB, 9)), filler(MIB)
+    blocks = [pool.submit(large.same, block) for _ in range(4)]
+    plains = [pool.submit(large.same, plain) for _ in range(4)]
+    assert await asyncio.gather(*small) == [n * n for n in range(50)]
+    assert await asyncio.gather(*blocks) == [block] * 4
+    assert await asyncio.gather(*plains) == [plain] * 4
+    small = [pool.submit(jobs.square, n) for n in range(50)]
+    assert await asyncio.gather(*small) == [n * n for n in range(50)]
+    del blocks, plains
+    await all_free(pool, but=before)
+
+
+async def assert_places(pool: Pool) -> None:
+    """Check that the pool and its worker mean the same job by the same place."""
+    async with Gate() as gate:
+        # Until it is known to be short, so that others wait behind it.
+        profile = (
+            supervisor_of(pool)._traffic._functions.find(jobs.perhaps_wait).profile
+        )
+        while profile.cost >= 60.0:
+            await pool.submit(jobs.perhaps_wait)
+        first = pool.submit(jobs.perhaps_wait, gate.path)
+        behind = [pool.submit(jobs.perhaps_wait) for _ in range(3)]
+        slot = supervisor_of(pool)._core.slots[0]
+        visitor = await gate.visitor()
+        if behind[0].id in slot.flight.jobs:
+            behind[0].cancel()
+            while behind[0].id in slot.flight.jobs:  # noqa: ASYNC110 - as ever
+                await asyncio.sleep(0)
+        visitor.release()
+        assert await asyncio.gather(first, *behind[1:]) == [visitor.pid] * 3
+
+
+# Deaths.
+
+
+async def test_a_worker_dies_of_a_job_with_a_large_argument() -> None:
+    async with patience(), Pool(1) as pool:
+        job = pool.submit(large.die_with, Block(pattern(MIB)), Block(pattern(MIB)))
+        await crash_of(job, KILLED)
+        del job
+        await freed(pool, left=())
+        await assert_in_step(pool)
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
+async def test_the_next_worker_gets_the_argument_as_it_was(memory: int) -> None:
+    block = Block(pattern(MIB))
+    async with patience(), Pool(2, max_shared_memory=memory) as pool:
+        job = pool.options(max_attempts=2).submit(large.die_until, 2, block)
+        assert await job == checksum(block)
+        assert job.attempt == 2
+        job = pool.options(max_attempts=2).submit(large.die_until, 3, block)
+        await crash_of(job, KILLED, attempts=2)
+        assert pool.stats().takeovers == 2
+        await assert_in_step(pool)
+
+
+async def test_results_outlive_their_worker() -> None:
+    async with patience(), Pool(1) as pool:
+        blocks = [await pool.submit(large.make, MIB, n) for n in range(3)]
+        plain = await pool.submit(filler, MIB)
+        there_were = large.numbers(pool)
+        await crash_of(pool.submit(large.die_with, Block(pattern(MIB))), KILLED)
+        await idle(pool)
+        assert large.uses(pool) == ["caller"] * 3
+        assert large.numbers(pool) < there_were
+        await assert_in_step(pool)
+        assert blocks == [Block(pattern(MIB, n)) for n in range(3)]
+        assert plain == filler(MIB)
+        blocks[0].data[:] = bytes(MIB)
+        assert blocks[1:] == [Block(pattern(MIB, n)) for n in range(1, 3)]
+        del blocks
+        await all_free(pool)
+        # They belonged to one that is gone, so nobody else has them now.
+        assert not large.numbers(pool) & there_were
+
+
+@pytest.mark.parametrize("lend", [0, 1000])
+async def test_a_worker_dies_with_half_an_outcome(lend: int) -> None:
+    async with patience(), Pool(1) as pool:
+        job = pool.submit(large.die_granted, lend)
+        await crash_of(job, KILLED)
+        await freed(pool, left=())
+        await assert_in_step(pool)
+
+
+@pytest.mark.usefixtures("fill_passes_by", "create_passes_by")
+@pytest.mark.parametrize("way", ["created", "filled"])
+async def test_a_death_while_an_argument_is_loaded_costs_no_attempt(way: str) -> None:
+    crashes: list[Crash] = []
+    block = Block(pattern(3 * MIB))
+    async with patience(), Pool(1, on_crash=crashes.append, restart=QUICK) as pool:
+        events = pool.events()
+        with Stop(way, most=1) as stop:
+            job = pool.submit(large.checksum, block)
+            await stop.reached()
+            first = job.worker
+            assert first is not None
+            assert (job.state, job.attempt) == ("running", 1)
+            os.kill(first, signal.SIGKILL)
+            # The successor's memory is filled while the other thread is still at it.
+            assert await job == checksum(block)
+            assert job.attempt == 1
+        await assert_in_step(pool)
+        stats = pool.stats()
+    assert [(crash.pid, crash.job_id, crash.attempt) for crash in crashes] == [
+        (first, None, 0)
+    ]
+    # It was nowhere yet, so nobody takes it over, and it is nobody's fault.
+    assert (stats.takeovers, stats.failed, stats.spawned) == (0, 0, 2)
+    assert not [event async for event in by_events(events, TakenOver)]
+    assert job.crashes == ()
+
+
+@pytest.mark.usefixtures("fill_passes_by")
+async def test_a_job_outlives_any_number_of_workers_that_it_did_not_get_to() -> None:
+    block = Block(pattern(3 * MIB))
+    policy = RestartPolicy(base=0.0, cap=0.0, max_short_runs=None, max_crashes=100)
+    async with patience(), Pool(1, restart=policy) as pool:
+        with Stop("filled") as stop:
+            job = pool.submit(large.checksum, block)
+            await _kill_while_loading(pool, job, times=6)
+            stop.release()
+            assert await job == checksum(block)
+        assert job.attempt == 1
+        await assert_in_step(pool)
+
+
+@pytest.mark.usefixtures("fill_passes_by")
+async def test_a_job_that_gets_to_no_worker_ends_with_the_pool() -> None:
+    policy = RestartPolicy(base=0.0, cap=0.0, max_short_runs=None, max_crashes=2)
+    async with patience(), Pool(1, restart=policy) as pool:
+        with Stop("filled") as stop:
+            job = pool.submit(large.checksum, Block(pattern(3 * MIB)))
+            await _kill_while_loading(pool, job, times=3)
+            with pytest.raises(PoolBrokenError):
+                await job
+            stop.release()
+        await all_free(pool)
+
+
+async def _kill_while_loading(pool: Pool, job: Job[Any], times: int) -> None:
+    seen: set[int] = set()
+    for count in range(1, times + 1):
+        await until(pool, lambda stats: stats.busy == 1)
+        assert supervisor_of(pool)._state.handles[0].loading
+        pid = job.worker
+        assert pid is not None
+        assert pid not in seen
+        seen.add(pid)
+        os.kill(pid, signal.SIGKILL)
+        await until(pool, lambda stats, count=count: stats.crashes == count)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("size", [10, 2 * MIB])
+async def test_a_job_ends_even_if_nobody_can_say_what_it_raised(size: int) -> None:
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(JobError):
+            await pool.submit(large.fail_namelessly, size)
+        await assert_in_step(pool)
+
+
+@pytest.mark.parametrize("kind", ["a buffer", "plain"])
+async def test_a_pool_survives_when_there_may_be_no_more_threads(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    value: Any = Block(pattern(MIB)) if kind == "a buffer" else filler(MIB)
+    async with patience(), Pool(1) as pool:
+        await idle(pool)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            # Whatever becomes of this job, it ends, and the pool does not.
+            with contextlib.suppress(JobError, RuntimeError):
+                assert await pool.submit(large.same, value) == value
+            assert pool.stats().state == "running"
+            assert pool.stats().waiting == 0
+            assert await pool.submit(jobs.square, 5) == 25
+        assert await pool.submit(large.same, value) == value
+        del value
+        await assert_in_step(pool)
+
+
+# The end of the pool.
+
+
+@pytest.mark.usefixtures("fill_passes_by", "create_passes_by")
+@pytest.mark.parametrize("way", ["created", "filled"])
+@pytest.mark.parametrize("finish", ["none", "running", "all"])
+async def test_a_close_meets_an_argument_that_is_being_loaded(
+    finish: str, way: str
+) -> None:
+    block = Block(pattern(3 * MIB))
+    async with patience():
+        pool = Pool(1)
+        await pool.start()
+        with Stop(way) as stop:
+            job = pool.submit(large.checksum, block)
+            await stop.reached()
+            close = await closing(pool, finish=finish)
+            if finish == "none":
+                with pytest.raises(PoolClosedError) as caught:
+                    await job
+                text = f"the pool was closed before job {job.id} was done"
+                assert str(caught.value) == text
+                assert caught.value.delivery == "never sent"
+            else:
+                assert not job.done()
+            stop.release()
+            summary = await close
+        if finish == "none":
+            assert summary == CloseSummary(finished=0, failed=1, killed=0)
+        else:
+            assert job.result() == checksum(block)
+            assert summary == CloseSummary(finished=1, failed=0, killed=0)
+    assert large.mapped() == 0
+
+
+@pytest.mark.usefixtures("fill_passes_by")
+async def test_a_pool_that_is_left_by_an_error_leaves_nothing() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await _leave_by_an_error()
+    assert large.mapped() == 0
+
+
+async def _leave_by_an_error() -> None:
+    async with patience(), Pool(2) as pool:
+        with Stop("filled") as stop:
+            pool.submit(large.checksum, Block(pattern(3 * MIB)))
+            await stop.reached()
+            pool.submit(large.same, filler(MIB))
+            pool.submit(large.make, 3 * MIB)
+            stop.release()
+            jobs.divide(1, 0)
+
+
+# Cancelling.
+
+
+async def test_cancelling_a_job_that_is_being_pickled_costs_nothing() -> None:
+    async with patience(), Pool(1) as pool:
+        with Stop("pickled") as stop:
+            job = pool.submit(large.same, crowd(MIB))
+            queued = [pool.submit(large.same, crowd(MIB)) for _ in range(3)]
+            await stop.reached()
+            assert job.cancel()
+            assert queued[0].cancel()
+            assert (job.state, queued[0].state) == ("cancelled", "cancelled")
+            assert pool.stats().waiting == 2
+            stop.release()
+            assert await asyncio.gather(*queued[1:]) == [crowd(MIB)] * 2
+        # One had begun, one never did.
+        assert [way for way, _ in stop.passed].count("pickled") == 3
+        await assert_in_step(pool)
+        stats = pool.stats()
+    assert (stats.cancelled, stats.spawned, stats.crashes) == (2, 1, 0)
+
+
+async def test_what_is_not_wanted_any_more_is_not_pickled_to_its_end() -> None:
+    """The passenger is in the middle, and another one at the end."""
+    value = [*crowd(MIB), *crowd(MIB)]
+    async with patience(), Pool(1) as pool:
+        with Stop("pickled", most=1) as stop:
+            job = pool.submit(large.same, value)
+            await stop.reached()
+            job.cancel()
+            stop.release()
+            await assert_in_step(pool)
+        assert [way for way, _ in stop.passed] == ["pickled"]
+
+
+@pytest.mark.usefixtures("fill_passes_by", "create_passes_by")
+@pytest.mark.parametrize("way", ["created", "filled"])
+async def test_cancelling_a_job_that_is_being_loaded_costs_nothing(way: str) -> None:
+    async with patience(), Pool(1) as pool:
+        with Stop(way, most=1) as stop:
+            job = pool.submit(large.die_with, Block(pattern(3 * MIB)))
+            queued = pool.submit(large.same, Block(pattern(3 * MIB, 1)))
+            await stop.reached()
+            assert supervisor_of(pool)._state.handles[0].loading
+            assert job.cancel()
+            # The worker is there for others at once.
+            assert await queued == Block(pattern(3 * MIB, 1))
+            small = [pool.submit(jobs.square, n) for n in range(50)]
+            assert await asyncio.gather(*small) == [n * n for n in range(50)]
+            assert "pool" in large.uses(pool) or way == "created"
+            stop.release()
+            del queued
+            await all_free(pool)
+        await assert_in_step(pool)
+        stats = pool.stats()
+        await assert_places(pool)
+    assert (stats.cancelled, stats.spawned, stats.crashes) == (1, 1, 0)
+
+
+async def test_cancelling_a_job_that_runs_costs_its_worker_and_its_memory() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        events = pool.events()
+        block = Block(pattern(MIB))
+        result = await pool.submit(large.same, block)
+        job = pool.submit(large.wait_with, gate.path, "long", block)
+        visitor = await gate.visitor("long")
+        assert large.uses(pool).count("worker") == 1
+        job.cancel()
+        await visitor.gone()
+        await assert_in_step(pool)
+        assert result == block
+        del result
+        await all_free(pool)
+        stats = pool.stats()
+    assert (stats.cancelled, stats.spawned, stats.crashes) == (1, 2, 0)
+    assert not [event async for event in by_events(events, TakenOver)]
+
+
+async def test_cancelling_a_job_whose_value_is_being_unpickled_costs_nothing() -> None:
+    async with patience(), Pool(1) as pool:
+        with Stop("unpickled", most=1) as stop:
+            job = pool.submit(crowd, MIB)
+            other = pool.submit(crowd, MIB)
+            await stop.reached()
+            assert job.cancel()
+            stop.release()
+            assert await other == crowd(MIB)
+        await assert_in_step(pool)
+        stats = pool.stats()
+    assert (stats.cancelled, stats.spawned, stats.crashes) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("size", [MIB, 3 * MIB])
+async def test_cancelling_what_waits_with_a_large_argument(size: int) -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        assert await pool.submit(large.checksum, Block(pattern(size)))
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        queued = [
+            pool.submit(large.checksum, Block(pattern(size, n))) for n in range(6)
+        ]
+        for job in queued[::2]:
+            assert job.cancel()
+        visitor.release()
+        assert await held == "go"
+        expected = [checksum(Block(pattern(size, n))) for n in range(1, 6, 2)]
+        assert await asyncio.gather(*queued[1::2]) == expected
+        await assert_in_step(pool)
+        await assert_places(pool)
+        assert pool.stats().spawned == 1
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 0], ids=["shared", "sent"])
+async def test_a_job_is_cancelled_in_the_turn_in_which_it_gets_a_worker(
+    memory: int,
+) -> None:
+    """Unpickling a result cancels a job, between its being given up and its being sent.
+
+    A cancellation in the middle of a decision waits until that is through, and then
+    another worker's outcome may come first.
+    """
+    block = Block(pattern(700_000))
+    async with patience(), Pool(2, max_shared_memory=memory) as pool:
+        await idle(pool)
+        # Both have a warm segment.
+        await asyncio.gather(*(pool.submit(large.checksum, block) for _ in range(2)))
+        with Stop() as stop:
+            both = [pool.submit(Passenger) for _ in range(2)]
+            small = pool.submit(jobs.square, 3)
+            victim = pool.submit(large.checksum, block)
+            assert [job.state for job in (small, victim)] == ["queued", "queued"]
+            stop.on_pass = victim.cancel
+            wait_for_both(pool)
+            assert await asyncio.gather(*both) == [Passenger(), Passenger()]
+            assert await small == 9
+        assert victim.cancelled()
+        for _ in range(3):
+            await assert_in_step(pool)
+
+
+def wait_for_both(pool: Pool) -> None:
+    """Let this thread, and so the loop, wait until both workers have answered."""
+    handles = supervisor_of(pool)._state.handles.values()
+    channels = [handle._jobs._fd for handle in handles if handle._jobs is not None]
+    assert len(channels) == 2
+    for channel in channels:
+        assert select.select([channel], [], [], PATIENCE)[0]
+
+
+async def test_cancellations_wait_while_a_large_job_is_sent_at_once() -> None:
+    """A decision within a decision is not the end of the outer one."""
+    block = Block(pattern(700_000))
+    deciding: list[bool] = []
+    async with patience(), Pool(1) as pool:
+        await pool.submit(large.checksum, block)
+        state = supervisor_of(pool)._state
+        with Stop() as stop:
+            stop.on_pass = lambda: deciding.append(state.deciding)
+            first = pool.submit(Passenger)
+            second = pool.submit(large.checksum, block)
+            # The second one is sent before the outcome of the first is looked at.
+            assert await first == Passenger()
+            assert await second == checksum(block)
+    assert deciding == [True]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_cancellation_may_come_at_any_moment(seed: int) -> None:
+    dice = random.Random(seed)
+    submitted: list[tuple[Job[Any], Any]] = []
+    async with patience(), Pool(2, max_shared_memory=8 * MIB) as pool:
+        for number in range(150):
+            value: Any = number
+            if dice.random() < 0.3:
+                value = Block(pattern(dice.randrange(50 * KIB, 2 * MIB), number))
+            elif dice.random() < 0.2:
+                value = filler(dice.randrange(50 * KIB, 400 * KIB))
+            submitted.append((pool.submit(large.same, value), value))
+            if dice.random() < 0.25:
+                dice.choice(submitted[-10:])[0].cancel()
+            if dice.random() < 0.3:
+                for _ in range(dice.randrange(30)):
+                    await asyncio.sleep(0)
+        results = await asyncio.gather(
+            *(job for job, _ in submitted), return_exceptions=True
+        )
+        for (job, value), result in zip(submitted, results, strict=True):
+            assert job.cancelled() or result == value
+        stats = pool.stats()
+        assert (stats.crashes, stats.failed, stats.waiting) == (0, 0, 0)
+        assert 10 < stats.cancelled < 75
+        assert stats.completed + stats.cancelled == 150
+        submitted.clear()
+        del results, result, job, value
+        await assert_in_step(pool)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_death_may_come_at_any_moment(seed: int) -> None:
+    dice = random.Random(seed)
+    policy = RestartPolicy(
+        base=0.0,
+        cap=0.0,
+        max_failed_starts=None,
+        max_short_runs=None,
+        max_crashes=1000,
+    )
+    submitted: list[tuple[Job[Any], Any]] = []
+    async with patience(), Pool(2, restart=policy) as pool:
+        view = pool.options(max_attempts=100)
+        for number in range(60):
+            value: Any = number
+            if dice.random() < 0.4:
+                value = Block(pattern(dice.randrange(50 * KIB, 2 * MIB), number))
+            elif dice.random() < 0.2:
+                value = filler(dice.randrange(50 * KIB, 400 * KIB))
+            submitted.append((view.submit(large.same, value), value))
+            for _ in range(dice.randrange(30)):
+                await asyncio.sleep(0)
+            slot = dice.choice(pool.stats().slots)
+            if slot.pid is not None and dice.random() < 0.15:
+                with contextlib.suppress(ProcessLookupError):  # it is dead already
+                    os.kill(slot.pid, signal.SIGKILL)
+        results = await asyncio.gather(
+            *(job for job, _ in submitted), return_exceptions=True
+        )
+        for (_, value), result in zip(submitted, results, strict=True):
+            # One that no worker ever begins is given up, after the fourth.
+            if isinstance(result, WorkerCrashedError):
+                assert result.delivery != "started"
+            else:
+                assert result == value
+        submitted.clear()
+        del results, result, value
+        await idle(pool)
+        await assert_in_step(pool)
+
+
+# Workers that write where they should not.
+
+
+async def test_a_worker_that_scribbles_hurts_nobody_else() -> None:
+    blocks = [Block(pattern(MIB, n)) for n in range(8)]
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        held = [
+            pool.submit(large.wait_with, gate.path, str(n), blocks[n]) for n in range(2)
+        ]
+        visitors = [await gate.visitor(str(n)) for n in range(2)]
+        # The first one gets some memory: of arguments that it keeps, and of results.
+        visitors[0].release()
+        await held[0]
+        await pool.submit(large.keep, blocks[2])
+        kept = [await pool.submit(large.make_stamped, MIB, n) for n in (3, 4)]
+        assert {pid for pid, _ in kept} == {visitors[0].pid}
+        del kept
+        await pool.submit(large.checksum, blocks[0])  # so that it has something free
+        first = pool.submit(large.wait_with, gate.path, "first")
+        visitor = await gate.visitor("first")
+        # The other one has results with a caller, an argument that it keeps, and one
+        # that it is at.
+        visitors[1].release()
+        await held[1]
+        await pool.submit(large.keep, blocks[5])
+        theirs = [await pool.submit(large.make_stamped, MIB, n) for n in (6, 7)]
+        second = pool.submit(large.wait_with, gate.path, "second", blocks[0], blocks[1])
+        await gate.visitor("second")
+        visitor.release()
+        await first
+        assert await pool.submit(large.scribble) >= 3
+        assert [block for _, block in theirs] == blocks[6:]
+        assert {pid for pid, _ in theirs} == {visitors[1].pid}
+        # Nor does it hurt its own later jobs and their results.
+        for block in blocks:
+            assert await pool.submit(large.checksum, block) == checksum(block)
+            pid, copy = await pool.submit(large.make_stamped, MIB, 11)
+            assert (pid, copy) == (visitors[0].pid, Block(pattern(MIB, 11)))
+        (await gate.visitor("second")).release()
+        assert await second == [checksum(block) for block in blocks[:2]]
+        tellers = [pool.submit(large.wait_and_tell, gate.path) for _ in range(2)]
+        for nth in (1, 2):
+            (await gate.visitor("tell", nth=nth)).release()
+        told = dict(await asyncio.gather(*tellers))
+        assert told[visitors[1].pid] == [checksum(blocks[5])]
+        await assert_in_step(pool)
+        assert pool.stats().spawned == 2
+
+
+async def test_nobody_can_take_shared_memory_away() -> None:
+    async with patience(), Pool(1) as pool:
+        await pool.submit(large.keep_descriptors)
+        block = Block(pattern(MIB))
+        await pool.submit(large.keep, block)
+        result = await pool.submit(large.make, MIB, 1)
+        ends = await pool.submit(large.take_away)
+        assert len(ends) >= 2 * 5
+        assert set(ends) == {"EPERM"}
+        assert result == Block(pattern(MIB, 1))
+        assert await pool.submit(large.kept) == [checksum(block)]
+        await assert_in_step(pool)
+        assert pool.stats().crashes == 0
+
+
+# Workers that may open no more descriptors.
+
+
+async def test_a_worker_that_cannot_receive_its_argument_says_so() -> None:
+    block = Block(pattern(MIB))
+    async with patience(), Pool(1) as pool:
+        await pool.submit(large.open_no_more)
+        job = pool.submit(large.checksum, block)
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            await job
+        assert caught.value.errno == errno.EMFILE
+        assert str(caught.value) == (
+            "[Errno 24] Too many open files: the shared memory of a job cannot be "
+            "received"
+        )
+        assert await pool.submit(jobs.square, 5) == 25
+        # The pool knows that this segment is of no use.
+        assert large.numbers(pool) == set()
+        await pool.submit(large.open_again)
+        assert await pool.submit(large.checksum, block) == checksum(block)
+        await assert_in_step(pool)
+        stats = pool.stats()
+    assert (stats.spawned, stats.crashes) == (1, 0)
+
+
+async def test_a_result_arrives_from_a_worker_that_cannot_receive_memory() -> None:
+    async with patience(), Pool(1) as pool:
+        result = await pool.submit(large.open_no_more_and_make, MIB, 3)
+        assert result == Block(pattern(MIB, 3))
+        result.data[0] = 1  # it can be changed like any other
+        assert await pool.submit(jobs.square, 5) == 25
+        assert large.numbers(pool) == set()
+        await pool.submit(large.open_again)
+        assert await pool.submit(large.make, MIB, 3) == Block(pattern(MIB, 3))
+        await assert_in_step(pool)
+        assert pool.stats().spawned == 1
+
+
+async def test_what_a_worker_has_already_it_need_not_receive() -> None:
+    block = Block(pattern(MIB))
+    async with patience(), Pool(1) as pool:
+        assert await pool.submit(large.checksum, block) == checksum(block)
+        await pool.submit(large.open_no_more)
+        assert await pool.submit(large.checksum, block) == checksum(block)
+        assert await pool.submit(large.make, MIB) == block
+        await pool.submit(large.open_again)
+
+
+# Workers that say what no worker says.
+
+HAS_NOT = "it spoke of segment {}, which it does not have"
+MAY_NOT = "it asked for {} bytes, which it may not"
+EXCEEDS = "an outcome of {} bytes exceeds the limit of 1048576"
+DETAILS = {
+    "lends what there is not": HAS_NOT.format(999),
+    "lends what it was lent": HAS_NOT.format(2),
+    "lends what another has": HAS_NOT.format(1),
+    "lends more than there is": "it put 114689 bytes into a segment of 114688",
+    "lends more than there is, in sum": "it put 114689 bytes into a segment of 114688",
+    "lends beyond all bounds": EXCEEDS.format(1 << 63),
+    "lends beyond all bounds, in sum": EXCEEDS.format(1 << 64),
+    "lends half a size": "a list of numbers cannot be read",
+    "lends twice": HAS_NOT.format(3),
+    "sends too many areas": EXCEEDS.format(1_100_000),
+    "sends an area that is too large": (
+        "a payload of 1048577 bytes exceeds the limit of 1048576"
+    ),
+    "lends and sends too much": EXCEEDS.format(1_100_000),
+    "wants nothing": MAY_NOT.format(0),
+    "wants too much": MAY_NOT.format(2_097_153),
+    "wants twice at once": MAY_NOT.format(100_000),
+    "wants more than it was granted": MAY_NOT.format(100_000),
+    "returns twice": HAS_NOT.format(2),
+    "returns what there is not": HAS_NOT.format(999),
+    "returns what another has": HAS_NOT.format(1),
+    "loses what there is not": HAS_NOT.format(999),
+    "loses what it has returned": HAS_NOT.format(2),
+    "grants": "it sent GRANT on its job channel",
+    "makes a segment": "it sent SEGMENT on its job channel",
+    "drops": "it sent DROP on its job channel",
+}
+
+
+def offence(detail: str) -> Fault:
+    return Fault("", lambda: None, kind="protocol", signal="SIGKILL", detail=detail)
+
+
+@pytest.mark.parametrize("name", large.OFFENCES)
+async def test_a_worker_that_says_what_no_worker_says_is_killed(name: str) -> None:
+    block = Block(pattern(100 * KIB))
+    await _one_worker_offends(DETAILS[name], large.offend, name, 1, block)
+
+
+@pytest.mark.parametrize("kind", [Kind.WANT, Kind.RETURNED, Kind.LENT, Kind.AREA])
+async def test_each_channel_has_its_own_words(kind: Kind) -> None:
+    block = Block(pattern(100 * KIB))
+    # As long as it is: a header that announces nothing.
+    detail = f"it sent {kind.name} on its control channel"
+    await _one_worker_offends(detail, large.offend_on_control, int(kind), block)
+
+
+async def _one_worker_offends(
+    detail: str, function: Callable[..., object], *args: object
+) -> None:
+    crashes: list[Crash] = []
+    other = Block(pattern(100 * KIB, 1))
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(2, max_message=MIB, on_crash=crashes.append) as pool,
+    ):
+        await idle(pool)
+        held = pool.submit(large.wait_with, gate.path, "held", other)
+        visitor = await gate.visitor("held")
+        assert large.numbers(pool) == {1}
+        culprit = pool.submit(function, *args)
+        crash = await crash_of(culprit, offence(detail))
+        assert crash.detail == f"killed since {detail}"
+        assert crash.pid != visitor.pid
+        # All of its memory is gone, and the other one's is not.
+        await freed(pool, left=[1])
+        result = await pool.submit(large.make, 200 * KIB)
+        assert result == Block(pattern(200 * KIB))
+        visitor.release()
+        assert await held == [checksum(other)]
+        del result
+        await idle(pool)
+        await assert_serves(pool)
+        await all_free(pool)
+        stats = pool.stats()
+    assert crashes == [crash]
+    assert (stats.crashes, stats.failed, stats.takeovers) == (1, 1, 0)

@@ -1,0 +1,57 @@
+"""What the two sides of a channel do with a payload, without any channel."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from asyncpool._core.frames import Frame, FrameDecoder
+from asyncpool._core.parcels import Bundle, Parcel
+
+__all__ = ["Array", "arrived", "plain", "received"]
+
+
+def plain(payload: bytes | Parcel) -> bytes:
+    """Return a payload that has to be one that travels like any other."""
+    assert type(payload) is bytes
+    return payload
+
+
+def arrived(payload: bytes | Parcel) -> bytes | Bundle:
+    """Return what the other side has of a payload: a copy, where it travels apart."""
+    if type(payload) is bytes:
+        return payload
+    assert isinstance(payload, Parcel)
+    areas = [memoryview(bytearray().join(area)) for area in payload.areas]
+    return Bundle(payload.payload, areas)
+
+
+def received(decoder: FrameDecoder, data: bytes) -> list[Frame]:
+    """Return the frames that *data* completes, wherever it has to go."""
+    frames: list[Frame] = []
+    while data:
+        target = decoder.target
+        if target is None:
+            return frames + decoder.feed(data)
+        size = min(len(data), len(target))
+        target[:size] = data[:size]
+        frames += decoder.fill(size)
+        data = data[size:]
+    return frames
+
+
+class Array:
+    """Numbers in one buffer, which pickles as those of NumPy do."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Array) and bytes(self.data) == bytes(other.data)
+
+    def __hash__(self) -> int:
+        return hash(bytes(self.data))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        assert protocol == 5
+        return type(self), (pickle.PickleBuffer(self.data),)

@@ -1,0 +1,362 @@
+"""The contract of a pool's threads: they start when needed, and end with the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from asyncpool._runtime import threads
+from asyncpool._runtime.threads import AbandonedError, Pause, Threads
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import PATIENCE, patience
+
+pytestmark = BOTH_LOOPS
+
+
+class Clock:
+    """Time that passes only when somebody sleeps or works."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(threads, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What calls wait at; it is open when the test is over, whatever became of it."""
+    found = threading.Event()
+    yield found
+    found.set()
+
+
+def new() -> Threads:
+    return Threads(asyncio.get_running_loop())
+
+
+def names() -> list[str]:
+    """Return the names of the threads of pools that there are."""
+    return sorted(
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith("asyncpool")
+    )
+
+
+def thread_name() -> str:
+    return threading.current_thread().name
+
+
+# Making way.
+
+
+async def test_others_get_a_moment_each_millisecond(clock: Clock) -> None:
+    pause = Pause(lambda: False)
+    pause()
+    assert clock.slept == [0.00005]
+    for _ in range(9):
+        clock.now += 0.0001
+        pause()
+    assert clock.slept == [0.00005]
+    # A millisecond after the moment, not after its beginning.
+    clock.now += 0.00007
+    pause()
+    assert clock.slept == [0.00005]
+    clock.now += 0.00004
+    pause()
+    assert clock.slept == [0.00005] * 2
+    clock.now += 0.00098
+    pause()
+    assert clock.slept == [0.00005] * 2
+    # However long a piece took, one moment is enough.
+    clock.now += 10
+    pause()
+    pause()
+    assert clock.slept == [0.00005] * 3
+
+
+async def test_work_that_nobody_wants_is_given_up(clock: Clock) -> None:
+    unwanted = False
+    pause = Pause(lambda: unwanted)
+    pause()
+    unwanted = True
+    with pytest.raises(AbandonedError):
+        pause()
+    assert len(clock.slept) == 1
+    # No "except Exception" of the user's is in its way.
+    assert not issubclass(AbandonedError, Exception)
+
+
+# The threads.
+
+
+async def test_there_are_none_before_they_are_needed() -> None:
+    found = new()
+    assert names() == []
+    await found.close()
+    assert names() == []
+
+
+async def test_copies_and_pickles_are_made_apart() -> None:
+    found = new()
+    async with patience():
+        assert (await found.copy(thread_name)).startswith("asyncpool-copy")
+        assert (await found.pickle(thread_name)).startswith("asyncpool-pickle")
+        await found.close()
+    assert names() == []
+
+
+async def test_arguments_results_and_errors_are_passed_on() -> None:
+    found = new()
+    async with patience():
+        assert await found.copy(divmod, 7, 2) == (3, 1)
+        assert await found.pickle(dict, a=1) == {"a": 1}
+        with pytest.raises(ZeroDivisionError):
+            await found.copy(divmod, 7, 0)
+        with pytest.raises(AbandonedError):
+            await found.pickle(_abandon)
+        await found.close()
+
+
+def _abandon() -> None:
+    raise AbandonedError
+
+
+async def test_two_copies_may_be_made_at_once_and_no_more(
+    gate: threading.Event,
+) -> None:
+    found = new()
+    both = threading.Barrier(2)
+
+    def meet() -> str:
+        both.wait(PATIENCE)
+        gate.wait(PATIENCE)
+        return thread_name()
+
+    async with patience():
+        calls = [found.copy(meet) for _ in range(2)]
+        third = found.copy(thread_name)
+        await asyncio.sleep(0)
+        assert not third.done()
+        assert len(names()) <= 2
+        gate.set()
+        assert len(set(await asyncio.gather(*calls))) == 2
+        assert await third in await asyncio.gather(*calls)
+        await found.close()
+
+
+async def test_one_pickles_at_a_time_in_the_order_of_the_calls(
+    gate: threading.Event,
+) -> None:
+    found = new()
+    order: list[int] = []
+
+    def note(number: int) -> str:
+        gate.wait(PATIENCE)
+        order.append(number)
+        return thread_name()
+
+    async with patience():
+        calls = [found.pickle(note, number) for number in range(10)]
+        # Copies do not wait for them.
+        await found.copy(thread_name)
+        assert order == []
+        gate.set()
+        assert len(set(await asyncio.gather(*calls))) == 1
+        await found.close()
+    assert order == list(range(10))
+
+
+# When there may be no more of them.
+
+
+def refuse(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("kind", ["copy", "pickle"])
+async def test_without_a_thread_a_call_is_made_at_once_and_once(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = new()
+    call = found.copy if kind == "copy" else found.pickle
+    calls: list[str] = []
+
+    def note() -> int:
+        calls.append(thread_name())
+        return len(calls)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        first = call(note)
+        failed = call(divmod, 1, 0)
+        given_up = call(_abandon)
+        assert first.done()
+    async with patience():
+        assert await first == 1
+        with pytest.raises(ZeroDivisionError):
+            await failed
+        with pytest.raises(AbandonedError):
+            await given_up
+        # Executors keep such calls, and would make them when there is a thread.
+        assert await call(note) == 2
+        await found.close()
+    assert calls[0] == "MainThread"
+    assert calls[1].startswith("asyncpool")
+    assert names() == []
+
+
+async def test_a_call_is_made_once_if_another_thread_takes_it_after_all(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread is there, a second one cannot start, and then the first one is free."""
+    found = new()
+    began, made = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def wait() -> None:
+        began.set()
+        gate.wait(PATIENCE)
+
+    def note() -> str:
+        calls.append(thread_name())
+        made.set()
+        return "done"
+
+    def refuse_late(_: threading.Thread) -> None:
+        gate.set()
+        made.wait(PATIENCE)
+        raise RuntimeError("can't start new thread")
+
+    async with patience():
+        busy = found.copy(wait)
+        while not began.is_set():  # noqa: ASYNC110 - it has no loop
+            await asyncio.sleep(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse_late)
+            second = found.copy(note)
+        await found.close()
+        await busy
+        assert await second == "done"
+    assert len(calls) == 1
+
+
+# Their end.
+
+
+@pytest.mark.parametrize("kind", ["copy", "pickle"])
+async def test_a_close_waits_for_what_is_running(
+    kind: str, gate: threading.Event
+) -> None:
+    found = new()
+    began = threading.Event()
+
+    def wait() -> str:
+        began.set()
+        gate.wait(PATIENCE)
+        return "done"
+
+    async with patience():
+        call = found.copy(wait) if kind == "copy" else found.pickle(wait)
+        told: list[str] = []
+        call.add_done_callback(lambda call: told.append(call.result()))
+        while not began.is_set():  # noqa: ASYNC110 - it has no loop
+            await asyncio.sleep(0)
+        close = asyncio.create_task(found.close())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not close.done()
+        gate.set()
+        await close
+    # Whoever has asked for it knows.
+    assert told == ["done"]
+    assert names() == []
+
+
+async def test_a_close_waits_for_what_has_not_begun(gate: threading.Event) -> None:
+    found = new()
+    async with patience():
+        calls = [found.pickle(gate.wait, PATIENCE) for _ in range(5)]
+        close = asyncio.create_task(found.close())
+        await asyncio.sleep(0)
+        gate.set()
+        await close
+    assert [call.result() for call in calls] == [True] * 5
+    assert names() == []
+
+
+async def test_a_call_that_fails_does_not_keep_the_close_from_its_end() -> None:
+    found = new()
+    async with patience():
+        call = found.pickle(divmod, 1, 0)
+        await found.close()
+    assert isinstance(call.exception(), ZeroDivisionError)
+    assert names() == []
+
+
+async def test_what_does_not_come_back_is_left_alone(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_GRACE", 0.01)
+    found = new()
+    async with patience():
+        stuck = found.pickle(gate.wait, PATIENCE)
+        behind = found.pickle(thread_name)
+        await found.copy(thread_name)
+        await found.close()
+        assert not stuck.done()
+        # It is not waited for, and what waits for it never begins.
+        gate.set()
+        assert await stuck
+        with pytest.raises(asyncio.CancelledError):
+            await behind
+        while names():  # noqa: ASYNC110 - a thread tells nobody of its end
+            await asyncio.sleep(0)
+
+
+async def test_a_close_may_come_twice() -> None:
+    found = new()
+    async with patience():
+        await found.copy(thread_name)
+        await found.close()
+        await found.close()
+    assert names() == []
+
+
+async def test_a_call_that_is_given_up_is_waited_for_all_the_same(
+    gate: threading.Event,
+) -> None:
+    """Its thread is still at it, and ends with the pool."""
+    found = new()
+    began, ended = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        gate.wait(PATIENCE)
+        ended.set()
+
+    async with patience():
+        call = found.copy(wait)
+        while not began.is_set():  # noqa: ASYNC110 - it has no loop
+            await asyncio.sleep(0)
+        call.cancel()
+        gate.set()
+        await found.close()
+    assert ended.is_set()
+    assert names() == []
