@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import environment, report
-from benchmarks.peers import PEERS, ROWS
+from benchmarks.peers import PEERS, QUICK_ROWS, ROWS
 from benchmarks.questions import QUESTIONS
 from benchmarks.runner import Outcome, run_cell
 
@@ -39,7 +39,7 @@ def row(name: str) -> str:
 
 
 def rows_of(options: argparse.Namespace) -> list[str]:
-    rows = list(options.peer or ROWS)
+    rows = list(options.peer or (QUICK_ROWS if options.quick else ROWS))
     if options.loop:
         suffix = "+uvloop" if options.loop == "uvloop" else ""
         rows = [name.partition("+")[0] + suffix for name in rows]
@@ -57,9 +57,13 @@ def run(
     for turn in range(rounds):
         start = turn * 3 % len(rows)
         for name in questions:
-            for peer in (*rows[start:], *rows[:start]):
-                limit = QUESTIONS[name].limit
-                outcome = run_cell(name, peer, quick=quick, limit=limit)
+            question = QUESTIONS[name]
+            if question.once and turn:
+                continue
+            asked = [r for r in rows if not question.only or r in question.only]
+            asked += [r for r in question.extra if "asyncpool" in asked]
+            for peer in (*asked[start:], *asked[:start]):
+                outcome = run_cell(name, peer, quick=quick, limit=question.limit)
                 yield {"round": turn, "question": name, "row": peer, **outcome}
 
 
@@ -93,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         progress(cell, rounds)
         cells.append(cell)
     cells.sort(key=lambda c: (c["round"], questions.index(c["question"])))
-    cells.sort(key=lambda c: rows.index(c["row"]))
+    cells.sort(key=lambda c: [*rows, *PEERS].index(c["row"]))
     head["summary"] = summary = report.summarise(cells)
     print(report.tables(summary, (QUESTIONS[name] for name in questions)))
     # The published results are those of a whole run, never of a part of one.

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any, TypeVar
 
@@ -26,10 +26,33 @@ class Scale:
     echoes: int
     next_pools: int
     flood: int
+    entries: int
+    idle: float
+    queue: int
 
 
-FULL = Scale(1.0, kills=6, heal_limit=5, echoes=5, next_pools=3, flood=20_000)
-QUICK = Scale(0.4, kills=3, heal_limit=2, echoes=2, next_pools=1, flood=8_000)
+FULL = Scale(
+    1.0,
+    kills=6,
+    heal_limit=5,
+    echoes=5,
+    next_pools=3,
+    flood=100_000,
+    entries=4_000_000,
+    idle=10,
+    queue=1_000_000,
+)
+QUICK = Scale(
+    0.25,
+    kills=2,
+    heal_limit=1,
+    echoes=1,
+    next_pools=1,
+    flood=2_000,
+    entries=100_000,
+    idle=1,
+    queue=50_000,
+)
 
 
 @dataclass(frozen=True)
@@ -48,13 +71,15 @@ class Reading:
 
     *status* is ``"ok"``, or the word for what went wrong: the figures are then
     those of what still worked, if anything did.  *samples* are the single
-    measurements, or quantiles of them where there are thousands.
+    measurements, or quantiles of them where there are thousands; *curve* is how the
+    first figure depends on something.
     """
 
     figures: dict[str, float]
     samples: Sequence[float] = ()
     status: str = "ok"
     note: str = ""
+    curve: Sequence[tuple[float, float]] = ()
 
 
 class Stopwatch:
@@ -80,6 +105,7 @@ class Bench:
 
     def __post_init__(self, make_peer: Callable[[], Peer]) -> None:
         self._peer = make_peer()
+        self._make_peer = make_peer
 
     def run(
         self,
@@ -107,12 +133,23 @@ class Bench:
             runner.close()
         return answer
 
+    @property
+    def peer(self) -> Peer:
+        return self._peer
+
+    async def another(self, workers: int) -> tuple[Call, Callable[[], Awaitable[None]]]:
+        """Open one more pool beside the first; return also what closes it."""
+        peer = self._make_peer()
+        return await peer.open(workers), peer.close
+
 
 @dataclass(frozen=True)
 class Question:
     """Something to ask of every peer.
 
     *limit* is in seconds, for one cell: whatever takes longer counts as hanging.
+    *only* names the rows that are asked, if not all; *extra* are rows that are there for
+    this question.  What takes long, and is steady, is asked *once* and not in each round.
     """
 
     name: str
@@ -120,6 +157,9 @@ class Question:
     figures: tuple[Figure, ...]
     measure: Callable[[Bench], Reading]
     limit: float
+    only: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    once: bool = False
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -144,8 +184,14 @@ async def workers_of(call: Call, workers: int, *, limit: float = 10) -> set[int]
     return pids
 
 
-async def pump(call: Call, *, in_flight: int, more: Callable[[int], bool]) -> int:
-    """Keep *in_flight* no-op jobs going while ``more(sent)`` says so.
+async def pump(
+    call: Call,
+    fn: Callable[..., object] = work.noop,
+    *args: object,
+    in_flight: int,
+    more: Callable[[int], bool],
+) -> int:
+    """Keep *in_flight* jobs, no-ops by default, going while ``more(sent)`` says so.
 
     Each one that lands sends the next from its callback: no task per client, so
     that as little as possible of the time is the benchmark's own.
@@ -159,9 +205,9 @@ async def pump(call: Call, *, in_flight: int, more: Callable[[int], bool]) -> in
     def send() -> None:
         nonlocal sent
         sent += 1
-        asyncio.ensure_future(call(work.noop)).add_done_callback(land)
+        asyncio.ensure_future(call(fn, *args)).add_done_callback(land)
 
-    def land(job: asyncio.Future[None]) -> None:
+    def land(job: asyncio.Future[object]) -> None:
         nonlocal landed
         landed += 1
         if finished.done():

@@ -28,8 +28,13 @@ def main(question: str, row: str, *options: str) -> dict[str, object]:
     except Exception as error:
         note = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         return asdict(Reading({}, status="failed", note=note))
-    samples = [float(f"{sample:.4g}") for sample in reading.samples]
-    return {**asdict(reading), "samples": samples}
+    samples = [short(sample) for sample in reading.samples]
+    curve = [(short(x), short(y)) for x, y in reading.curve]
+    return {**asdict(reading), "samples": samples, "curve": curve}
+
+
+def short(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def loop_factory(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN201

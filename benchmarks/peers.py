@@ -21,7 +21,15 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class Peer(ABC):
-    """One way to run a function in another process."""
+    """One way to run a function in another process.
+
+    *package* is what is imported, and *names* is what of it is used; *fast* says that a
+    million jobs are no matter.
+    """
+
+    package: str
+    names: str
+    fast = False
 
     @abstractmethod
     async def open(self, workers: int) -> Call:
@@ -33,10 +41,15 @@ class Peer(ABC):
 
 
 class AsyncPool(Peer):
+    package = "asyncpool"
+    names = "from asyncpool import Pool"
+    fast = True
+
     def __init__(self, **options: Any) -> None:
         from asyncpool import Pool
 
-        self._make = partial(Pool, **options)
+        # As the documentation has it; who forks the service inherits as much.
+        self._make = partial(Pool, preload=("benchmarks.work",), **options)
 
     async def open(self, workers: int) -> Call:
         self._pool = self._make(workers=workers)
@@ -51,12 +64,16 @@ class AsyncPool(Peer):
 class ProcessPool(Peer):
     """``ProcessPoolExecutor`` through ``run_in_executor``."""
 
+    package = "concurrent.futures"
+    names = "from concurrent.futures import ProcessPoolExecutor"
+
     def __init__(self, method: str) -> None:
         from concurrent.futures import ProcessPoolExecutor
 
-        self._make = partial(
-            ProcessPoolExecutor, mp_context=multiprocessing.get_context(method)
-        )
+        context = multiprocessing.get_context(method)
+        if method == "forkserver":
+            context.set_forkserver_preload(["benchmarks.work"])
+        self._make = partial(ProcessPoolExecutor, mp_context=context)
 
     async def open(self, workers: int) -> Call:
         self._pool: Executor = self._make(workers)
@@ -68,6 +85,9 @@ class ProcessPool(Peer):
 
 class Loky(Peer):
     """Its reusable executor, asked for again whenever it is found broken."""
+
+    package = "loky"
+    names = "from loky import get_reusable_executor"
 
     def __init__(self) -> None:
         from loky import get_reusable_executor
@@ -92,6 +112,9 @@ class Loky(Peer):
 
 
 class Pebble(Peer):
+    package = "pebble"
+    names = "from pebble import ProcessPool"
+
     def __init__(self) -> None:
         from pebble import ProcessPool
 
@@ -111,6 +134,9 @@ class Pebble(Peer):
 
 
 class AioMultiprocess(Peer):
+    package = "aiomultiprocess"
+    names = "from aiomultiprocess import Pool"
+
     def __init__(self) -> None:
         from aiomultiprocess import Pool
 
@@ -133,6 +159,9 @@ class AioMultiprocess(Peer):
 class AnyioToProcess(Peer):
     """Its pool belongs to the event loop and is closed with it."""
 
+    package = "anyio"
+    names = "from anyio import to_process; import anyio._backends._asyncio"
+
     def __init__(self) -> None:
         from anyio import CapacityLimiter, to_process
 
@@ -149,6 +178,9 @@ class AnyioToProcess(Peer):
 
 class MultiprocessingPool(Peer):
     """``multiprocessing.Pool`` with its callbacks handed to the loop."""
+
+    package = "multiprocessing"
+    names = "from multiprocessing.pool import Pool"
 
     def __init__(self) -> None:
         from multiprocessing.pool import Pool
@@ -177,10 +209,21 @@ class MultiprocessingPool(Peer):
         await asyncio.to_thread(self._pool.join)
 
 
+class OneAtATime(AsyncPool):
+    """asyncpool, but no job waits inside a worker: to see what pipelining costs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from asyncpool._core import dispatch
+
+        dispatch.BUDGET = 0.0  # type: ignore[attr-defined] # it is not its own
+
+
 BASELINE = "ppe-fork"
 PEERS: dict[str, Callable[[], Peer]] = {
     "asyncpool": AsyncPool,
     "asyncpool-spawn": partial(AsyncPool, launcher="spawn"),
+    "asyncpool-single": OneAtATime,
     "ppe-fork": partial(ProcessPool, "fork"),
     "ppe-spawn": partial(ProcessPool, "spawn"),
     "ppe-forkserver": partial(ProcessPool, "forkserver"),
@@ -193,6 +236,7 @@ PEERS: dict[str, Callable[[], Peer]] = {
 LABELS = {
     "asyncpool": "asyncpool",
     "asyncpool-spawn": "asyncpool (spawn)",
+    "asyncpool-single": "asyncpool, without pipelining",
     "ppe-fork": "ProcessPoolExecutor (fork)",
     "ppe-spawn": "ProcessPoolExecutor (spawn)",
     "ppe-forkserver": "ProcessPoolExecutor (forkserver)",
@@ -204,7 +248,9 @@ LABELS = {
 }
 DISTRIBUTIONS = ("anyio", "aiomultiprocess", "loky", "numpy", "pebble", "uvloop")
 # What is compared unless told otherwise; "+uvloop" works behind any name.
-ROWS = ("asyncpool", "asyncpool+uvloop", *list(PEERS)[2:])
+ROWS = ("asyncpool", "asyncpool+uvloop", *list(PEERS)[3:])
+# When there are two minutes.
+QUICK_ROWS = ("asyncpool", "asyncpool+uvloop", "ppe-fork", "mp-pool", "anyio")
 
 
 def label(row: str) -> str:

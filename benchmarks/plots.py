@@ -1,18 +1,20 @@
 """Draw the results, from their JSON: ``python -m benchmarks.plots [FILE [FOLDER]]``.
 
-One panel per question, with its first figure and the same peers in the same
-order, so that a row can be followed across.
+``benchmarks.png`` has one panel per question, with its first figure and the same peers
+in the same order, so that a row can be followed across.  ``curves.png`` shows what one
+number hides: how figures depend on the load, and how single measurements are spread.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 
 from benchmarks.base import Figure, Question
-from benchmarks.peers import label
+from benchmarks.peers import LABELS, label
 from benchmarks.questions import QUESTIONS
 from benchmarks.report import IMAGES, LATEST, number
 
@@ -20,17 +22,27 @@ mpl.use("Agg")
 
 OURS, PEERS, TEXT = "#d9480f", "#b8c0c8", "#343a40"
 COLUMNS = 4
+ABSENT: dict[str, Any] = {"figures": {}, "status": "not asked"}
 
 
-def draw(source: Path, folder: Path) -> Path:
-    """Draw what *source* holds into ``benchmarks.png`` in *folder*."""
+def draw(source: Path, folder: Path) -> list[Path]:
+    """Draw what *source* holds into pictures in *folder*."""
+    results = json.loads(source.read_text("utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        draw_bars(results, folder / "benchmarks.png"),
+        draw_curves(results, folder / "curves.png"),
+    ]
+
+
+def draw_bars(results: dict[str, Any], target: Path) -> Path:
     from matplotlib import pyplot as plt
 
-    results = json.loads(source.read_text("utf-8"))
     summary = results["summary"]
     shown = [q for q in QUESTIONS.values() if q.name in summary]
     lines = -(-(len(shown) + 1) // COLUMNS)
     rows = list(next(iter(summary.values())))
+    # Rows that are there for one question have their place in the tables.
     plt.rcParams.update({"font.size": 9, "text.color": TEXT, "axes.labelcolor": TEXT})
     picture, grid = plt.subplots(
         lines,
@@ -41,17 +53,82 @@ def draw(source: Path, folder: Path) -> Path:
     )
     panels = list(grid.flat)
     for axes, question in zip(panels, shown, strict=False):
-        panel(axes, question, summary[question.name])
+        found = {row: summary[question.name].get(row, ABSENT) for row in rows}
+        panel(axes, question, found)
     for axes in grid[:, 0]:
         name_rows(axes, rows)
     for axes in panels[len(shown) :]:
         axes.axis("off")
     caption(panels[len(shown)], results)
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / "benchmarks.png"
     picture.savefig(target, dpi=120, facecolor="white")
     plt.close(picture)
     return target
+
+
+def draw_curves(results: dict[str, Any], target: Path) -> Path:
+    from matplotlib import pyplot as plt
+
+    picture, grid = plt.subplots(1, 4, figsize=(15, 4.2), layout="constrained")
+    summary = results["summary"]
+    for axes, (name, title, across, up) in zip(grid[:2], CURVES, strict=True):
+        for row, outcome in summary.get(name, {}).items():
+            curve(axes, row, outcome["curve"])
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        dress(axes, title, across, up)
+    for axes, (name, title, across) in zip(grid[2:], SPREADS, strict=True):
+        for row in summary.get(name, {}):
+            samples = [
+                sample
+                for cell in results["cells"]
+                if (cell["question"], cell["row"]) == (name, row)
+                for sample in cell["samples"]
+            ]
+            shares = [100 * (n + 1) / len(samples) for n in range(len(samples))]
+            curve(axes, row, list(zip(sorted(samples), shares, strict=True)))
+        axes.set_xscale("log")
+        dress(axes, title, across, "% of all, at most")
+    handles, labels = grid[0].get_legend_handles_labels()
+    picture.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
+    picture.savefig(target, dpi=110, facecolor="white")
+    plt.close(picture)
+    return target
+
+
+CURVES = (
+    ("throughput", "Throughput by jobs in flight", "no-op jobs in flight", "jobs/s"),
+    ("bandwidth", "Bandwidth by size of the array", "bytes", "GB/s, both ways"),
+)
+SPREADS = (
+    ("latency", "Latency of one no-op call", "µs"),
+    ("recovery", "SIGKILL until the pool is full again", "ms"),
+)
+
+
+def curve(axes: Any, row: str, points: Sequence[Sequence[float]]) -> None:
+    if not points:
+        return
+    ours = row.startswith("asyncpool")
+    place = [name for name in LABELS if not name.startswith("asyncpool")]
+    name = row.partition("+")[0]
+    shade = 0.0 if ours else place.index(name) / len(place)
+    axes.plot(
+        [x for x, _ in points],
+        [y for _, y in points],
+        color=OURS if ours else mpl.colormaps["GnBu"](0.4 + 0.6 * shade),
+        linestyle="--" if "+" in row else "-",
+        linewidth=2.2 if ours else 1.2,
+        zorder=2 if ours else 1,
+        label=label(row),
+    )
+
+
+def dress(axes: Any, title: str, across: str, up: str) -> None:
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.grid(visible=True, color="#e9ecef", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def panel(axes: Any, question: Question, rows: dict[str, Any]) -> None:
@@ -135,4 +212,4 @@ def caption(axes: Any, results: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     given = [Path(argument) for argument in sys.argv[1:]]
-    print(draw(*(given + [LATEST, IMAGES][len(given) :])))
+    print(*draw(*(given + [LATEST, IMAGES][len(given) :])), sep="\n")

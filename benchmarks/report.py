@@ -35,11 +35,19 @@ def merge(rounds: Sequence[Outcome]) -> Outcome:
             key: median(c["figures"][key] for c in rounds if key in c["figures"])
             for key in keys
         },
+        "curve": merge_curves([c["curve"] for c in rounds if c["status"] == "ok"]),
         "status": wrong[0]["status"] if wrong else "ok",
         "note": wrong[0]["note"] if wrong else "",
         "wrong": len(wrong),
         "rounds": len(rounds),
     }
+
+
+def merge_curves(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    points: dict[float, list[float]] = {}
+    for x, y in (point for curve in curves for point in curve):
+        points.setdefault(x, []).append(y)
+    return [[x, median(ys)] for x, ys in sorted(points.items())]
 
 
 def tables(summary: Summary, questions: Iterable[Question]) -> str:

@@ -63,7 +63,7 @@ def read_outcome(out: Path, err: Path, status: int) -> Outcome:
 
 
 def failure(status: str, note: str) -> Outcome:
-    return {"figures": {}, "samples": [], "status": status, "note": note}
+    return {"figures": {}, "samples": [], "curve": [], "status": status, "note": note}
 
 
 def sweep(tag: str) -> None:

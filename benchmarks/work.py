@@ -1,12 +1,16 @@
 """The jobs: light to import, since every worker of every peer imports them."""
 
+from __future__ import annotations
+
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 def noop() -> None:
@@ -19,10 +23,32 @@ def nap(seconds: float) -> int:
     return os.getpid()
 
 
+def snooze(seconds: float) -> int:
+    """Do what nap() does; nobody knows of this one how long it takes."""
+    return nap(seconds)
+
+
 def hold(file: str, seconds: float) -> None:
     """Write into *file* which worker this is, then hold it."""
-    Path(file).write_text(f"{os.getpid()}\n", "ascii")
+    with open(file, "w", encoding="ascii") as out:  # noqa: PTH123 - pathlib is heavy
+        out.write(f"{os.getpid()}\n")
     time.sleep(seconds)
+
+
+def spin(seconds: float) -> None:
+    """Compute, and nothing else, until that much of a core's time is used."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def count_spins(seconds: float, whole: float) -> int:
+    """Call ``spin(seconds)`` for *whole* seconds, and count the calls."""
+    until, calls = time.perf_counter() + whole, 0
+    while time.perf_counter() < until:
+        spin(seconds)
+        calls += 1
+    return calls
 
 
 def echo(value: T) -> T:

@@ -3,8 +3,13 @@
 from benchmarks.base import Question
 from benchmarks.questions import (
     bandwidth,
+    idle,
+    imports,
     latency,
     memory,
+    mixed,
+    queue,
+    real_work,
     recovery,
     stall,
     start,
@@ -13,5 +18,18 @@ from benchmarks.questions import (
 
 QUESTIONS: dict[str, Question] = {
     module.QUESTION.name: module.QUESTION
-    for module in (latency, throughput, start, recovery, bandwidth, memory, stall)
+    for module in (
+        latency,
+        throughput,
+        bandwidth,
+        recovery,
+        start,
+        memory,
+        stall,
+        real_work,
+        mixed,
+        queue,
+        idle,
+        imports,
+    )
 }

@@ -1,5 +1,6 @@
-"""How fast a 64 MB NumPy array goes to a worker and comes back."""
+"""How fast large objects go to a worker and come back."""
 
+import contextlib
 from statistics import median
 from typing import Any
 
@@ -8,40 +9,71 @@ from benchmarks.base import MEGABYTE, Bench, Figure, Question, Reading, Stopwatc
 from benchmarks.peers import Call
 
 SIZE = 64 * MEGABYTE
+OTHERS = (10_000, 100_000, MEGABYTE, 10 * MEGABYTE)
+# A small array goes as often as it takes to see past the noise.
+MOST_TURNS = 40
 
 
-def make_array() -> Any:
-    """Make 64 MB that no compression or shared zero page could shorten."""
+def make_array(size: int = SIZE) -> Any:
+    """Make an array that no compression or shared zero page could shorten."""
     import numpy as np
 
-    return np.random.default_rng(1).integers(0, 256, SIZE, dtype=np.uint8)
+    return np.random.default_rng(1).integers(0, 256, size, dtype=np.uint8)
+
+
+async def rate(call: Call, value: Any, size: int, turns: int) -> float:
+    """Send *value* again and again, and count the bytes of both ways, in GB/s.
+
+    The first turn is not counted: whoever keeps memory has some of it then.
+    """
+    await call(work.echo, value)
+    rates = []
+    for _ in range(turns):
+        watch = Stopwatch()
+        await call(work.echo, value)
+        rates.append(2 * size / watch.seconds / 1e9)
+    return median(rates)
 
 
 def measure(bench: Bench) -> Reading:
-    """Send the same array again and again, and count the bytes of both ways.
+    """Send arrays of several sizes, a list of a hundred, and a table with its columns.
 
-    The first turn is not counted, but checked: what came back is what was sent.
+    What comes back is checked once.  The table needs pandas.
     """
     array = make_array()
 
-    async def body(call: Call) -> list[float]:
+    async def body(call: Call) -> tuple[list[tuple[float, float]], dict[str, float]]:
         if (await call(work.echo, array)).tobytes() != array.tobytes():
             raise AssertionError("the array came back changed")
-        rates = []
-        for _ in range(bench.scale.echoes):
-            watch = Stopwatch()
-            await call(work.echo, array)
-            rates.append(2 * SIZE / watch.seconds / 1e9)
-        return rates
+        turns, curve = bench.scale.echoes, list[tuple[float, float]]()
+        for size in OTHERS:
+            often = min(MOST_TURNS, turns * SIZE // size)
+            curve.append((size, await rate(call, array[:size].copy(), size, often)))
+        curve.append((SIZE, await rate(call, array, SIZE, turns)))
+        hundred = [array[:MEGABYTE].copy() for _ in range(100)]
+        more = {"list": await rate(call, hundred, 100 * MEGABYTE, turns)}
+        with contextlib.suppress(ImportError):
+            import pandas as pd  # type: ignore[import-untyped]
 
-    rates = bench.run(body)
-    return Reading({"gb_per_s": median(rates)}, rates)
+            table = pd.DataFrame(array.view("float64").reshape(-1, 8))
+            more["table"] = await rate(call, table, SIZE, turns)
+        return curve, more
+
+    curve, more = bench.run(body)
+    return Reading(
+        {"gb_per_s": curve[-1][1], "mb": dict(curve)[MEGABYTE], **more}, curve=curve
+    )
 
 
 QUESTION = Question(
     "bandwidth",
-    "A 64 MB NumPy array there and back",
-    (Figure("gb_per_s", "both ways", "GB/s", more_is_better=True),),
+    "NumPy arrays there and back, both ways counted",
+    (
+        Figure("gb_per_s", "64 MB", "GB/s", more_is_better=True),
+        Figure("mb", "1 MB", "GB/s", more_is_better=True),
+        Figure("list", "100 of 1 MB", "GB/s", more_is_better=True),
+        Figure("table", "DataFrame, 64 MB", "GB/s", more_is_better=True),
+    ),
     measure,
-    limit=60,
+    limit=90,
 )

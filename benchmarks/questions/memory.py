@@ -52,4 +52,5 @@ QUESTION = Question(
     ),
     measure,
     limit=30,
+    once=True,
 )

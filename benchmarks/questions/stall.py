@@ -3,7 +3,16 @@
 import asyncio
 
 from benchmarks import work
-from benchmarks.base import WORKERS, Bench, Figure, Question, Reading, pump, workers_of
+from benchmarks.base import (
+    WORKERS,
+    Bench,
+    Figure,
+    Question,
+    Reading,
+    pump,
+    quantile,
+    workers_of,
+)
 from benchmarks.peers import Call
 from benchmarks.questions.bandwidth import make_array
 
@@ -28,14 +37,14 @@ class Ticker:
         self._due = self._loop.time() + TICK
         self._timer = self._loop.call_at(self._due, self._tick)
 
-    def stop(self) -> float:
-        """Return the longest stall since the start, in milliseconds."""
+    def stop(self) -> list[float]:
+        """Return how late it was each time since the start, in milliseconds."""
         if self._timer is not None:
             self._timer.cancel()
         # What began after the last tick and is not over yet counts as well.
-        longest = max(*self.late, self._loop.time() - self._due) * 1e3
+        late = [1e3 * late for late in (*self.late, self._loop.time() - self._due)]
         self.late.clear()
-        return longest
+        return late
 
     def _tick(self) -> None:
         self.late.append(self._loop.time() - self._due)
@@ -43,40 +52,55 @@ class Ticker:
 
 
 def measure(bench: Bench) -> Reading:
-    """Watch 64 MB arrays go there and back, then 20 000 no-op jobs.
+    """Watch arrays of 64 MB, a dict of 100 MB and 100 000 no-op jobs go through.
 
-    The jobs (fewer if quick) are 1000 in flight.  Freeing a 64 MB result is the caller's own
-    stall, which no pool can spare it; every peer's figure contains it.
+    The dict holds four million small objects; the jobs are 1000 in flight; all of it is
+    less if quick.  What comes back is kept to the end of its part, since to free it is
+    the caller's own stall.
     """
     array = make_array()
+    entries = {f"key {number}": number / 2 for number in range(bench.scale.entries)}
 
-    async def body(call: Call) -> tuple[float, float]:
+    async def body(call: Call) -> list[list[float]]:
         await workers_of(call, WORKERS)
-        ticker = Ticker()
+        ticker, found = Ticker(), []
         ticker.start()
-        for _ in range(bench.scale.echoes):
-            await call(work.echo, array)
-        arrays = ticker.stop()
+        kept = [await call(work.echo, array) for _ in range(bench.scale.echoes)]
+        found.append(ticker.stop())
+        del kept
+        ticker.start()
+        answer = await call(work.echo, entries)
+        found.append(ticker.stop())
+        if answer != entries:
+            raise AssertionError("the dict came back changed")
+        del answer
         ticker.start()
         await pump(
             call, in_flight=IN_FLIGHT, more=lambda sent: sent < bench.scale.flood
         )
-        return arrays, ticker.stop()
+        return [*found, ticker.stop()]
 
-    arrays, jobs = bench.run(body)
+    parts = bench.run(body)
+    whole = [late for part in parts for late in part]
+    names = ("arrays_ms", "dict_ms", "jobs_ms")
+    longest = dict(zip(names, map(max, parts), strict=True))
     return Reading(
-        {"longest_ms": max(arrays, jobs), "arrays_ms": arrays, "jobs_ms": jobs}
+        {"p999_ms": quantile(whole, 0.999), "longest_ms": max(whole), **longest}
     )
 
 
 QUESTION = Question(
     "stall",
-    "Longest stall of the event loop",
+    "Stalls of the event loop",
     (
+        Figure("p999_ms", "p99.9", "ms"),
         Figure("longest_ms", "longest", "ms"),
         Figure("arrays_ms", "64 MB arrays", "ms"),
+        Figure("dict_ms", "100 MB dict", "ms"),
         Figure("jobs_ms", "no-op jobs", "ms"),
     ),
     measure,
-    limit=60,
+    limit=120,
+    only=("asyncpool", "asyncpool+uvloop", "ppe-fork", "mp-pool", "loky", "anyio"),
+    once=True,
 )

@@ -1,4 +1,4 @@
-"""How many no-op jobs a second go through with 1000 of them in flight."""
+"""How many no-op jobs a second go through, by how many of them are in flight."""
 
 from benchmarks.base import (
     WORKERS,
@@ -13,23 +13,30 @@ from benchmarks.base import (
 from benchmarks.peers import Call
 
 IN_FLIGHT = 1000
+OTHERS = (1, 3, 10, 30, 100, 300)
+# Of the time for the main figure; the others only draw a curve.
+SHARE = 0.3
 
 
 def measure(bench: Bench) -> Reading:
     """Count the jobs sent in a fixed time, over the time until all have landed."""
 
-    async def body(call: Call) -> float:
-        await workers_of(call, WORKERS)
-        await pump(call, in_flight=IN_FLIGHT, more=lambda _: False)
+    async def rate(call: Call, in_flight: int, seconds: float) -> float:
+        await pump(call, in_flight=in_flight, more=lambda _: False)
         watch = Stopwatch()
         jobs = await pump(
-            call,
-            in_flight=IN_FLIGHT,
-            more=lambda _: watch.seconds < bench.scale.seconds,
+            call, in_flight=in_flight, more=lambda _: watch.seconds < seconds
         )
         return jobs / watch.seconds
 
-    return Reading({"jobs_per_s": bench.run(body)})
+    async def body(call: Call) -> list[tuple[float, float]]:
+        await workers_of(call, WORKERS)
+        seconds = bench.scale.seconds
+        curve = [(n, await rate(call, n, SHARE * seconds)) for n in OTHERS]
+        return [*curve, (IN_FLIGHT, await rate(call, IN_FLIGHT, seconds))]
+
+    curve = bench.run(body)
+    return Reading({"jobs_per_s": curve[-1][1]}, curve=curve)
 
 
 QUESTION = Question(
