@@ -59,9 +59,11 @@ class _PyBuffer(ctypes.Structure):
     )
 
 
-_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+# Not ctypes.pythonapi, whose functions are everybody's: who declares one, changes it.
+_python = ctypes.PyDLL(None)
+_get_buffer = _python.PyObject_GetBuffer
 _get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int]
-_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer = _python.PyBuffer_Release
 _release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
 _release_buffer.restype = None
 
@@ -151,10 +153,6 @@ class Memory:
         """Hear nothing of the end of a view any more."""
         self._lent = None
 
-    def unmap(self, _munmap: Any = _munmap) -> None:
-        """Let go of the memory, of which there must be no view; without the GIL."""
-        address, self._address = self._address, 0
-        if address:
-            _munmap(address, self.size)
-
-    __del__ = unmap
+    def __del__(self, _munmap: Any = _munmap) -> None:
+        if self._address:
+            _munmap(self._address, self.size)

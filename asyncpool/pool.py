@@ -192,13 +192,15 @@ class Pool:
         """Run ``fn(*args, **kwargs)`` in a worker; return a future of its result.
 
         Nothing is awaited: the job is on its way, or in the queue, when this
-        returns.  Jobs begin in the order of the calls.
+        returns.  Jobs begin in the order of the calls, but for those whose large
+        arguments are still being pickled.
 
         Args:
             fn: Any callable.  One that can be imported travels by name; lambdas,
                 closures and what is defined in ``__main__`` travel by value.
             *args: Its arguments.  They are pickled before this returns, unless they
-                are large: what is then changed before the job begins may reach it.
+                are large: what is then changed before its last attempt has begun may
+                reach it.
             **kwargs: Its keyword arguments.
 
         Returns:

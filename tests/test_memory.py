@@ -191,33 +191,6 @@ def test_it_is_unmapped_when_nobody_has_it(fd: int) -> None:
     assert mapped() == before
 
 
-def test_it_can_be_given_up_before_its_end() -> None:
-    before = mapped()
-    memory = fresh()
-    assert mapped() == before + 1
-    memory.unmap()
-    assert mapped() == before
-    memory.unmap()
-    del memory
-
-
-def test_what_was_given_up_is_not_given_up_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Something else may be at its address by then."""
-    unmapped: list[tuple[int, int]] = []
-    memory = fresh()
-    address = memory._address
-    monkeypatch.setattr(
-        Memory.unmap, "__defaults__", (lambda *what: unmapped.append(what),)
-    )
-    memory.unmap()
-    memory.unmap()
-    del memory
-    assert unmapped == [(address, SIZE)]
-    _memory._munmap(address, SIZE)
-
-
 def test_a_view_outlives_it(fd: int) -> None:
     before = mapped()
     memory = Memory(fd, SIZE)
@@ -407,7 +380,7 @@ def test_what_has_no_address_is_not_unmapped(monkeypatch: pytest.MonkeyPatch) ->
     """What could not be mapped has an end too, and is no mapping."""
     unmapped: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        Memory.unmap, "__defaults__", (lambda *what: unmapped.append(what),)
+        Memory.__del__, "__defaults__", (lambda *what: unmapped.append(what),)
     )
     with pytest.raises(OSError, match="Bad file descriptor"):
         Memory(-1, SIZE)

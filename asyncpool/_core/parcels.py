@@ -105,7 +105,7 @@ class Bundle:
         self.buffers = areas
 
 
-def is_heavy(payload: memoryview | Bundle) -> bool:
+def is_heavy(payload: bytes | memoryview | Bundle) -> bool:
     """Tell whether it takes long to load *payload*."""
     stream = payload.stream if isinstance(payload, Bundle) else payload
     return len(stream) > HEAVY

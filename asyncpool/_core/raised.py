@@ -19,6 +19,7 @@ from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceba
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 __all__ = ["load_error", "pack_error"]
@@ -50,16 +51,19 @@ def pack_error(error: BaseException, *, skip: int) -> bytes:
     return pickle.dumps((pickle.dumps(substitute, 5), remote, name, text), 5)
 
 
-def load_error(payload: bytes | memoryview | Bundle) -> BaseException:
+def load_error(
+    payload: bytes | memoryview | Bundle, pause: Callable[[], None] | None = None
+) -> BaseException:
     """Read the payload of an ``ERROR`` frame; the remote traceback is its cause.
 
+    *pause* is called now and then while a large one is unpickled.
     What must not be raised in the caller comes in a :exc:`JobRaisedError`, and what
     cannot be unpickled here as a :exc:`JobNotPicklableError`.
     """
     remote = name = text = ""
     try:
-        data, remote, name, text = _check_outcome(loads(payload))
-        error = _check_error(pickle.loads(data))
+        data, remote, name, text = _check_outcome(loads(payload, pause=pause))
+        error = _check_error(loads(data, pause=pause))
     except BaseException as broken:  # what is unpickled may raise anything
         what = f"{name}: {text}" if name else describe(broken)
         error = JobNotPicklableError(

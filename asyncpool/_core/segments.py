@@ -40,6 +40,9 @@ class _Entry:
 class SegmentLedger:
     """The segments of one pool, by number.
 
+    It looks at copies of its tables, which are made in one step: Ctrl-C may cancel a job,
+    and so free a segment, between any two others.
+
     Args:
         bound: The most bytes that all of them may have together.
 
@@ -58,13 +61,13 @@ class SegmentLedger:
     @property
     def idle(self) -> int:
         """How many bytes are free."""
-        return sum(entry.size for entry in self._free.values())
+        return sum(entry.size for entry in list(self._free.values()))
 
     def take(self, owner: object, size: int) -> int | None:
         """Return a free segment of *owner* that fits *size* bytes; it is out now."""
         fitting = [
             (entry.size, number)
-            for number, entry in self._free.items()
+            for number, entry in list(self._free.items())
             if entry.owner is owner and size <= entry.size <= _MOST_WASTE * size
         ]
         if not fitting:
@@ -105,7 +108,7 @@ class SegmentLedger:
         """Return what has been free since *moment* or longer."""
         return [
             number
-            for number, entry in self._free.items()
+            for number, entry in list(self._free.items())
             if entry.free_since is not None and entry.free_since <= moment
         ]
 

@@ -56,7 +56,7 @@ def load_outcome(frame: Frame, pause: Callable[[], None] | None = None) -> Any:
             return load_value(frame.payload, pause)
         except JobNotPicklableError as broken:
             return Failed(broken, raised=False)
-    return Failed(load_error(frame.payload), raised=True)
+    return Failed(load_error(frame.payload, pause), raised=True)
 
 
 class Loss(NamedTuple):

@@ -36,6 +36,11 @@ class Load:
     def __init__(self) -> None:
         self.withdrawn = self.done = False
 
+    def withdraw(self) -> bool:
+        """Have it not sent, and tell whether that is still possible."""
+        self.withdrawn = not self.done
+        return self.withdrawn
+
 
 class Cargo:
     """The large objects of one worker's jobs.
@@ -86,7 +91,8 @@ class Cargo:
         segment = self._segments.take(self, size)
         if segment is not None and size <= _AT_ONCE:
             self._fill(segment, parcel)
-            self._send(load, parcel, segment, send)
+            load.done = True
+            self._send(parcel, segment, send)
         else:
             self._spawn(self._load_slowly(load, parcel, segment, size, send))
         return load
@@ -104,24 +110,23 @@ class Cargo:
         if segment is not None and not load.withdrawn:
             # If this is cancelled, the segment is left to the thread, which writes on.
             await self._threads.copy(self._fill, segment, parcel)
-        if segment is not None and (load.withdrawn or self.closed):
-            self._segments.free(segment)
+        # First this, then the question: Ctrl-C may withdraw it between any two steps.
+        load.done = True
         if not load.withdrawn and not self.closed:
-            self._send(load, parcel, segment, send)
+            self._send(parcel, segment, send)
+            return
+        load.done = False
+        if segment is not None:
+            self._segments.free(segment)
 
     @staticmethod
     def _fill(segment: Segment, parcel: Parcel) -> None:
         segment.fill(lay_out(_sizes(parcel))[0], parcel.areas)
 
     def _send(
-        self,
-        load: Load,
-        parcel: Parcel,
-        segment: Segment | None,
-        send: Callable[[], None],
+        self, parcel: Parcel, segment: Segment | None, send: Callable[[], None]
     ) -> None:
         assert self._jobs is not None
-        load.done = True
         if segment is None:
             for size, pieces in zip(_sizes(parcel), parcel.areas, strict=True):
                 self._jobs.put(header(Kind.AREA, size))
@@ -178,9 +183,10 @@ class Cargo:
                 data = frame.payload
                 self._expect(len(data), 1)
                 # A caller may change what it gets.
-                area = memoryview(bytearray(data)) if type(data) is bytes else data
-                self._areas.append(memoryview(area))
+                area = memoryview(bytearray(data) if type(data) is bytes else data)
+                self._areas.append(area)
             case Kind.LENT:
+                self._expect(0, len(frame.payload) // 8)
                 sizes = unpack_numbers(frame.payload)
                 self._expect(sum(sizes), len(sizes))
                 segment = self._segments.find(self, frame.tag, Use.GRANTED)

@@ -78,7 +78,7 @@ class Channel:
         self._unsent: deque[bytes | bytearray | memoryview] = deque()
         self._small = bytearray()  # frames behind those
         self._never_sent = 0
-        self._flushing = self._blocked = False
+        self._flushing = self._blocked = self._sending = False
         self._half_closed = False
         self._ended = False
         sock.setblocking(False)
@@ -119,7 +119,11 @@ class Channel:
 
         A peer that is gone is reported by ``on_end``, not here.
         """
-        if not self._ended and not self._blocked and self._send_some():
+        if self._ended or self._blocked:
+            return
+        if self._sending:  # Ctrl-C has cancelled a job in the middle of it
+            self.flush_soon()
+        elif self._send_some():
             self._blocked = True
             self._loop.add_writer(self._fd, self._write_some)
 
@@ -206,6 +210,13 @@ class Channel:
 
     def _send_some(self) -> bool:
         """Send once, and tell whether there is more."""
+        self._sending = True
+        try:
+            return self._send_first()
+        finally:
+            self._sending = False
+
+    def _send_first(self) -> bool:
         unsent = self._unsent
         self._close_small()
         if not unsent:

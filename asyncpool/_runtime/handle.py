@@ -179,9 +179,7 @@ class WorkerHandle:
     def withdraw(self) -> bool:
         """Give up a load, and tell whether there was one."""
         load, self._load = self._load, None
-        if load is not None:
-            load.withdrawn = True
-        return load is not None
+        return load is not None and load.withdraw()
 
     def flush(self) -> None:
         """Send what was put."""

@@ -16,7 +16,7 @@ from typing import Any
 from asyncpool._core.frames import Frame
 from asyncpool._core.outcome import describe, pack_job
 from asyncpool._core.parcels import Parcel
-from asyncpool._runtime.book import load_outcome
+from asyncpool._runtime.book import Failed, load_outcome
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.threads import Pause, Threads
 from asyncpool.errors import JobNotPicklableError
@@ -113,8 +113,11 @@ class Unpacker:
         loaded.add_done_callback(partial(self._on_done, job))
 
     def _on_done(self, job: Job[Any], loaded: asyncio.Future[Any]) -> None:
-        if not loaded.cancelled() and not loaded.exception() and not job.done():
-            self._on_loaded(job, loaded.result())
+        if not loaded.cancelled() and not job.done():
+            error = loaded.exception()
+            self._on_loaded(
+                job, Failed(error, raised=False) if error else loaded.result()
+            )
         self.jobs.discard(job.id)
 
 

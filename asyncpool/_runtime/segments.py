@@ -127,7 +127,7 @@ class Segments:
         made = self._threads.copy(_make, size)
         try:
             fd, memory = await asyncio.shield(made)
-        except OSError:
+        except Exception:  # noqa: BLE001 - no memory, no descriptors, no ctypes
             self._ledger.forget(number)
             return None
         except BaseException:
@@ -209,8 +209,9 @@ class Segments:
     def _trim(self) -> None:
         self._timer = None
         for number in self._ledger.free_since(self._loop.time() - _KEEP):
-            self._ledger.forget(number)
-            self._drop(number)
+            if self._segments[number].use is Use.NOBODY:
+                self._ledger.forget(number)
+                self._drop(number)
         since = self._ledger.next_free_since()
         if since is not None:
             self._timer = self._loop.call_at(since + _KEEP, self._trim)
@@ -224,7 +225,9 @@ class Segments:
     def _release(self, segment: Segment) -> None:
         seen_here = segment.use in {Use.POOL, Use.CALLER}
         if segment.memory.size > _SMALL and not seen_here:
-            self._threads.copy(segment.memory.unmap)
+            bag = [segment.memory]
+            del segment.memory
+            self._threads.copy(bag.clear)  # the last reference goes there
 
 
 def _make(size: int) -> tuple[int, Memory]:

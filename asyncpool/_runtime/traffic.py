@@ -122,6 +122,8 @@ class Traffic:
     @decision
     def _on_packed(self, job: Job[Any], payload: bytes | Parcel) -> None:
         """Queue a call that took too long to pickle for :meth:`submit`."""
+        if job.done():
+            return
         if len(payload) > self._max_payload:
             self._on_refused(job, self._too_large(payload))
             return
@@ -185,7 +187,7 @@ class Traffic:
                 job.function.profile.note(frame.tag)
                 job.slot = job.worker = None
                 payload = frame.payload
-                if type(payload) is not bytes and is_heavy(payload):
+                if is_heavy(payload):
                     core.landing(job.id)
                     self._unpacker.add(job, frame)
                 else:

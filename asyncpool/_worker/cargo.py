@@ -59,10 +59,11 @@ class Cargo:
 
     def discard(self) -> None:
         """Forget what came for a job that will not begin."""
+        self._areas = []
         if self._lent is not None:
             self._segments.returned.append(self._lent.tag)
-        self._lent = None
-        self._areas = []
+            self._lent = None
+            self._jobs.sendall(self._news())
 
     def stow(self, outcome: bytes | Parcel) -> tuple[bytes, bytes]:
         """Send the areas of an outcome, or put them where the pool sees them.
@@ -105,7 +106,9 @@ class Cargo:
         self._lost.clear()
         returned = self._segments.returned
         while returned:
-            frames.append(header(Kind.RETURNED, 0, tag=returned.popleft()))
+            number = returned.popleft()
+            again = self._segments.take_back(number)
+            frames.append(header(Kind.RETURNED if again else Kind.LOST, 0, tag=number))
         return b"".join(frames)
 
     def _view(self, number: int, sizes: tuple[int, ...]) -> list[memoryview]:

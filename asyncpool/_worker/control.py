@@ -81,16 +81,23 @@ class Control:
         self._socket.close()
 
     def _watch(self) -> None:
-        with contextlib.suppress(OSError, ProtocolError):
-            while True:
-                # Of several frames in one read, only the last can bring a descriptor.
-                data, fds, _ = receive_fds(self._socket, 65536, 1)
-                if not data:
-                    break
-                for frame in self._decoder.feed(data):
-                    self._answer(frame, fds)
+        try:
+            with contextlib.suppress(OSError, ProtocolError):
+                self._listen()
+        except BaseException:  # such as a lack of memory
+            traceback.print_exc()
+        # Nobody would hear the pool any more, nor of its end.
         if self._socket.fileno() >= 0:
             end_group()
+
+    def _listen(self) -> None:
+        while True:
+            # Of several frames in one read, only the last can bring a descriptor.
+            data, fds, _ = receive_fds(self._socket, 65536, 1)
+            if not data:
+                return
+            for frame in self._decoder.feed(data):
+                self._answer(frame, fds)
 
     def _answer(self, frame: Frame, fds: list[int]) -> None:
         if frame.kind is Kind.REVOKE:

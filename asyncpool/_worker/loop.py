@@ -59,7 +59,9 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     # What a job's programs leave behind stays with this worker while it lives, and
     # goes to the launcher when it ends, which then knows whose it was.
     adopt_orphans()
-    os.register_at_fork(after_in_child=become_nobody)
+    os.register_at_fork(
+        after_in_child=become_nobody, after_in_parent=segments.after_fork
+    )
     try:
         config = WorkerConfig.unpack(control.receive_config().payload)
         _initialize(config, control)

@@ -34,6 +34,8 @@ class Segments:
         self._arrived: dict[int, tuple[int | None, int]] = {}
         self._grants: deque[int] = deque()
         self._mapped: dict[int, Memory] = {}
+        self._viewed: set[int] = set()
+        self._copied: set[int] = set()
 
     # The control thread.
 
@@ -92,4 +94,19 @@ class Segments:
             OSError: If there is no way to see it.
         """
         # Of the main thread, at any moment, or another one's: it must not do more.
-        return self.memory(number).lend(partial(self.returned.append, number))
+        view = self.memory(number).lend(partial(self.returned.append, number))
+        self._viewed.add(number)
+        return view
+
+    def after_fork(self) -> None:
+        """Take note that a job has forked: its copy has views of its own."""
+        self._copied |= self._viewed
+
+    def take_back(self, number: int) -> bool:
+        """Tell whether a segment that was returned may be used again."""
+        self._viewed.discard(number)
+        if number not in self._copied:
+            return True
+        self._copied.discard(number)
+        self._mapped.pop(number, None)
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import enum
 import functools
 import math
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from asyncpool._core import outcome
 from asyncpool._core.outcome import (
     dumps,
     load_job,
@@ -393,6 +395,35 @@ def test_a_call_with_more_numbers_than_the_limit_allows_is_not_flat(
 ) -> None:
     with pytest.raises(StreamTooLongError):
         pack_job(add, args, {}, number=1, limit=HEAVY)
+
+
+@pytest.mark.parametrize(
+    "giant",
+    [
+        "x" * (HEAVY + 1),
+        ["x", "x" * (HEAVY + 1)],
+        {"key": "x" * (HEAVY + 1)},
+        (1, "x" * (HEAVY + 1)),
+        1 << 8 * HEAVY,
+        array.array("d", bytes(HEAVY + 8)),
+    ],
+    ids=["str", "list", "dict", "tuple", "int", "array"],
+)
+def test_a_giant_is_found_before_it_is_pickled(
+    giant: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be copied as a whole, however soon the writing ends."""
+    monkeypatch.setattr(outcome, "dump", None)  # nobody can call it
+    with pytest.raises(StreamTooLongError):
+        pack_job(add, (giant,), {}, number=1, limit=HEAVY)
+    with pytest.raises(StreamTooLongError):
+        pack_job(add, (), {"name": giant}, number=1, limit=HEAVY)
+
+
+def test_there_is_a_limit_to_the_search_for_giants() -> None:
+    crowd = ["x"] * 10_000
+    payload = plain(pack_job(add, (crowd,), {}, number=1, limit=HEAVY))
+    assert load_job(payload, add)[1] == (crowd,)
 
 
 # What travels beside the frames.

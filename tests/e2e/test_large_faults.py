@@ -11,6 +11,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,6 +306,28 @@ async def test_a_close_meets_an_argument_that_is_being_loaded(
             assert job.result() == checksum(block)
             assert summary == CloseSummary(finished=1, failed=0, killed=0)
     assert large.mapped() == 0
+
+
+@pytest.mark.usefixtures("fill_passes_by")
+async def test_what_was_never_sent_when_the_pool_closed_is_not_sent_later(
+    tmp_path: Path,
+) -> None:
+    """Also not to a worker that is still there, since it does not want to go."""
+    path = tmp_path / "signed"
+    async with patience():
+        pool = Pool(1)
+        await pool.start()
+        await pool.submit(large.ignore_sigterm)
+        with Stop("filled") as stop:
+            job = pool.submit(large.sign_with, str(path), Block(pattern(3 * MIB)))
+            await stop.reached()
+            close = await closing(pool, finish="none", timeout=0.2)
+            with pytest.raises(PoolClosedError) as caught:
+                await job
+            assert caught.value.delivery == "never sent"
+            stop.release()
+            assert await close == CloseSummary(finished=0, failed=1, killed=1)
+    assert not path.exists()
 
 
 @pytest.mark.usefixtures("fill_passes_by")

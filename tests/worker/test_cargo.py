@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +13,15 @@ import pytest
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind
 from asyncpool._core.messages import pack_numbers, unpack_numbers
+from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import Bundle, Parcel, dump, lay_out, loads
 from asyncpool._memory import Memory, create
 from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.segments import Segments
+from tests.helpers import jobs, large
 from tests.helpers.guards import open_fds
 from tests.helpers.large import Block, filler, pattern
+from tests.worker.by_hand import Door, Worker, encode
 
 SIZE = 400_000
 
@@ -303,3 +308,51 @@ def test_news_come_with_large_outcomes_too_before_their_areas(dock: Dock) -> Non
         (Kind.LENT, 8),
     ]
     assert dock.news() == []
+
+
+# A worker as a whole.
+
+
+def large_job(number: int, block: Block) -> tuple[list[bytes], bytes]:
+    """Return the areas of a job that looks at a block, and the frame of the job."""
+    parcel = pack_job(large.checksum, (block,), {})
+    assert isinstance(parcel, Parcel)
+    areas = [b"".join(pieces) for pieces in parcel.areas]
+    return areas, encode(Kind.JOB, parcel.payload, number, 1)
+
+
+def test_what_was_sent_for_a_revoked_job_is_not_for_the_next_one(
+    worker: Worker, door: Door
+) -> None:
+    worker.send(1, jobs.wait_at, door.path)
+    door.visitor()
+    assert worker.revoke(2) == (2,)
+    door.release()
+    assert worker.result() == (1, "go")
+    for number in (2, 3):
+        areas, job = large_job(number, Block(pattern(70_000, number)))
+        worker.write(*(encode(Kind.AREA, area) for area in areas), job)
+    assert worker.result() == (3, large.checksum(Block(pattern(70_000, 3))))
+
+
+def test_what_was_lent_for_a_revoked_job_is_returned(
+    worker: Worker, door: Door
+) -> None:
+    worker.send(1, jobs.wait_at, door.path)
+    door.visitor()
+    assert worker.revoke(2) == (2,)
+    for number in (2, 3):
+        fd = create(SIZE)
+        head = encode(Kind.SEGMENT, b"", job=SIZE, tag=number + 10)
+        socket.send_fds(worker.control, [head], [fd])
+        [area], job = large_job(number, Block(pattern(70_000, number)))
+        Memory(fd, SIZE).write(0, [area])
+        os.close(fd)
+        payload = pack_numbers([len(area)])
+        worker.write(encode(Kind.LENT, payload, tag=number + 10), job)
+    door.release()
+    assert worker.result() == (1, "go")
+    told = [worker.heard(worker.jobs) for _ in range(2)]
+    assert {frame.tag for frame in told if frame is not None} == {12, 13}
+    assert [frame.kind for frame in told if frame is not None] == [Kind.RETURNED] * 2
+    assert worker.result() == (3, large.checksum(Block(pattern(70_000, 3))))

@@ -1,0 +1,32 @@
+"""Jobs that fork while they see shared memory."""
+
+from __future__ import annotations
+
+import os
+
+from tests.helpers.large import Block, checksum
+
+__all__ = ["fork_and_count", "only_count"]
+
+
+def fork_and_count(block: Block) -> int:
+    """Leave a copy of this process for a moment, which sees the argument too."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return checksum(block)
+
+
+def only_count(block: Block) -> int:
+    return checksum(block)
+
+
+def deafen() -> None:
+    """Have the control thread fail at the next grant, in its own way."""
+    from asyncpool._worker.segments import Segments
+
+    def fail(self: Segments, number: int) -> None:
+        raise ZeroDivisionError("deaf")
+
+    Segments.grant = fail  # type: ignore[method-assign] # on purpose
