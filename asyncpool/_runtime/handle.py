@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import mmap
 import os
 import signal
@@ -287,9 +288,8 @@ class WorkerHandle:
             on_end=self._on_end,
         )
         self._cargo.connect(self._jobs, self._control)
-        page = _anonymous_file()
+        page = _anonymous_file(mmap.PAGESIZE)
         theirs.callback(os.close, page)
-        os.ftruncate(page, mmap.PAGESIZE)
         self._page = mmap.mmap(page, mmap.PAGESIZE)
         out, out_end = _pipe(theirs)
         self._stdout = Output(self._loop, out, setup.output, err=False)
@@ -393,8 +393,14 @@ def _pipe(theirs: contextlib.ExitStack) -> tuple[int, int]:
     return ours, other
 
 
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("asyncpool-page", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+def _anonymous_file(size: int) -> int:
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryFile() as file:
+            file.truncate(size)
+            return os.dup(file.fileno())
+    fd = os.memfd_create("asyncpool-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    # Else a job that finds the descriptor and truncates the page would have this
+    # process killed by SIGBUS when it looks there.
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd

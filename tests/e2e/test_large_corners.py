@@ -43,6 +43,14 @@ async def test_a_worker_that_is_deaf_does_not_live_on() -> None:
         assert await pool.submit(large.same, block) == block
 
 
+async def test_nobody_can_take_the_page_away() -> None:
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(PermissionError):
+            await pool.submit(forks.truncate_page)
+        await assert_serves(pool)
+        assert pool.stats().crashes == 0
+
+
 async def test_others_may_declare_the_same_functions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

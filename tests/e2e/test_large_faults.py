@@ -650,6 +650,21 @@ async def test_nobody_can_take_shared_memory_away() -> None:
         assert pool.stats().crashes == 0
 
 
+async def test_a_copy_that_a_job_leaves_behind_keeps_its_argument() -> None:
+    block = Block(pattern(MIB))
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        await pool.submit(large.fork_with, gate.path, block)
+        copy = await gate.visitor("copy")
+        # Later arguments go elsewhere, since the copy sees what is where its own was.
+        for n in range(3):
+            other = Block(pattern(MIB, n + 1))
+            assert await pool.submit(large.checksum, other) == checksum(other)
+        copy.release("it has")
+        await gate.visitor(f"it has: {checksum(block)}")
+        await assert_in_step(pool)
+        assert pool.stats().crashes == 0
+
+
 # Workers that may open no more descriptors.
 
 

@@ -339,6 +339,17 @@ def wait_with(gate: str, word: str, *blocks: Block) -> list[int]:
     return [checksum(block) for block in blocks]
 
 
+def fork_with(gate: str, block: Block) -> None:
+    """Return, and leave a copy of this worker behind, which says what it has."""
+    from tests.helpers import jobs
+
+    if os.fork():
+        return
+    answer = jobs.wait_at(gate, "copy")
+    jobs.pass_by(gate, f"{answer}: {checksum(block)}")
+    os._exit(0)
+
+
 def ignore_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

@@ -20,7 +20,7 @@ from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.segments import Segments
 from tests.helpers import jobs, large
 from tests.helpers.guards import open_fds
-from tests.helpers.large import Block, filler, pattern
+from tests.helpers.large import Block, filler, mapped, pattern
 from tests.worker.by_hand import Door, Worker, encode
 
 SIZE = 400_000
@@ -177,8 +177,10 @@ def test_what_came_for_a_job_that_does_not_begin_is_forgotten(dock: Dock) -> Non
     dock.bring(7)
     dock.lend(7, b"one")
     dock.cargo.discard()
+    # The pool hears of that at once: there may be no outcome for a while.
+    assert dock.socket.frames() == [returned(7)]
     assert dock.cargo.complete(b"next") == b"next"
-    assert dock.news() == [returned(7)]
+    assert dock.news() == []
     dock.send_area(b"two")
     dock.cargo.discard()
     assert dock.cargo.complete(b"next") == b"next"
@@ -211,6 +213,27 @@ def test_memory_is_returned_when_nothing_of_an_argument_is_left(dock: Dock) -> N
         dock.cargo.complete(b"")
     gc.collect()
     assert dock.news() == [returned(8), returned(7)]
+
+
+def test_memory_that_a_copy_of_the_worker_has_too_is_not_used_again(
+    dock: Dock,
+) -> None:
+    for number in (7, 8):
+        dock.bring(number)
+    dock.lend(7, b"one")
+    found = bundle(dock.cargo.complete(b"payload"))
+    dock.segments.after_fork()
+    dock.lend(8, b"two")
+    dock.cargo.complete(b"payload")
+    # What came after the fork is nobody else's.
+    assert dock.news() == [returned(8)]
+    there_were = mapped()
+    del found
+    assert dock.news() == [lost(7)]
+    assert mapped() == there_were - 1
+    dock.lend(8, b"three")
+    dock.cargo.complete(b"payload")
+    assert dock.news() == [returned(8)]
 
 
 # Outcomes.
