@@ -137,6 +137,15 @@ class Memory:
                 _release_buffer(ctypes.byref(source))
             offset += len(piece)
 
+    def fill(
+        self,
+        offsets: Iterable[int],
+        areas: Iterable[Iterable[bytes | memoryview]],
+    ) -> None:
+        """Copy *areas*, each in pieces, to these *offsets*."""
+        for offset, pieces in zip(offsets, areas, strict=True):
+            self.write(offset, pieces)
+
     def lend(self, on_gone: Callable[[], None]) -> memoryview:
         """Return a view of all of it.
 

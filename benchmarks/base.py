@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from benchmarks import work
@@ -97,15 +97,14 @@ class Stopwatch:
 class Bench:
     """The peer under test, and loops of the kind it is to run on."""
 
-    make_peer: InitVar[Callable[[], Peer]]
+    make_peer: Callable[[], Peer]
     make_loop: Callable[[], asyncio.AbstractEventLoop]
     scale: Scale
     opening: Stopwatch = field(init=False)
-    _peer: Peer = field(init=False)
+    peer: Peer = field(init=False)
 
-    def __post_init__(self, make_peer: Callable[[], Peer]) -> None:
-        self._peer = make_peer()
-        self._make_peer = make_peer
+    def __post_init__(self) -> None:
+        self.peer = self.make_peer()
 
     def run(
         self,
@@ -122,9 +121,9 @@ class Bench:
 
         async def life() -> T:
             self.opening = Stopwatch()
-            answer = await body(await self._peer.open(workers))
+            answer = await body(await self.peer.open(workers))
             if close:
-                await self._peer.close()
+                await self.peer.close()
             return answer
 
         runner = asyncio.Runner(loop_factory=self.make_loop)
@@ -133,13 +132,9 @@ class Bench:
             runner.close()
         return answer
 
-    @property
-    def peer(self) -> Peer:
-        return self._peer
-
     async def another(self, workers: int) -> tuple[Call, Callable[[], Awaitable[None]]]:
         """Open one more pool beside the first; return also what closes it."""
-        peer = self._make_peer()
+        peer = self.make_peer()
         return await peer.open(workers), peer.close
 
 

@@ -41,9 +41,11 @@ __all__ = [
 ]
 
 # What holds nothing else.
+_SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
+
+# Where giants are looked for, if there are no more values than this.
 _CONTAINERS = frozenset((list, tuple, dict))
 _FEW = 100
-_SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
 
 
 def dumps(value: object) -> bytes:

@@ -26,6 +26,7 @@ __all__ = [
     "Bundle",
     "Parcel",
     "StreamTooLongError",
+    "cut",
     "dump",
     "is_heavy",
     "lay_out",
@@ -89,6 +90,12 @@ class Parcel:
         areas: list[Sequence[bytes | memoryview]] = [[view] for view in self.buffers]
         return areas if self._stream <= HEAVY else [self.pieces, *areas]
 
+    @property
+    def sizes(self) -> list[int]:
+        """How many bytes each area has."""
+        sizes = list(map(len, self.buffers))
+        return sizes if self._stream <= HEAVY else [self._stream, *sizes]
+
 
 class Bundle:
     """A parcel that has arrived.
@@ -119,6 +126,15 @@ def lay_out(sizes: Iterable[int]) -> tuple[list[int], int]:
         offsets.append(start)
         end = start + size
     return offsets, end
+
+
+def cut(view: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    """Return the areas of these *sizes* that were laid out in *view*."""
+    offsets, _ = lay_out(sizes)
+    return [
+        view[offset : offset + size]
+        for offset, size in zip(offsets, sizes, strict=True)
+    ]
 
 
 def dump(

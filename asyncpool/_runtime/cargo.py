@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import pack_numbers, unpack_numbers
-from asyncpool._core.parcels import LARGE, Bundle, Parcel, lay_out
+from asyncpool._core.parcels import LARGE, Bundle, Parcel, cut, lay_out
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.segments import Segment, Segments, Use
 from asyncpool._runtime.threads import Threads
@@ -87,7 +87,7 @@ class Cargo:
         the load is withdrawn meanwhile, or the worker is gone.
         """
         load = Load()
-        size = lay_out(_sizes(parcel))[1]
+        size = lay_out(parcel.sizes)[1]
         segment = self._segments.take(self, size)
         if segment is not None and size <= _AT_ONCE:
             self._fill(segment, parcel)
@@ -121,20 +121,20 @@ class Cargo:
 
     @staticmethod
     def _fill(segment: Segment, parcel: Parcel) -> None:
-        segment.fill(lay_out(_sizes(parcel))[0], parcel.areas)
+        segment.fill(lay_out(parcel.sizes)[0], parcel.areas)
 
     def _send(
         self, parcel: Parcel, segment: Segment | None, send: Callable[[], None]
     ) -> None:
         assert self._jobs is not None
         if segment is None:
-            for size, pieces in zip(_sizes(parcel), parcel.areas, strict=True):
+            for size, pieces in zip(parcel.sizes, parcel.areas, strict=True):
                 self._jobs.put(header(Kind.AREA, size))
                 for piece in pieces:
                     self._jobs.put(b"", piece)
         else:
             segment.use = Use.WORKER
-            numbers = pack_numbers(_sizes(parcel))
+            numbers = pack_numbers(parcel.sizes)
             head = header(Kind.LENT, len(numbers), tag=segment.number)
             self._jobs.put(head, numbers)
         send()
@@ -190,13 +190,9 @@ class Cargo:
                 sizes = unpack_numbers(frame.payload)
                 self._expect(sum(sizes), len(sizes))
                 segment = self._segments.find(self, frame.tag, Use.GRANTED)
-                offsets, end = lay_out(sizes)
-                view = self._segments.view(segment, end)
+                view = self._segments.view(segment, lay_out(sizes)[1])
                 self._wanting = False
-                self._areas += [
-                    view[offset : offset + size]
-                    for offset, size in zip(offsets, sizes, strict=True)
-                ]
+                self._areas += cut(view, sizes)
             case Kind.WANT:
                 self._want(frame.job)
             case Kind.RETURNED:
@@ -259,7 +255,3 @@ class Cargo:
             number, segment.use = segment.number, Use.GRANTED
         self._control.put(header(Kind.GRANT, 0, tag=number))
         self._control.flush()
-
-
-def _sizes(parcel: Parcel) -> list[int]:
-    return [sum(map(len, pieces)) for pieces in parcel.areas]

@@ -76,8 +76,7 @@ class Segment:
         areas: Iterable[Sequence[bytes | memoryview]],
     ) -> None:
         """Copy *areas*, each in pieces, to these *offsets*."""
-        for offset, pieces in zip(offsets, areas, strict=True):
-            self.memory.write(offset, pieces)
+        self.memory.fill(offsets, areas)
 
 
 class Segments:

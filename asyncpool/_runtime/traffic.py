@@ -154,17 +154,19 @@ class Traffic:
 
     def _load(self, handle: WorkerHandle, job: Job[Any], parcel: Parcel) -> None:
         """Have a worker, which has nothing else in hand, see what a job needs."""
-        attempt = job.attempt
-
-        @decision
-        def put(self: Traffic) -> None:
-            # The pool may have been closed meanwhile, and the caller told so.
-            if self._state.core.head(handle.slot) == job.id:
-                handle.put_job(job.id, attempt, job.function, parcel.payload)
-            handle.flush()
-
-        handle.load(parcel, functools.partial(put, self))
+        send = functools.partial(self._send_loaded, handle, job, job.attempt, parcel)
+        handle.load(parcel, send)
         self._packer.go_on()
+
+    @decision
+    def _send_loaded(
+        self, handle: WorkerHandle, job: Job[Any], attempt: int, parcel: Parcel
+    ) -> None:
+        """Send a job behind what its worker sees by now."""
+        # The pool may have been closed meanwhile, and the caller told so.
+        if self._state.core.head(handle.slot) == job.id:
+            handle.put_job(job.id, attempt, job.function, parcel.payload)
+        handle.flush()
 
     # Its way out.
 

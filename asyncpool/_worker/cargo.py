@@ -7,7 +7,7 @@ import socket
 
 from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import pack_numbers, unpack_numbers
-from asyncpool._core.parcels import Bundle, Parcel, lay_out
+from asyncpool._core.parcels import Bundle, Parcel, cut, lay_out
 from asyncpool._worker.segments import Segments
 
 __all__ = ["Cargo"]
@@ -80,16 +80,13 @@ class Cargo:
         return self._news() + ahead, payload
 
     def _put(self, parcel: Parcel) -> bytes:
-        areas = parcel.areas
-        sizes = [sum(map(len, pieces)) for pieces in areas]
+        areas, sizes = parcel.areas, parcel.sizes
         offsets, total = lay_out(sizes)
         self._jobs.sendall(header(Kind.WANT, 0, total))
         number = self._segments.wait_for_grant()
         if number:
             with contextlib.suppress(OSError):
-                memory = self._segments.memory(number)
-                for offset, pieces in zip(offsets, areas, strict=True):
-                    memory.write(offset, pieces)
+                self._segments.memory(number).fill(offsets, areas)
                 numbers = pack_numbers(sizes)
                 head = header(Kind.LENT, len(numbers), tag=number)
                 return head + numbers
@@ -117,8 +114,4 @@ class Cargo:
         except OSError:
             self._lost.append(number)
             raise
-        offsets, _ = lay_out(sizes)
-        return [
-            whole[offset : offset + size]
-            for offset, size in zip(offsets, sizes, strict=True)
-        ]
+        return cut(whole, sizes)

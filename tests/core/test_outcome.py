@@ -35,7 +35,7 @@ from asyncpool._core.parcels import (
 from asyncpool.errors import JobNotPicklableError
 from tests.core import specimens
 from tests.core.specimens import LOCK, Counter, FailsTwice, FailsWhenSaved, add
-from tests.helpers.parcels import Array, arrived, plain
+from tests.helpers.parcels import Array, GivenUpError, Pause, arrived, plain
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.just(""),
@@ -558,21 +558,6 @@ def test_whoever_is_too_long_need_not_be_picklable() -> None:
     with pytest.raises(JobNotPicklableError) as caught:
         pack_job(add, (LOCK, list(range(HEAVY))), {}, limit=HEAVY)
     assert caught.value.name == "args[0]"
-
-
-class GivenUpError(BaseException):
-    """Nobody wants it any more."""
-
-
-class Pause:
-    def __init__(self, last: int | None = None) -> None:
-        self.calls = 0
-        self._last = last
-
-    def __call__(self) -> None:
-        self.calls += 1
-        if self.calls == self._last:
-            raise GivenUpError
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -24,7 +24,7 @@ from asyncpool._core.parcels import (
     loads,
 )
 from tests.core.specimens import LOCK, FailsWhenSaved
-from tests.helpers.parcels import Array, arrived
+from tests.helpers.parcels import Array, GivenUpError, Pause, arrived
 
 # What a pickler writes at a time, and an unpickler reads.
 PIECE = 65_536
@@ -52,23 +52,6 @@ large_values = st.recursive(
     lambda inner: st.lists(inner) | st.tuples(inner, inner),
     max_leaves=8,
 )
-
-
-class Pause:
-    """Counts, and raises at the last of so many calls."""
-
-    def __init__(self, last: int | None = None) -> None:
-        self.calls = 0
-        self._last = last
-
-    def __call__(self) -> None:
-        self.calls += 1
-        if self.calls == self._last:
-            raise GivenUpError
-
-
-class GivenUpError(BaseException):
-    """Nobody wants it any more."""
 
 
 def there(value: object) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from asyncpool._core.frames import Frame, FrameDecoder
 from asyncpool._core.parcels import Bundle, Parcel
 
-__all__ = ["Array", "arrived", "plain", "received"]
+__all__ = ["Array", "GivenUpError", "Pause", "arrived", "plain", "received"]
 
 
 def plain(payload: bytes | Parcel) -> bytes:
@@ -38,6 +38,23 @@ def received(decoder: FrameDecoder, data: bytes) -> list[Frame]:
         frames += decoder.fill(size)
         data = data[size:]
     return frames
+
+
+class GivenUpError(BaseException):
+    """Nobody wants it any more."""
+
+
+class Pause:
+    """Counts, and raises at the last of so many calls."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.calls = 0
+        self._last = last
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls == self._last:
+            raise GivenUpError
 
 
 class Array:
