@@ -227,11 +227,12 @@ class Traffic:
             raise PoolClosedError
         if core.broken is not None:
             raise self.broken_errors()(None)
-        if limit is None:
+        idle = core.dispatcher.idle
+        if limit is None or idle > core.dispatcher.waiting:
             return
+        # Some will not wait: those still being pickled, for whom workers are idle.
         waiting = core.waiting
-        # There are idle workers while jobs wait only if those are still being pickled.
-        if waiting - core.dispatcher.idle >= limit:
+        if waiting - idle >= limit:
             if not self._saturated:
                 self._saturated = True
                 self._state.hub.publish(events.Saturated(waiting))

@@ -19,7 +19,7 @@ COSTS = (7.8125, 8.0, 100.0, 437.5, 1000.0, UNKNOWN)
 
 def known(cost: float) -> Profile:
     profile = Profile()
-    profile.note(cost)
+    profile.cost = cost
     return profile
 
 

@@ -16,7 +16,7 @@ from asyncpool._core.profiles import (
 )
 
 # The least that a call counts for.
-FLOOR = 7.8125
+FLOOR = 19.53125
 
 durations = st.integers(0, 2**32 - 1)
 
@@ -29,7 +29,7 @@ def after(*durations: float) -> float:
 
 
 def test_the_figures() -> None:
-    assert (BUDGET, REFILL, DEEPEST, UNKNOWN) == (1000.0, 500.0, 128, 1e9)
+    assert (BUDGET, REFILL, DEEPEST, UNKNOWN) == (2500.0, 1250.0, 128, 1e9)
     assert set(profiles.__all__) == {
         "ALONE",
         "BUDGET",
@@ -60,11 +60,11 @@ def test_the_first_call_is_taken_at_its_word() -> None:
     [
         ((80, 160), 90.0),
         ((160, 80), 150.0),
-        ((800, 0), 700.9765625),
+        ((800, 0), 702.44140625),
         ((64, 128, 64, 128), 78.125),
         ((500, 500, 500), 500.0),
-        ((8, 8, 8008), 1008.0),
-        ((1_000_000, 8), 875_001.0),
+        ((20, 20, 20020), 2520.0),
+        ((1_000_000, 24), 875_003.0),
     ],
 )
 def test_each_further_call_counts_for_an_eighth(
@@ -73,7 +73,7 @@ def test_each_further_call_counts_for_an_eighth(
     assert after(*calls) == cost
 
 
-@pytest.mark.parametrize("duration", [0, 1, 7, 7.8125])
+@pytest.mark.parametrize("duration", [0, 1, 7, 19, 19.53125])
 def test_a_call_of_no_time_counts_for_the_least(duration: float) -> None:
     assert after(duration) == FLOOR
     assert after(duration, duration) == FLOOR
@@ -81,7 +81,7 @@ def test_a_call_of_no_time_counts_for_the_least(duration: float) -> None:
 
 
 def test_a_call_just_above_the_least_counts_for_itself() -> None:
-    assert after(8) == 8.0
+    assert after(20) == 20.0
 
 
 def test_as_many_calls_as_a_worker_may_hold_are_a_budget() -> None:
@@ -106,22 +106,22 @@ def test_the_average_moves_towards_each_call(calls: list[int], last: int) -> Non
 def test_one_long_call_among_short_ones_is_noticed_at_once_and_forgotten() -> None:
     profile = Profile()
     for _ in range(100):
-        profile.note(10)
-    assert profile.cost == 10.0
-    profile.note(10_000)
-    assert profile.cost == 1258.75, "nothing travels ahead for a while"
+        profile.note(20)
+    assert profile.cost == 20.0
+    profile.note(24_020)
+    assert profile.cost == 3020.0, "nothing travels ahead for a while"
     costs = []
     for _ in range(60):
         costs.append(profile.cost)
-        profile.note(10)
+        profile.note(20)
     assert costs == sorted(costs, reverse=True)
     assert sum(cost > BUDGET for cost in costs) == 2
-    assert sum(cost > REFILL for cost in costs) == 8
-    assert sum(cost > 11 for cost in costs) == 54
-    assert profile.cost < 10.5
+    assert sum(cost > REFILL for cost in costs) == 7
+    assert sum(cost > 21 for cost in costs) == 60
+    assert profile.cost < 21.5
 
 
-@given(st.integers(8, 100), st.integers(4_100, 2**32 - 1))
+@given(st.integers(20, 100), st.integers(10_000, 2**32 - 1))
 def test_any_long_call_keeps_others_from_waiting_behind_the_next(
     short: int, long: int
 ) -> None:

@@ -18,6 +18,7 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
+from asyncpool._runtime import traffic
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -248,6 +249,26 @@ async def test_jobs_that_wait_in_a_worker_count_as_pending() -> None:
         assert (caught.value.waiting, caught.value.max_pending) == (3, 3)
         (await gate.visitor()).release()
         await asyncio.gather(long, *short)
+
+
+async def test_an_idle_worker_takes_a_job_whatever_waits_inside_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(traffic, "_STALLED", 3600.0)  # or those are moved to it
+    async with patience(), Gate() as gate, Pool(2, max_pending=2) as pool:
+        await learn(pool, jobs.perhaps_wait)
+        alone = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        first = pool.submit(jobs.perhaps_wait, gate.path)
+        behind = [pool.submit(jobs.perhaps_wait) for _ in range(2)]
+        with pytest.raises(PoolFullError):
+            pool.submit(jobs.perhaps_wait)
+        visitor.release()
+        assert await alone == "go"
+        assert pool.stats().waiting == 2
+        assert await pool.submit(jobs.square, 3) == 9
+        (await gate.visitor(nth=2)).release()
+        await asyncio.gather(first, *behind)
 
 
 async def test_a_close_lets_what_is_in_hand_finish_or_fails_it() -> None:
