@@ -1,8 +1,9 @@
-"""Call the user's ``on_crash`` so that nothing it does can hurt the pool."""
+"""Report crashes so that nothing which a logger or callback does can hurt the pool."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -21,27 +22,31 @@ _GRACE = 1.0
 
 
 class Reporter:
-    """Reports crashes to a callback, sync or async.
+    """Reports crashes to the log, and to a callback, sync or async.
 
     Args:
         loop: The pool's loop.
+        pool: The pool's name.
         callback: What to call, or ``None``.
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, callback: CrashCallback | None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        pool: str,
+        callback: CrashCallback | None,
     ) -> None:
         self._loop = loop
+        self._pool = pool
         self._callback = callback
         # Not a task group: one that never returns would hold up the close for ever.
         self._tasks: set[asyncio.Task[None]] = set()
 
     def report(self, crash: Crash) -> None:
-        """Have the callback called soon."""
-        if self._callback is not None:
-            # Not from here: it may submit, cancel or close, and the supervisor is
-            # in the middle of a decision.  Before the job's own callbacks, though.
-            self._loop.call_soon(self._call, crash)
+        """Have it logged and the callback called soon."""
+        # Not from here: the callback may submit, cancel or close, and the supervisor
+        # is in the middle of a decision.  Before the job's own callbacks, though.
+        self._loop.call_soon(self._tell, crash)
 
     async def finish(self) -> None:
         """Wait for async callbacks, and cancel those that do not return.
@@ -59,8 +64,11 @@ class Reporter:
         if late:
             _LOGGER.warning("%d calls of on_crash ignore that the pool ends", len(late))
 
-    def _call(self, crash: Crash) -> None:
-        assert self._callback is not None
+    def _tell(self, crash: Crash) -> None:
+        with contextlib.suppress(Exception):  # a handler or filter of the user's
+            _LOGGER.warning("pool %s: %s; %s", self._pool, crash, crash.next_step)
+        if self._callback is None:
+            return
         try:
             result = self._callback(crash)
             if inspect.isawaitable(result):

@@ -8,7 +8,6 @@ loop's thread and none of it waits in between, so there are no locks.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Iterator
@@ -80,7 +79,7 @@ class Supervisor:
             make_cargo=self._make_cargo,
         )
         self._coroner = Coroner(config.start_timeout)
-        self._reporter = Reporter(loop, config.on_crash)
+        self._reporter = Reporter(loop, config.name, config.on_crash)
         self._finished = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         # Not anyio's: workers are started from timers and readers too, where there
@@ -190,10 +189,16 @@ class Supervisor:
         if planned:
             self.hub.publish(events.Exited(handle.slot, handle.generation, handle.pid))
         else:
-            self._tell(crash)
+            self._state.crashes.append(crash)
+            self._state.book.crashes += 1
+            self.hub.publish(events.Crashed(crash))
+        # The next worker is on its way before anybody hears of this one, by logging,
+        # callback or future: that takes half a millisecond and more.
+        self._perform(commands)
+        if not planned:
+            self._reporter.report(crash)
         for loss in losses:
             self._settle_loss(loss, crash)
-        self._perform(commands)
 
     def _settle_loss(self, loss: Loss, crash: events.Crash) -> None:
         job = loss.job
@@ -205,16 +210,6 @@ class Supervisor:
             self.hub.publish(events.TakenOver(job.id, loss.attempt))
         else:
             self._state.book.fail(job, crash_error(job, loss.delivery))
-
-    def _tell(self, crash: events.Crash) -> None:
-        self._state.crashes.append(crash)
-        self._state.book.crashes += 1
-        with contextlib.suppress(Exception):  # a handler or filter of the user's
-            _LOGGER.warning(
-                "pool %s: %s; %s", self._config.name, crash, crash.next_step
-            )
-        self.hub.publish(events.Crashed(crash))
-        self._reporter.report(crash)
 
     # Effects.
 
