@@ -55,11 +55,10 @@ def measure(bench: Bench) -> Reading:
     """Watch arrays of 64 MB, a dict of 100 MB and 100 000 no-op jobs go through.
 
     The dict holds four million small objects; the jobs are 1000 in flight; all of it is
-    less if quick.  What comes back is kept to the end of its part, since to free it is
-    the caller's own stall.
+    less if quick.  What goes out and comes back lives as long as its part, since to free
+    it, or to have the garbage collector walk through it, is the caller's own stall.
     """
     array = make_array()
-    entries = {f"key {number}": number / 2 for number in range(bench.scale.entries)}
 
     async def body(call: Call) -> list[list[float]]:
         await workers_of(call, WORKERS)
@@ -68,12 +67,13 @@ def measure(bench: Bench) -> Reading:
         kept = [await call(work.echo, array) for _ in range(bench.scale.echoes)]
         found.append(ticker.stop())
         del kept
+        entries = {f"key {number}": number / 2 for number in range(bench.scale.entries)}
         ticker.start()
         answer = await call(work.echo, entries)
         found.append(ticker.stop())
         if answer != entries:
             raise AssertionError("the dict came back changed")
-        del answer
+        del answer, entries
         ticker.start()
         await pump(
             call, in_flight=IN_FLIGHT, more=lambda sent: sent < bench.scale.flood
