@@ -7,6 +7,7 @@ number hides: how figures depend on the load, and how single measurements are sp
 
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ mpl.use("Agg")
 
 OURS, PEERS, TEXT = "#d9480f", "#b8c0c8", "#343a40"
 COLUMNS = 4
+TITLE = 36  # characters in a line
 ABSENT: dict[str, Any] = {"figures": {}, "status": "not asked"}
 
 
@@ -137,10 +139,9 @@ def panel(axes: Any, question: Question, rows: dict[str, Any]) -> None:
     limit = room(values)
     for place, (row, value) in enumerate(values.items()):
         bar(axes, place, row, value, limit=limit, status=rows[row]["status"])
-    axes.set_title(
-        f"{question.title}\n{unit(question, figure)}", fontsize=9, loc="left"
-    )
-    axes.set_xlim(0, limit * 1.28)
+    title = textwrap.fill(question.title, TITLE)
+    axes.set_title(f"{title}\n{unit(question, figure)}", fontsize=9, loc="left")
+    axes.set_xlim(0, (limit or 1.0) * 1.28)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks([])
     axes.set_xticks([])
@@ -187,7 +188,7 @@ def room(values: dict[str, float | None]) -> float:
 def unit(question: Question, figure: Figure) -> str:
     better = "more" if figure.more_is_better else "less"
     detail = f"{figure.title}, " if len(question.figures) > 1 else ""
-    return f"{detail}{figure.unit}: {better} is better"
+    return f"{detail}{figure.unit}: {better} is better".replace(", :", ":")
 
 
 def caption(axes: Any, results: dict[str, Any]) -> None:
