@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.context import CurrentJob, current_job
     from asyncpool.errors import (
         AsyncPoolError,
+        JobCancelled,
         JobError,
         JobNotPicklableError,
         JobRaisedError,
@@ -45,6 +46,7 @@ _HOMES = {
     "asyncpool._worker.context": ("CurrentJob", "current_job"),
     "asyncpool.errors": (
         "AsyncPoolError",
+        "JobCancelled",
         "JobError",
         "JobNotPicklableError",
         "JobRaisedError",
@@ -72,6 +74,7 @@ __all__ = [
     "CurrentJob",
     "EventStream",
     "Job",
+    "JobCancelled",
     "JobError",
     "JobNotPicklableError",
     "JobRaisedError",

@@ -2,6 +2,7 @@
 
 The tree is shallow, and each branch answers one question of the caller's:
 
+* :exc:`JobCancelled` -- raised *inside* a job that is to end
 * :exc:`AsyncPoolError`
     * :exc:`UnsupportedPlatformError` -- can this machine run a pool at all?
     * :exc:`PoolClosedError` -- did the pool close before the job was done?
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncPoolError",
+    "JobCancelled",
     "JobError",
     "JobNotPicklableError",
     "JobRaisedError",
@@ -178,22 +180,51 @@ class JobError(AsyncPoolError):
 
 
 class JobTimeoutError(JobError, TimeoutError):
-    """A job did not finish in its time.
+    """A job did not finish, or did not even begin, in its time.
 
     Attributes:
-        timeout: The limit that was exceeded, in seconds.
+        limit: Which limit it was: ``"timeout"``, ``"queue_timeout"``, ``"deadline"``.
+        seconds: Its value; for a deadline, the point on the loop's clock.
+        stack: Where the job was stuck, as ``faulthandler`` shows it: the Python stacks of
+            the worker's threads, the innermost call first.  Empty if it was waiting, or
+            if the worker could not tell, since it was stopped or dying.
     """
 
-    timeout: float
+    limit: Literal["timeout", "queue_timeout", "deadline"]
+    seconds: float
+    stack: str
 
-    def __init__(self, *, job_id: int, attempt: int, timeout: float) -> None:
+    def __init__(
+        self,
+        *,
+        job_id: int,
+        attempt: int,
+        limit: Literal["timeout", "queue_timeout", "deadline"],
+        seconds: float,
+        stack: str = "",
+    ) -> None:
         where = f"in attempt {attempt}" if attempt else "in the queue"
+        text = {
+            "timeout": f"ran longer than its timeout of {seconds:g} s",
+            "queue_timeout": f"waited longer than its queue_timeout of {seconds:g} s",
+            "deadline": "missed its deadline",
+        }[limit]
         super().__init__(
-            f"job {job_id} exceeded its limit of {timeout:g} s {where}",
+            f"job {job_id} {text}, {where}{_innermost_calls(stack)}",
             job_id=job_id,
             attempt=attempt,
-            timeout=timeout,
+            limit=limit,
+            seconds=seconds,
+            stack=stack,
         )
+
+
+class JobCancelled(BaseException):
+    """Raised inside a running job that is cancelled, or whose time is over.
+
+    Let it pass, after whatever cleaning up must be done: if the job has not ended after
+    its ``cancel_grace``, its worker is killed.
+    """
 
 
 class JobNotPicklableError(JobError):
@@ -311,6 +342,11 @@ def _telling_lines(tail: tuple[str, ...]) -> str:
     stacks = [i for i, line in enumerate(tail) if line.startswith("Current thread")]
     stack = tail[stacks[0] : stacks[0] + 4] if stacks else ()
     return "".join(f"\n    {line}" for line in (tail[fatal[-1]], *stack))
+
+
+def _innermost_calls(stack: str) -> str:
+    """Return the first lines of a stack, each on a line of its own."""
+    return "".join(f"\n    {line}" for line in stack.splitlines()[:4])
 
 
 class WorkerStartError(WorkerCrashedError):

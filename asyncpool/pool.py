@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
 import anyio
 
-from asyncpool._core.attempts import AttemptPolicy
+from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
 from asyncpool._core.messages import MAX_INITIALIZER, WorkerConfig
 from asyncpool._core.outcome import dumps
 from asyncpool._core.restart import RestartPolicy
@@ -21,10 +21,11 @@ from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.machine import check_platform, module_path, usable_cpus
+from asyncpool._runtime.options import Options, changed
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import JobNotPicklableError, PoolClosedError
-from asyncpool.events import CloseSummary, CrashKind, PoolStats
+from asyncpool.events import CloseSummary, PoolStats
 
 __all__ = ["Pool", "PoolView"]
 
@@ -40,22 +41,17 @@ class PoolView:
     """A pool seen through a set of options; :meth:`Pool.options` makes them."""
 
     _pool: Pool
-    _attempts: AttemptPolicy
+    _options: JobOptions
 
-    def options(
-        self,
-        *,
-        max_attempts: int | None = None,
-        retry_on: Iterable[CrashKind | type[BaseException]] | None = None,
-    ) -> PoolView:
+    def options(self, **changes: Unpack[Options]) -> PoolView:
         """Return a view that differs from this one in what is given."""
-        return PoolView(self._pool, _changed(self._attempts, max_attempts, retry_on))
+        return PoolView(self._pool, changed(self._options, changes))
 
     def submit(
         self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Job[R]:
         """Like :meth:`Pool.submit`, with the options of this view."""
-        return self._pool._submit(fn, args, kwargs, self._attempts)  # noqa: SLF001
+        return self._pool._submit(fn, args, kwargs, self._options)  # noqa: SLF001
 
 
 class Pool:
@@ -85,6 +81,8 @@ class Pool:
         output: Where the lines go that workers print: ``"log"`` sends them to the
             logger ``asyncpool.worker``, or to this process's own streams if logging
             is not configured; ``"inherit"`` always to the streams.
+        timeout, queue_timeout, on_cancel, cancel_grace: What jobs have if
+            :meth:`options` says nothing else.
         max_message: The most bytes that a call or a result may have when pickled.
         max_shared_memory: The most bytes of memory that the pool shares with its
             workers, for large arrays and the like in arguments and results, those
@@ -113,6 +111,10 @@ class Pool:
         start_timeout: float = 30.0,
         loop: Literal["asyncio", "uvloop"] = "asyncio",
         output: OutputMode = "log",
+        timeout: float | None = None,
+        queue_timeout: float | None = None,
+        on_cancel: OnCancel = "interrupt",
+        cancel_grace: float = 2.0,
         max_message: int = 1 << 30,
         max_shared_memory: int = 1 << 30,
     ) -> None:
@@ -150,6 +152,14 @@ class Pool:
                 initializer=_pack_initializer(initializer, tuple(initargs)),
                 max_payload=max_message,
             ),
+        )
+        self._options = JobOptions(
+            limits=JobLimits(
+                timeout=timeout,
+                queue_timeout=queue_timeout,
+                on_cancel=on_cancel,
+                cancel_grace=cancel_grace,
+            )
         )
         self._supervisor: Supervisor | None = None
         self._task: asyncio.Task[None] | None = None
@@ -208,6 +218,7 @@ class Pool:
             worker's traceback as its cause; :exc:`JobNotPicklableError` if
             something cannot cross; :exc:`JobRaisedError` around ``SystemExit`` and
             the like; :exc:`WorkerCrashedError` if the worker died of it;
+            :exc:`JobTimeoutError` if its time is over;
             :exc:`PoolClosedError` or :exc:`PoolBrokenError` if the pool ended first.
 
         Raises:
@@ -218,17 +229,12 @@ class Pool:
 
         Cancellation:
             Cancelling the job, or the task that awaits it, takes a queued job out
-            of the queue at no cost.  A running one costs its worker, which is
-            killed with all that it has started and replaced at once.
+            of the queue at no cost.  In a running one :exc:`JobCancelled` is raised;
+            see *on_cancel* in :meth:`options`.
         """
-        return self._submit(fn, args, kwargs, _DEFAULT)
+        return self._submit(fn, args, kwargs, self._options)
 
-    def options(
-        self,
-        *,
-        max_attempts: int | None = None,
-        retry_on: Iterable[CrashKind | type[BaseException]] | None = None,
-    ) -> PoolView:
+    def options(self, **changes: Unpack[Options]) -> PoolView:
         """Return a view of the pool whose ``submit`` uses these options.
 
         Args:
@@ -236,13 +242,27 @@ class Pool:
                 only for jobs that may safely run twice.
             retry_on: What there is another attempt after: kinds of crash
                 (``"crash"`` and ``"hung"`` by default; an out-of-memory kill would
-                most likely happen again), and types of exceptions raised by *fn*.
+                most likely happen again), and types of exceptions raised by *fn*;
+                :exc:`JobTimeoutError` stands for its *timeout*.
+            timeout: Seconds that each attempt may run.
+            queue_timeout: Seconds that it may wait for its first attempt.
+            deadline: When it must be done, on the event loop's clock
+                (``loop.time() + seconds``); no attempt begins or goes on after that.
+            on_cancel: What becomes of a running job that is cancelled.  ``"interrupt"``
+                raises :exc:`JobCancelled` in it, and its worker is killed if it has not
+                ended after *cancel_grace*; ``"kill"`` kills the worker at once;
+                ``"wait"`` lets it run to its end, which nobody hears of.
+            cancel_grace: Seconds that an interrupted job has to end; 2 by default.
+
+        ``None`` stands for no limit.  A job whose time is over fails with
+        :exc:`JobTimeoutError`; one that runs is made to end as if it were cancelled (but
+        ``"wait"`` counts as ``"interrupt"``) and its caller hears of it when it has.
 
         Raises:
-            ValueError: If *max_attempts* is out of range or a kind unknown.
-            TypeError: If *retry_on* holds something else.
+            ValueError: If a value is out of range or a kind unknown.
+            TypeError: If *retry_on* holds something else, or an option is unknown.
         """
-        return PoolView(self, _changed(_DEFAULT, max_attempts, retry_on))
+        return PoolView(self, changed(self._options, changes))
 
     def events(self, *, buffer: int = 1000) -> EventStream:
         """Return an async iterator over the pool's events from now on.
@@ -379,15 +399,13 @@ class Pool:
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        policy: AttemptPolicy,
+        options: JobOptions,
     ) -> Job[Any]:
         if not callable(fn):
             raise TypeError(f"submit() takes a callable first, not {fn!r}")
         supervisor = self._supervisor or self._running()
-        return supervisor.submit(fn, args, kwargs, policy)
+        return supervisor.submit(fn, args, kwargs, options)
 
-
-_DEFAULT = AttemptPolicy()
 
 _COUNTERS = (
     "idle",
@@ -404,20 +422,6 @@ _COUNTERS = (
     "dropped_events",
     "shared_memory",
 )
-
-
-def _changed(
-    policy: AttemptPolicy,
-    max_attempts: int | None,
-    retry_on: Iterable[CrashKind | type[BaseException]] | None,
-) -> AttemptPolicy:
-    if isinstance(retry_on, str | type):
-        raise TypeError(f"retry_on takes several: ({retry_on!r},)")
-    if max_attempts is not None:
-        policy = replace(policy, max_attempts=max_attempts)
-    if retry_on is not None:
-        policy = replace(policy, retry_on=tuple(retry_on))
-    return policy
 
 
 def _pack_initializer(

@@ -47,6 +47,7 @@ NO_PICKLE = "cannot pickle '_thread.lock' object"
             ValueError,
             "output must be one of log, inherit, not 'null'",
         ),
+        ({"timeout": -1}, ValueError, "timeout must be > 0 seconds, not -1"),
         ({"on_crash": 3}, TypeError, "on_crash must be callable, not 3"),
         ({"initializer": "f"}, TypeError, "initializer must be callable, not 'f'"),
         ({"preload": "numpy"}, TypeError, "preload takes names of modules: ('numpy',)"),
@@ -77,6 +78,24 @@ def test_an_initializer_that_carries_too_much_is_refused() -> None:
         ({"retry_on": "crash"}, TypeError, r"retry_on takes several: \('crash',\)"),
         ({"retry_on": OSError}, TypeError, "retry_on takes several: "),
         ({"retry_on": ("bad",)}, ValueError, "bad"),
+        ({"max_attempts": None}, TypeError, "max_attempts must be an int, not None"),
+        ({"timeout": 0}, ValueError, "timeout must be > 0 seconds, not 0"),
+        (
+            {"timeout": "1"},
+            TypeError,
+            "timeout must be a number of seconds or None, not '1'",
+        ),
+        (
+            {"cancel_grace": None},
+            TypeError,
+            "cancel_grace must be a number of seconds, not None",
+        ),
+        ({"on_cancel": "stop"}, ValueError, "on_cancel must be one of interrupt, kill"),
+        (
+            {"time_out": 1},
+            TypeError,
+            "there is no option 'time_out'; there are: max_attempts, retry_on, timeout, ",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused_before_any_job(
@@ -84,3 +103,10 @@ def test_a_wrong_option_is_refused_before_any_job(
 ) -> None:
     with pytest.raises(kind, match=text):
         Pool(1).options(**options)
+
+
+def test_options_add_up() -> None:
+    view = Pool(1, timeout=5.0).options(max_attempts=2).options(queue_timeout=3.0)
+    options = view.options(max_attempts=4)._options
+    assert options.attempts.max_attempts == 4
+    assert (options.limits.timeout, options.limits.queue_timeout) == (5.0, 3.0)

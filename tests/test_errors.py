@@ -78,11 +78,27 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         f"SIGSEGV during attempt 1 of job 17{TWO}"
     ),
     ProtocolError("bad frame"): "bad frame",
-    JobTimeoutError(job_id=17, attempt=2, timeout=2.5): (
-        "job 17 exceeded its limit of 2.5 s in attempt 2"
+    JobTimeoutError(job_id=17, attempt=2, limit="timeout", seconds=2.5): (
+        "job 17 ran longer than its timeout of 2.5 s, in attempt 2"
     ),
-    JobTimeoutError(job_id=17, attempt=0, timeout=60.0): (
-        "job 17 exceeded its limit of 60 s in the queue"
+    JobTimeoutError(
+        job_id=17,
+        attempt=1,
+        limit="timeout",
+        seconds=2.5,
+        stack="a\n  b\n  c\n  d\n  e",
+    ): (
+        "job 17 ran longer than its timeout of 2.5 s, in attempt 1"
+        "\n    a\n      b\n      c\n      d"
+    ),
+    JobTimeoutError(job_id=17, attempt=0, limit="queue_timeout", seconds=60.0): (
+        "job 17 waited longer than its queue_timeout of 60 s, in the queue"
+    ),
+    JobTimeoutError(job_id=17, attempt=0, limit="deadline", seconds=1234.5): (
+        "job 17 missed its deadline, in the queue"
+    ),
+    JobTimeoutError(job_id=17, attempt=3, limit="deadline", seconds=1234.5): (
+        "job 17 missed its deadline, in attempt 3"
     ),
     JobNotPicklableError(
         "args[1] cannot be pickled", direction="arguments", name="args[1]", job_id=3
@@ -149,7 +165,9 @@ def test_a_wrapped_exception_is_the_cause_also_after_pickling() -> None:
 def test_there_is_an_example_of_each() -> None:
     abstract = {AsyncPoolError, JobError}
     assert {type(error) for error in EXAMPLES} == {
-        getattr(errors, name) for name in errors.__all__ if name != "RemoteTraceback"
+        getattr(errors, name)
+        for name in errors.__all__
+        if name not in {"RemoteTraceback", "JobCancelled"}
     } - abstract
 
 

@@ -15,7 +15,7 @@ from asyncpool import errors, events
 PACKAGE = Path(asyncpool.__file__).parent
 
 PUBLIC = """
-    AsyncPoolError CloseSummary Crash CurrentJob EventStream Job JobError
+    AsyncPoolError CloseSummary Crash CurrentJob EventStream Job JobCancelled JobError
     JobNotPicklableError JobRaisedError JobTimeoutError Pool PoolBrokenError
     PoolClosedError PoolFullError PoolStats PoolView ProtocolError RemoteTraceback
     RestartPolicy SlotStats UnsupportedPlatformError WorkerCrashedError

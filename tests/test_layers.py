@@ -20,6 +20,7 @@ PURE = {
     "dataclasses",
     "enum",
     "functools",
+    "heapq",
     "io",
     "json",
     "pickle",
@@ -39,8 +40,9 @@ MAY_IMPORT = {
     "_core": {"errors", "events"},
     "_descriptors": set(),
     "_memory": set(),
-    "_worker": {"_core", "_descriptors", "_memory", "errors", "events"},
-    "_runtime": {"_core", "_descriptors", "_memory", "errors", "events"},
+    "_signals": set(),
+    "_worker": {"_core", "_descriptors", "_memory", "_signals", "errors", "events"},
+    "_runtime": {"_core", "_descriptors", "_memory", "_signals", "errors", "events"},
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")

@@ -36,13 +36,16 @@ class AttemptPolicy:
 
     Raises:
         ValueError: If *max_attempts* is out of range or a kind is unknown.
-        TypeError: If an element is neither a kind nor a type of exception.
+        TypeError: If *max_attempts* is no int, or an element of *retry_on* is neither a
+            kind nor a type of exception.
     """
 
     max_attempts: int = 1
     retry_on: tuple[CrashKind | type[BaseException], ...] = DEFAULT_RETRY_ON
 
     def __post_init__(self) -> None:
+        if not isinstance(self.max_attempts, int):
+            raise TypeError(f"max_attempts must be an int, not {self.max_attempts!r}")
         if not 1 <= self.max_attempts <= MAX_ATTEMPTS:
             raise ValueError(
                 f"max_attempts must be between 1 and {MAX_ATTEMPTS}, "

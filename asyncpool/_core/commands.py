@@ -15,6 +15,7 @@ __all__ = [
     "FailJobs",
     "Finished",
     "GiveUp",
+    "Interrupt",
     "Kill",
     "ParkSlot",
     "Recover",
@@ -24,6 +25,7 @@ __all__ = [
     "Stop",
     "Terminate",
     "Unassign",
+    "WriteStacks",
 ]
 
 
@@ -56,6 +58,21 @@ class Revoke:
 
     slot: int
     places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Ask the worker in *slot* to end what it got in this place, which it runs."""
+
+    slot: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStacks:
+    """Have the worker in *slot* write down where its threads are."""
+
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +152,8 @@ Command = (
     | Assign
     | Unassign
     | Revoke
+    | Interrupt
+    | WriteStacks
     | Stop
     | Terminate
     | Kill

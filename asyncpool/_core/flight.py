@@ -96,6 +96,10 @@ class Flight:
         self._asked.append(places)
         return places
 
+    def place(self, job: int) -> int:
+        """Return the place in which *job* was sent."""
+        return self.jobs[job][0]
+
     def asks_for(self, job: int) -> bool:
         """Tell whether the worker has been asked for *job*, and has not answered."""
         place = self.jobs[job][0]

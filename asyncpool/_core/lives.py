@@ -112,7 +112,7 @@ class Lives:
         slot.planned = slot.planned or planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
-        slot.ending = how
+        slot.ending, slot.asked = how, None
         slot.due = now + _GRACE[how]
         if how is Ending.STOPPED:
             return [Stop(slot.index)]

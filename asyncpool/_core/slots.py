@@ -21,6 +21,7 @@ import enum
 from dataclasses import dataclass, field
 
 from asyncpool._core.flight import Flight
+from asyncpool._core.limits import Press
 
 __all__ = [
     "TRANSITIONS",
@@ -111,8 +112,9 @@ class Slot:
         flight: The jobs that it has in hand.
         outcomes: How many outcomes it has delivered.
         head_seen: The job that was running at the last look for a stall.
-        unwanted: Jobs in flight that were cancelled.
-        doomed: The one of those that has begun, so that the worker must die of it.
+        unwanted: Jobs in flight that were cancelled, each with how it is to end.
+        asked: The job that is to end by itself until *due*, or the worker dies of it.
+        doomed: The job that the worker must die of.
         ready_at: When it said hello; ``None`` before that.
         due: When the supervisor must look at the slot again, whatever happens: to
             start, to probe, or to take the next step in ending a process.
@@ -128,7 +130,8 @@ class Slot:
     flight: Flight = field(default_factory=Flight)
     outcomes: int = 0
     head_seen: int | None = None
-    unwanted: set[int] = field(default_factory=set)
+    unwanted: dict[int, Press] = field(default_factory=dict)
+    asked: int | None = None
     doomed: int | None = None
     ready_at: float | None = None
     due: float | None = None
@@ -149,8 +152,8 @@ class Slot:
         """Begin the next generation."""
         self.generation += 1
         self.flight = Flight()
-        self.unwanted = set()
-        self.head_seen = self.doomed = self.ready_at = self.due = None
+        self.unwanted = {}
+        self.head_seen = self.asked = self.doomed = self.ready_at = self.due = None
         self.outcomes = 0
         self.planned = self.faulty = False
         self.ending = Ending.NO

@@ -18,20 +18,27 @@ from asyncpool._core.commands import (
     Assign,
     Command,
     Finished,
+    Interrupt,
     Revoke,
     Unassign,
+    WriteStacks,
 )
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.flight import Flight
+from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import EMPTY, Lives, fail_jobs
 from asyncpool._core.profiles import REFILL, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
 
-__all__ = ["REVOKE_GRACE", "Finish", "Supervision"]
+__all__ = ["REVOKE_GRACE", "STACK_GRACE", "Finish", "Supervision"]
 
 # Seconds that a worker, which is to be killed for one job, has to give back others.
 REVOKE_GRACE = 0.1
+
+# Seconds that a worker has to write down where it is, before it is killed for that: its
+# threads take turns every 5 ms.
+STACK_GRACE = 0.009
 
 
 class Finish(enum.IntEnum):
@@ -106,7 +113,7 @@ class Supervision:
         slot = self.slots[index]
         slot.flight.land(job)
         slot.outcomes += 1
-        if slot.unwanted:
+        if slot.unwanted or slot.asked is not None:
             self._forgive(slot, job)
 
     def refill(self, index: int, now: float) -> list[Command]:
@@ -116,7 +123,7 @@ class Supervision:
             return []  # it is on its way out already
         if slot.faulty or slot.doomed is not None or self.broken is not None:
             return self._wind_up(slot, now)
-        if slot.flight.backlog > REFILL:
+        if slot.flight.backlog > REFILL or slot.asked is not None:
             return []
         if not slot.flight.jobs:
             slot.apply(SlotEvent.RELEASE)
@@ -207,27 +214,45 @@ class Supervision:
         self.dispatcher.discard(job)
         return self._settle(now)
 
-    def cancel(self, job: int, now: float, *, index: int, begun: bool) -> list[Command]:
+    def cancel(
+        self, job: int, now: float, *, index: int, begun: bool, press: Press = KILL
+    ) -> list[Command]:
         """Give up *job*, which the worker in slot *index* may have in hand.
 
         Args:
             job: The job.
             now: The time.
             index: The slot.
-            begun: Whether it is known to have begun there: it costs the worker then.
+            begun: Whether it is known to have begun there.
+            press: How it is made to end if it has.
         """
         slot = self.slots[index]
         if job not in slot.flight.jobs:
             return self.drop(job, now)
-        slot.unwanted.add(job)
+        slot.unwanted[job] = press
         if slot.state is not SlotState.BUSY:
             return []
         if begun:
-            self._doom(slot, job)
-            return self._wind_up(slot, now)
+            return self._press(slot, job, press, now)
         if slot.flight.asks_for(job):
             return []  # the answer tells what has become of it
         return [Revoke(index, slot.flight.ask([job]))]
+
+    def expire(
+        self, job: int, now: float, *, index: int, press: Press
+    ) -> list[Command]:
+        """Make *job*, the first in the hands of the worker in slot *index*, end.
+
+        Its caller waits for that: what comes of it is still an outcome.
+        """
+        slot = self.slots[index]
+        if slot.state is not SlotState.BUSY:
+            return []
+        if press.how == "kill" or press.grace < STACK_GRACE:
+            press = Press("kill", STACK_GRACE)
+        elif press.how == "wait":
+            press = Press("interrupt", press.grace)
+        return [WriteStacks(index), *self._press(slot, job, press, now)]
 
     def withdraw(self, index: int, job: int, now: float) -> list[Command]:
         """Give up *job*, which was assigned to slot *index* and was not sent yet."""
@@ -262,12 +287,14 @@ class Supervision:
         slot = self.slots[index]
         back, kept = slot.flight.answer(places)
         wanted = {job: back[job] for job in back if job not in slot.unwanted}
-        slot.unwanted.difference_update(back)
+        for job in back:
+            slot.unwanted.pop(job, None)
+        commands: list[Command] = [Unassign(tuple(wanted))] if wanted else []
         begun = [job for job in kept if job in slot.unwanted]
         if begun and slot.state is SlotState.BUSY:
             # Those before the last are done, and their outcomes are on their way.
-            self._doom(slot, begun[-1])
-        commands: list[Command] = [Unassign(tuple(wanted))] if wanted else []
+            last = begun[-1]
+            commands += self._press(slot, last, slot.unwanted[last], now)
         if self.closing is not None and self.closing >= Finish.RUNNING:
             commands += fail_jobs(list(wanted), "closed")
         else:
@@ -331,6 +358,10 @@ class Supervision:
         if self._close_at is not None and self._close_at <= now:
             self._close_at = None
             commands += self._time_is_over(now)
+        for slot in self.slots:
+            if slot.asked is not None and slot.due is not None and slot.due <= now:
+                self._doom(slot, slot.asked)
+                commands += self._wind_up(slot, now)
         return [*commands, *self._lives.on_timer(now), *self._settle(now)]
 
     def _time_is_over(self, now: float) -> list[Command]:
@@ -368,16 +399,40 @@ class Supervision:
         self._begin(slot)
         return [Assign(slot.index, tuple(jobs))]
 
+    def _press(self, slot: Slot, job: int, press: Press, now: float) -> list[Command]:
+        """Make *job*, which has begun, end as *press* says."""
+        if press.how == "wait" or slot.asked == job:
+            return []
+        if press.grace == 0:
+            self._doom(slot, job)
+            return self._wind_up(slot, now)
+        # Nothing may wait behind it meanwhile.
+        flight = slot.flight
+        slot.asked, slot.doomed, slot.due = job, None, now + press.grace
+        flight.stall()
+        self.dispatcher.worker_gone(slot.index)
+        commands: list[Command] = []
+        if press.how == "interrupt":
+            commands.append(Interrupt(slot.index, flight.place(job)))
+        behind = flight.behind()
+        if behind and not flight.asking:
+            commands.append(Revoke(slot.index, flight.ask(behind)))
+        return commands
+
     def _doom(self, slot: Slot, job: int) -> None:
         """Have a worker killed for *job*, once nobody else's job can begin there."""
         slot.doomed = job
+        if slot.asked is not None:
+            slot.asked = slot.due = None
         self.dispatcher.worker_gone(slot.index)
 
     def _forgive(self, slot: Slot, job: int) -> None:
-        """Let a worker live that has finished a job which nobody wanted."""
-        slot.unwanted.discard(job)
+        """Let a worker live that has finished a job which was to end."""
+        slot.unwanted.pop(job, None)
         if slot.doomed == job:
             slot.doomed = slot.due = None
+        elif slot.asked == job:
+            slot.asked = slot.due = None
 
     def _wind_up(self, slot: Slot, now: float) -> list[Command]:
         """End a worker that gets no more jobs, as soon as that hurts no job."""

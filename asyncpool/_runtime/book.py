@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from asyncpool._core.deadlines import Deadlines
 from asyncpool._core.frames import Frame, Kind
 from asyncpool._core.outcome import load_value
 from asyncpool._core.raised import load_error
@@ -16,8 +17,13 @@ from asyncpool._core.slots import Slot, SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.postmortem import deliveries
-from asyncpool.errors import JobNotPicklableError, JobRaisedError, PoolClosedError
+from asyncpool._runtime.postmortem import deliveries, timeout_error
+from asyncpool.errors import (
+    JobNotPicklableError,
+    JobRaisedError,
+    JobTimeoutError,
+    PoolClosedError,
+)
 from asyncpool.events import (
     CloseSummary,
     CrashKind,
@@ -68,6 +74,7 @@ class Loss(NamedTuple):
         attempt: The attempt that was lost; 0 if none had begun.
         touched: Whether the worker may have died of it.
         again: Whether it goes back to the queue.
+        error: What its caller gets if its time was over before.
     """
 
     job: Job[Any]
@@ -75,13 +82,22 @@ class Loss(NamedTuple):
     attempt: int
     touched: bool
     again: bool
+    error: JobTimeoutError | None
 
 
 class JobBook:
-    """The jobs that are open, by number, and the counters of all."""
+    """The jobs that are open, by number, and the counters of all.
+
+    Attributes:
+        jobs: The jobs.
+        deadlines: When the time of each is over; of those that wait, or run.
+        timed: How many of them have limits of time.
+    """
 
     def __init__(self) -> None:
         self.jobs: dict[int, Job[Any]] = {}
+        self.deadlines = Deadlines()
+        self.timed = 0
         self.takeovers = self.crashes = self.restarts = self.spawned = 0
         self._submitted = self._completed = self._failed = self._cancelled = 0
         self._at_close: tuple[int, int, int] | None = None
@@ -90,6 +106,12 @@ class JobBook:
         """Return the number of the next job, from 1."""
         self._submitted += 1
         return self._submitted
+
+    def enter(self, job: Job[Any]) -> None:
+        """Take in a job."""
+        self.jobs[job.id] = job
+        if job.limits.timed:
+            self.timed += 1
 
     def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job that never was entered."""
@@ -117,6 +139,7 @@ class JobBook:
             return False
         raised = error.exception if isinstance(error, JobRaisedError) else error
         if job.policy.after_exception(raised, attempt=job.attempt):
+            self._return(job)
             return True
         self._complete(job, error)
         return False
@@ -133,10 +156,17 @@ class JobBook:
             again = not touched or job.policy.after_crash(
                 kind=kind, delivery=delivery, attempt=job.attempt, returns=job.returns
             )
+            error = None
+            if job.exceeded is not None:
+                error = timeout_error(job, handle.read_stacks())
+                again = job.exceeded != "deadline" and job.policy.after_exception(
+                    error, attempt=job.attempt
+                )
             attempt = job.attempt if begun else 0
-            losses.append(Loss(job, delivery, attempt, touched, again))
+            losses.append(Loss(job, delivery, attempt, touched, again, error))
             if begun:
                 job.worker = job.slot = None
+                self._return(job)
                 continue
             job.returns += touched
             self.unassign(job)
@@ -146,6 +176,7 @@ class JobBook:
         """Take note that a job is with no worker any more, and has not begun."""
         job.attempt -= 1
         job.worker = job.slot = None
+        self._return(job)
 
     def fail(self, job: Job[Any], error: BaseException) -> None:
         """End *job* without an outcome."""
@@ -228,6 +259,16 @@ class JobBook:
             ),
         )
 
+    def _return(self, job: Job[Any]) -> None:
+        """Take note that no attempt at it is running any more."""
+        if job.began is not None:
+            job.began = job.exceeded = None
+            deadline = job.limits.deadline
+            if deadline is None:
+                self.deadlines.discard(job.id)
+            else:
+                self.deadlines.set(job.id, deadline)
+
     def _complete(self, job: Job[Any], error: BaseException) -> None:
         if (
             isinstance(error, JobNotPicklableError | JobRaisedError)
@@ -240,6 +281,9 @@ class JobBook:
 
     def _leave(self, job: Job[Any]) -> None:
         del self.jobs[job.id]
+        if job.limits.timed:
+            self.timed -= 1
+            self.deadlines.discard(job.id)
         job.slot = job.worker = None
         job.payload = b""
 

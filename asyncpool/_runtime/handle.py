@@ -27,12 +27,14 @@ from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.functions import Function, Memory
 from asyncpool._core.messages import Failure, pack_numbers, unpack_numbers
 from asyncpool._core.parcels import Parcel
+from asyncpool._core.stacks import tidy
 from asyncpool._runtime.cargo import Cargo, Load
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.output import Output, OutputMode
 from asyncpool._runtime.process import Process
 from asyncpool._runtime.template import LaunchError
+from asyncpool._signals import STACKS
 from asyncpool.errors import ProtocolError
 
 __all__ = ["WorkerHandle", "WorkerSetup"]
@@ -42,6 +44,9 @@ _EXIT_GRACE = 1.0
 
 _BEGUN = struct.Struct("=QQ")
 _MAX_CONTROL = 1 << 20
+
+# How much of its stacks a worker can write down; memory is used only if it does.
+_STACKS_SIZE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +201,31 @@ class WorkerHandle:
         """Ask it not to begin what it got in these places."""
         self._say(Kind.REVOKE, pack_numbers(places))
 
+    def interrupt(self, place: int) -> None:
+        """Ask it to end what it got in this place, if that is what it runs."""
+        self._say(Kind.INTERRUPT, pack_numbers((place,)))
+
+    def ask_for_stacks(self) -> None:
+        """Have it write down where its threads are; :meth:`read_stacks` returns that."""
+        self._say(Kind.STACKS, b"")
+
+    def demand_stacks(self) -> None:
+        """Have it write them down though no thread of Python's can run there."""
+        if self.process is not None:
+            self.process.signal(STACKS)
+
+    def has_stacks(self) -> bool:
+        """Tell whether it has written them down."""
+        return self._page is not None and any(self._page[mmap.PAGESIZE :])
+
+    def read_stacks(self) -> str:
+        """Return what it has written down, and wipe it out."""
+        if self._page is None:
+            return ""
+        text = self._page[mmap.PAGESIZE :].strip(b"\0")
+        self._page[mmap.PAGESIZE :] = bytes(_STACKS_SIZE)
+        return tidy(text.decode(errors="replace"))
+
     def stop(self) -> None:
         """Tell it that no job will come any more."""
         self._ignored = True
@@ -288,9 +318,10 @@ class WorkerHandle:
             on_end=self._on_end,
         )
         self._cargo.connect(self._jobs, self._control)
-        page = _anonymous_file(mmap.PAGESIZE)
+        size = mmap.PAGESIZE + _STACKS_SIZE
+        page = _anonymous_file(size)
         theirs.callback(os.close, page)
-        self._page = mmap.mmap(page, mmap.PAGESIZE)
+        self._page = mmap.mmap(page, size)
         out, out_end = _pipe(theirs)
         self._stdout = Output(self._loop, out, setup.output, err=False)
         err, err_end = _pipe(theirs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.functions import Function
+from asyncpool._core.limits import JobOptions, Limit
 from asyncpool._core.parcels import Parcel
 from asyncpool._core.profiles import ALONE, Profile
 from asyncpool.events import Crash
@@ -48,9 +48,12 @@ class Job(asyncio.Future[R], Generic[R]):
     __slots__ = (
         "_owner",
         "attempt",
+        "began",
         "crashes",
+        "exceeded",
         "function",
         "id",
+        "limits",
         "payload",
         "policy",
         "returns",
@@ -62,7 +65,7 @@ class Job(asyncio.Future[R], Generic[R]):
         self,
         number: int,
         function: Function,
-        policy: AttemptPolicy,
+        options: JobOptions,
         owner: JobOwner,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -72,7 +75,10 @@ class Job(asyncio.Future[R], Generic[R]):
         self.worker: int | None = None
         self.slot: int | None = None
         self.function = function
-        self.policy = policy
+        self.policy = options.attempts
+        self.limits = options.limits
+        self.began: float | None = None
+        self.exceeded: Limit | None = None
         self.payload: bytes | Parcel = b""
         self.crashes: tuple[Crash, ...] = ()
         self.returns = 0
@@ -98,9 +104,11 @@ class Job(asyncio.Future[R], Generic[R]):
     def cancel(self, msg: Any | None = None) -> bool:
         """Give the job up, and return whether there was still something to give up.
 
-        A queued job leaves the queue; one that runs costs its worker, which is
-        killed with all that it has started, and replaced at once.  Cancelling the
-        task that awaits the job does the same.
+        A queued job leaves the queue.  In one that runs, :exc:`asyncpool.JobCancelled`
+        is raised; if it has not ended after its ``cancel_grace``, its worker is killed
+        with all that it has started, and replaced at once (see ``on_cancel`` of
+        :meth:`asyncpool.Pool.options`).  Cancelling the task that awaits the job does
+        the same.
         """
         if not super().cancel(msg):
             return False

@@ -12,6 +12,7 @@ from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.machine import oom_kills
 from asyncpool.errors import (
+    JobTimeoutError,
     PoolBrokenError,
     WorkerCrashedError,
     WorkerHungError,
@@ -26,6 +27,7 @@ __all__ = [
     "crash_error",
     "deliveries",
     "describe_next_step",
+    "timeout_error",
 ]
 
 _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
@@ -115,6 +117,17 @@ def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
     """Return the error for a job that is not tried again."""
     cls = _ERRORS[job.crashes[-1].kind]
     return cls(job_id=job.id, crashes=job.crashes, delivery=delivery)
+
+
+def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
+    """Return the error for a job whose time is over."""
+    limit = job.exceeded
+    assert limit is not None
+    seconds = getattr(job.limits, limit)
+    attempt = job.attempt if job.began is not None else 0
+    return JobTimeoutError(
+        job_id=job.id, attempt=attempt, limit=limit, seconds=seconds, stack=stack
+    )
 
 
 def broken_error(

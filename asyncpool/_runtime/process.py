@@ -68,7 +68,7 @@ class Process:
         elif self._timer is not None:
             self._ended_unreported()
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: int) -> None:
         """Send it a signal, if it is still there."""
         if self._end.done():
             return

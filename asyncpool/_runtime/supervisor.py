@@ -204,12 +204,14 @@ class Supervisor:
         job = loss.job
         if not loss.touched:
             return  # it only waited there, and waits elsewhere now
-        job.crashes += (crash,)
+        if loss.error is None:
+            job.crashes += (crash,)
         if loss.again:
             self._state.book.takeovers += 1
             self.hub.publish(events.TakenOver(job.id, loss.attempt))
         else:
-            self._state.book.fail(job, crash_error(job, loss.delivery))
+            error = loss.error or crash_error(job, loss.delivery)
+            self._state.book.fail(job, error)
 
     # Effects.
 
@@ -234,6 +236,10 @@ class Supervisor:
                     self._state.book.unassign(self._state.book.jobs[number])
             case cmd.Revoke(slot, places):
                 self._state.handles[slot].revoke(places)
+            case cmd.Interrupt(slot, place):
+                self._state.handles[slot].interrupt(place)
+            case cmd.WriteStacks(slot):
+                self._state.handles[slot].ask_for_stacks()
             case cmd.Stop(slot):
                 self._state.handles[slot].stop()
             case cmd.Terminate(slot):

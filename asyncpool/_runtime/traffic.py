@@ -13,20 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from asyncpool import events
-from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.commands import Command
 from asyncpool._core.frames import Frame
 from asyncpool._core.functions import FunctionTable
+from asyncpool._core.limits import JobOptions
 from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
 from asyncpool._core.profiles import ALONE
-from asyncpool._runtime.book import load_outcome
+from asyncpool._runtime.book import Failed, load_outcome
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.packing import Packer, Unpacker
-from asyncpool._runtime.postmortem import broken_error, deliveries
+from asyncpool._runtime.postmortem import broken_error, deliveries, timeout_error
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.threads import Threads
+from asyncpool._runtime.timeouts import Timeouts
 from asyncpool.errors import (
     JobNotPicklableError,
     PoolBrokenError,
@@ -39,6 +40,9 @@ __all__ = ["Traffic"]
 
 # Seconds after which a job that others wait behind is long; twice that, at the most.
 _STALLED = 0.005
+
+# Seconds before its end at which a worker is made to say where it is.
+_LAST_WORDS = 0.003
 
 # Failing a job takes some microseconds, and a queue may have a million of them.
 _FAILED_A_TURN = 500
@@ -70,6 +74,7 @@ class Traffic:
             on_refused=self._on_refused,
         )
         self._unpacker = Unpacker(threads, self._on_loaded)
+        self._timeouts = Timeouts(state.loop, state.book.deadlines, self._on_due)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._saturated = False
 
@@ -80,7 +85,7 @@ class Traffic:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        policy: AttemptPolicy,
+        options: JobOptions,
     ) -> Job[Any]:
         """Queue a call, or send it to a worker at once; return its future."""
         state = self._state
@@ -94,7 +99,7 @@ class Traffic:
         try:
             self._check_admission()
             known = self._functions.find(function)
-            job: Job[Any] = Job(state.book.next_id(), known, policy, self, state.loop)
+            job: Job[Any] = Job(state.book.next_id(), known, options, self, state.loop)
             try:
                 payload = job.payload = pack_job(
                     function, args, kwargs, number=known.number, limit=HEAVY
@@ -102,7 +107,9 @@ class Traffic:
                 if len(payload) > self._max_payload:
                     raise self._too_large(payload)
             except StreamTooLongError:
-                state.book.jobs[job.id] = job
+                state.book.enter(job)
+                if options.limits.timed and not self._wait(job):
+                    return job
                 state.core.announce(job.id)
                 self._packer.add(job, (function, args, kwargs))
                 return job
@@ -110,7 +117,9 @@ class Traffic:
                 error.job_id = job.id
                 state.book.refuse(job, error)
                 return job
-            state.book.jobs[job.id] = job
+            state.book.enter(job)
+            if options.limits.timed and not self._wait(job):
+                return job
             profile = known.profile if type(payload) is bytes else ALONE
             slot = state.core.submit(job.id, profile)
             if slot is not None:
@@ -145,6 +154,8 @@ class Traffic:
             else:
                 handle.put_job(job.id, job.attempt, job.function, payload)
             count += 1
+        if self._state.book.timed:
+            self._begin_head(slot)
         if in_hand == count:
             handle.flush()  # it has nothing to do
         else:
@@ -166,6 +177,7 @@ class Traffic:
         # The pool may have been closed meanwhile, and the caller told so.
         if self._state.core.head(handle.slot) == job.id:
             handle.put_job(job.id, attempt, job.function, parcel.payload)
+            self._begin(job)
         handle.flush()
 
     # Its way out.
@@ -189,7 +201,7 @@ class Traffic:
                 job.function.profile.note(frame.tag)
                 job.slot = job.worker = None
                 payload = frame.payload
-                if is_heavy(payload):
+                if is_heavy(payload) and job.exceeded is None:
                     core.landing(job.id)
                     self._unpacker.add(job, frame)
                 else:
@@ -197,8 +209,13 @@ class Traffic:
         # The worker gets its next jobs before these outcomes are even looked at.
         now = self._state.loop.time()
         self._perform(core.refill(handle.slot, now))
+        if book.timed:
+            self._begin_head(handle.slot)
         for job, frame in settled:
-            if book.settle(job, load_outcome(frame)):
+            loaded = (
+                load_outcome(frame) if job.exceeded is None else self._late(job, handle)
+            )
+            if book.settle(job, loaded):
                 self._perform(core.give_back({job.id: job.profile}, now))
         if self._saturated and not core.waiting:
             self._saturated = False
@@ -258,16 +275,27 @@ class Traffic:
         if state.deciding:
             state.loop.call_soon(self.on_cancel, job)
         elif state.book.cancelled(job):
-            now = state.loop.time()
-            if slot is None:
-                self._perform(state.core.drop(job.id, now))
-                self._perform(state.core.landed(job.id, now))
-                self._packer.go_on()
-            elif state.core.head(slot) == job.id and state.handles[slot].withdraw():
-                self._perform(state.core.withdraw(slot, job.id, now))
-            else:
-                begun = state.handles[slot].begun(job.id, job.attempt)
-                self._perform(state.core.cancel(job.id, now, index=slot, begun=begun))
+            self._take_out(job, slot)
+
+    def _take_out(self, job: Job[Any], slot: int | None) -> None:
+        """Have a job, which is settled, take up no place any more."""
+        state, now = self._state, self._state.loop.time()
+        if slot is None:
+            self._perform(state.core.drop(job.id, now))
+            self._perform(state.core.landed(job.id, now))
+            self._packer.go_on()
+        elif state.core.head(slot) == job.id and state.handles[slot].withdraw():
+            self._perform(state.core.withdraw(slot, job.id, now))
+        else:
+            self._perform(
+                state.core.cancel(
+                    job.id,
+                    now,
+                    index=slot,
+                    begun=state.handles[slot].begun(job.id, job.attempt),
+                    press=job.limits.press,
+                )
+            )
 
     @decision
     def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
@@ -279,6 +307,65 @@ class Traffic:
             handle.accuse(str(error))
         else:
             self._perform(commands)
+
+    # Its time.
+
+    def _wait(self, job: Job[Any]) -> bool:
+        """Watch how long it waits, or end it since its time is over already."""
+        now = self._state.loop.time()
+        until = job.limits.queue_end(now)
+        if until is not None and until <= now:
+            job.exceeded = job.limits.exceeded(now, running=False)
+            self._state.book.fail(job, timeout_error(job))
+            return False
+        self._timeouts.watch(job.id, until)
+        return True
+
+    def _begin_head(self, slot: int) -> None:
+        """Watch how long what is first in a worker's hands is running."""
+        head = self._state.core.head(slot)
+        job = self._state.book.jobs.get(head) if head is not None else None
+        if job is not None and job.began is None and type(job.payload) is bytes:
+            self._begin(job)
+
+    def _begin(self, job: Job[Any]) -> None:
+        if job.limits.timed:
+            job.began = now = self._state.loop.time()
+            self._timeouts.watch(job.id, job.limits.run_end(now))
+
+    @decision
+    def _on_due(self, number: int, now: float) -> None:
+        """Make a job end, or not begin, whose time is over."""
+        state, job = self._state, self._state.book.jobs.get(number)
+        if job is None or job.done():
+            return  # it is on its way out already
+        slot, running = job.slot, job.began is not None
+        job.exceeded = job.limits.exceeded(now, running=running)
+        if not running or slot is None:
+            # Its outcome may be here, and take long to load.
+            state.book.fail(job, timeout_error(job))
+            self._take_out(job, slot)
+        elif state.core.head(slot) == number:
+            handle, press = state.handles[slot], job.limits.press
+            self._perform(state.core.expire(number, now, index=slot, press=press))
+            due = state.core.slots[slot].due
+            if due is not None:
+                when = due - _LAST_WORDS
+                state.loop.call_at(when, self._insist_on_stacks, handle, number)
+
+    def _insist_on_stacks(self, handle: WorkerHandle, job: int) -> None:
+        """Find out where a worker is that lets none of its threads tell.
+
+        Its threads do not run then, so that their stacks can be read in a signal handler:
+        while they run, that may crash it.
+        """
+        if self._state.core.head(handle.slot) == job and not handle.has_stacks():
+            handle.demand_stacks()
+
+    def _late(self, job: Job[Any], handle: WorkerHandle) -> Failed:
+        """Return what becomes of an outcome that came too late, or for that reason."""
+        error = timeout_error(job, handle.read_stacks())
+        return Failed(error, raised=job.exceeded != "deadline")
 
     def _look_later(self) -> None:
         self._stall_timer = self._state.loop.call_later(_STALLED, self._look_for_stalls)
@@ -325,5 +412,6 @@ class Traffic:
 
     def stop(self) -> None:
         """Look for nothing any more."""
+        self._timeouts.stop()
         if self._stall_timer is not None:
             self._stall_timer.cancel()

@@ -24,6 +24,7 @@ from asyncpool._core.messages import (
     unpack_numbers,
 )
 from asyncpool._descriptors import receive_fds
+from asyncpool._worker.interrupts import Interrupts
 from asyncpool._worker.receiving import decoder, receive
 from asyncpool._worker.segments import Segments
 from asyncpool._worker.turns import Turns
@@ -43,10 +44,18 @@ class Control:
         sock: The socket.
         turns: What a revoked job is taken from.
         segments: Where shared memory goes.
+        interrupts: What ends a job that has begun.
     """
 
-    def __init__(self, sock: socket.socket, turns: Turns, segments: Segments) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        turns: Turns,
+        segments: Segments,
+        interrupts: Interrupts,
+    ) -> None:
         self._socket = sock
+        self._interrupts = interrupts
         self._turns = turns
         self._segments = segments
         self._lock = _thread.allocate_lock()
@@ -103,6 +112,11 @@ class Control:
         if frame.kind is Kind.REVOKE:
             won = self._turns.revoke(unpack_numbers(frame.payload))
             self.send(Kind.REVOKED, pack_numbers(won))
+        elif frame.kind is Kind.INTERRUPT:
+            for place in unpack_numbers(frame.payload):
+                self._interrupts.ask(place)
+        elif frame.kind is Kind.STACKS:
+            self._interrupts.write_stacks()
         elif frame.kind is Kind.SEGMENT:
             self._segments.arrive(frame.tag, fds.pop() if fds else None, frame.job)
         elif frame.kind is Kind.GRANT:

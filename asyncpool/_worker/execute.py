@@ -12,6 +12,7 @@ from asyncpool._core.outcome import load_job, pack_value
 from asyncpool._core.parcels import Bundle, Parcel
 from asyncpool._core.raised import pack_error
 from asyncpool._worker.context import running
+from asyncpool._worker.interrupts import Interrupts
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -28,21 +29,28 @@ class Executor:
     Args:
         max_payload: The most bytes that an outcome may have.
         complete: Adds to a payload what has come beside its job.
+        interrupts: Which may end a job.
     """
 
     def __init__(
-        self, max_payload: int, complete: Callable[[Any], bytes | memoryview | Bundle]
+        self,
+        max_payload: int,
+        complete: Callable[[Any], bytes | memoryview | Bundle],
+        interrupts: Interrupts,
     ) -> None:
-        self._max_payload = max_payload
+        self.max_payload = max_payload
         self._complete = complete
+        self._interrupts = interrupts
         self._functions = Memory()
 
     def learn(self, frame: Frame) -> None:
         """Remember the function in *frame*; it is looked up when it is called."""
         self._functions.learn(frame.tag, frame.payload)
 
-    def run(self, frame: Frame) -> tuple[Kind, bytes | Parcel, int]:
+    def run(self, frame: Frame, place: int) -> tuple[Kind, bytes | Parcel, int]:
         """Run the job in *frame*; return its outcome's kind, payload and duration.
+
+        *place* is the one in which it came.
 
         The duration, in microseconds, is all that those behind this job waited for.
         ``SystemExit``, ``KeyboardInterrupt`` and the like are outcomes as well: they
@@ -51,25 +59,29 @@ class Executor:
         began = perf_counter_ns()
         payload: bytes | Parcel
         try:
-            # Each job in a context of its own: what it sets is not for the next one.
-            payload = copy_context().run(self._run, frame)
+            try:
+                # Each in a context of its own: what it sets is not for the next one.
+                payload = copy_context().run(self._run, frame, place)
+            finally:
+                self._interrupts.running = None
         except BaseException as error:
-            kind, payload = Kind.ERROR, _pack(error, self._max_payload)
+            kind, payload = Kind.ERROR, _pack(error, self.max_payload)
         else:
             kind = Kind.VALUE
         duration = (perf_counter_ns() - began) // 1000
         return kind, payload, min(duration, MAX_TAG)
 
-    def _run(self, frame: Frame) -> bytes | Parcel:
+    def _run(self, frame: Frame, place: int) -> bytes | Parcel:
         # A function of its own, so that arguments and result are gone when it returns.
         running.set((frame.job, frame.attempt))
+        self._interrupts.begin(place)
         known = self._recall(frame.tag) if frame.tag else None
         function, args, kwargs = load_job(self._complete(frame.payload), known)
         result = pack_value(function(*args, **kwargs))
-        if len(result) > self._max_payload:
+        if len(result) > self.max_payload:
             raise JobNotPicklableError(
                 f"the job's result has {len(result)} bytes when pickled, and "
-                f"max_message is {self._max_payload}",
+                f"max_message is {self.max_payload}",
                 direction="result",
                 name="",
             )

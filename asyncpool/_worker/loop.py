@@ -17,6 +17,7 @@ from asyncpool._core.messages import Failure, WorkerConfig
 from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.control import Control
 from asyncpool._worker.execute import Executor
+from asyncpool._worker.interrupts import Interrupts
 from asyncpool._worker.kernel import adopt_orphans
 from asyncpool._worker.receiving import decoder, receive
 from asyncpool._worker.segments import Segments
@@ -41,14 +42,15 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     Args:
         job_fd: The job channel.
         control_fd: The control channel.
-        page_fd: The page on which the worker notes which job it has begun.  It is
-            shared memory: a note costs no system call, and outlives its writer.
+        page_fd: The page on which the worker notes which job it has begun, and room for
+            stacks behind it.  It is shared memory: a note costs no system call, and
+            outlives its writer.
     """
     jobs = socket.socket(fileno=job_fd)
     turns, segments = Turns(), Segments()
-    control = Control(socket.socket(fileno=control_fd), turns, segments)
+    interrupts = Interrupts(page_fd, mmap.PAGESIZE)
+    control = Control(socket.socket(fileno=control_fd), turns, segments, interrupts)
     page = mmap.mmap(page_fd, mmap.PAGESIZE)
-    os.close(page_fd)
 
     def become_nobody() -> None:
         # A job forked.  The copy must not answer in the worker's place, and must
@@ -66,7 +68,9 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         config = WorkerConfig.unpack(control.receive_config().payload)
         _initialize(config, control)
         control.send(Kind.HELLO)
-        _serve(jobs, turns, page, Cargo(jobs, segments), config.max_payload)
+        cargo = Cargo(jobs, segments)
+        executor = Executor(config.max_payload, cargo.complete, interrupts)
+        _serve(jobs, turns, page, cargo, executor)
     except BaseException:
         traceback.print_exc()
         _leave(1)
@@ -89,11 +93,14 @@ def _initialize(config: WorkerConfig, control: Control) -> None:
 
 
 def _serve(
-    jobs: socket.socket, turns: Turns, page: mmap.mmap, cargo: Cargo, max_payload: int
+    jobs: socket.socket,
+    turns: Turns,
+    page: mmap.mmap,
+    cargo: Cargo,
+    executor: Executor,
 ) -> None:
     worker = os.getpid()
-    incoming = decoder(max_payload)
-    executor = Executor(max_payload, cargo.complete)
+    incoming = decoder(executor.max_payload)
     while frames := receive(jobs, incoming):
         frames.reverse()
         while frames:
@@ -110,7 +117,7 @@ def _serve(
                 continue
             # Noted before anything of the job's own can run, its arguments included.
             _BEGUN.pack_into(page, 0, frame.job, frame.attempt)
-            kind, payload, duration = executor.run(frame)
+            kind, payload, duration = executor.run(frame, turns.taken)
             if os.getpid() != worker:
                 os._exit(0)  # a copy that the job made, back from the job's call
             ahead = b""

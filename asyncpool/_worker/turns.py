@@ -15,25 +15,29 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """The places that were taken, and those that were revoked before."""
+    """The places that were taken, and those that were revoked before.
+
+    Attributes:
+        taken: The last place that was taken.
+    """
 
     def __init__(self) -> None:
         self._lock = allocate_lock()
-        self._taken = 0
+        self.taken = 0
         self._revoked: set[int] = set()
 
     def take(self) -> bool:
         """Take the next place, and tell whether its job may begin."""
         with self._lock:
-            self._taken += 1
-            if self._taken not in self._revoked:
+            self.taken += 1
+            if self.taken not in self._revoked:
                 return True
-            self._revoked.remove(self._taken)
+            self._revoked.remove(self.taken)
             return False
 
     def revoke(self, places: Iterable[int]) -> list[int]:
         """Return those of *places* whose jobs will now never begin."""
         with self._lock:
-            won = [place for place in places if place > self._taken]
+            won = [place for place in places if place > self.taken]
             self._revoked.update(won)
         return won

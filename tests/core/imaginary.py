@@ -13,11 +13,17 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from asyncpool._core import commands as cmd
+from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import KILL_GRACE, STOP_GRACE, TERM_GRACE
 from asyncpool._core.profiles import ALONE, BUDGET, REFILL, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending
-from asyncpool._core.supervision import REVOKE_GRACE, Finish, Supervision
+from asyncpool._core.supervision import (
+    REVOKE_GRACE,
+    STACK_GRACE,
+    Finish,
+    Supervision,
+)
 
 __all__ = ["COSTS", "START_TIMEOUT", "ImaginaryShell", "Process"]
 
@@ -42,11 +48,14 @@ class Process:
     abandoned: bool = False
     # In hand, in their order, each with its place; those that nobody wants any more.
     hand: dict[int, int] = field(default_factory=dict)
-    unwanted: set[int] = field(default_factory=set)
+    unwanted: dict[int, Press] = field(default_factory=dict)
+    asked_to_end: int | None = None  # a job, which has a while for that
+    asked_until: float = math.inf
     sent: int = 0
     stalled: int | None = None
     loading: int | None = None  # in hand, but its arguments are still being copied
-    doomed_at: float | None = None  # since when it is known to run an unwanted job
+    doomed_at: float | None = None  # since when it is to die of a job
+    doomed_for: int | None = None
     # The worker's own view.
     running: int | None = None
     taken: int = 0
@@ -101,6 +110,7 @@ class ImaginaryShell:
         self.finished = False
         self.parked: set[int] = set()
         self.not_before = [0.0] * workers  # when a slot may have its next process
+        self.interrupts = 0  # to be sent
         self.seen: Counter[str] = Counter()
         self.feed(self.core.start(self.now))
         assert len(self.processes) == workers, "every slot is filled at the start"
@@ -204,10 +214,7 @@ class ImaginaryShell:
             del process.hand[job]
             if process.stalled == job:
                 process.stalled = None
-            if job in process.unwanted:
-                self.seen["an outcome that nobody wanted"] += 1
-                process.unwanted.discard(job)
-                process.doomed_at = None
+            self._forgive(process, job)
         self.feed(self.core.refill(slot, self.now))
         for job in jobs:
             if job not in self.open:
@@ -220,6 +227,17 @@ class ImaginaryShell:
                 self._end(job, "completed")
                 continue
             self._again(job)
+
+    def _forgive(self, process: Process, job: int) -> None:
+        """Take note that a job has ended, of which the worker may have had to die."""
+        if job == process.asked_to_end:
+            self.seen["an outcome of a job that was asked to end"] += 1
+            process.asked_to_end = None
+        if job in process.unwanted:
+            self.seen["an outcome that nobody wanted"] += 1
+            del process.unwanted[job]
+        if job == process.doomed_for:
+            process.doomed_at = process.doomed_for = None
 
     def land(self, job: int, *, again: bool = False) -> None:
         """Let an answer be loaded."""
@@ -249,19 +267,49 @@ class ImaginaryShell:
         for job in back:
             del process.hand[job]
         self.seen["a revoked job" if won else "a revoke in vain"] += 1
-        process.unwanted.difference_update(back)
-        process.pending.popleft()
-        asked = {place for places in process.pending for place in places}
-        if process.running in process.unwanted and process.doomed_at is None:
-            place = process.hand.get(process.running or 0)
-            if place is not None and place not in asked:
-                process.doomed_at = self.now
+        for job in back:
+            process.unwanted.pop(job, None)
+        answered = process.pending.popleft()
+        job = process.running or 0
+        if job in process.unwanted and process.hand.get(job) in answered:
+            self._make_end(process, job, process.unwanted[job])
         self.feed(self.core.revoked(slot, won, self.now))
         # What was wanted is somewhere now.
         placed = {job for p in self.processes.values() for job in p.hand}
         assert self.open == placed.difference(
             *(p.unwanted for p in self.processes.values())
         ) | {*self.waiting, *self.landing}
+
+    def expire(self, slot: int, press: Press) -> None:
+        """Let the time of a worker's first job be over."""
+        process = self.processes[slot]
+        job = next(iter(process.hand))
+        if press.how == "kill" or press.grace < STACK_GRACE:
+            self._make_end(process, job, Press("kill", STACK_GRACE))
+        else:
+            self._make_end(process, job, Press("interrupt", press.grace))
+        commands = self.core.expire(job, self.now, index=slot, press=press)
+        assert cmd.WriteStacks(slot) in commands or process.told is not Ending.NO
+        self.feed(commands)
+
+    def _make_end(self, process: Process, job: int, press: Press) -> None:
+        """Expect a job to end by itself for a while, or its worker to die of it."""
+        if process.told is not Ending.NO or press.how == "wait":
+            return
+        if process.asked_to_end == job:
+            return
+        if press.grace:
+            process.asked_to_end, process.asked_until = job, self.now + press.grace
+            process.doomed_at = None
+            process.stalled = next(iter(process.hand))
+            self.interrupts += press.how == "interrupt"
+        else:
+            self._doom(process, job)
+
+    def _doom(self, process: Process, job: int) -> None:
+        if process.doomed_at is None or process.asked_to_end is not None:
+            process.doomed_at = self.now
+        process.doomed_for, process.asked_to_end = job, None
 
     def look_for_stalls(self) -> None:
         heads = {p.slot: next(iter(p.hand), None) for p in self.processes.values()}
@@ -322,7 +370,7 @@ class ImaginaryShell:
         self.seen["a fault"] += 1
         self.feed(self.core.faulty(slot, self.now))
 
-    def cancel(self, job: int) -> None:
+    def cancel(self, job: int, press: Press = KILL) -> None:
         self._end(job, "cancelled")
         for jobs in (self.queue, self.announced):
             if job in jobs:
@@ -337,13 +385,15 @@ class ImaginaryShell:
         if job == process.loading:
             self._withdraw(process)
             return
-        process.unwanted.add(job)
+        process.unwanted[job] = press
         begun = process.running == job
-        if begun and process.told is Ending.NO:
-            process.doomed_at = self.now
-        commands = self.core.cancel(job, self.now, index=process.slot, begun=begun)
-        self.feed(commands)
         if begun:
+            self._make_end(process, job, press)
+        commands = self.core.cancel(
+            job, self.now, index=process.slot, begun=begun, press=press
+        )
+        self.feed(commands)
+        if begun and press is KILL and process.doomed_for == job:
             alone = len(process.hand) == 1
             asked = process.questions or process.answers
             assert process.told or asked, "a job runs on that nobody wants"
@@ -377,12 +427,19 @@ class ImaginaryShell:
                 break
             self.now = max(self.now, deadline)
             self.seen["a timer"] += 1
+            self._notice_who_has_not_ended()
             commands = self.core.on_timer(self.now)
             assert commands or self.core.next_deadline() != deadline, "a busy loop"
             self.feed(commands)
         else:
             raise AssertionError("timers without end")
         self.now = end
+
+    def _notice_who_has_not_ended(self) -> None:
+        for process in self.processes.values():
+            job, until = process.asked_to_end, process.asked_until
+            if job is not None and until <= self.now and process.told is Ending.NO:
+                self._doom(process, job)
 
     def bury_the_abandoned(self) -> None:
         for process in list(self.processes.values()):
@@ -435,7 +492,8 @@ class ImaginaryShell:
 
     def _has_room(self, process: Process) -> bool:
         able = process.ready and not process.told and not process.faulty
-        return able and process.doomed_at is None and self._cost(process) <= REFILL
+        going = process.doomed_at is not None or process.asked_to_end is not None
+        return able and not going and self._cost(process) <= REFILL
 
     # What is to be done about it.
 
@@ -466,6 +524,13 @@ class ImaginaryShell:
                 assert places
                 self.processes[slot].questions.append(places)
                 self.processes[slot].pending.append(places)
+            case cmd.Interrupt(slot, place):
+                process = self.processes[slot]
+                assert process.asked_to_end is not None
+                assert process.hand[process.asked_to_end] == place
+                self.interrupts -= 1
+            case cmd.WriteStacks(slot):
+                assert self.processes[slot].asked_to_end is not None
             case cmd.Stop(slot):
                 self._press(self.processes[slot], Ending.STOPPED)
             case cmd.Terminate(slot):
@@ -497,6 +562,7 @@ class ImaginaryShell:
         assert process.told is Ending.NO, "a job for a worker that must go"
         assert not process.faulty
         assert process.doomed_at is None
+        assert process.asked_to_end is None, "a job behind one that is to end"
         assert job in self.open
         assert not self.broken
         if process.hand:
@@ -529,7 +595,7 @@ class ImaginaryShell:
         told, waited = process.told, self.now - process.told_at
         assert told < how, "a step back, or the same one twice"
         if self.closing is Finish.NONE or (self.time_is_over and how is Ending.KILLED):
-            assert process.unwanted.issuperset(process.hand), "a job was forgotten"
+            assert process.unwanted.keys() >= process.hand.keys(), "a job was forgotten"
             process.hand.clear()
             process.loading = None
         if how is Ending.STOPPED:

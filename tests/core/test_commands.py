@@ -57,6 +57,8 @@ def test_what_each_command_says() -> None:
         "Assign": ("slot", "jobs"),
         "Unassign": ("jobs",),
         "Revoke": ("slot", "places"),
+        "Interrupt": ("slot", "place"),
+        "WriteStacks": ("slot",),
         "Stop": ("slot",),
         "Terminate": ("slot",),
         "Kill": ("slot",),

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 
+from asyncpool._core.limits import KILL
 from asyncpool._core.profiles import Profile
 from asyncpool._core.slots import (
     TRANSITIONS,
@@ -103,7 +104,8 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         generation=4,
         outcomes=5,
         head_seen=17,
-        unwanted={17},
+        unwanted={17: KILL},
+        asked=17,
         doomed=17,
         ready_at=1.0,
         due=2.0,
@@ -120,7 +122,7 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
     # Who still looks at the last one finds it as it was.
     assert slot.flight is not flight
     assert slot.unwanted is not unwanted
-    assert (list(flight.jobs), unwanted) == ([17], {17})
+    assert (list(flight.jobs), unwanted) == ([17], {17: KILL})
 
 
 def test_a_probe_is_one_from_before_its_start() -> None:
@@ -132,8 +134,9 @@ def test_a_probe_is_one_from_before_its_start() -> None:
 def test_a_new_slot_has_nothing_in_hand() -> None:
     slot = Slot(0)
     assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
-    assert (slot.flight.jobs, slot.outcomes, slot.unwanted) == ({}, 0, set())
+    assert (slot.flight.jobs, slot.outcomes, slot.unwanted) == ({}, 0, {})
     assert (slot.head_seen, slot.doomed, slot.ready_at, slot.due) == (None,) * 4
+    assert slot.asked is None
     assert (slot.planned, slot.faulty, slot.probing) == (False,) * 3
     assert slot.ending is Ending.NO
 
@@ -141,8 +144,8 @@ def test_a_new_slot_has_nothing_in_hand() -> None:
 def test_no_two_slots_have_anything_in_common() -> None:
     first, second = Slot(0), Slot(1)
     first.flight.add(17, Profile())
-    first.unwanted.add(17)
-    assert (second.flight.jobs, second.unwanted) == ({}, set())
+    first.unwanted[17] = KILL
+    assert (second.flight.jobs, second.unwanted) == ({}, {})
 
 
 def test_an_illegal_transition_is_a_bug_of_ours() -> None:

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.commands import Assign, Command, Stop
+from asyncpool._core.limits import KILL, Press
 from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, SlotState
@@ -44,6 +45,15 @@ policies = st.builds(
 anything = st.data()
 rolls = st.sampled_from([0.0, 0.5, 0.999])
 coins = st.booleans()
+
+# How a job is made to end.
+PRESSES = (
+    KILL,
+    Press("interrupt", 0.5),
+    Press("interrupt", 60.0),
+    Press("interrupt", 0.0),
+    Press("wait", 1.0),
+)
 
 
 class SupervisionMachine(RuleBasedStateMachine):
@@ -141,7 +151,19 @@ class SupervisionMachine(RuleBasedStateMachine):
             process.begin()
         jobs = [job for job in process.hand if job not in process.unwanted]
         if jobs:
-            self.shell.cancel(data.draw(st.sampled_from(jobs)))
+            self.shell.cancel(
+                data.draw(st.sampled_from(jobs)), data.draw(st.sampled_from(PRESSES))
+            )
+
+    @precondition(lambda self: self.shell.slots("busy", told=False))
+    @rule(data=anything)
+    def the_time_of_a_job_is_over(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(self.shell.slots("busy", told=False)))
+        process = self.shell.processes[slot]
+        process.begin()
+        job = next(iter(process.hand))
+        if job != process.loading and job not in process.unwanted:
+            self.shell.expire(slot, data.draw(st.sampled_from(PRESSES)))
 
     # The workers.
 
@@ -412,8 +434,14 @@ class SupervisionMachine(RuleBasedStateMachine):
                 since = process.told_at if pressed else process.born_at
                 assert slot.due is not None
                 assert slot.due <= since + START_TIMEOUT
+            elif process.asked_to_end is not None:
+                assert slot.due == process.asked_until
             elif process.doomed_at is None:
                 assert slot.due is None
+
+    @invariant()
+    def who_is_to_end_is_told_once(self) -> None:
+        assert self.shell.interrupts == 0
 
     @invariant()
     def nobody_works_for_a_caller_who_left(self) -> None:
@@ -423,7 +451,11 @@ class SupervisionMachine(RuleBasedStateMachine):
                 due = self.shell.core.slots[process.slot].due
                 assert due is not None
                 assert due <= process.doomed_at + REVOKE_GRACE
-            elif process.unwanted and process.told is Ending.NO:
+            elif process.asked_to_end is not None and process.told is Ending.NO:
+                assert self.shell.now < process.asked_until
+            elif process.told is Ending.NO and any(
+                press.how != "wait" for press in process.unwanted.values()
+            ):
                 assert process.questions or process.answers
 
     @invariant()
@@ -544,6 +576,9 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "a revoke in vain": 1,
         "a stall": 5,
         "an outcome that nobody wanted": 2,
+        "an outcome of a job that was asked to end": 2,
+        "Interrupt": 20,
+        "WriteStacks": 20,
         "killed for a job": 1,
         "killed for a job, late": 1,
         "untouched by a death": 30,

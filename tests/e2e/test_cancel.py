@@ -1,4 +1,4 @@
-"""Cancelling a job: free in the queue, at the price of a worker when it runs."""
+"""Cancelling a job: free in the queue, and an end to it when it runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ async def test_a_running_job_is_stopped_whatever_it_does(
     work: Callable[[str, str], Any],
 ) -> None:
     crashes: list[Crash] = []
-    async with patience(), Gate() as gate, Pool(1, on_crash=crashes.append) as pool:
+    pool = Pool(1, on_crash=crashes.append, on_cancel="kill")
+    async with patience(), Gate() as gate, pool:
         events = pool.events()
         job = pool.submit(work, gate.path, "")
         next_one = pool.submit(jobs.pid)
@@ -74,8 +75,115 @@ async def test_a_running_job_is_stopped_whatever_it_does(
     assert (stats.cancelled, stats.crashes, stats.restarts) == (1, 0, 1)
 
 
+@pytest.mark.parametrize("work", [jobs.hold_the_gil, jobs.swallow])
+async def test_a_job_that_does_not_end_when_asked_costs_its_worker(
+    work: Callable[[str, str], Any],
+) -> None:
+    async with patience(), Gate() as gate, Pool(1, cancel_grace=0.05) as pool:
+        job = pool.submit(work, gate.path, "")
+        next_one = pool.submit(jobs.pid)
+        visitor = await gate.visitor()
+        job.cancel()
+        await visitor.gone()
+        assert await next_one != visitor.pid
+        stats = pool.stats()
+    assert (stats.cancelled, stats.crashes, stats.restarts) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("work", [jobs.sleep, jobs.compute])
+async def test_a_job_that_ends_when_asked_costs_nothing(
+    work: Callable[[str, str], Any],
+) -> None:
+    async with patience(), Gate() as gate, Pool(1, cancel_grace=3600) as pool:
+        job = pool.submit(work, gate.path, "")
+        next_one = pool.submit(jobs.pid)
+        visitor = await gate.visitor()
+        job.cancel()
+        await visitor.gone()
+        assert await next_one == visitor.pid
+        stats = pool.stats()
+    assert (stats.cancelled, stats.completed, stats.spawned) == (1, 1, 1)
+
+
+async def test_a_cancelled_job_cleans_up_before_the_next_one_begins() -> None:
+    async with patience(), Gate() as gate, Pool(1, cancel_grace=3600) as pool:
+        job = pool.submit(jobs.clean_up_at, gate.path)
+        next_one = pool.submit(jobs.pid)
+        visitor = await gate.visitor("work")
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        cleaning = await gate.visitor("JobCancelled")
+        assert cleaning.pid == visitor.pid
+        # Whatever it is doing, it is the last thing that this worker does for it.
+        assert pool.stats().busy == 1
+        assert not next_one.done()
+        cleaning.release()
+        assert await next_one == visitor.pid
+
+
+async def test_what_waits_behind_a_cancelled_job_goes_to_another_worker() -> None:
+    async with patience(), Gate() as gate, Pool(2, cancel_grace=3600) as pool:
+        await idle(pool)
+        other = pool.submit(jobs.wait_at, gate.path, "other")
+        held = await gate.visitor("other")
+        job = pool.submit(jobs.clean_up_at, gate.path)
+        queued = pool.submit(jobs.pid)
+        await gate.visitor("work")
+        job.cancel()
+        cleaning = await gate.visitor("JobCancelled")
+        held.release()
+        assert await other == "go"
+        assert await queued == held.pid
+        cleaning.release()
+        await assert_serves(pool)
+
+
+async def test_a_job_may_be_left_to_run() -> None:
+    async with patience(), Gate() as gate, Pool(1, on_cancel="wait") as pool:
+        job = pool.submit(jobs.wait_at, gate.path)
+        next_one = pool.submit(jobs.pid)
+        visitor = await gate.visitor()
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        assert pool.stats().busy == 1
+        assert not next_one.done()
+        visitor.release()
+        assert await next_one == visitor.pid
+        assert pool.stats().spawned == 1
+
+
+async def test_the_way_to_end_is_the_jobs_own() -> None:
+    async with patience(), Gate() as gate, Pool(1, on_cancel="wait") as pool:
+        job = pool.options(on_cancel="kill").submit(jobs.sleep, gate.path, "")
+        visitor = await gate.visitor()
+        job.cancel()
+        await visitor.gone()
+        await assert_serves(pool)
+        assert pool.stats().restarts == 1
+
+
+async def test_an_interrupt_never_hits_the_next_job() -> None:
+    """However close to its end a job is cancelled."""
+    async with patience(), Pool(1, cancel_grace=3600) as pool:
+        await idle(pool)
+        done = 0
+        for turn in range(300):
+            job = pool.submit(jobs.square, turn)
+            after = [pool.submit(jobs.square, number) for number in range(3)]
+            for _ in range(turn % 7):
+                await asyncio.sleep(0)
+            job.cancel()
+            assert await asyncio.gather(*after) == [0, 1, 4]
+            done += not job.cancelled()
+        stats = pool.stats()
+    assert done + stats.cancelled == 300
+    assert stats.spawned == 1
+
+
 async def test_cancelling_is_not_rationed() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
+    async with patience(), Gate() as gate, Pool(1, on_cancel="kill") as pool:
         for nth in range(1, 21):
             job = pool.submit(jobs.sleep, gate.path, "")
             await gate.visitor(nth=nth)
@@ -84,8 +192,8 @@ async def test_cancelling_is_not_rationed() -> None:
         assert pool.stats().restarts == 20
 
 
-async def test_cancelling_a_job_ends_what_it_has_started() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
+async def test_killing_a_job_ends_what_it_has_started() -> None:
+    async with patience(), Gate() as gate, Pool(2, on_cancel="kill") as pool:
         job = pool.submit(
             jobs.start_program_and_wait, gate.path, "program", new_session=True
         )
@@ -178,7 +286,7 @@ async def test_a_cancellation_may_meet_the_outcome_at_any_moment() -> None:
 
 async def test_cancelling_jobs_while_the_pool_closes() -> None:
     async with patience(), Gate() as gate:
-        pool = Pool(1)
+        pool = Pool(1, on_cancel="kill")
         await pool.start()
         running = pool.submit(jobs.sleep, gate.path, "")
         dropped = pool.submit(jobs.square, 1)
@@ -209,7 +317,7 @@ async def test_cancelling_the_last_job_lets_the_pool_close() -> None:
 
 
 async def test_a_jobs_callback_may_cancel_another_job() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
+    async with patience(), Gate() as gate, Pool(2, on_cancel="kill") as pool:
         events = pool.events()
         await idle(pool)
         slow = pool.submit(jobs.sleep, gate.path, "")

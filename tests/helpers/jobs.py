@@ -94,6 +94,16 @@ def wait_in_every_attempt(gate: str) -> str:
     return answer
 
 
+def clean_up_at(gate: str) -> None:
+    """Wait for ever; when that ends, say what has ended it, and wait to be let go."""
+    try:
+        with arrive(gate, "work"):
+            time.sleep(3600)
+    except BaseException as error:
+        wait_at(gate, type(error).__name__)
+        raise
+
+
 # Ways to be busy.
 
 
@@ -106,6 +116,16 @@ def compute(gate: str, word: str) -> NoReturn:
 def sleep(gate: str, word: str) -> None:
     with arrive(gate, word):
         time.sleep(3600)
+
+
+def swallow(gate: str, word: str) -> NoReturn:
+    """Go on whatever is raised."""
+    with arrive(gate, word):
+        while True:
+            try:
+                time.sleep(3600)
+            except BaseException:  # noqa: BLE001 - that is what it is there for
+                time.sleep(0)
 
 
 def hold_the_gil(gate: str, word: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.frames import Frame, Kind
 from asyncpool._core.functions import FunctionTable
+from asyncpool._core.limits import JobOptions
 from asyncpool._core.outcome import pack_value
 from asyncpool._core.parcels import Bundle, Parcel
 from asyncpool._core.raised import pack_error
@@ -92,7 +92,7 @@ class Office:
         return Job(
             number,
             self._functions.find(large.same),
-            AttemptPolicy(),
+            JobOptions(),
             Owner(),
             asyncio.get_running_loop(),
         )

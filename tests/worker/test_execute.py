@@ -19,27 +19,36 @@ from asyncpool._core.outcome import load_value, pack_job
 from asyncpool._core.parcels import LARGE, Bundle, Parcel
 from asyncpool._core.raised import load_error
 from asyncpool._worker.execute import Executor
+from asyncpool._worker.interrupts import Interrupts
 from tests.helpers import jobs, values
 from tests.helpers.parcels import Array, arrived, plain
 
 LIMIT = 1 << 20
 
 
+class Uninterrupted(Interrupts):
+    """Jobs in this process go on to their end."""
+
+    def __init__(self) -> None:
+        self.running = None
+        self._wanted = None
+
+
 def executor_of(limit: int) -> Executor:
     """Return an executor of jobs with which nothing else has come."""
-    return Executor(limit, lambda payload: payload)
+    return Executor(limit, lambda payload: payload, Uninterrupted())
 
 
 def run(function: Callable[..., Any], *args: Any, limit: int = LIMIT) -> Any:
     """Return the value of a job, or raise what it raised."""
     frame = Frame(Kind.JOB, 7, 3, 0, plain(pack_job(function, args, {})))
-    return opened(executor_of(limit).run(frame))
+    return opened(executor_of(limit).run(frame, 1))
 
 
 def call(executor: Executor, number: int, *args: Any, **kwargs: Any) -> Any:
     """Return the value of a job that calls a function by its number, or raise."""
     payload = plain(pack_job(jobs.take, args, kwargs, number=number))
-    return opened(executor.run(Frame(Kind.JOB, 7, 3, number, payload)))
+    return opened(executor.run(Frame(Kind.JOB, 7, 3, number, payload), 1))
 
 
 def opened(outcome: tuple[Kind, bytes | Parcel, int]) -> Any:
@@ -144,7 +153,7 @@ def executor_and_cargo(limit: int) -> tuple[Executor, list[object]]:
         assert found.stream == payload
         return found
 
-    return Executor(limit, complete), cargo
+    return Executor(limit, complete, Uninterrupted()), cargo
 
 
 def test_what_came_beside_a_job_is_part_of_its_arguments() -> None:
@@ -152,7 +161,7 @@ def test_what_came_beside_a_job_is_part_of_its_arguments() -> None:
     call = pack_job(operator.attrgetter("data"), (Array(bytearray(b"x") * LARGE),), {})
     assert isinstance(call, Parcel)
     cargo.append(arrived(call))
-    kind, payload, _ = executor.run(Frame(Kind.JOB, 7, 3, 0, call.payload))
+    kind, payload, _ = executor.run(Frame(Kind.JOB, 7, 3, 0, call.payload), 1)
     assert kind is Kind.VALUE
     assert load_value(arrived(payload)) == b"x" * LARGE
 
@@ -162,19 +171,19 @@ def test_what_cannot_be_had_is_the_jobs_error() -> None:
     cargo.append(OSError(24, "no descriptors"))
     payload = plain(pack_job(jobs.square, (3,), {}))
     with pytest.raises(OSError, match="no descriptors") as caught:
-        opened(executor.run(Frame(Kind.JOB, 7, 3, 0, payload)))
+        opened(executor.run(Frame(Kind.JOB, 7, 3, 0, payload), 1))
     assert caught.value.errno == 24
     cargo.append(Bundle(payload, []))
-    assert opened(executor.run(Frame(Kind.JOB, 7, 3, 0, payload))) == 9
+    assert opened(executor.run(Frame(Kind.JOB, 7, 3, 0, payload), 1)) == 9
 
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_the_limit_counts_what_travels_beside_a_result(excess: int) -> None:
-    _, payload, _ = executor_of(LIMIT).run(array_frame(LARGE))
+    _, payload, _ = executor_of(LIMIT).run(array_frame(LARGE), 1)
     assert isinstance(payload, Parcel)
     limit = len(payload) - excess
     assert limit > LARGE
-    outcome = executor_of(limit).run(array_frame(LARGE))
+    outcome = executor_of(limit).run(array_frame(LARGE), 1)
     if not excess:
         assert opened(outcome) == Array(bytes(LARGE))
         return
@@ -211,7 +220,7 @@ def test_one_executor_takes_calls_of_both_kinds() -> None:
     learn(executor, 1, jobs.attempt)
     assert call(executor, 1) == (7, 3)
     payload = plain(pack_job(lambda: "along", (), {}))
-    assert opened(executor.run(Frame(Kind.JOB, 8, 1, 0, payload))) == "along"
+    assert opened(executor.run(Frame(Kind.JOB, 8, 1, 0, payload), 1)) == "along"
 
 
 def test_the_traceback_of_such_a_call_begins_in_the_job() -> None:
@@ -344,7 +353,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
 
     def run(function: Callable[..., Any], *args: Any) -> tuple[Kind, int]:
         frame = Frame(Kind.JOB, 7, 3, 0, plain(pack_job(function, args, {})))
-        kind, _, duration = executor_of(LIMIT).run(frame)
+        kind, _, duration = executor_of(LIMIT).run(frame, 1)
         return kind, duration
 
     return run

@@ -1,0 +1,126 @@
+"""How long a job may take, and how it is made to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from asyncpool._core.attempts import AttemptPolicy
+
+__all__ = ["KILL", "JobLimits", "JobOptions", "Limit", "OnCancel", "Press"]
+
+Limit = Literal["timeout", "queue_timeout", "deadline"]
+OnCancel = Literal["interrupt", "kill", "wait"]
+_WAYS: tuple[OnCancel, ...] = ("interrupt", "kill", "wait")
+
+
+class Press(NamedTuple):
+    """How a running job is made to end.
+
+    Attributes:
+        how: See :class:`JobLimits`.
+        grace: How many seconds it has, before its worker is killed.
+    """
+
+    how: OnCancel
+    grace: float
+
+
+# What leaves nothing to the job.
+KILL = Press("kill", 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLimits:
+    """The times of a job, in seconds; ``None`` stands for no limit.
+
+    Args:
+        timeout: How long each attempt may run.
+        queue_timeout: How long it may wait, in all, before its first attempt begins.
+        deadline: When, on the loop's clock, it must be done at the latest.
+        on_cancel: What happens to a running job that is cancelled: ``"interrupt"``
+            raises :exc:`asyncpool.JobCancelled` in it, and kills the worker if that does
+            not end it; ``"kill"`` kills the worker at once; ``"wait"`` lets the job run
+            to its end, which nobody hears of.
+        cancel_grace: How long an interrupted job has to end.
+
+    Raises:
+        ValueError: If one of them is out of range.
+        TypeError: If one is no number.
+    """
+
+    timeout: float | None = None
+    queue_timeout: float | None = None
+    deadline: float | None = None
+    on_cancel: OnCancel = "interrupt"
+    cancel_grace: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "queue_timeout", "deadline", "cancel_grace"):
+            value = getattr(self, name)
+            optional = name != "cancel_grace"
+            if not isinstance(value, int | float) and not (optional and value is None):
+                kind = "a number of seconds" + " or None" * optional
+                raise TypeError(f"{name} must be {kind}, not {value!r}")
+        for name in ("timeout", "queue_timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0 seconds, not {value}")
+        if self.deadline is not None and self.deadline != self.deadline:
+            raise ValueError("deadline must be a point on the loop's clock, not nan")
+        if self.on_cancel not in _WAYS:
+            raise ValueError(
+                f"on_cancel must be one of {', '.join(_WAYS)}, not {self.on_cancel!r}"
+            )
+        if not self.cancel_grace >= 0:
+            raise ValueError(
+                f"cancel_grace must be >= 0 seconds, not {self.cancel_grace}"
+            )
+
+    @property
+    def press(self) -> Press:
+        """How it is made to end when it is cancelled."""
+        if self.on_cancel == "kill":
+            return KILL
+        return Press(self.on_cancel, self.cancel_grace)
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is any limit of time."""
+        return not (self.timeout is self.queue_timeout is self.deadline is None)
+
+    def exceeded(self, now: float, *, running: bool) -> Limit:
+        """Tell which limit it is that a job has reached by *now*."""
+        if self.deadline is not None and self.deadline <= now:
+            return "deadline"
+        return "timeout" if running else "queue_timeout"
+
+    def queue_end(self, now: float) -> float | None:
+        """Return until when a job that is submitted *now* may wait."""
+        return _earliest(now, self.queue_timeout, self.deadline)
+
+    def run_end(self, now: float) -> float | None:
+        """Return until when an attempt that begins *now* may run."""
+        return _earliest(now, self.timeout, self.deadline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """All that can be chosen for a job.
+
+    Attributes:
+        attempts: How often it may be started.
+        limits: How long it may take.
+    """
+
+    attempts: AttemptPolicy = field(default_factory=AttemptPolicy)
+    limits: JobLimits = field(default_factory=JobLimits)
+
+
+def _earliest(
+    now: float, seconds: float | None, deadline: float | None
+) -> float | None:
+    if seconds is None:
+        return deadline
+    end = now + seconds
+    return end if deadline is None else min(end, deadline)

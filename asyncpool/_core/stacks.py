@@ -1,0 +1,41 @@
+"""Read the stacks that a worker has written down.
+
+``faulthandler`` writes them in C, thread by thread, the main thread last and the
+innermost call of each first.  What belongs to the worker itself tells its user nothing.
+"""
+
+from __future__ import annotations
+
+__all__ = ["tidy"]
+
+_OURS = "/asyncpool/_worker/"
+
+
+def tidy(text: str) -> str:
+    """Return the stacks in *text*, the main thread's first, without the worker's own."""
+    threads: list[list[str]] = []
+    for line in text.splitlines():
+        if line.startswith("  ") and threads:
+            threads[-1].append(line)
+        elif line:
+            threads.append([line])
+    if not threads:
+        return ""
+    *others, main = threads
+    kept = [line for thread in others if not _is_ours(thread[-1]) for line in thread]
+    return "\n".join([*_outside(main), *kept])
+
+
+def _outside(thread: list[str]) -> list[str]:
+    """Return what a thread did in calls from our code, which are the innermost."""
+    shown = thread[:1]
+    for line in thread[1:]:
+        if not _is_ours(line):
+            shown.append(line)
+        elif len(shown) > 1:
+            break
+    return shown
+
+
+def _is_ours(line: str) -> bool:
+    return _OURS in line

@@ -1,0 +1,54 @@
+"""The options of :meth:`asyncpool.Pool.options`, as users write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import Any, TypedDict
+
+from asyncpool._core.attempts import AttemptPolicy
+from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
+from asyncpool.events import CrashKind
+
+__all__ = ["Options", "changed"]
+
+
+class Options(TypedDict, total=False):
+    """What may be given; see :meth:`asyncpool.Pool.options`."""
+
+    max_attempts: int
+    retry_on: Iterable[CrashKind | type[BaseException]]
+    timeout: float | None
+    queue_timeout: float | None
+    deadline: float | None
+    on_cancel: OnCancel
+    cancel_grace: float
+
+
+_ATTEMPTS = frozenset(field.name for field in fields(AttemptPolicy))
+_LIMITS = frozenset(field.name for field in fields(JobLimits))
+
+
+def changed(options: JobOptions, changes: Options) -> JobOptions:
+    """Return *options*, but for the *changes*.
+
+    Raises:
+        ValueError: If a value is out of range.
+        TypeError: If there is no such option, or it takes something else.
+    """
+    for name in changes:
+        if name not in _ATTEMPTS and name not in _LIMITS:
+            known = ", ".join(Options.__annotations__)
+            raise TypeError(f"there is no option {name!r}; there are: {known}")
+    given: dict[str, Any] = dict(changes)
+    attempts = {name: value for name, value in given.items() if name in _ATTEMPTS}
+    limits = {name: value for name, value in given.items() if name in _LIMITS}
+    if "retry_on" in attempts:
+        retry_on = attempts["retry_on"]
+        if isinstance(retry_on, str | type):
+            raise TypeError(f"retry_on takes several: ({retry_on!r},)")
+        attempts["retry_on"] = tuple(retry_on)
+    return JobOptions(
+        attempts=replace(options.attempts, **attempts),
+        limits=replace(options.limits, **limits),
+    )

@@ -1,0 +1,65 @@
+"""What is shown of a worker's stacks."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import tempfile
+import threading
+from types import FrameType
+
+import pytest
+
+from asyncpool._core.stacks import tidy
+
+OURS = '  File "/somewhere/asyncpool/_worker/loop.py", line 20 in _serve'
+MAIN = "Thread 0x00007f (most recent call first):"
+OTHER = "Thread 0x00007e (most recent call first):"
+USER = '  File "/home/user/job.py", line 3 in work'
+LIBRARY = '  File "/usr/lib/python3.11/socket.py", line 1 in recv'
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        ([], []),
+        ([MAIN, USER, OURS], [MAIN, USER]),
+        ([MAIN, LIBRARY, USER, OURS, LIBRARY], [MAIN, LIBRARY, USER]),
+        # The worker's own function that the job has called.
+        ([MAIN, OURS, USER, OURS], [MAIN, USER]),
+        ([OTHER, LIBRARY, OURS, "", MAIN, USER, OURS], [MAIN, USER]),
+        (
+            [OTHER, USER, LIBRARY, "", MAIN, USER, OURS],
+            [MAIN, USER, OTHER, USER, LIBRARY],
+        ),
+        ([MAIN, OURS], [MAIN]),
+        ([OTHER, MAIN, USER], [MAIN, USER, OTHER]),
+        (["  whatever it wrote"], ["  whatever it wrote"]),
+    ],
+)
+def test_the_main_thread_comes_first_and_ours_not_at_all(
+    lines: list[str], shown: list[str]
+) -> None:
+    assert tidy("\n".join(lines)) == "\n".join(shown)
+
+
+def test_that_is_how_they_are_written() -> None:
+    ready, leave = threading.Event(), threading.Event()
+
+    def other_thread() -> None:
+        ready.set()
+        leave.wait()
+
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    ready.wait()
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        leave.set()
+        thread.join()
+        file.seek(0)
+        first, second, *rest = tidy(file.read()).splitlines()
+    frame: FrameType = sys._getframe()
+    assert first.endswith("(most recent call first):")
+    assert second.endswith(f"in {frame.f_code.co_name}")
+    assert any(line.endswith("in other_thread") for line in rest)

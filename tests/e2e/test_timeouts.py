@@ -1,0 +1,256 @@
+"""The times of a job: each limit, at each stage, and what its caller learns."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncpool import Crash, Job, JobTimeoutError, Pool
+from asyncpool.events import Crashed, TakenOver
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, idle
+
+pytestmark = BOTH_LOOPS
+
+SHORT = 0.05
+LONG = 3600.0
+
+
+async def timeout_of(job: Job[Any]) -> JobTimeoutError:
+    with pytest.raises(TimeoutError) as caught:
+        await job
+    assert type(caught.value) is JobTimeoutError
+    return caught.value
+
+
+@pytest.mark.parametrize("on_cancel", ["interrupt", "kill", "wait"])
+@pytest.mark.parametrize(
+    ("work", "line"),
+    [
+        (jobs.sleep, "in sleep"),
+        (jobs.compute, "in compute"),
+        (jobs.hold_the_gil, "in hold_the_gil"),
+        (jobs.backtrack, "in backtrack"),
+        (jobs.swallow, "in swallow"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_a_job_that_runs_too_long_ends_and_says_where_it_was(
+    work: Callable[[str, str], Any], line: str, on_cancel: Any
+) -> None:
+    crashes: list[Crash] = []
+    async with patience(), Gate() as gate, Pool(1, on_crash=crashes.append) as pool:
+        view = pool.options(timeout=SHORT, cancel_grace=SHORT, on_cancel=on_cancel)
+        job = view.submit(work, gate.path, "")
+        visitor = await gate.visitor()
+        error = await timeout_of(job)
+        await visitor.gone()
+        await assert_serves(pool)
+        stats = pool.stats()
+    assert (error.job_id, error.attempt) == (1, 1)
+    assert (error.limit, error.seconds) == ("timeout", SHORT)
+    assert line in error.stack
+    first, *_ = error.stack.splitlines()
+    assert first.endswith("(most recent call first):")
+    assert "_worker" not in error.stack
+    assert line in str(error)
+    assert crashes == []
+    assert (stats.crashes, stats.failed + stats.completed) == (0, stats.submitted)
+
+
+async def test_a_job_that_ends_when_asked_costs_no_worker() -> None:
+    async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
+        job = pool.options(timeout=SHORT).submit(jobs.clean_up_at, gate.path)
+        visitor = await gate.visitor("work")
+        cleaning = await gate.visitor("JobCancelled")
+        assert not job.done(), "its caller hears of it when it has ended"
+        cleaning.release()
+        error = await timeout_of(job)
+        assert "in clean_up_at" in error.stack
+        assert await pool.submit(jobs.pid) == visitor.pid
+        assert pool.stats().spawned == 1
+
+
+async def test_each_stack_is_of_its_own_job() -> None:
+    async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
+        view = pool.options(timeout=SHORT)
+        for work, other in ((jobs.sleep, "compute"), (jobs.compute, "sleep")) * 10:
+            error = await timeout_of(view.submit(work, gate.path, ""))
+            assert f"in {work.__name__}" in error.stack
+            assert f"in {other}" not in error.stack
+        assert pool.stats().spawned == 1
+
+
+async def test_a_stopped_worker_is_killed_and_leaves_no_stack() -> None:
+    async with patience(), Gate() as gate, Pool(1, cancel_grace=SHORT) as pool:
+        job = pool.options(timeout=0.2).submit(jobs.sleep, gate.path, "")
+        visitor = await gate.visitor()
+        os.kill(visitor.pid, signal.SIGSTOP)
+        error = await timeout_of(job)
+        assert error.stack == ""
+        await assert_serves(pool)
+
+
+async def test_what_was_in_time_is_not_touched() -> None:
+    async with patience(), Pool(2, timeout=LONG, queue_timeout=LONG) as pool:
+        now = asyncio.get_running_loop().time()
+        view = pool.options(deadline=now + LONG)
+        results = await asyncio.gather(
+            *(pool.submit(jobs.square, n) for n in range(100)),
+            *(view.submit(jobs.square, n) for n in range(100)),
+        )
+        assert results == [n * n for n in range(100)] * 2
+        supervisor = pool._supervisor
+        assert supervisor is not None
+        book = supervisor._state.book
+        assert (len(book.deadlines), book.timed) == (0, 0)
+
+
+async def test_the_time_in_the_queue_is_not_the_time_running() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        waiting = pool.options(timeout=SHORT).submit(jobs.square, 3)
+        impatient = pool.options(queue_timeout=4 * SHORT).submit(jobs.square, 4)
+        error = await timeout_of(impatient)
+        assert (error.limit, error.seconds) == ("queue_timeout", 4 * SHORT)
+        assert (error.job_id, error.attempt, error.stack) == (impatient.id, 0, "")
+        assert not waiting.done()
+        assert pool.stats().waiting == 1
+        visitor.release()
+        assert await waiting == 9
+        assert await held == "go"
+
+
+async def test_who_waited_in_time_may_run_as_long_as_it_likes() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        view = pool.options(queue_timeout=SHORT)
+        job = view.submit(jobs.wait_at, gate.path, "patient")
+        visitor = await gate.visitor("patient")
+        other = pool.options(timeout=2 * SHORT).submit(jobs.sleep, gate.path, "")
+        await timeout_of(other)  # so much time has passed
+        visitor.release()
+        assert await job == "go"
+
+
+async def test_a_job_behind_another_one_in_a_worker_is_still_waiting() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        await idle(pool)
+        for _ in range(50):
+            await pool.submit(jobs.perhaps_wait)
+        first = pool.submit(jobs.perhaps_wait, gate.path)
+        behind = pool.options(queue_timeout=SHORT).submit(jobs.perhaps_wait)
+        last = pool.submit(jobs.perhaps_wait)
+        error = await timeout_of(behind)
+        assert error.limit == "queue_timeout"
+        visitor = await gate.visitor()
+        visitor.release()
+        assert await first == await last == visitor.pid
+        assert pool.stats().spawned == 1
+
+
+@pytest.mark.parametrize("stage", ["past", "queued", "running"])
+async def test_a_deadline_holds_at_every_stage(stage: str) -> None:
+    async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
+        await idle(pool)
+        now = asyncio.get_running_loop().time()
+        held: Job[Any] | None = None
+        if stage == "queued":
+            held = pool.submit(jobs.sleep, gate.path, "")
+            await gate.visitor()
+        at = now - 1.0 if stage == "past" else now + SHORT
+        view = pool.options(deadline=at, max_attempts=5, retry_on=[JobTimeoutError])
+        error = await timeout_of(view.submit(jobs.sleep, gate.path, "late"))
+        assert (error.limit, error.seconds) == ("deadline", at)
+        assert error.attempt == (stage == "running")
+        assert ("in sleep" in error.stack) is (stage == "running")
+        if held is not None:
+            held.cancel()
+        await assert_serves(pool)
+        assert gate.visits("late") == (stage == "running")
+
+
+async def test_the_earlier_of_two_limits_counts() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        now = asyncio.get_running_loop().time()
+        first = pool.options(timeout=SHORT, deadline=now + LONG)
+        second = pool.options(timeout=LONG, deadline=now + SHORT)
+        one = first.submit(jobs.sleep, gate.path, "")
+        two = second.submit(jobs.sleep, gate.path, "")
+        assert (await timeout_of(one)).limit == "timeout"
+        assert (await timeout_of(two)).limit == "deadline"
+
+
+@pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
+async def test_a_timeout_may_be_tried_again(on_cancel: Any) -> None:
+    async with patience(), Gate() as gate, Pool(1, on_cancel=on_cancel) as pool:
+        view = pool.options(
+            timeout=0.3, max_attempts=3, retry_on=[JobTimeoutError], cancel_grace=LONG
+        )
+        job = view.submit(jobs.wait_in_every_attempt, gate.path)
+        await gate.visitor("attempt 1")
+        await gate.visitor("attempt 2")
+        (await gate.visitor("attempt 3")).release()
+        assert await job == "go"
+        assert job.attempt == 3
+
+
+async def test_a_timeout_is_no_crash_to_retry_after() -> None:
+    async with patience(), Gate() as gate, Pool(1, on_cancel="kill") as pool:
+        events = pool.events()
+        job = pool.options(timeout=SHORT, max_attempts=3).submit(
+            jobs.sleep, gate.path, ""
+        )
+        assert (await timeout_of(job)).attempt == 1
+        await assert_serves(pool)
+    assert not [e async for e in events if isinstance(e, Crashed | TakenOver)]
+
+
+async def test_the_pools_own_times_are_the_default() -> None:
+    async with patience(), Gate() as gate, Pool(2, timeout=SHORT) as pool:
+        free = pool.options(timeout=None).submit(jobs.wait_at, gate.path, "free")
+        visitor = await gate.visitor("free")
+        assert (await timeout_of(pool.submit(jobs.sleep, gate.path, ""))).attempt == 1
+        visitor.release()
+        assert await free == "go"
+
+
+async def test_a_cancelled_job_whose_time_is_over_is_cancelled() -> None:
+    async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
+        job = pool.options(timeout=SHORT).submit(jobs.clean_up_at, gate.path)
+        cleaning = await gate.visitor("JobCancelled")
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        cleaning.release()
+        await assert_serves(pool)
+        assert pool.stats().spawned == 1
+
+
+async def test_a_close_waits_for_a_job_no_longer_than_its_timeout() -> None:
+    async with patience(), Gate() as gate:
+        async with Pool(1) as pool:
+            job = pool.options(timeout=SHORT).submit(jobs.sleep, gate.path, "")
+            await gate.visitor()
+        assert (await timeout_of(job)).limit == "timeout"
+
+
+async def test_thousands_wait_for_one_timer() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        view = pool.options(queue_timeout=SHORT)
+        waiting = [view.submit(jobs.square, n) for n in range(3000)]
+        patient = pool.options(queue_timeout=LONG).submit(jobs.square, 5)
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(error) for error in errors} == {JobTimeoutError}
+        visitor.release()
+        assert (await held, await patient) == ("go", 25)
