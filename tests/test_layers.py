@@ -20,6 +20,7 @@ PURE = {
     "dataclasses",
     "enum",
     "functools",
+    "heapq",
     "io",
     "json",
     "pickle",
