@@ -253,6 +253,9 @@ class Pool:
                 ended after *cancel_grace*; ``"kill"`` kills the worker at once;
                 ``"wait"`` lets it run to its end, which nobody hears of.
             cancel_grace: Seconds that an interrupted job has to end; 2 by default.
+            priority: The lower number begins first, first come first served among
+                equals; but of every 64 jobs that leave the queue, at least one is the
+                one that has waited longest.  0 by default.
 
         ``None`` stands for no limit.  A job whose time is over fails with
         :exc:`JobTimeoutError`; one that runs is made to end as if it were cancelled (but

@@ -79,6 +79,7 @@ def test_an_initializer_that_carries_too_much_is_refused() -> None:
         ({"retry_on": OSError}, TypeError, "retry_on takes several: "),
         ({"retry_on": ("bad",)}, ValueError, "bad"),
         ({"max_attempts": None}, TypeError, "max_attempts must be an int, not None"),
+        ({"priority": 0.5}, TypeError, "priority must be an int, not 0.5"),
         ({"timeout": 0}, ValueError, "timeout must be > 0 seconds, not 0"),
         (
             {"timeout": "1"},

@@ -111,10 +111,19 @@ class JobOptions:
     Attributes:
         attempts: How often it may be started.
         limits: How long it may take.
+        priority: How urgent it is: a lower number is more urgent.
+
+    Raises:
+        TypeError: If *priority* is no int.
     """
 
     attempts: AttemptPolicy = field(default_factory=AttemptPolicy)
     limits: JobLimits = field(default_factory=JobLimits)
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.priority, int):
+            raise TypeError(f"priority must be an int, not {self.priority!r}")
 
 
 def _earliest(

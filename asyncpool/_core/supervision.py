@@ -86,9 +86,9 @@ class Supervision:
 
     # The hot path.
 
-    def submit(self, job: int, profile: Profile) -> int | None:
+    def submit(self, job: int, profile: Profile, priority: int = 0) -> int | None:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
-        index = self.dispatcher.submit(job, profile)
+        index = self.dispatcher.submit(job, profile, priority)
         if index is not None:
             self._begin(self.slots[index])
         return index
@@ -97,10 +97,12 @@ class Supervision:
         """Take note of a job that is being pickled; :meth:`arrive` submits it."""
         self.dispatcher.announce(job)
 
-    def arrive(self, job: int, profile: Profile, now: float) -> list[Command]:
+    def arrive(
+        self, job: int, profile: Profile, now: float, priority: int = 0
+    ) -> list[Command]:
         """Submit a job that was announced."""
         self.dispatcher.discard(job)
-        index = self.submit(job, profile)
+        index = self.submit(job, profile, priority)
         commands: list[Command] = [] if index is None else [Assign(index, (job,))]
         return [*commands, *self._settle(now)]
 

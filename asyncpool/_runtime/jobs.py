@@ -56,6 +56,7 @@ class Job(asyncio.Future[R], Generic[R]):
         "limits",
         "payload",
         "policy",
+        "priority",
         "returns",
         "slot",
         "worker",
@@ -77,6 +78,7 @@ class Job(asyncio.Future[R], Generic[R]):
         self.function = function
         self.policy = options.attempts
         self.limits = options.limits
+        self.priority = options.priority
         self.began: float | None = None
         self.exceeded: Limit | None = None
         self.payload: bytes | Parcel = b""

@@ -23,6 +23,7 @@ class Options(TypedDict, total=False):
     deadline: float | None
     on_cancel: OnCancel
     cancel_grace: float
+    priority: int
 
 
 _ATTEMPTS = frozenset(field.name for field in fields(AttemptPolicy))
@@ -37,7 +38,7 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
         TypeError: If there is no such option, or it takes something else.
     """
     for name in changes:
-        if name not in _ATTEMPTS and name not in _LIMITS:
+        if name not in Options.__annotations__:
             known = ", ".join(Options.__annotations__)
             raise TypeError(f"there is no option {name!r}; there are: {known}")
     given: dict[str, Any] = dict(changes)
@@ -51,4 +52,5 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
     return JobOptions(
         attempts=replace(options.attempts, **attempts),
         limits=replace(options.limits, **limits),
+        priority=given.get("priority", options.priority),
     )

@@ -121,7 +121,7 @@ class Traffic:
             if options.limits.timed and not self._wait(job):
                 return job
             profile = known.profile if type(payload) is bytes else ALONE
-            slot = state.core.submit(job.id, profile)
+            slot = state.core.submit(job.id, profile, options.priority)
             if slot is not None:
                 self.send(slot, (job,))
             return job
@@ -138,7 +138,7 @@ class Traffic:
             return
         job.payload = payload
         now = self._state.loop.time()
-        self._perform(self._state.core.arrive(job.id, job.profile, now))
+        self._perform(self._state.core.arrive(job.id, job.profile, now, job.priority))
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""

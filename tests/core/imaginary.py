@@ -24,6 +24,7 @@ from asyncpool._core.supervision import (
     Finish,
     Supervision,
 )
+from tests.core.list_queue import ListQueue
 
 __all__ = ["COSTS", "START_TIMEOUT", "ImaginaryShell", "Process"]
 
@@ -99,7 +100,7 @@ class ImaginaryShell:
         self.now = 1_000.0
         self.processes: dict[int, Process] = {}
         self.generations = [0] * workers
-        self.queue: list[int] = []
+        self.queue = ListQueue()
         self.announced: list[int] = []  # open, but they cannot be sent yet
         self.landing: list[int] = []  # open, but what has become of them is not known
         self.open: set[int] = set()
@@ -122,10 +123,11 @@ class ImaginaryShell:
         """How many jobs there have been."""
         return len(self.profiles)
 
-    def submit(self, cost: float = UNKNOWN) -> None:
+    def submit(self, cost: float = UNKNOWN, priority: int = 0) -> None:
         job = self._come(cost)
         self.seen["submit"] += 1
-        self._enter(job, self.core.submit(job, self.profiles[job]))
+        slot = self.core.submit(job, self.profiles[job], priority)
+        self._enter(job, priority, slot)
 
     def announce(self, cost: float) -> None:
         """Let a job come that must be pickled first."""
@@ -134,20 +136,20 @@ class ImaginaryShell:
         self.announced.append(job)
         self.core.announce(job)
 
-    def arrive(self, job: int) -> None:
+    def arrive(self, job: int, priority: int = 0) -> None:
         """Let a job that was announced be pickled by now."""
         self.announced.remove(job)
         self.seen["arrived"] += 1
         if self.closing is not None:
             self.seen["arrived while the pool closes"] += 1
-        commands = self.core.arrive(job, self.profiles[job], self.now)
+        commands = self.core.arrive(job, self.profiles[job], self.now, priority)
         match commands:
             case [cmd.Assign(slot, (first,)), *rest]:
                 assert first == job
-                self._enter(job, slot)
+                self._enter(job, priority, slot)
                 self.feed(rest)
             case _:
-                self._enter(job, None)
+                self._enter(job, priority, None)
                 self.feed(commands)
 
     def refuse(self, job: int) -> None:
@@ -165,16 +167,19 @@ class ImaginaryShell:
         self.open.add(job)
         return job
 
-    def _enter(self, job: int, slot: int | None) -> None:
+    def _enter(self, job: int, priority: int, slot: int | None) -> None:
+        leads = self.queue.leads(priority)
         if slot is not None:
-            assert not self.queue, "a job overtook the queue"
+            assert leads, "a job overtook the queue"
+            self.seen["an urgent job that need not wait"] += bool(self.queue)
+            self.queue.pass_by(job)
             self._begin(slot, job)
             return
         assert not self.free(), "a job waits while a worker is idle"
         roomy = [p for p in self.processes.values() if p.hand and self._has_room(p)]
         short = self.profiles[job].cost <= REFILL
-        assert self.queue or not roomy or not short, "a short job might have gone"
-        self.queue.append(job)
+        assert not leads or not roomy or not short, "a short job might have gone"
+        self.queue.add(job, priority)
 
     def load(self, slot: int) -> None:
         """Let the arguments of a job have arrived where its worker sees them."""
@@ -252,7 +257,7 @@ class ImaginaryShell:
 
     def _again(self, job: int) -> None:
         self.seen["an answer to retry after"] += 1
-        self.queue.insert(0, job)
+        self.queue.give_back([job])
         self.feed(self.core.give_back({job: self.profiles[job]}, self.now))
 
     def answer(self, slot: int) -> None:
@@ -340,7 +345,7 @@ class ImaginaryShell:
             else:
                 self.seen["requeued" if touched else "untouched by a death"] += 1
                 back.append(job)
-        self.queue[:0] = back
+        self.queue.give_back(back)
         self.seen[f"died {process.state}, told {process.told.name.lower()}"] += 1
         ledger = copy.deepcopy(self.core._lives.ledger)
         broken = self.broken
@@ -372,11 +377,10 @@ class ImaginaryShell:
 
     def cancel(self, job: int, press: Press = KILL) -> None:
         self._end(job, "cancelled")
-        for jobs in (self.queue, self.announced):
-            if job in jobs:
-                jobs.remove(job)
-                self.feed(self.core.drop(job, self.now))
-                return
+        if job in self.waiting:
+            (self.announced if job in self.announced else self.queue).remove(job)
+            self.feed(self.core.drop(job, self.now))
+            return
         if job in self.landing:
             self.landing.remove(job)
             self.feed(self.core.landed(job, self.now))
@@ -464,7 +468,7 @@ class ImaginaryShell:
     @property
     def waiting(self) -> list[int]:
         """The jobs that have no worker, those included that cannot be sent yet."""
-        return self.queue + self.announced
+        return [*self.queue, *self.announced]
 
     def loading(self) -> list[int]:
         """Return the slots whose workers have a job in hand that was not sent."""
@@ -510,16 +514,15 @@ class ImaginaryShell:
             case cmd.Assign(slot, jobs):
                 assert jobs
                 for job in jobs:
-                    assert self.queue.pop(0) == job, "jobs begin in their order"
+                    first = min(self.queue.came, default=job)
+                    assert self.queue.pop() == job, "jobs begin in their order"
+                    self.seen["a job that overtakes others"] += job > first
                     self._begin(slot, job)
             case cmd.Unassign(jobs):
                 assert not any(
                     job in p.hand for p in self.processes.values() for job in jobs
                 )
-                if self.closing is None or self.closing < Finish.RUNNING:
-                    self.queue[:0] = jobs
-                else:
-                    self.queue += jobs  # where the next command finds them
+                self.queue.give_back(jobs)
             case cmd.Revoke(slot, places):
                 assert places
                 self.processes[slot].questions.append(places)
@@ -646,7 +649,7 @@ class ImaginaryShell:
         for job in jobs:
             self._end(job, why)
             if job in self.waiting:
-                (self.queue if job in self.queue else self.announced).remove(job)
+                (self.announced if job in self.announced else self.queue).remove(job)
                 assert why == "broken" or self.closing or self.time_is_over
             else:
                 assert self.closing is Finish.NONE or self.time_is_over

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.flight import Flight
@@ -16,10 +22,13 @@ from asyncpool._core.profiles import (
     UNKNOWN,
     Profile,
 )
+from asyncpool._core.queue import PATIENCE
+from tests.core.list_queue import PRIORITIES, ListQueue
 
 # Their sums are exact, in any order.
 COSTS = (7.8125, 62.5, 250.0, 437.5, 500.0, 562.5, 1000.0, 1007.8125, UNKNOWN)
 KINDS = st.integers(0, 5)
+RANKS = st.sampled_from(PRIORITIES)
 
 
 def known(cost: float) -> Profile:
@@ -35,11 +44,9 @@ class DispatchMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dispatcher = Dispatcher()
         self.profiles = [known(cost) for cost in (7.8125, 250.0, 500.0, 1007.8125)]
         self.profiles += [Profile(), ALONE]
         self.kinds: dict[int, Profile] = {}
-        self.queue: list[int] = []
         self.announced: list[int] = []
         self.idle: list[int] = []  # the last one is the next
         self.roomy: list[int] = []  # the first one is the next
@@ -47,6 +54,11 @@ class DispatchMachine(RuleBasedStateMachine):
         self.hands: dict[int, dict[int, float]] = {}  # slot -> job -> its cost
         self.jobs = 0
         self.slots = 0
+
+    @initialize(patience=st.sampled_from([2, 4, 64]))
+    def start(self, patience: int) -> None:
+        self.dispatcher = Dispatcher(patience=patience)
+        self.queue = ListQueue(patience)
 
     # The model.
 
@@ -86,9 +98,9 @@ class DispatchMachine(RuleBasedStateMachine):
         expected = []
         while self.queue and (
             not self.hands[slot]
-            or self.load(slot) + self.kinds[self.queue[0]].cost <= BUDGET
+            or self.load(slot) + self.kinds[self.queue.head].cost <= BUDGET
         ):
-            expected.append(self.queue.pop(0))
+            expected.append(self.queue.pop())
             self.takes(slot, expected[-1])
         if slot in self.roomy and not self.hands[slot]:
             self.roomy.remove(slot)
@@ -97,13 +109,13 @@ class DispatchMachine(RuleBasedStateMachine):
         assert jobs == expected, "jobs leave the queue in their order"
 
     def give_back(self, jobs: list[int]) -> None:
-        self.queue[:0] = jobs
+        self.queue.give_back(jobs)
         expected = []
         while self.queue:
-            slot = self.expect_a_place_for(self.queue[0])
+            slot = self.expect_a_place_for(self.queue.head)
             if slot is None:
                 break
-            expected.append((slot, self.queue.pop(0)))
+            expected.append((slot, self.queue.pop()))
         placed = self.dispatcher.give_back({job: self.kinds[job] for job in jobs})
         assert placed == expected
 
@@ -115,22 +127,32 @@ class DispatchMachine(RuleBasedStateMachine):
 
     # What happens.
 
-    @rule(kind=KINDS)
-    def submit(self, kind: int) -> None:
+    @rule(kind=KINDS, priority=RANKS)
+    def submit(self, kind: int, priority: int) -> None:
         self.jobs += 1
-        self.submit_job(self.jobs, kind)
+        self.submit_job(self.jobs, kind, priority)
 
-    def submit_job(self, job: int, kind: int) -> None:
+    def submit_job(self, job: int, kind: int, priority: int) -> None:
         profile = self.kinds[job] = self.profiles[kind]
-        slot = None if self.queue else self.expect_a_place_for(job)
+        leads = self.queue.leads(priority)
+        slot = self.expect_a_place_for(job) if leads else None
         if slot is None:
-            self.queue.append(job)
-        assert self.dispatcher.submit(job, profile) == slot
+            self.queue.add(job, priority)
+        else:
+            self.queue.pass_by(job)
+        assert self.dispatcher.submit(job, profile, priority) == slot
 
     @rule(kind=KINDS, count=st.integers(2, 40))
     def submit_many(self, kind: int, count: int) -> None:
         for _ in range(count):
-            self.submit(kind)
+            self.submit(kind, 0)
+
+    @rule(kind=KINDS, priorities=st.lists(RANKS, min_size=2, max_size=12))
+    def submit_some_that_are_more_urgent(
+        self, kind: int, priorities: list[int]
+    ) -> None:
+        for priority in priorities:
+            self.submit(kind, priority)
 
     @rule(count=st.integers(1, 3))
     def announce(self, count: int) -> None:
@@ -140,12 +162,14 @@ class DispatchMachine(RuleBasedStateMachine):
             self.dispatcher.announce(self.jobs)
 
     @precondition(lambda self: self.announced)
-    @rule(data=st.data(), kind=KINDS)
-    def an_announced_job_can_be_sent(self, data: st.DataObject, kind: int) -> None:
+    @rule(data=st.data(), kind=KINDS, priority=RANKS)
+    def an_announced_job_can_be_sent(
+        self, data: st.DataObject, kind: int, priority: int
+    ) -> None:
         job = data.draw(st.sampled_from(self.announced))
         self.announced.remove(job)
         assert self.dispatcher.discard(job) is True
-        self.submit_job(job, kind)
+        self.submit_job(job, kind, priority)
 
     @rule(kind=st.integers(0, 4), cost=st.sampled_from(COSTS))
     def more_is_learned(self, kind: int, cost: float) -> None:
@@ -189,7 +213,7 @@ class DispatchMachine(RuleBasedStateMachine):
         head, *behind = hand
         flight.stall()
         self.leaves(slot)
-        self.submit(kind)
+        self.submit(kind, 0)
         hand[head] = UNKNOWN
         flight.answer(flight.ask(behind))
         for job in behind:
@@ -208,8 +232,8 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.queue or self.announced)
     @rule(data=st.data())
     def a_waiting_job_is_cancelled(self, data: st.DataObject) -> None:
-        job = data.draw(st.sampled_from(self.queue + self.announced))
-        (self.queue if job in self.queue else self.announced).remove(job)
+        job = data.draw(st.sampled_from([*self.queue, *self.announced]))
+        (self.announced if job in self.announced else self.queue).remove(job)
         assert self.dispatcher.discard(job) is True
         assert self.dispatcher.discard(job) is False
 
@@ -219,10 +243,10 @@ class DispatchMachine(RuleBasedStateMachine):
         jobs = [job for hand in self.hands.values() for job in hand]
         assert self.dispatcher.discard(data.draw(st.sampled_from(jobs))) is False
 
-    @precondition(lambda self: len(self.queue + self.announced) > 2)
+    @precondition(lambda self: len(self.queue) + len(self.announced) > 2)
     @rule()
     def the_queue_is_emptied(self) -> None:
-        assert self.dispatcher.empty() == self.queue + self.announced
+        assert self.dispatcher.empty() == [*self.queue, *self.announced]
         self.queue.clear()
         self.announced.clear()
         assert self.dispatcher.empty() == []
@@ -280,6 +304,96 @@ def test_jobs_begin_in_the_order_in_which_they_came() -> None:
         [3],
         [],
     ]
+
+
+def test_the_most_urgent_begin_first() -> None:
+    dispatcher = Dispatcher()
+    for job, priority in enumerate((0, 5, -1, 0, 5, -1)):
+        assert dispatcher.submit(job, Profile(), priority) is None
+    assert dispatcher.waiting == 6
+    assert [dispatcher.refill(slot, Flight()) for slot in range(6)] == [
+        [2],
+        [5],
+        [0],
+        [3],
+        [1],
+        [4],
+    ]
+    assert dispatcher.waiting == 0
+
+
+def test_an_idle_worker_takes_a_job_whatever_its_priority() -> None:
+    dispatcher, _ = idle_pool(2)
+    assert dispatcher.submit(1, Profile(), 100) == 1
+    assert dispatcher.submit(2, Profile(), -100) == 0
+    assert dispatcher.waiting == 0
+
+
+def test_urgent_jobs_go_on_beside_a_long_one_until_that_has_waited_its_time() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    short = known(10)
+    assert dispatcher.submit(0, short) == 0
+    assert dispatcher.submit(1, Profile()) is None
+    for job in range(2, PATIENCE + 1):
+        assert dispatcher.submit(job, short, -1) == 0
+    assert len(flight.jobs) == PATIENCE
+    assert dispatcher.submit(99, short, -1) is None
+    for job in list(flight.jobs):
+        assert dispatcher.refill(0, flight) == [], "it must be alone"
+        flight.land(job)
+    assert dispatcher.refill(0, flight) == [1]
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [99]
+
+
+def test_nobody_starves_however_many_more_urgent_ones_come() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    profile = Profile()
+    assert dispatcher.submit(0, profile) == 0
+    for job in (1, 2, 3):
+        assert dispatcher.submit(job, profile, 1) is None
+    begun: list[int] = []
+    for job in range(4, 3 * PATIENCE + 4):
+        assert dispatcher.submit(job, profile) is None
+        flight.land(begun[-1] if begun else 0)
+        begun += dispatcher.refill(0, flight)
+    turns = [begun.index(job) + 1 for job in (1, 2, 3)]
+    assert turns == [PATIENCE, 2 * PATIENCE, 3 * PATIENCE]
+    assert [job for job in begun if job > 3] == list(range(4, 3 * PATIENCE + 1))
+
+
+def test_who_finds_room_when_jobs_come_back_has_passed_those_who_wait() -> None:
+    dispatcher, profile = Dispatcher(patience=2), Profile()
+    dispatcher.refill(0, Flight())
+    dispatcher.submit(1, known(10))
+    dispatcher.submit(2, Profile())
+    dispatcher.submit(3, profile, -1)
+    profile.note(10)
+    assert dispatcher.give_back({9: known(10)}) == [(0, 9), (0, 3)]
+    assert dispatcher.submit(4, known(10), -1) is None
+    assert dispatcher.refill(1, Flight()) == [2]
+
+
+def test_jobs_that_lost_their_worker_are_before_more_urgent_ones() -> None:
+    dispatcher, _ = idle_pool(1)
+    profile = Profile()
+    assert dispatcher.submit(1, profile, 5) == 0
+    assert dispatcher.submit(2, profile, -5) is None
+    dispatcher.worker_gone(0)
+    assert dispatcher.give_back({1: profile}) == []
+    assert dispatcher.submit(3, profile, -9) is None
+    assert dispatcher.waiting == 3
+    assert [dispatcher.refill(slot, Flight()) for slot in (1, 2, 3)] == [[1], [3], [2]]
+
+
+def test_after_those_with_priorities_the_usual_ones_fill_the_worker() -> None:
+    dispatcher = Dispatcher()
+    for job, priority in enumerate((0, 0, -1, 1)):
+        dispatcher.submit(job, known(250), priority)
+    assert dispatcher.discard(3)
+    dispatcher.submit(4, known(300))
+    assert dispatcher.refill(0, Flight()) == [2, 0, 1]
+    assert dispatcher.refill(1, Flight()) == [4]
 
 
 def test_the_worker_that_stopped_last_is_the_next_to_work() -> None:

@@ -29,6 +29,7 @@ from asyncpool._core.slots import Ending, SlotState
 from asyncpool._core.supervision import REVOKE_GRACE, Finish, Supervision
 from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary import COSTS, START_TIMEOUT, ImaginaryShell
+from tests.core.list_queue import PRIORITIES
 
 policies = st.builds(
     RestartPolicy,
@@ -45,6 +46,7 @@ policies = st.builds(
 anything = st.data()
 rolls = st.sampled_from([0.0, 0.5, 0.999])
 coins = st.booleans()
+ranks = st.sampled_from(PRIORITIES)
 
 # How a job is made to end.
 PRESSES = (
@@ -79,16 +81,18 @@ class SupervisionMachine(RuleBasedStateMachine):
     # The callers.
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(costs=st.lists(st.sampled_from(COSTS), min_size=1, max_size=6))
-    def submit(self, costs: list[float]) -> None:
+    @rule(
+        costs=st.lists(st.sampled_from(COSTS), min_size=1, max_size=6), priority=ranks
+    )
+    def submit(self, costs: list[float], priority: int) -> None:
         for cost in costs:
-            self.shell.submit(cost)
+            self.shell.submit(cost, priority)
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(count=st.integers(1, 8))
-    def submit_short_jobs(self, count: int) -> None:
+    @rule(count=st.integers(1, 8), priority=ranks)
+    def submit_short_jobs(self, count: int, priority: int) -> None:
         for _ in range(count):
-            self.shell.submit(10.0)
+            self.shell.submit(10.0, priority)
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
     @rule(costs=st.lists(st.sampled_from([math.inf, *COSTS]), min_size=1, max_size=3))
@@ -97,13 +101,17 @@ class SupervisionMachine(RuleBasedStateMachine):
             self.shell.announce(cost)
 
     @precondition(lambda self: self.shell.announced)
-    @rule(data=anything, what=st.sampled_from(["arrive", "arrive", "refuse", "cancel"]))
+    @rule(
+        data=anything,
+        what=st.sampled_from(["arrive", "arrive", "refuse", "cancel"]),
+        priority=ranks,
+    )
     def an_announced_job_arrives_or_does_not(
-        self, data: st.DataObject, what: str
+        self, data: st.DataObject, what: str, priority: int
     ) -> None:
         job = data.draw(st.sampled_from(self.shell.announced))
         if what == "arrive":
-            self.shell.arrive(job)
+            self.shell.arrive(job, priority)
         elif what == "refuse":
             self.shell.refuse(job)
         else:
@@ -140,7 +148,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.shell.queue)
     @rule(data=anything)
     def cancel_a_queued_job(self, data: st.DataObject) -> None:
-        self.shell.cancel(data.draw(st.sampled_from(self.shell.queue)))
+        self.shell.cancel(data.draw(st.sampled_from([*self.shell.queue])))
 
     @precondition(lambda self: self.shell.slots("busy"))
     @rule(data=anything, begin=coins)
@@ -572,6 +580,8 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "died starting, told terminated": 1,
         "died busy, told killed": 5,
         "a job that travels ahead": 300,
+        "a job that overtakes others": 100,
+        "an urgent job that need not wait": 5,
         "a revoked job": 10,
         "a revoke in vain": 1,
         "a stall": 5,

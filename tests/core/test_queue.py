@@ -1,0 +1,300 @@
+"""Tests of asyncpool/_core/queue.py, against a model made of lists."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from asyncpool._core.profiles import Profile
+from asyncpool._core.queue import PATIENCE, JobQueue
+from tests.core.list_queue import PRIORITIES, ListQueue
+
+PROFILE = Profile()
+
+priorities = st.sampled_from([*PRIORITIES, -(10**12), 10**12])
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Do to a queue whatever can be done, and the same to a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs = 0
+        self.profiles: dict[int, Profile] = {}
+        self.left: list[int] = []
+        self.late: list[int] = []
+        self.start_over(3)
+
+    @rule(patience=st.sampled_from([2, 3, 5]))
+    def start_over(self, patience: int) -> None:
+        self.queue = JobQueue(patience)
+        self.model = ListQueue(patience)
+
+    def come(self, job: int, priority: int) -> None:
+        self.profiles[job] = Profile()
+        self.queue.add(job, self.profiles[job], priority)
+        self.model.add(job, priority)
+
+    @rule(priority=priorities, count=st.integers(1, 4))
+    def add(self, priority: int, count: int) -> None:
+        for _ in range(count):
+            self.jobs += 1
+            self.come(self.jobs, priority)
+
+    @rule()
+    def a_job_takes_a_while_to_come(self) -> None:
+        self.jobs += 1
+        self.late.append(self.jobs)
+
+    @precondition(lambda self: self.late)
+    @rule(priority=priorities)
+    def it_comes(self, priority: int) -> None:
+        self.come(self.late.pop(), priority)
+
+    @rule(priority=priorities)
+    def a_job_goes_at_once(self, priority: int) -> None:
+        self.jobs += 1
+        leads = self.queue.leads(priority)
+        assert leads == self.model.leads(priority)
+        if leads:
+            self.queue.passes(self.jobs)
+            self.model.pass_by(self.jobs)
+
+    @precondition(lambda self: self.model)
+    @rule(count=st.integers(1, 6))
+    def leave(self, count: int) -> None:
+        for _ in range(min(count, len(self.model))):
+            job, profile = self.queue.head()
+            assert profile is self.profiles[job]
+            assert job == self.model.pop()
+            self.queue.pop(job)
+            self.left.append(job)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(list(self.model)))
+        self.model.remove(job)
+        assert self.queue.remove(job) is True
+        assert self.queue.remove(job) is False
+
+    @precondition(lambda self: self.left)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        jobs = data.draw(st.permutations(self.left[-3:]))
+        del self.left[-3:]
+        self.queue.give_back({job: self.profiles[job] for job in jobs})
+        self.model.give_back(jobs)
+
+    @precondition(lambda self: len(self.model) > 5)
+    @rule(whim=st.integers(0, 2))
+    def clear(self, whim: int) -> None:
+        if whim == 0:
+            assert self.queue.clear() == list(self.model)
+            self.model.clear()
+            assert self.queue.clear() == []
+
+    @invariant()
+    def the_figures_agree(self) -> None:
+        assert len(self.queue) == len(self.model)
+        assert self.queue.others == len(self.queue) - len(self.queue.usual)
+
+    @invariant()
+    def the_head_is_the_same(self) -> None:
+        if self.model:
+            job, profile = self.queue.head()
+            assert job == self.model.head
+            assert profile is self.profiles[job]
+
+    @invariant()
+    def the_usual_line_is_in_its_order(self) -> None:
+        usual = [job for job in self.model.came if not self.model.priorities[job]]
+        assert list(self.queue.usual) == usual
+
+    @invariant()
+    def nothing_is_kept_in_vain(self) -> None:
+        assert all(self.queue._lines.values())
+        assert set(self.queue._lines) <= set(self.queue._priorities)
+
+
+TestQueue = QueueMachine.TestCase
+
+
+def queue_of(*jobs: tuple[int, int], patience: int = PATIENCE) -> JobQueue:
+    queue = JobQueue(patience)
+    for job, priority in jobs:
+        queue.add(job, PROFILE, priority)
+    return queue
+
+
+def leave(queue: JobQueue, count: int | None = None) -> list[int]:
+    jobs = []
+    for _ in range(len(queue) if count is None else count):
+        jobs.append(queue.head()[0])
+        queue.pop(jobs[-1])
+    return jobs
+
+
+@given(st.lists(st.integers(-3, 3), max_size=PATIENCE))
+def test_the_lower_number_is_first_and_among_equals_who_came_first(
+    ranks: list[int],
+) -> None:
+    queue = queue_of(*enumerate(ranks))
+    assert leave(queue) == sorted(range(len(ranks)), key=ranks.__getitem__)
+    assert len(queue) == 0
+
+
+@pytest.mark.parametrize("patience", [2, 3, PATIENCE])
+@pytest.mark.parametrize(("old", "new"), [(0, -1), (5, 0), (5, 4), (-1, -2)])
+@pytest.mark.parametrize("older", [0, 1, 4])
+def test_a_job_waits_for_others_as_long_as_it_must_and_no_longer(
+    patience: int, old: int, new: int, older: int
+) -> None:
+    queue = queue_of(*((job, old) for job in range(older + 1)), patience=patience)
+    numbers = itertools.count(older + 1)
+    left: list[int] = []
+    while older not in left:
+        queue.add(next(numbers), PROFILE, new)
+        left += leave(queue, 1)
+    # Just as often as promised: once in so many times.
+    turns = [turn for turn, job in enumerate(left, 1) if job <= older]
+    assert turns == [patience * (m + 1) for m in range(older + 1)]
+    urgent = [job for job in left if job > older]
+    assert urgent == list(range(older + 1, len(left)))
+
+
+@given(
+    patience=st.integers(2, 6),
+    story=st.lists(st.one_of(st.integers(-3, 3), st.none()), max_size=200),
+)
+def test_nothing_starves(patience: int, story: list[int | None]) -> None:
+    """An integer is a job of that priority, which comes; else one leaves."""
+    queue, left = JobQueue(patience), 0
+    at_the_latest: dict[int, int] = {}
+    for job, priority in enumerate(story):
+        if priority is not None:
+            queue.add(job, PROFILE, priority)
+            at_the_latest[job] = left + patience * len(queue)
+        elif queue:
+            [gone] = leave(queue, 1)
+            left += 1
+            assert left <= at_the_latest.pop(gone)
+        assert all(left < turn for turn in at_the_latest.values())
+
+
+def test_who_goes_at_once_has_passed_those_who_wait() -> None:
+    queue = queue_of((1, 0), patience=3)
+    for job in (2, 3):
+        assert queue.leads(-1)
+        queue.passes(job)
+    assert not queue.leads(-1), "it is the turn of the one that waits"
+    queue.add(4, PROFILE, -1)
+    assert leave(queue) == [1, 4]
+
+
+def test_somebody_elses_patience_does_not_count() -> None:
+    queue = queue_of((1, 0), (2, 0), patience=3)
+    for job in (3, 4):
+        queue.passes(job)
+    assert queue.remove(1)
+    assert queue.leads(-1), "the next one has not waited for anybody"
+    queue.passes(5)
+    assert queue.leads(-1)
+    queue.passes(6)
+    assert not queue.leads(-1)
+
+
+def test_a_turn_that_was_taken_out_of_hand_counts_as_well() -> None:
+    queue = queue_of((1, 0), (2, 0), patience=3)
+    for job in (3, 4):
+        queue.passes(job)
+    del queue.usual[1]  # as long as there are no others
+    assert queue.leads(-1)
+
+
+def test_an_older_one_that_comes_late_and_goes_does_not_reset_the_count() -> None:
+    queue = queue_of((2, 0), patience=3)
+    queue.passes(3)
+    queue.add(1, PROFILE, -1)
+    assert leave(queue, 1) == [1]
+    queue.passes(4)
+    assert not queue.leads(-1)
+
+
+def test_the_promise_of_the_docs() -> None:
+    assert PATIENCE == 64
+
+
+def test_who_comes_late_has_the_age_of_its_number_and_the_last_place() -> None:
+    queue = queue_of((2, 1), (3, 1), (4, 0), patience=2)
+    queue.add(1, PROFILE, 1)
+    queue.add(5, PROFILE, -1)
+    assert leave(queue, 1) == [5]
+    assert leave(queue) == [2, 4, 3, 1]
+    queue = queue_of((2, 1), patience=2)
+    queue.add(1, PROFILE, 0)
+    queue.add(3, PROFILE, -1)
+    queue.add(4, PROFILE, -1)
+    assert leave(queue) == [3, 1, 4, 2]
+
+
+def test_who_comes_back_is_before_all_others_and_costs_nobodys_patience() -> None:
+    queue = queue_of((1, 0), (2, -5), patience=3)
+    queue.give_back({8: PROFILE, 7: PROFILE})
+    queue.give_back({9: PROFILE})
+    assert not queue.leads(-9)
+    assert leave(queue, 3) == [9, 8, 7]
+    assert queue.leads(-9)
+    assert leave(queue, 1) == [2]
+    queue.give_back({2: PROFILE})
+    queue.add(3, PROFILE, -1)
+    queue.add(4, PROFILE, -1)
+    assert leave(queue) == [2, 3, 1, 4]
+
+
+def test_who_comes_back_is_before_one_whose_turn_it_is() -> None:
+    queue = queue_of((1, 0), patience=2)
+    queue.passes(2)
+    queue.give_back({2: PROFILE})
+    assert leave(queue) == [2, 1]
+
+
+def test_any_job_can_be_removed() -> None:
+    queue = queue_of((1, 0), (2, 0), (3, 4), (4, 4), (5, -4))
+    queue.give_back({6: PROFILE})
+    for job in (7, -4, 0):
+        assert queue.remove(job) is False
+    assert [queue.remove(job) for job in (1, 4, 5, 6)] == [True] * 4
+    assert (len(queue), queue.others) == (2, 1)
+    assert leave(queue) == [2, 3]
+    assert (len(queue), queue.others) == (0, 0)
+
+
+def test_all_jobs_are_forgotten_and_the_usual_line_stays_where_it_is() -> None:
+    queue = queue_of((1, 2), (2, 0), (3, -2), (4, 0), (5, 2))
+    usual = queue.usual
+    queue.give_back({6: PROFILE})
+    assert queue.clear() == [6, 3, 2, 4, 1, 5]
+    assert (len(queue), queue.others, queue.clear()) == (0, 0, [])
+    queue.add(7, PROFILE, 2)
+    queue.add(8, PROFILE)
+    assert queue.usual is usual
+    assert leave(queue) == [8, 7]
+
+
+@pytest.mark.parametrize("spread", [1, 5, 10**9])
+def test_priorities_that_nobody_has_any_more_are_forgotten(spread: int) -> None:
+    # Those that do wait are in no order that a heap might have by chance.
+    kept = [10**12 + job * 7 % 20 for job in range(20)]
+    queue = queue_of((99, -1), *enumerate(kept))
+    most = 0
+    for job in range(100, 2_000):
+        queue.add(job, PROFILE, 1 + job % spread)
+        assert queue.remove(job)
+        most = max(most, len(queue._priorities))
+    assert most < 2 * 22 + 20
+    assert leave(queue) == [99, *sorted(range(20), key=kept.__getitem__)]
+    assert not queue._lines
