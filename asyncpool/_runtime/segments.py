@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakSet
 
 from asyncpool._core.segments import SegmentLedger, size_class
 from asyncpool._runtime.threads import Threads
@@ -60,15 +61,17 @@ class Segment:
         owner: Whose it is.
         memory: What is in it.
         use: Who has it.
+        copied: Whether another process may have views of it, by a fork of this one.
     """
 
-    __slots__ = ("memory", "number", "owner", "use")
+    __slots__ = ("copied", "memory", "number", "owner", "use")
 
     def __init__(self, number: int, owner: SegmentOwner, memory: Memory) -> None:
         self.number = number
         self.owner = owner
         self.memory = memory
         self.use = Use.POOL
+        self.copied = False
 
     def fill(
         self,
@@ -96,6 +99,7 @@ class Segments:
         self._ledger = SegmentLedger(bound)
         self._segments: dict[int, Segment] = {}
         self._timer: asyncio.TimerHandle | None = None
+        _living.add(self)
 
     @property
     def total(self) -> int:
@@ -171,6 +175,10 @@ class Segments:
         if segment.owner.closed:
             self.forget(segment)
             return
+        if segment.copied:
+            self._ledger.forget(segment.number)
+            self._drop(segment.number)
+            return
         self._ledger.free(segment.number, self._loop.time())
         if self._timer is None:
             self._timer = self._loop.call_later(_KEEP, self._trim)
@@ -186,6 +194,11 @@ class Segments:
         for segment in list(self._segments.values()):
             if segment.owner is owner and segment.use not in {Use.POOL, Use.CALLER}:
                 self.forget(segment)
+
+    def after_fork(self) -> None:
+        """Use nothing again of which a copy of this process has views."""
+        for segment in self._segments.values():
+            segment.copied = segment.copied or segment.use is Use.CALLER
 
     def close(self) -> None:
         """Give up everything, and hear of nothing any more; threads may still do it."""
@@ -227,6 +240,17 @@ class Segments:
             bag = [segment.memory]
             del segment.memory
             self._threads.copy(bag.clear)  # the last reference goes there
+
+
+_living: WeakSet[Segments] = WeakSet()
+
+
+def _after_fork() -> None:
+    for segments in list(_living):
+        segments.after_fork()
+
+
+os.register_at_fork(after_in_parent=_after_fork)
 
 
 def _make(size: int) -> tuple[int, Memory]:

@@ -478,6 +478,22 @@ async def test_a_view_that_ends_frees_its_segment_in_the_loop(stock: Stock) -> N
     assert stock.segments.take(stock.owner, SIZE) is segment
 
 
+async def test_what_a_copy_of_this_process_sees_is_not_used_again(stock: Stock) -> None:
+    seen, other = await stock.granted(), await stock.granted()
+    view = stock.segments.view(seen, SIZE)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)  # noqa: ASYNC222 - it ends at once
+    later = stock.segments.view(other, SIZE)  # nobody has a copy of this one
+    del view, later
+    assert stock.clock.turn() == 2
+    assert stock.owner.dropped == [seen.number]
+    assert stock.segments.take(stock.owner, SIZE) is other
+    assert stock.segments.take(stock.owner, SIZE) is None
+    assert stock.segments.total == CLASS
+
+
 @pytest.mark.parametrize("size", [0, 1, CLASS])
 async def test_a_view_may_be_as_large_as_its_segment(size: int, stock: Stock) -> None:
     segment = await stock.granted()
