@@ -29,6 +29,7 @@ class Scale:
     entries: int
     idle: float
     queue: int
+    timeouts: int
 
 
 FULL = Scale(
@@ -41,6 +42,7 @@ FULL = Scale(
     entries=4_000_000,
     idle=10,
     queue=1_000_000,
+    timeouts=5,
 )
 QUICK = Scale(
     0.25,
@@ -52,6 +54,7 @@ QUICK = Scale(
     entries=100_000,
     idle=1,
     queue=50_000,
+    timeouts=1,
 )
 
 

@@ -39,6 +39,10 @@ class Peer(ABC):
     async def close(self) -> None:
         """Close the pool gracefully."""
 
+    def timed(self, seconds: float) -> Call:
+        """Return what sends the open pool a job that may run for so long."""
+        raise NotImplementedError
+
 
 class AsyncPool(Peer):
     package = "asyncpool"
@@ -59,6 +63,12 @@ class AsyncPool(Peer):
 
     async def close(self) -> None:
         await self._pool.close()
+
+    def timed(self, seconds: float) -> Call:
+        # As pebble does it, which does not ask first.
+        view = self._pool.options(timeout=seconds, on_cancel="kill")
+        submit: Call = view.submit
+        return submit
 
 
 class ProcessPool(Peer):
@@ -125,6 +135,13 @@ class Pebble(Peer):
 
         def call(fn: Callable[..., Any], *args: object) -> Awaitable[Any]:
             return asyncio.wrap_future(self._pool.schedule(fn, args=args))
+
+        return call
+
+    def timed(self, seconds: float) -> Call:
+        def call(fn: Callable[..., Any], *args: object) -> Awaitable[Any]:
+            job = self._pool.schedule(fn, args=args, timeout=seconds)
+            return asyncio.wrap_future(job)
 
         return call
 

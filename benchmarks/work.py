@@ -42,6 +42,11 @@ def spin(seconds: float) -> None:
         pass
 
 
+def hog(digits: int) -> None:
+    """Spend years in one C call that never lets go of the GIL."""
+    pow(3, digits)
+
+
 def count_spins(seconds: float, whole: float) -> int:
     """Call ``spin(seconds)`` for *whole* seconds, and count the calls."""
     until, calls = time.perf_counter() + whole, 0

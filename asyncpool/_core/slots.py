@@ -114,6 +114,7 @@ class Slot:
         head_seen: The job that was running at the last look for a stall.
         unwanted: Jobs in flight that were cancelled, each with how it is to end.
         asked: The job that is to end by itself until *due*, or the worker dies of it.
+        hopeless: Nobody has told it to; the worker only has that long to say where it is.
         doomed: The job that the worker must die of.
         ready_at: When it said hello; ``None`` before that.
         due: When the supervisor must look at the slot again, whatever happens: to
@@ -132,6 +133,7 @@ class Slot:
     head_seen: int | None = None
     unwanted: dict[int, Press] = field(default_factory=dict)
     asked: int | None = None
+    hopeless: bool = False
     doomed: int | None = None
     ready_at: float | None = None
     due: float | None = None
@@ -155,5 +157,5 @@ class Slot:
         self.unwanted = {}
         self.head_seen = self.asked = self.doomed = self.ready_at = self.due = None
         self.outcomes = 0
-        self.planned = self.faulty = False
+        self.planned = self.faulty = self.hopeless = False
         self.ending = Ending.NO

@@ -36,9 +36,9 @@ __all__ = ["REVOKE_GRACE", "STACK_GRACE", "Finish", "Supervision"]
 # Seconds that a worker, which is to be killed for one job, has to give back others.
 REVOKE_GRACE = 0.1
 
-# Seconds that a worker has to write down where it is, before it is killed for that: its
-# threads take turns every 5 ms.
-STACK_GRACE = 0.009
+# Seconds that a worker has at the most to write down where it is, before it is killed
+# anyway: on an idle machine it needs 1 to 8 ms.
+STACK_GRACE = 0.03
 
 
 class Finish(enum.IntEnum):
@@ -115,7 +115,7 @@ class Supervision:
         slot = self.slots[index]
         slot.flight.land(job)
         slot.outcomes += 1
-        if slot.unwanted or slot.asked is not None:
+        if slot.unwanted or slot.asked is not None or slot.doomed is not None:
             self._forgive(slot, job)
 
     def refill(self, index: int, now: float) -> list[Command]:
@@ -186,7 +186,8 @@ class Supervision:
         slot = self.slots[index]
         self.dispatcher.worker_gone(index)
         flight, slot.flight = slot.flight, Flight()
-        slot.due, slot.probing = None, False
+        slot.due = slot.asked = None
+        slot.probing = False
         slot.apply(SlotEvent.EXITED)
         commands = self._return({job: flight.jobs[job][2] for job in requeue})
         if self.closing is not None and not self._open:
@@ -255,6 +256,14 @@ class Supervision:
         elif press.how == "wait":
             press = Press("interrupt", press.grace)
         return [WriteStacks(index), *self._press(slot, job, press, now)]
+
+    def stacks_written(self, index: int, now: float) -> list[Command]:
+        """Take note that the worker in slot *index* has said where it is."""
+        slot = self.slots[index]
+        if slot.asked is None or not slot.hopeless:
+            return []
+        self._doom(slot, slot.asked)
+        return self._wind_up(slot, now)
 
     def withdraw(self, index: int, job: int, now: float) -> list[Command]:
         """Give up *job*, which was assigned to slot *index* and was not sent yet."""
@@ -411,6 +420,7 @@ class Supervision:
         # Nothing may wait behind it meanwhile.
         flight = slot.flight
         slot.asked, slot.doomed, slot.due = job, None, now + press.grace
+        slot.hopeless = press.how == "kill"
         flight.stall()
         self.dispatcher.worker_gone(slot.index)
         commands: list[Command] = []

@@ -62,6 +62,7 @@ class WorkerSetup:
     on_fault: Callable[[WorkerHandle], None]
     on_outcomes: Callable[[WorkerHandle, list[Frame]], None]
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
+    on_stacks: Callable[[WorkerHandle], None]
     on_spawned: Callable[[WorkerHandle], None]
     make_cargo: Callable[[], Cargo]
 
@@ -214,9 +215,12 @@ class WorkerHandle:
         if self.process is not None:
             self.process.signal(STACKS)
 
-    def has_stacks(self) -> bool:
-        """Tell whether it has written them down."""
-        return self._page is not None and any(self._page[mmap.PAGESIZE :])
+    @property
+    def stacks_size(self) -> int:
+        """How many bytes of them it has written down so far."""
+        if self._page is None:
+            return 0
+        return len(self._page[mmap.PAGESIZE :].rstrip(b"\0"))
 
     def read_stacks(self) -> str:
         """Return what it has written down, and wipe it out."""
@@ -383,6 +387,9 @@ class WorkerHandle:
         if frame.kind is Kind.REVOKED:
             if not self._ignored:
                 self._setup.on_revoked(self, unpack_numbers(frame.payload))
+        elif frame.kind is Kind.STACKS:
+            if not self._ignored:
+                self._setup.on_stacks(self)
         elif frame.kind is Kind.HELLO and not self._said_hello:
             self._said_hello = True
             # A quick worker's hello can overtake the launcher's word of its birth.

@@ -75,6 +75,7 @@ class Supervisor:
             on_fault=self._on_fault,
             on_outcomes=self._traffic.on_outcomes,
             on_revoked=self._traffic.on_revoked,
+            on_stacks=self._on_stacks,
             on_spawned=self._on_spawned,
             make_cargo=self._make_cargo,
         )
@@ -166,6 +167,10 @@ class Supervisor:
     @decision
     def _on_fault(self, handle: WorkerHandle) -> None:
         self._perform(self._core.faulty(handle.slot, self._loop.time()))
+
+    @decision
+    def _on_stacks(self, handle: WorkerHandle) -> None:
+        self._perform(self._core.stacks_written(handle.slot, self._loop.time()))
 
     @decision
     def _on_ended(self, handle: WorkerHandle) -> None:

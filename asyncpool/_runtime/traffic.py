@@ -41,8 +41,10 @@ __all__ = ["Traffic"]
 # Seconds after which a job that others wait behind is long; twice that, at the most.
 _STALLED = 0.005
 
-# Seconds before its end at which a worker is made to say where it is.
-_LAST_WORDS = 0.003
+# Seconds before its end at which a worker is made to say where it is, and then is looked
+# at.  Before that its own thread had its turn, which comes every 5 ms.
+_LAST_WORDS = 0.024
+_NEXT_LOOK = 0.001
 
 # Failing a job takes some microseconds, and a queue may have a million of them.
 _FAILED_A_TURN = 500
@@ -350,7 +352,7 @@ class Traffic:
             self._perform(state.core.expire(number, now, index=slot, press=press))
             due = state.core.slots[slot].due
             if due is not None:
-                when = due - _LAST_WORDS
+                when = due - min(_LAST_WORDS, 0.8 * (due - now))
                 state.loop.call_at(when, self._insist_on_stacks, handle, number)
 
     def _insist_on_stacks(self, handle: WorkerHandle, job: int) -> None:
@@ -359,8 +361,24 @@ class Traffic:
         Its threads do not run then, so that their stacks can be read in a signal handler:
         while they run, that may crash it.
         """
-        if self._state.core.head(handle.slot) == job and not handle.has_stacks():
+        if self._is_first(handle, job) and not handle.stacks_size:
             handle.demand_stacks()
+            self._look_for_stacks(handle, job, 0)
+
+    @decision
+    def _look_for_stacks(self, handle: WorkerHandle, job: int, seen: int) -> None:
+        """Have a worker killed that has written all that it is going to write."""
+        if not self._is_first(handle, job):
+            return
+        size, loop = handle.stacks_size, self._state.loop
+        if size == seen > 0:
+            self._perform(self._state.core.stacks_written(handle.slot, loop.time()))
+        else:
+            loop.call_later(_NEXT_LOOK, self._look_for_stacks, handle, job, size)
+
+    def _is_first(self, handle: WorkerHandle, job: int) -> bool:
+        state, slot = self._state, handle.slot
+        return state.handles[slot] is handle and state.core.head(slot) == job
 
     def _late(self, job: Job[Any], handle: WorkerHandle) -> Failed:
         """Return what becomes of an outcome that came too late, or for that reason."""

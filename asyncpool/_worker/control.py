@@ -117,6 +117,7 @@ class Control:
                 self._interrupts.ask(place)
         elif frame.kind is Kind.STACKS:
             self._interrupts.write_stacks()
+            self.send(Kind.STACKS)
         elif frame.kind is Kind.SEGMENT:
             self._segments.arrive(frame.tag, fds.pop() if fds else None, frame.job)
         elif frame.kind is Kind.GRANT:

@@ -14,6 +14,7 @@ from benchmarks.questions import (
     stall,
     start,
     throughput,
+    timeouts,
 )
 
 QUESTIONS: dict[str, Question] = {
@@ -30,6 +31,7 @@ QUESTIONS: dict[str, Question] = {
         mixed,
         queue,
         idle,
+        timeouts,
         imports,
     )
 }

@@ -52,6 +52,8 @@ class Process:
     unwanted: dict[int, Press] = field(default_factory=dict)
     asked_to_end: int | None = None  # a job, which has a while for that
     asked_until: float = math.inf
+    hopeless: bool = False
+    writes: bool = False  # where it is
     sent: int = 0
     stalled: int | None = None
     loading: int | None = None  # in hand, but its arguments are still being copied
@@ -297,6 +299,18 @@ class ImaginaryShell:
         assert cmd.WriteStacks(slot) in commands or process.told is not Ending.NO
         self.feed(commands)
 
+    def write(self, slot: int) -> None:
+        """Let a worker have said where it is."""
+        process = self.processes[slot]
+        process.writes = False
+        job = process.asked_to_end
+        waiting = job is not None and process.told is Ending.NO
+        if waiting and process.hopeless:
+            assert job is not None
+            self._doom(process, job)
+            self.seen["killed when it had said where it was"] += 1
+        self.feed(self.core.stacks_written(slot, self.now))
+
     def _make_end(self, process: Process, job: int, press: Press) -> None:
         """Expect a job to end by itself for a while, or its worker to die of it."""
         if process.told is not Ending.NO or press.how == "wait":
@@ -307,6 +321,7 @@ class ImaginaryShell:
             process.asked_to_end, process.asked_until = job, self.now + press.grace
             process.doomed_at = None
             process.stalled = next(iter(process.hand))
+            process.hopeless = press.how == "kill"
             self.interrupts += press.how == "interrupt"
         else:
             self._doom(process, job)
@@ -474,6 +489,10 @@ class ImaginaryShell:
         """Return the slots whose workers have a job in hand that was not sent."""
         return [p.slot for p in self.processes.values() if p.loading is not None]
 
+    def writing(self) -> list[int]:
+        """Return the slots whose workers are asked where they are."""
+        return [p.slot for p in self.processes.values() if p.writes]
+
     def asked(self) -> list[int]:
         """Return the slots whose workers have a question to answer."""
         return [p.slot for p in self.processes.values() if p.questions]
@@ -534,6 +553,7 @@ class ImaginaryShell:
                 self.interrupts -= 1
             case cmd.WriteStacks(slot):
                 assert self.processes[slot].asked_to_end is not None
+                self.processes[slot].writes = True
             case cmd.Stop(slot):
                 self._press(self.processes[slot], Ending.STOPPED)
             case cmd.Terminate(slot):

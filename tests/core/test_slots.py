@@ -106,6 +106,7 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         head_seen=17,
         unwanted={17: KILL},
         asked=17,
+        hopeless=True,
         doomed=17,
         ready_at=1.0,
         due=2.0,
@@ -137,7 +138,7 @@ def test_a_new_slot_has_nothing_in_hand() -> None:
     assert (slot.flight.jobs, slot.outcomes, slot.unwanted) == ({}, 0, {})
     assert (slot.head_seen, slot.doomed, slot.ready_at, slot.due) == (None,) * 4
     assert slot.asked is None
-    assert (slot.planned, slot.faulty, slot.probing) == (False,) * 3
+    assert (slot.planned, slot.faulty, slot.probing, slot.hopeless) == (False,) * 4
     assert slot.ending is Ending.NO
 
 

@@ -164,14 +164,21 @@ class SupervisionMachine(RuleBasedStateMachine):
             )
 
     @precondition(lambda self: self.shell.slots("busy", told=False))
-    @rule(data=anything)
-    def the_time_of_a_job_is_over(self, data: st.DataObject) -> None:
+    @rule(data=anything, tell=coins)
+    def the_time_of_a_job_is_over(self, data: st.DataObject, *, tell: bool) -> None:
         slot = data.draw(st.sampled_from(self.shell.slots("busy", told=False)))
         process = self.shell.processes[slot]
         process.begin()
         job = next(iter(process.hand))
         if job != process.loading and job not in process.unwanted:
             self.shell.expire(slot, data.draw(st.sampled_from(PRESSES)))
+            if tell:
+                self.shell.write(slot)
+
+    @precondition(lambda self: self.shell.writing())
+    @rule(data=anything)
+    def a_worker_says_where_it_is(self, data: st.DataObject) -> None:
+        self.shell.write(data.draw(st.sampled_from(self.shell.writing())))
 
     # The workers.
 
@@ -589,6 +596,7 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "an outcome of a job that was asked to end": 2,
         "Interrupt": 20,
         "WriteStacks": 20,
+        "killed when it had said where it was": 2,
         "killed for a job": 1,
         "killed for a job, late": 1,
         "untouched by a death": 30,

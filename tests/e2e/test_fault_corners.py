@@ -221,7 +221,7 @@ async def test_what_a_job_has_started_dies_with_its_worker(
 
 
 async def test_a_daemon_of_a_job_dies_with_its_worker() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
+    async with patience(), Gate() as gate, Pool(2, on_cancel="kill") as pool:
         job = pool.submit(jobs.daemonize, gate.path, "daemon")
         daemon = await gate.visitor("daemon")
         job.cancel()

@@ -408,7 +408,7 @@ async def test_cancelling_a_job_that_is_being_loaded_costs_nothing(way: str) -> 
 
 
 async def test_cancelling_a_job_that_runs_costs_its_worker_and_its_memory() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
+    async with patience(), Gate() as gate, Pool(1, on_cancel="kill") as pool:
         events = pool.events()
         block = Block(pattern(MIB))
         result = await pool.submit(large.same, block)

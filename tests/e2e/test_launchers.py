@@ -148,7 +148,7 @@ async def test_running_workers_outlive_a_launcher_that_is_killed(
 
 
 async def test_what_a_worker_without_a_launcher_has_started_is_killed_too() -> None:
-    async with patience(), Gate() as gate, Pool(2) as pool:
+    async with patience(), Gate() as gate, Pool(2, on_cancel="kill") as pool:
         job = pool.submit(
             jobs.start_program_and_wait, gate.path, "program", new_session=False
         )

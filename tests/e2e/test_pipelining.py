@@ -200,7 +200,7 @@ async def test_cancelling_a_job_that_waits_in_a_worker_costs_nothing(
 
 
 async def test_cancelling_the_running_job_costs_its_worker_and_no_other_job() -> None:
-    async with patience(), Gate() as gate, Pool(1) as pool:
+    async with patience(), Gate() as gate, Pool(1, on_cancel="kill") as pool:
         await learn(pool, jobs.perhaps_wait)
         long = pool.submit(jobs.perhaps_wait, gate.path)
         behind = [pool.submit(jobs.perhaps_wait) for _ in range(5)]
