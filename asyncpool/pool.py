@@ -24,7 +24,7 @@ from asyncpool._runtime.machine import check_platform, module_path, usable_cpus
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import JobNotPicklableError, PoolClosedError
-from asyncpool.events import CloseSummary, CrashKind, PoolStats
+from asyncpool.events import CloseSummary, CrashKind, Event, PoolStats
 
 __all__ = ["Pool", "PoolView"]
 
@@ -244,7 +244,7 @@ class Pool:
         """
         return PoolView(self, _changed(_DEFAULT, max_attempts, retry_on))
 
-    def events(self, *, buffer: int = 1000) -> EventStream:
+    def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the pool's events from now on.
 
         Each listener has a buffer of its own for *buffer* events, which drops the
