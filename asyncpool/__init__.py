@@ -22,18 +22,27 @@ if TYPE_CHECKING:
         JobNotPicklableError,
         JobRaisedError,
         JobTimeoutError,
+        LeaseGoneError,
         PoolBrokenError,
         PoolClosedError,
         PoolFullError,
         ProtocolError,
         RemoteTraceback,
+        ThrottledError,
         UnsupportedPlatformError,
         WorkerCrashedError,
         WorkerHungError,
         WorkerOutOfMemoryError,
         WorkerStartError,
     )
-    from asyncpool.events import CloseSummary, Crash, PoolStats, SlotStats
+    from asyncpool.events import (
+        CloseSummary,
+        Crash,
+        LeaseStats,
+        PoolStats,
+        SlotStats,
+    )
+    from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.pool import Pool, PoolView
 
 __version__ = "0.1.0"
@@ -49,18 +58,27 @@ _HOMES = {
         "JobNotPicklableError",
         "JobRaisedError",
         "JobTimeoutError",
+        "LeaseGoneError",
         "PoolBrokenError",
         "PoolClosedError",
         "PoolFullError",
         "ProtocolError",
         "RemoteTraceback",
+        "ThrottledError",
         "UnsupportedPlatformError",
         "WorkerCrashedError",
         "WorkerHungError",
         "WorkerOutOfMemoryError",
         "WorkerStartError",
     ),
-    "asyncpool.events": ("CloseSummary", "Crash", "PoolStats", "SlotStats"),
+    "asyncpool.events": (
+        "CloseSummary",
+        "Crash",
+        "LeaseStats",
+        "PoolStats",
+        "SlotStats",
+    ),
+    "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.pool": ("Pool", "PoolView"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -76,6 +94,9 @@ __all__ = [
     "JobNotPicklableError",
     "JobRaisedError",
     "JobTimeoutError",
+    "LeaseGoneError",
+    "LeaseKeeper",
+    "LeaseStats",
     "Pool",
     "PoolBrokenError",
     "PoolClosedError",
@@ -86,6 +107,7 @@ __all__ = [
     "RemoteTraceback",
     "RestartPolicy",
     "SlotStats",
+    "ThrottledError",
     "UnsupportedPlatformError",
     "WorkerCrashedError",
     "WorkerHungError",
