@@ -71,10 +71,11 @@ class LeaseKeeper(Generic[L]):
             keeper.keep(message.id, job)
 
     In each cycle every lease gets a beat: ``await send(lease)``.  No more than *rate*
-    of them begin in a second: any n + 1 in a row take at least n / *rate* seconds,
-    less 2 ms for the lateness of timers.  Nothing is made good after a stall.  When
-    there are more leases than ``rate * cycle``, events and the log say so at once, and
-    the one that is due first goes first, so that all wait equally longer.
+    of them begin in a second, one at a time; from 40 a second on, those of 50 ms
+    together.  (Any n + 1 in a row take n / *rate* seconds, or (n + 1 - b) / *rate* if b
+    come together, less 2 ms for the lateness of timers.)  Nothing is made good after a
+    stall.  When there are more leases than ``rate * cycle``, events and the log say so
+    at once, and the one that is due first goes first, so that all wait equally longer.
 
     Beats of several leases overlap if *send* takes long, four to 32 of them as *rate*
     asks for.  Beats of the same lease never do.

@@ -2,7 +2,9 @@
 
 A lease that is held in an outside system lapses unless it is extended in time, and
 the outside system takes only so many extensions a second.  So there is one beat per
-*tick*, a tick every ``1 / rate`` seconds, and one turn per lease in each *cycle*:
+*tick*, a tick every ``1 / rate`` seconds, and one turn per lease in each *cycle*.
+(From 40 a second on, a tick is for as many beats as there are in :data:`TICK`: it costs
+more to wake up for a beat than to send it, and at 100 a second 1 % of a core.)
 
 * ``main`` holds those that wait for their turn of this cycle, ``backup`` those that
   had it.  At the end of the cycle backup becomes main.
@@ -21,10 +23,10 @@ would take the ticks that the old ones need.
 
 Time that has passed without a beat is gone: there are no tokens to be saved up, and so
 there is no burst after a stall.  But a timer of an event loop is late by up to a
-millisecond or two, and at a hundred beats a second that would cost a tenth of them:
-so much lateness, :data:`SLACK`, is made good.  Any *n + 1* beats in a row take at least
-``n / rate - SLACK`` seconds, in other words there are at most ``rate * (w + SLACK) + 1``
-of them in any *w* seconds.
+millisecond or two, and at forty beats a second that would cost a twentieth of them:
+so much lateness, :data:`SLACK`, is made good.  With *b* beats at a tick, one up to a
+rate of 40, any *n + b* beats in a row take at least ``n / rate - SLACK`` seconds; in
+other words there are at most ``rate * (w + SLACK) + b`` of them in any *w* seconds.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from asyncpool.events import LeaseSaturated
 __all__ = [
     "MAX_THROTTLES",
     "SLACK",
+    "TICK",
     "Gone",
     "LeaseLedger",
     "Missed",
@@ -52,6 +55,9 @@ L = TypeVar("L", bound=Hashable)
 
 # Seconds of lateness that the next ticks make good.
 SLACK = 0.002
+
+# Seconds between two ticks, if a tick is for several beats; less if a cycle is short.
+TICK = 0.05
 
 # How often in a row one lease may be throttled and keep its place at the front.  More
 # often, and it is most likely throttled for itself, and must not hold up the others.
@@ -149,7 +155,11 @@ class LeaseLedger(Generic[L]):
         self._backup: OrderedDict[L, _Record] = OrderedDict()
         self._arrivals: OrderedDict[L, _Record] = OrderedDict()
         self._flying: dict[L, _Record] = {}
+        # The next tick is a full one, for so many beats: with 40 a second it is two,
+        # whatever floats make of that.  Those but the last may come before it.
+        self._at_a_tick = max(1, int(rate * min(TICK, cycle / 4) + 1e-9))
         self._next_tick = now
+        self._not_before = now  # because of a beat that was throttled
         self._ends = now + cycle
         self._streak = 0  # pauses in a row, without a success between them
         self._slowed = now  # when the latest of them began
@@ -203,7 +213,7 @@ class LeaseLedger(Generic[L]):
                 queue.pop(lease, None)
 
     def next_due(self) -> float | None:
-        """Return when there will be a beat, if nothing else happens before.
+        """Return when to ask for the next beats, if nothing else happens before.
 
         ``None`` if there will be none: nobody waits for one, or too many are under way.
         """
@@ -222,10 +232,11 @@ class LeaseLedger(Generic[L]):
         """
         if now >= self._ends:
             self._end_cycle(now)
-        if now < self._next_tick or len(self._flying) >= self._overlap:
+        early = (self._at_a_tick - 1) / self.rate + 1e-9
+        if now < max(self._next_tick - early, self._not_before):
             return None
         queue = self._earliest()
-        if not queue:
+        if not queue or len(self._flying) >= self._overlap:
             return None
         lease, record = queue.popitem(last=False)
         record.begun = now
@@ -302,7 +313,8 @@ class LeaseLedger(Generic[L]):
         # Twice as slow with each; no more than 2**30 times, which is beyond any cap.
         pause = min(2.0 ** min(self._streak, 30) / self.rate, self.cycle * _MAX_PAUSE)
         pause = max(pause, 1 / self.rate, min(retry_after, self.cycle))
-        self._next_tick = max(self._next_tick, now + pause)
+        self._not_before = max(self._not_before, now + pause)
+        self._next_tick = max(self._next_tick, self._not_before)
         return pause
 
     def _throttled(

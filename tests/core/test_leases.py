@@ -163,9 +163,15 @@ def test_it_has_its_place_in_front_again_when_it_has_been_at_the_end() -> None:
     assert said == [*"a" * (MAX_THROTTLES + 1), "b", *"a" * (MAX_THROTTLES + 2)]
     # A failure in between is as good as the end of the line.
     ledger = ledger_of("ab", cycle=8000.0)
-    ends = [*often[1:], FAILED, EXTENDED, *often[1:]]
-    said = [name[0] for name in play(ledger, 8000, *ends)]
-    assert said == [*"a" * (MAX_THROTTLES + 1), "b", *"a" * (MAX_THROTTLES + 1)]
+    said = [name[0] for name in play(ledger, 8000, *often[1:], FAILED, FAILED, *often)]
+    assert said == [
+        *"a" * MAX_THROTTLES,
+        "a",
+        "b",
+        *"a" * (MAX_THROTTLES + 1),
+        "b",
+        "a",
+    ]
 
 
 def test_only_a_success_ends_the_slowness() -> None:
@@ -251,16 +257,48 @@ def test_there_is_no_burst_after_a_stall() -> None:
 
 
 def test_a_timer_that_is_late_costs_no_ticks() -> None:
-    ledger = ledger_of("abcdefgh", rate=100.0)
+    ledger = ledger_of("abcdefgh", rate=20.0)
     times = []
     for _ in range(8):
         due = ledger.next_due()
         assert due is not None
+        lease = ledger.beat(due + SLACK)
+        assert lease is not None
+        ledger.outcome(lease, EXTENDED, due + SLACK)
         times.append(due + SLACK)
-        assert ledger.beat(due + SLACK) is not None or ledger.flying == 4
-        for lease in list(ledger._flying):
-            ledger.outcome(lease, EXTENDED, times[-1])
-    assert times == pytest.approx([0.01 * n + SLACK for n in range(8)])
+    assert times == pytest.approx([n / 20 + SLACK for n in range(8)])
+
+
+@pytest.mark.parametrize(
+    ("rate", "beats"), [(0.5, 1), (39.0, 1), (40.0, 2), (59.0, 2), (100.0, 5)]
+)
+def test_at_high_rates_a_tick_is_for_several_beats(rate: float, beats: int) -> None:
+    ledger = ledger_of("abcdefghijklmno", rate=rate, cycle=100.0, overlap=99)
+    moments = []
+    for tick in range(3):
+        due = ledger.next_due()
+        assert due is not None
+        assert due == pytest.approx(tick * beats / rate)
+        while ledger.beat(due) is not None:
+            moments.append(due)
+    assert len(moments) == 3 * beats
+
+
+def test_who_comes_between_two_ticks_need_not_wait_for_a_full_one() -> None:
+    ledger = ledger_of("a", rate=50.0, cycle=100.0)
+    assert play(ledger, 1) == ["a0"]
+    for name in "bcd":
+        ledger.add(name, 0.015)
+    # A full tick would be at 0.02; at 0.015 there is half a one.
+    assert ledger.next_due() == 0.02
+    assert (ledger.beat(0.015), ledger.beat(0.015)) == ("b", None)
+    assert ledger.next_due() == 0.04
+    assert (ledger.beat(0.04), ledger.beat(0.04)) == ("c", "d")
+    # But a throttled beat is the end of its tick.
+    ledger.add("e", 0.07)
+    ledger.outcome("d", THROTTLED, 0.07)
+    assert ledger.next_due() == 0.07 + 2 / 50
+    assert ledger.beat(0.10) is None
 
 
 def test_no_more_beats_are_under_way_than_may_overlap() -> None:
