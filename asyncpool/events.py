@@ -297,7 +297,7 @@ class LeaseSaturated:
 class LeaseMissed:
     """A lease was not extended for *gap* seconds, which is more than its share.
 
-    *error* is what :func:`send` raised, in the last attempt of this cycle, or ``None``
+    *error* is what the last attempt of this cycle raised, or ``None``
     if the beat came late and succeeded.
     """
 

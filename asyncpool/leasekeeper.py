@@ -42,6 +42,10 @@ _LOGGER = logging.getLogger("asyncpool")
 # the most, since whoever needs more than that has an outside system in trouble.
 _MIN_OVERLAP, _MAX_OVERLAP = 4, 32
 
+# Seconds between two lines in the log about leases that were not extended: if the
+# outside system is down they are all concerned.  The events tell of each.
+_QUIET = 10.0
+
 
 @dataclass(slots=True)
 class _Hold:
@@ -138,6 +142,7 @@ class LeaseKeeper(Generic[L]):
         self._holds: dict[L, _Hold] = {}
         self._hub: EventHub[LeaseEvent] = EventHub()
         self._counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        self._quiet_until, self._unsaid = 0.0, 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -270,10 +275,19 @@ class LeaseKeeper(Generic[L]):
             case Missed(gap):
                 self._counts["missed"] += 1
                 self._hub.publish(LeaseMissed(lease, gap, problem))
-                why = f": {problem!r}" if problem is not None else ""
-                _LOGGER.warning("lease %r: not extended for %.3g s%s", lease, gap, why)
+                self._log_missed(lease, gap, problem)
             case None:
                 pass
+
+    def _log_missed(self, lease: L, gap: float, problem: Problem) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        why = f": {problem!r}" if problem is not None else ""
+        others = f"; so were {self._unsaid} others before" if self._unsaid else ""
+        _LOGGER.warning("lease %r not extended for %.3g s%s%s", lease, gap, why, others)
+        self._quiet_until, self._unsaid = now + _QUIET, 0
 
     def _lost(self, lease: L) -> None:
         hold = self._holds.pop(lease)

@@ -220,7 +220,29 @@ def test_an_unknown_error_is_retried_and_then_told(
         assert outside.log == ["a0", "b1", "a2", "a3", "b20", "a21"]
 
     run(main())
-    assert "lease 'a': not extended for 3 s: OSError('down')" in caplog.text
+    assert "lease 'a' not extended for 3 s: OSError('down')" in caplog.text
+
+
+def test_an_outside_system_that_is_down_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        outside = Outside(**{f"{n}": [OSError("down")] for n in range(40)})
+        async with LeaseKeeper(outside.extend, 4.0, 10.0, 0) as keeper:
+            for n in range(40):
+                keeper.add(f"{n}")
+            await reach(20.5)
+            assert keeper.stats().missed > 80
+
+    run(main())
+    assert [record.getMessage() for record in caplog.records] == [
+        "lease '0' not extended for 0 s: OSError('down')",
+        *(
+            f"lease '0' not extended for {gap} s: OSError('down'); so were 39 others "
+            "before"
+            for gap in (10, 20)
+        ),
+    ]
 
 
 def test_what_cancels_itself_inside_has_failed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
+from tests.helpers.scripts import run_script
 
 pytestmark = BOTH_LOOPS
 
@@ -95,6 +97,38 @@ async def test_a_crash_ends_a_lease() -> None:
             await job
         await asyncio.sleep(0)
         assert keeper.stats().leases == 0
+
+
+async def test_ctrl_c_ends_a_keeper_and_what_it_has_under_way(tmp_path: Path) -> None:
+    said = await asyncio.to_thread(run_script, tmp_path, INTERRUPTED)
+    assert said.split() == ["beat", "ended", "left", "interrupted"]
+
+
+INTERRUPTED = """
+    import asyncio, signal
+    import asyncpool
+
+    async def send(lease):
+        print("beat")
+        signal.raise_signal(signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            print("ended")
+
+    async def main():
+        try:
+            async with asyncpool.LeaseKeeper(send) as keeper:
+                keeper.add("one")
+                await asyncio.sleep(60)
+        finally:
+            print("left")
+
+    try:
+        asyncio.run(main(), debug=True)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
 
 
 async def test_its_rate_is_what_it_makes_and_no_more() -> None:
