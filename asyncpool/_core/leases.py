@@ -66,8 +66,8 @@ MAX_THROTTLES = 5
 # The longest pause after a beat that was throttled, as a share of the cycle.
 _MAX_PAUSE = 1 / 8
 
-# Due before all others: the front.
-_AT_ONCE = float("-inf")
+# Before all time; who is due then, is due before all others: at the front.
+_NEVER = _AT_ONCE = float("-inf")
 
 # How many cycles without an extension are too long.  A little more than one, since
 # every turn waits for its tick, for the loop, and for the outside system's answer.
@@ -162,7 +162,7 @@ class LeaseLedger(Generic[L]):
         self._not_before = now  # because of a beat that was throttled
         self._ends = now + cycle
         self._streak = 0  # pauses in a row, without a success between them
-        self._slowed = now  # when the latest of them began
+        self._slowed = _NEVER  # when the latest of them began
         self._told: float | None = None  # when saturation was last told
 
     def __len__(self) -> int:
@@ -302,7 +302,7 @@ class LeaseLedger(Generic[L]):
         """Return for how long there is no beat, after this outcome of *record*'s."""
         # Of the beats that were under way together only the first one counts, in the
         # one way or the other: they all tell of the same moment.
-        news = record.begun >= self._slowed
+        news = record.begun > self._slowed
         if outcome is not Outcome.THROTTLED:
             if news and outcome is Outcome.EXTENDED:
                 self._streak = 0

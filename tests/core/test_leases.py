@@ -195,6 +195,15 @@ def test_the_pause_is_the_one_that_the_outside_system_asks_for() -> None:
         assert ledger.next_due() == granted
 
 
+def test_a_long_pause_is_not_shortened_by_a_later_one() -> None:
+    ledger = ledger_of("ab", rate=50.0, cycle=80.0)
+    assert (ledger.beat(0.0), ledger.beat(0.0)) == ("a", "b")
+    assert ledger.outcome("a", THROTTLED, 0.0, retry_after=1.0) == Slower(1.0)
+    assert ledger.outcome("b", THROTTLED, 0.0) == Slower(0.04)
+    assert (ledger.next_due(), ledger.beat(0.99)) == (1.0, None)
+    assert ledger.beat(1.0) == "b"
+
+
 def test_of_beats_that_are_throttled_together_only_one_counts() -> None:
     ledger = ledger_of("abc", cycle=800.0)
     for now in range(3):
