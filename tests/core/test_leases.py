@@ -159,8 +159,8 @@ def test_one_that_is_throttled_for_itself_does_not_hold_up_the_others() -> None:
 def test_it_has_its_place_in_front_again_when_it_has_been_at_the_end() -> None:
     often = [THROTTLED] * (MAX_THROTTLES + 1)
     ledger = ledger_of("ab", cycle=8000.0)
-    said = [name[0] for name in play(ledger, 8000, *often, EXTENDED, *often)]
-    assert said == [*"a" * (MAX_THROTTLES + 1), "b", *"a" * (MAX_THROTTLES + 2)]
+    said = [name[0] for name in play(ledger, 8000, *often, *often, THROTTLED)]
+    assert said == [*"a" * (MAX_THROTTLES + 1), *"b" * (MAX_THROTTLES + 1), *"aab"]
     # A failure in between is as good as the end of the line.
     ledger = ledger_of("ab", cycle=8000.0)
     said = [name[0] for name in play(ledger, 8000, *often[1:], FAILED, FAILED, *often)]
@@ -279,10 +279,16 @@ def test_a_timer_that_is_late_costs_no_ticks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "beats"), [(0.5, 1), (39.0, 1), (40.0, 2), (59.0, 2), (100.0, 5)]
+    ("rate", "cycle", "beats"),
+    [
+        *((0.5, 100.0, 1), (39.0, 100.0, 1), (40.0, 100.0, 2), (59.0, 100.0, 2)),
+        *((100.0, 100.0, 5), (100.0, 0.2, 5), (100.0, 0.1, 2), (100.0, 0.02, 1)),
+    ],
 )
-def test_at_high_rates_a_tick_is_for_several_beats(rate: float, beats: int) -> None:
-    ledger = ledger_of("abcdefghijklmno", rate=rate, cycle=100.0, overlap=99)
+def test_at_high_rates_a_tick_is_for_several_beats(
+    rate: float, cycle: float, beats: int
+) -> None:
+    ledger = ledger_of("abcdefghijklmno", rate=rate, cycle=cycle, overlap=99)
     moments = []
     for tick in range(3):
         due = ledger.next_due()
