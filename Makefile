@@ -64,7 +64,7 @@ torture: $(VENV)/.installed-bench ## asyncpool and its peers through the same fa
 	$(PY) -m benchmarks.torture $(ARGS)
 
 clean: ## Remove the environments and everything that was generated
-	rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf .venv .venv-* .redis build dist .mypy_cache .ruff_cache .pytest_cache \
 	  .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -23,18 +23,27 @@ if TYPE_CHECKING:
         JobNotPicklableError,
         JobRaisedError,
         JobTimeoutError,
+        LeaseGoneError,
         PoolBrokenError,
         PoolClosedError,
         PoolFullError,
         ProtocolError,
         RemoteTraceback,
+        ThrottledError,
         UnsupportedPlatformError,
         WorkerCrashedError,
         WorkerHungError,
         WorkerOutOfMemoryError,
         WorkerStartError,
     )
-    from asyncpool.events import CloseSummary, Crash, PoolStats, SlotStats
+    from asyncpool.events import (
+        CloseSummary,
+        Crash,
+        LeaseStats,
+        PoolStats,
+        SlotStats,
+    )
+    from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.pool import Pool, PoolView
 
 __version__ = "0.1.0"
@@ -51,18 +60,27 @@ _HOMES = {
         "JobNotPicklableError",
         "JobRaisedError",
         "JobTimeoutError",
+        "LeaseGoneError",
         "PoolBrokenError",
         "PoolClosedError",
         "PoolFullError",
         "ProtocolError",
         "RemoteTraceback",
+        "ThrottledError",
         "UnsupportedPlatformError",
         "WorkerCrashedError",
         "WorkerHungError",
         "WorkerOutOfMemoryError",
         "WorkerStartError",
     ),
-    "asyncpool.events": ("CloseSummary", "Crash", "PoolStats", "SlotStats"),
+    "asyncpool.events": (
+        "CloseSummary",
+        "Crash",
+        "LeaseStats",
+        "PoolStats",
+        "SlotStats",
+    ),
+    "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.pool": ("Pool", "PoolView"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -79,6 +97,9 @@ __all__ = [
     "JobNotPicklableError",
     "JobRaisedError",
     "JobTimeoutError",
+    "LeaseGoneError",
+    "LeaseKeeper",
+    "LeaseStats",
     "Pool",
     "PoolBrokenError",
     "PoolClosedError",
@@ -89,6 +110,7 @@ __all__ = [
     "RemoteTraceback",
     "RestartPolicy",
     "SlotStats",
+    "ThrottledError",
     "UnsupportedPlatformError",
     "WorkerCrashedError",
     "WorkerHungError",

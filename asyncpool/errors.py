@@ -9,6 +9,8 @@ The tree is shallow, and each branch answers one question of the caller's:
     * :exc:`PoolFullError` -- did the pool refuse the job?
     * :exc:`PoolBrokenError` -- has the supervisor given up on its workers?
     * :exc:`ProtocolError` -- did the two ends of a channel disagree?
+    * :exc:`LeaseGoneError` -- has the outside system given a lease to another?
+    * :exc:`ThrottledError` -- does the outside system want fewer beats?
     * :exc:`JobError` -- did *this* job fail for a reason that is not its own?
         * :exc:`JobTimeoutError`
         * :exc:`JobNotPicklableError`
@@ -20,7 +22,8 @@ The tree is shallow, and each branch answers one question of the caller's:
 
 An exception that the job itself raises arrives as itself, with a
 :exc:`RemoteTraceback` as its ``__cause__``.  Bad arguments raise plain
-:exc:`ValueError` or :exc:`TypeError`.  :exc:`asyncio.CancelledError` is never
+:exc:`ValueError` or :exc:`TypeError`.  The two about leases are raised by the user's
+coroutine, for a :class:`asyncpool.LeaseKeeper`.  :exc:`asyncio.CancelledError` is never
 raised or subclassed here: it belongs to the task that was cancelled.
 """
 
@@ -39,11 +42,13 @@ __all__ = [
     "JobNotPicklableError",
     "JobRaisedError",
     "JobTimeoutError",
+    "LeaseGoneError",
     "PoolBrokenError",
     "PoolClosedError",
     "PoolFullError",
     "ProtocolError",
     "RemoteTraceback",
+    "ThrottledError",
     "UnsupportedPlatformError",
     "WorkerCrashedError",
     "WorkerHungError",
@@ -165,6 +170,37 @@ class PoolBrokenError(AsyncPoolError):
 
 class ProtocolError(AsyncPoolError):
     """The bytes on a channel are not what the protocol allows."""
+
+
+class LeaseGoneError(AsyncPoolError):
+    """A lease cannot be extended: it has lapsed, or somebody else has it.
+
+    The coroutine that extends leases raises it.  The lease is forgotten, and its job
+    cancelled.
+    """
+
+    def __init__(self, message: str = "the lease is gone") -> None:
+        super().__init__(message)
+
+
+class ThrottledError(AsyncPoolError):
+    """The outside system takes no beat now; the lease may be as good as ever.
+
+    The coroutine that extends leases raises it.  The beat is repeated, after a pause.
+
+    Attributes:
+        retry_after: The pause that the outside system has asked for, in seconds.
+    """
+
+    retry_after: float
+
+    def __init__(
+        self,
+        message: str = "the outside system asks for fewer beats",
+        *,
+        retry_after: float = 0.0,
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
 
 
 class JobError(AsyncPoolError):

@@ -1,5 +1,7 @@
 """What a pool tells about itself: crashes, the events of its life, its figures.
 
+And what a :class:`asyncpool.LeaseKeeper` tells.
+
 Everything here is plain frozen data.  A :class:`Crash` goes to ``on_crash`` and
 into the errors of the jobs that it cost; the events come from
 :meth:`asyncpool.Pool.events`; a :class:`PoolStats` is what
@@ -8,6 +10,7 @@ into the errors of the jobs that it cost; the events come from
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +24,12 @@ __all__ = [
     "Event",
     "Exited",
     "GaveUp",
+    "LeaseEvent",
+    "LeaseLost",
+    "LeaseMissed",
+    "LeaseSaturated",
+    "LeaseStats",
+    "LeaseThrottled",
     "Parked",
     "PoolStats",
     "Ready",
@@ -255,3 +264,92 @@ class CloseSummary:
     finished: int
     failed: int
     killed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSaturated:
+    """There are more leases than a cycle has beats: the turns are further apart.
+
+    Attributes:
+        leases: How many there are.
+        capacity: How many beats a cycle has, ``rate * cycle``.
+        cycle: The cycle, in seconds.
+        rate: Beats a second.
+        worst_gap: Seconds between two beats of one lease, ``leases / rate``; they
+            lapse if the outside system grants less than that.
+    """
+
+    leases: int
+    capacity: int
+    cycle: float
+    rate: float
+    worst_gap: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.leases} leases, but {self.rate:g} beats/s * {self.cycle:g} s = "
+            f"{self.capacity}: each is extended every {self.leases} / "
+            f"{self.rate:g} = {self.worst_gap:g} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseMissed:
+    """A lease was not extended for *gap* seconds, which is more than its share.
+
+    *error* is what the last attempt of this cycle raised, or ``None``
+    if the beat came late and succeeded.
+    """
+
+    lease: Hashable
+    gap: float
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseThrottled:
+    """The outside system took no beat for *lease*: for *pause* seconds there is none."""
+
+    lease: Hashable
+    pause: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """The outside system says that *lease* is gone; its job is cancelled."""
+
+    lease: Hashable
+
+
+LeaseEvent = LeaseSaturated | LeaseMissed | LeaseThrottled | LeaseLost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseStats:
+    """A lease keeper as it stands, and what it went through since its start.
+
+    Attributes:
+        leases: How many leases it keeps.
+        capacity: How many it can extend in each cycle.
+        saturated: Whether these are more than those.
+        under_way: Beats that the outside system has not answered yet.
+        beats: Beats that were sent; each is counted once below, or under way.
+        extended: Beats that succeeded.
+        throttled: Beats that the outside system refused to take yet.
+        failed: Beats that raised something unknown, or were not answered in time.
+        lost: Beats that were answered by the news that the lease is gone.
+        missed: How often a lease was not extended for longer than its share.
+        dropped_events: Events that slow listeners of ``events()`` have missed.
+    """
+
+    leases: int
+    capacity: int
+    saturated: bool
+    under_way: int
+    beats: int
+    extended: int
+    throttled: int
+    failed: int
+    lost: int
+    missed: int
+    dropped_events: int

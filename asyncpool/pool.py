@@ -25,7 +25,7 @@ from asyncpool._runtime.options import Options, changed
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import JobNotPicklableError, PoolClosedError
-from asyncpool.events import CloseSummary, PoolStats
+from asyncpool.events import CloseSummary, Event, PoolStats
 
 __all__ = ["Pool", "PoolView"]
 
@@ -267,7 +267,7 @@ class Pool:
         """
         return PoolView(self, changed(self._options, changes))
 
-    def events(self, *, buffer: int = 1000) -> EventStream:
+    def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the pool's events from now on.
 
         Each listener has a buffer of its own for *buffer* events, which drops the

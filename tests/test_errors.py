@@ -17,11 +17,13 @@ from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
     JobTimeoutError,
+    LeaseGoneError,
     PoolBrokenError,
     PoolClosedError,
     PoolFullError,
     ProtocolError,
     RemoteTraceback,
+    ThrottledError,
     UnsupportedPlatformError,
     WorkerCrashedError,
     WorkerHungError,
@@ -78,6 +80,10 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         f"SIGSEGV during attempt 1 of job 17{TWO}"
     ),
     ProtocolError("bad frame"): "bad frame",
+    LeaseGoneError(): "the lease is gone",
+    LeaseGoneError("message 7 has another owner"): "message 7 has another owner",
+    ThrottledError(): "the outside system asks for fewer beats",
+    ThrottledError("429", retry_after=2.5): "429",
     JobTimeoutError(job_id=17, attempt=2, limit="timeout", seconds=2.5): (
         "job 17 ran longer than its timeout of 2.5 s, in attempt 2"
     ),

@@ -16,16 +16,19 @@ PACKAGE = Path(asyncpool.__file__).parent
 
 PUBLIC = """
     AsyncPoolError CloseSummary Crash CurrentJob EventStream Job JobCancelled JobError
-    JobNotPicklableError JobRaisedError JobTimeoutError Pool PoolBrokenError
-    PoolClosedError PoolFullError PoolStats PoolView ProtocolError RemoteTraceback
-    RestartPolicy SlotStats UnsupportedPlatformError WorkerCrashedError
-    WorkerHungError WorkerOutOfMemoryError WorkerStartError current_job
+    JobNotPicklableError JobRaisedError JobTimeoutError LeaseGoneError LeaseKeeper
+    LeaseStats Pool PoolBrokenError PoolClosedError PoolFullError PoolStats PoolView
+    ProtocolError RemoteTraceback RestartPolicy SlotStats ThrottledError
+    UnsupportedPlatformError WorkerCrashedError WorkerHungError
+    WorkerOutOfMemoryError WorkerStartError current_job
 """
 
 EVENTS = """
     Crashed Drained Exited GaveUp Parked Ready Recovered Restarting Saturated
     Spawned TakenOver
 """
+
+LEASE_EVENTS = "LeaseLost LeaseMissed LeaseSaturated LeaseThrottled"
 
 
 def test_the_public_names_are_these() -> None:
@@ -69,7 +72,10 @@ def test_the_events_are_these() -> None:
     assert {event.__name__ for event in typing.get_args(events.Event)} == set(
         EVENTS.split()
     )
-    assert set(EVENTS.split()) <= set(events.__all__)
+    assert {event.__name__ for event in typing.get_args(events.LeaseEvent)} == set(
+        LEASE_EVENTS.split()
+    )
+    assert {*EVENTS.split(), *LEASE_EVENTS.split()} <= set(events.__all__)
 
 
 @pytest.mark.parametrize("name", events.__all__)

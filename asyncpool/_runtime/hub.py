@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from typing import Self
-
-from asyncpool.events import Event
+from typing import Generic, Self, TypeVar
 
 __all__ = ["EventHub", "EventStream"]
 
+E = TypeVar("E")
 
-class EventStream:
+
+class EventStream(Generic[E]):
     """The events of a pool from here on, for one listener; an async iterator.
 
     It ends when the pool is closed.  If the listener is slower than the pool, the
-    oldest events are dropped and counted.
+    oldest events are dropped and counted.  A lease keeper's are the same.
 
     Attributes:
         dropped: How many events this listener has missed.
@@ -24,14 +24,14 @@ class EventStream:
 
     def __init__(self, size: int) -> None:
         self.dropped = 0
-        self._events: deque[Event] = deque(maxlen=size)
+        self._events: deque[E] = deque(maxlen=size)
         self._news = asyncio.Event()
         self._ended = False
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> E:
         """Wait for the next event.
 
         Cancellation:
@@ -44,7 +44,7 @@ class EventStream:
             await self._news.wait()
         return self._events.popleft()
 
-    def put(self, event: Event) -> bool:
+    def put(self, event: E) -> bool:
         """Take an event, and tell whether there was room for it."""
         full = len(self._events) == self._events.maxlen
         self.dropped += full
@@ -58,23 +58,23 @@ class EventStream:
         self._news.set()
 
 
-class EventHub:
+class EventHub(Generic[E]):
     """Hands each event to all listeners that somebody still holds."""
 
     def __init__(self) -> None:
         self.dropped = 0
-        self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
+        self._streams: weakref.WeakSet[EventStream[E]] = weakref.WeakSet()
         self._ended = False
 
-    def listen(self, size: int) -> EventStream:
+    def listen(self, size: int) -> EventStream[E]:
         """Return a stream of the events from now on."""
-        stream = EventStream(size)
+        stream: EventStream[E] = EventStream(size)
         if self._ended:
             stream.end()
         self._streams.add(stream)
         return stream
 
-    def publish(self, event: Event) -> None:
+    def publish(self, event: E) -> None:
         """Hand *event* to every listener."""
         for stream in self._streams:
             self.dropped += not stream.put(event)

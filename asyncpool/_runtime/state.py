@@ -14,7 +14,7 @@ from asyncpool._runtime.book import JobBook
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.hub import EventHub
-from asyncpool.events import Crash
+from asyncpool.events import Crash, Event
 
 __all__ = ["PoolState", "decision"]
 
@@ -40,7 +40,7 @@ class PoolState:
     config: SupervisorConfig
     core: Supervision
     book: JobBook = field(default_factory=JobBook)
-    hub: EventHub = field(default_factory=EventHub)
+    hub: EventHub[Event] = field(default_factory=EventHub)
     handles: dict[int, WorkerHandle] = field(default_factory=dict)
     crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=_CRASHES_KEPT))
     deciding: bool = False

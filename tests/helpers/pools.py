@@ -17,7 +17,7 @@ from asyncpool import (
     PoolStats,
     WorkerCrashedError,
 )
-from asyncpool.events import CrashKind, Delivery
+from asyncpool.events import CrashKind, Delivery, Event
 from tests.helpers import jobs
 from tests.helpers.faults import Fault
 
@@ -112,7 +112,7 @@ async def crash_of(
     return crash
 
 
-async def by_events(events: EventStream, kind: type[E]) -> AsyncIterator[E]:
+async def by_events(events: EventStream[Event], kind: type[E]) -> AsyncIterator[E]:
     """Yield the events of a kind, up to the end of the pool."""
     async for event in events:
         if isinstance(event, kind):

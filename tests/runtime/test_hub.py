@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from asyncpool._runtime.hub import EventHub
-from asyncpool.events import Drained, Recovered, Saturated
+from asyncpool.events import Drained, Event, Recovered, Saturated
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 
@@ -15,7 +15,7 @@ pytestmark = BOTH_LOOPS
 
 
 async def test_listeners_get_what_comes_after_them() -> None:
-    hub = EventHub()
+    hub: EventHub[Event] = EventHub()
     first = hub.listen(10)
     hub.publish(Saturated(1))
     second = hub.listen(10)
@@ -28,7 +28,7 @@ async def test_listeners_get_what_comes_after_them() -> None:
 
 
 async def test_a_full_buffer_drops_the_oldest_and_counts_them() -> None:
-    hub = EventHub()
+    hub: EventHub[Event] = EventHub()
     small, large = hub.listen(2), hub.listen(10)
     for n in range(5):
         hub.publish(Recovered(n))
@@ -40,7 +40,7 @@ async def test_a_full_buffer_drops_the_oldest_and_counts_them() -> None:
 
 
 async def test_a_cancelled_wait_loses_no_event() -> None:
-    hub = EventHub()
+    hub: EventHub[Event] = EventHub()
     stream = hub.listen(10)
     waiting = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def test_a_cancelled_wait_loses_no_event() -> None:
 
 
 async def test_an_end_wakes_those_who_wait() -> None:
-    hub = EventHub()
+    hub: EventHub[Event] = EventHub()
     stream = hub.listen(10)
     waiting = [asyncio.ensure_future(anext(stream, None)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -64,7 +64,7 @@ async def test_an_end_wakes_those_who_wait() -> None:
 
 
 async def test_a_listener_that_nobody_holds_costs_nothing() -> None:
-    hub = EventHub()
+    hub: EventHub[Event] = EventHub()
     hub.listen(1)
     for n in range(5):
         hub.publish(Recovered(n))

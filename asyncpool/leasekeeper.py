@@ -1,0 +1,356 @@
+"""The lease keeper: has leases in an outside system extended while jobs need them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import anyio
+
+from asyncpool._core.leases import (
+    Gone,
+    LeaseLedger,
+    Missed,
+    Outcome,
+    Slower,
+    Verdict,
+)
+from asyncpool._runtime.beats import Beats, Problem
+from asyncpool._runtime.hub import EventHub, EventStream
+from asyncpool.events import (
+    LeaseEvent,
+    LeaseLost,
+    LeaseMissed,
+    LeaseStats,
+    LeaseThrottled,
+)
+
+__all__ = ["LeaseKeeper"]
+
+L = TypeVar("L", bound=Hashable)
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# Beats under way at a time.  So many as are needed if the outside system takes a second
+# for each; four at the least, so that one which hangs leaves room for others, and 32 at
+# the most, since whoever needs more than that has an outside system in trouble.
+_MIN_OVERLAP, _MAX_OVERLAP = 4, 32
+
+# Seconds between two lines in the log about leases that were not extended: if the
+# outside system is down they are all concerned.  The events tell of each.
+_QUIET = 10.0
+
+
+@dataclass(slots=True)
+class _Hold:
+    """Why a lease is kept, and what happens when it is lost."""
+
+    job: asyncio.Future[Any] | None = None
+    on_done: Callable[[asyncio.Future[Any]], object] | None = None
+    on_gone: Callable[[Any], object] | None = None
+
+    def over(self) -> bool:
+        """Tell whether it is a job's, and the job is done."""
+        return self.job is not None and self.job.done()
+
+    def let_go(self) -> None:
+        """Leave no reference behind in the job, which may outlive this by far."""
+        if self.job is not None and self.on_done is not None:
+            self.job.remove_done_callback(self.on_done)
+
+
+class LeaseKeeper(Generic[L]):
+    """Extends any number of leases in an outside system, at a bounded rate.
+
+    Use it as an async context manager, around the pool whose jobs have the leases::
+
+        async with LeaseKeeper(extend) as keeper, Pool() as pool:
+            job = pool.submit(work, message.body)
+            keeper.keep(message.id, job)
+
+    In each cycle every lease gets a beat: ``await send(lease)``.  No more than *rate*
+    of them begin in a second, one at a time; from 40 a second on, those of 50 ms
+    together.  (Any n + 1 in a row take n / *rate* seconds, or (n + 1 - b) / *rate* if b
+    come together, less 2 ms for the lateness of timers.)  Nothing is made good after a
+    stall.  When there are more leases than ``rate * cycle``, events and the log say so
+    at once, and the one that is due first goes first, so that all wait equally longer.
+
+    Beats of several leases overlap if *send* takes long, four to 32 of them as *rate*
+    asks for.  Beats of the same lease never do.
+
+    Args:
+        send: Extends one lease.  It raises :exc:`LeaseGoneError` if the lease is lost:
+            it is forgotten, and its job cancelled; and :exc:`ThrottledError` if the
+            outside system wants fewer beats: it is repeated before all others, after a
+            pause that doubles each time, up to an eighth of a cycle, and after six
+            times in a row behind the others.  If it raises anything else, it is
+            repeated behind the others, and then in the next cycle.
+        rate: The most beats a second.
+        cycle: Seconds in which every lease gets a beat.  The outside system has to
+            grant more than that: what its answers take, and what your event loop
+            stalls.
+        max_retries: How often a beat that has failed is repeated in a cycle.
+        timeout: Seconds that *send* may take; then it is cancelled and has failed.
+            ``None`` means ``cycle / (2 * (1 + max_retries))``, 15 s by default: then
+            all attempts at a lease that hangs take half a cycle, and there is half a
+            one for them to wait for their turns.
+
+    Raises:
+        ValueError: If an argument is out of range, or a cycle too short for one beat.
+        TypeError: If *send* is not callable, or *max_retries* no int.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[L], Awaitable[object]],
+        rate: float = 1.0,
+        cycle: float = 120.0,
+        max_retries: int = 3,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        if not callable(send):
+            raise TypeError(f"send must be callable, not {send!r}")
+        if not isinstance(max_retries, int):
+            raise TypeError(f"max_retries must be an int, not {max_retries!r}")
+        if max_retries < 0:
+            raise ValueError(f"max_retries must be at least 0, not {max_retries}")
+        if timeout is None:
+            timeout = cycle / (2 * (1 + max_retries))
+        for name, value in (("rate", rate), ("cycle", cycle), ("timeout", timeout)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be > 0 and finite, not {value}")
+        self._ledger: LeaseLedger[L] = LeaseLedger(
+            rate=rate,
+            cycle=cycle,
+            max_retries=max_retries,
+            overlap=max(_MIN_OVERLAP, min(_MAX_OVERLAP, math.ceil(rate))),
+            now=0.0,
+        )
+        if not self._ledger.capacity:
+            raise ValueError(
+                f"rate={rate:g} beats/s for cycle={cycle:g} s make {rate * cycle:g} "
+                "beats: one at least is needed"
+            )
+        self._beats = Beats(self._ledger, send, timeout, self._on_settled)
+        self._holds: dict[L, _Hold] = {}
+        self._hub: EventHub[LeaseEvent] = EventHub()
+        self._counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        self._quiet_until, self._unsaid = 0.0, 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, lease: L, *, on_gone: Callable[[L], object] | None = None) -> None:
+        """Keep *lease* until :meth:`remove`.  Its first beat is within a cycle.
+
+        Args:
+            lease: Any hashable value that tells it from the others.
+            on_gone: Called with the lease if it is lost.  What it raises is logged.
+
+        Raises:
+            ValueError: If the lease is here already.
+            RuntimeError: If the keeper is not running, or in another event loop.
+        """
+        self._take(lease, _Hold(on_gone=on_gone))
+
+    def keep(self, lease: L, job: asyncio.Future[Any]) -> None:
+        """Keep *lease* until *job* is done, and cancel the job if the lease is lost.
+
+        Args:
+            lease: Any hashable value that tells it from the others.
+            job: A :class:`asyncpool.Job`, or any other future or task of this loop.
+
+        Raises:
+            TypeError: If *job* is no such future.
+            ValueError: If the lease is here already, for a job that is not done.
+            RuntimeError: If the keeper is not running, or in another event loop.
+        """
+        if not asyncio.isfuture(job):
+            raise TypeError(f"keep() takes a future of asyncio's, not {job!r}")
+        hold = _Hold(job=job)
+        hold.on_done = functools.partial(self._on_done, lease)
+        self._take(lease, hold)
+        job.add_done_callback(hold.on_done)
+
+    def remove(self, lease: L) -> bool:
+        """Let *lease* go, and return whether it was here.
+
+        No beat of it begins after this.  One that is under way is not interrupted, but
+        its outcome is ignored, even if the same lease is added again meanwhile.
+        """
+        hold = self._holds.pop(lease, None)
+        if hold is None:
+            return False
+        hold.let_go()
+        self._ledger.discard(lease)
+        return True
+
+    def events(self, *, buffer: int = 1000) -> EventStream[LeaseEvent]:
+        """Return an async iterator over what happens from now on.
+
+        Each listener has a buffer of its own for *buffer* events, which drops the
+        oldest and counts them in ``dropped``.  The iterator ends with the keeper.
+
+        Raises:
+            ValueError: If *buffer* is not positive.
+        """
+        if buffer < 1:
+            raise ValueError(f"buffer must be at least 1, not {buffer}")
+        return self._hub.listen(buffer)
+
+    def stats(self) -> LeaseStats:
+        """Return the keeper as it stands, and what it went through."""
+        # What its end has cancelled is under way no more.
+        under_way = self._ledger.flying if self._task is not None else 0
+        return LeaseStats(
+            leases=len(self._holds),
+            capacity=self._ledger.capacity,
+            saturated=self._ledger.saturated,
+            under_way=under_way,
+            beats=under_way + sum(self._counts[name] for name in _COUNTED.values()),
+            dropped_events=self._hub.dropped,
+            **self._counts,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Start.
+
+        Raises:
+            RuntimeError: If it was started before: a keeper is used once.
+        """
+        if self._loop is not None:
+            raise RuntimeError("a lease keeper can be used only once")
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(
+            self._beats.run(), name="asyncpool lease keeper"
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Forget all leases, and cancel the beats that are under way.
+
+        Cancellation:
+            Nothing is left running: it returns when the last beat has ended.
+        """
+        task, self._task = self._task, None
+        assert task is not None
+        open_jobs = sum(
+            hold.job is not None and not hold.over() for hold in self._holds.values()
+        )
+        if open_jobs:
+            _LOGGER.warning("a lease keeper ends before %d of its jobs", open_jobs)
+        for lease in list(self._holds):
+            self.remove(lease)
+        task.cancel()
+        try:
+            await _ended(task)
+        finally:
+            self._hub.end()
+
+    def __repr__(self) -> str:
+        state = "running" if self._task is not None else "not running"
+        ledger = self._ledger
+        return f"<LeaseKeeper {state}: {len(ledger)} leases of {ledger.capacity}>"
+
+    def _on_settled(
+        self, lease: L, outcome: Outcome, verdict: Verdict, problem: Problem
+    ) -> None:
+        self._counts[_COUNTED[outcome]] += 1
+        match verdict:
+            case Gone():
+                self._lost(lease)
+            case Slower(pause):
+                self._hub.publish(LeaseThrottled(lease, pause))
+            case Missed(gap):
+                self._counts["missed"] += 1
+                self._hub.publish(LeaseMissed(lease, gap, problem))
+                self._log_missed(lease, gap, problem)
+            case None:
+                pass
+
+    def _log_missed(self, lease: L, gap: float, problem: Problem) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._quiet_until:
+            self._unsaid += 1
+            return
+        why = f": {problem!r}" if problem is not None else ""
+        others = f"; so were {self._unsaid} others before" if self._unsaid else ""
+        _LOGGER.warning("lease %r not extended for %.3g s%s%s", lease, gap, why, others)
+        self._quiet_until, self._unsaid = now + _QUIET, 0
+
+    def _lost(self, lease: L) -> None:
+        hold = self._holds.pop(lease)
+        hold.let_go()
+        if hold.over():
+            return
+        self._hub.publish(LeaseLost(lease))
+        _LOGGER.warning("lease %r is gone", lease)
+        if hold.job is not None:
+            hold.job.cancel(f"lease {lease!r} is gone")
+        if hold.on_gone is not None:
+            try:
+                hold.on_gone(lease)
+            except Exception:
+                _LOGGER.exception("on_gone raised; the keeper goes on")
+
+    def _take(self, lease: L, hold: _Hold) -> None:
+        if self._task is None or self._task.done():
+            raise RuntimeError("the lease keeper is not running: use 'async with'")
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            raise RuntimeError("the lease keeper runs in another event loop")
+        current = self._holds.get(lease)
+        if current is not None:
+            if not current.over():
+                raise ValueError(f"lease {lease!r} is kept already")
+            self.remove(lease)
+        if hold.over():
+            return
+        self._holds[lease] = hold
+        saturated = self._ledger.add(lease, loop.time())
+        if saturated is not None:
+            self._hub.publish(saturated)
+            _LOGGER.warning("a lease keeper is saturated: %s", saturated)
+        self._beats.reconsider()
+
+    def _on_done(self, lease: L, job: asyncio.Future[Any]) -> None:
+        hold = self._holds.get(lease)
+        # Another job may have taken the lease over by now.
+        if hold is not None and hold.job is job:
+            self.remove(lease)
+
+
+_COUNTED = {
+    Outcome.EXTENDED: "extended",
+    Outcome.THROTTLED: "throttled",
+    Outcome.FAILED: "failed",
+    Outcome.GONE: "lost",
+}
+_COUNTERS = (*_COUNTED.values(), "missed")
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Wait for the end of a task, also if the one that waits is cancelled."""
+    cancelled: asyncio.CancelledError | None = None
+    # A cancelled scope of anyio's cancels in every turn of the loop, hence the shield.
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if not task.cancelled():
+        task.result()
+    if cancelled is not None:
+        raise cancelled

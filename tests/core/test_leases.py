@@ -1,0 +1,364 @@
+"""The rules of the lease ledger, one by one; test_leases_model.py has them together."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from asyncpool._core.leases import (
+    MAX_THROTTLES,
+    SLACK,
+    Gone,
+    LeaseLedger,
+    Missed,
+    Outcome,
+    Slower,
+)
+from asyncpool.events import LeaseSaturated
+
+EXTENDED, THROTTLED = Outcome.EXTENDED, Outcome.THROTTLED
+FAILED, GONE = Outcome.FAILED, Outcome.GONE
+
+
+def ledger_of(
+    leases: str = "",
+    *,
+    rate: float = 1.0,
+    cycle: float = 10.0,
+    max_retries: int = 1,
+    overlap: int = 4,
+) -> LeaseLedger[str]:
+    """Return a ledger at time 0 with a lease for each letter."""
+    ledger: LeaseLedger[str] = LeaseLedger(
+        rate=rate, cycle=cycle, max_retries=max_retries, overlap=overlap, now=0.0
+    )
+    for lease in leases:
+        ledger.add(lease, 0.0)
+    return ledger
+
+
+def play(ledger: LeaseLedger[str], until: float, *ends: Outcome) -> list[str]:
+    """Send the beats that there are before *until*; write down who and when.
+
+    They end at once, in turn as *ends* says, and with success from then on.
+    """
+    said, outcomes = [], itertools.chain(ends, itertools.repeat(EXTENDED))
+    while (due := ledger.next_due()) is not None and due < until:
+        lease = ledger.beat(due)
+        if lease is not None:
+            ledger.outcome(lease, next(outcomes), due)
+            said.append(f"{lease}{due:g}")
+    return said
+
+
+def test_every_lease_has_one_beat_in_each_cycle_one_at_a_tick() -> None:
+    assert play(ledger_of("abc"), 30) == [
+        *("a0", "b1", "c2"),
+        *("a10", "b11", "c12"),
+        *("a20", "b21", "c22"),
+    ]
+
+
+def test_a_keeper_without_leases_has_nothing_to_wait_for() -> None:
+    ledger = ledger_of()
+    assert ledger.next_due() is None
+    assert ledger.beat(5.0) is None
+
+
+def test_who_comes_late_has_its_beat_in_the_same_cycle_behind_the_others() -> None:
+    ledger = ledger_of("abc")
+    assert play(ledger, 1) == ["a0"]
+    ledger.add("d", 0.5)
+    assert play(ledger, 20) == ["b1", "c2", "d3", "a10", "b11", "c12", "d13"]
+
+
+def test_who_comes_and_goes_does_not_delay_who_stays() -> None:
+    # Twice as many as there are ticks, each for five seconds.
+    ledger = ledger_of("a")
+    times = []
+    for now in range(100):
+        for name in "xy":
+            ledger.discard(f"{name}{now - 5}")
+            ledger.add(f"{name}{now}", now)
+        lease = ledger.beat(now)
+        assert lease is not None
+        ledger.outcome(lease, EXTENDED, now)
+        if lease == "a":
+            times.append(now)
+    assert times == list(range(0, 100, 10))
+
+
+def test_a_failed_beat_is_repeated_behind_the_others() -> None:
+    assert play(ledger_of("abc"), 13, FAILED) == [
+        *("a0", "b1", "c2", "a3"),
+        # And a cycle later it comes behind those that had their beats before.
+        *("b10", "c11", "a12"),
+    ]
+
+
+def test_after_the_last_retry_a_lease_waits_for_the_next_cycle() -> None:
+    ledger = ledger_of("ab", max_retries=2)
+    ends = [FAILED, EXTENDED, FAILED, FAILED, FAILED]
+    assert play(ledger, 13, *ends) == ["a0", "b1", "a2", "a3", "b10", "a11", "b12"]
+
+
+def test_a_success_gives_all_retries_back() -> None:
+    ledger = ledger_of("ab", max_retries=1)
+    ends = [FAILED, EXTENDED, EXTENDED, EXTENDED, FAILED]
+    assert play(ledger, 19, *ends) == ["a0", "b1", "a2", "b10", "a11", "a12"]
+    ledger = ledger_of("ab", cycle=8000.0)
+    ends = [*[THROTTLED] * MAX_THROTTLES, EXTENDED, EXTENDED, EXTENDED, THROTTLED]
+    said = [name[0] for name in play(ledger, 17000, *ends)]
+    assert said == [*"a" * (MAX_THROTTLES + 1), "b", "a", "b", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_lease_that_fails_for_ever_has_its_retries_in_each_cycle(
+    retries: int,
+) -> None:
+    ledger = ledger_of("a", max_retries=retries)
+    ends = [FAILED] * 99
+    assert play(ledger, 20, *ends) == [
+        f"a{start + n}" for start in (0, 10) for n in range(retries + 1)
+    ]
+
+
+def test_that_it_missed_its_cycle_is_told_with_the_time_since_its_last_beat() -> None:
+    ledger = ledger_of("a", max_retries=1)
+    verdicts = []
+    for now, end in ((0, EXTENDED), (10, FAILED), (11, FAILED), (20, EXTENDED)):
+        assert ledger.beat(now) == "a"
+        verdicts.append(ledger.outcome("a", end, now + 0.5))
+    assert verdicts == [None, None, Missed(11.5), Missed(20)]
+
+
+def test_a_beat_that_comes_a_little_late_has_missed_nothing() -> None:
+    for late, verdict in ((0.9, None), (1.1, Missed(11.1))):
+        ledger = ledger_of("a")
+        play(ledger, 1)
+        ledger.beat(10 + late)
+        assert ledger.outcome("a", EXTENDED, 12.0) == verdict
+
+
+def test_a_throttled_lease_stays_in_front_and_everybody_waits() -> None:
+    ledger = ledger_of("abc", cycle=80.0)
+    # Pauses of two ticks, four, eight, and then an eighth of the cycle.
+    assert play(ledger, 40, *[THROTTLED] * 4) == [
+        *("a0", "a2", "a6", "a14", "a24"),
+        *("b25", "c26"),
+    ]
+
+
+def test_one_that_is_throttled_for_itself_does_not_hold_up_the_others() -> None:
+    ledger = ledger_of("ab", cycle=800.0)
+    said = [name[0] for name in play(ledger, 1000, *[THROTTLED] * (MAX_THROTTLES + 1))]
+    assert said == [*"a" * (MAX_THROTTLES + 1), *"ba", *"ba"]
+
+
+def test_it_has_its_place_in_front_again_when_it_has_been_at_the_end() -> None:
+    often = [THROTTLED] * (MAX_THROTTLES + 1)
+    ledger = ledger_of("ab", cycle=8000.0)
+    said = [name[0] for name in play(ledger, 8000, *often, *often, THROTTLED)]
+    assert said == [*"a" * (MAX_THROTTLES + 1), *"b" * (MAX_THROTTLES + 1), *"aab"]
+    # A failure in between is as good as the end of the line.
+    ledger = ledger_of("ab", cycle=8000.0)
+    said = [name[0] for name in play(ledger, 8000, *often[1:], FAILED, FAILED, *often)]
+    assert said == [
+        *"a" * MAX_THROTTLES,
+        "a",
+        "b",
+        *"a" * (MAX_THROTTLES + 1),
+        "b",
+        "a",
+    ]
+
+
+def test_only_a_success_ends_the_slowness() -> None:
+    ledger = ledger_of("ab", cycle=800.0, max_retries=9)
+    said = play(ledger, 90, THROTTLED, THROTTLED, FAILED, THROTTLED)
+    assert said == ["a0", "a2", "a6", "b7", "b15", "a16"]
+
+
+def test_a_success_ends_the_slowness() -> None:
+    ledger = ledger_of("abc", cycle=800.0)
+    said = play(ledger, 90, THROTTLED, THROTTLED, EXTENDED, THROTTLED)
+    assert said == ["a0", "a2", "a6", "b7", "b9", "c10"]
+
+
+def test_the_pause_is_the_one_that_the_outside_system_asks_for() -> None:
+    for asked, granted in ((0.5, 2.0), (3.5, 3.5), (999.0, 80.0), (float("nan"), 2.0)):
+        ledger = ledger_of("a", cycle=80.0)
+        assert ledger.beat(0.0) == "a"
+        verdict = ledger.outcome("a", THROTTLED, 0.0, retry_after=asked)
+        assert verdict == Slower(granted)
+        assert ledger.next_due() == granted
+
+
+def test_a_long_pause_is_not_shortened_by_a_later_one() -> None:
+    ledger = ledger_of("ab", rate=50.0, cycle=80.0)
+    assert (ledger.beat(0.0), ledger.beat(0.0)) == ("a", "b")
+    assert ledger.outcome("a", THROTTLED, 0.0, retry_after=1.0) == Slower(1.0)
+    assert ledger.outcome("b", THROTTLED, 0.0) == Slower(0.04)
+    assert (ledger.next_due(), ledger.beat(0.99)) == (1.0, None)
+    assert ledger.beat(1.0) == "b"
+
+
+def test_of_beats_that_are_throttled_together_only_one_counts() -> None:
+    ledger = ledger_of("abc", cycle=800.0)
+    for now in range(3):
+        ledger.beat(now)
+    assert [ledger.outcome(lease, THROTTLED, 3.0) for lease in "abc"] == [Slower(2)] * 3
+    # Nor does a success of that time say anything about the time after it.
+    assert ledger.next_due() == 5.0
+
+
+def test_a_success_from_before_the_pause_does_not_end_it() -> None:
+    ledger = ledger_of("ab", cycle=800.0)
+    ledger.beat(0.0), ledger.beat(1.0)
+    assert ledger.outcome("a", THROTTLED, 2.0) == Slower(2)
+    assert ledger.outcome("b", EXTENDED, 2.0) is None
+    assert ledger.beat(4.0) == "a"
+    assert ledger.outcome("a", THROTTLED, 4.0) == Slower(4)
+
+
+def test_a_lease_that_is_gone_is_forgotten() -> None:
+    ledger = ledger_of("ab")
+    assert ledger.beat(0.0) == "a"
+    assert ledger.outcome("a", GONE, 0.0) == Gone()
+    assert "a" not in ledger
+    assert play(ledger, 12) == ["b1", "b10"]
+
+
+def test_a_lease_that_is_discarded_has_no_more_beats() -> None:
+    ledger = ledger_of("abcd")
+    play(ledger, 1)
+    ledger.discard("a")  # in backup
+    ledger.discard("b")  # waiting
+    ledger.beat(1.0)
+    ledger.discard("c")  # under way
+    ledger.discard("never there")
+    assert ledger.outcome("c", GONE, 1.0) is None
+    assert play(ledger, 12) == ["d2", "d10"]
+
+
+def test_a_lease_that_comes_again_waits_for_the_beat_that_is_under_way() -> None:
+    ledger = ledger_of("ab")
+    assert ledger.beat(0.0) == "a"
+    ledger.discard("a")
+    ledger.add("a", 0.1)
+    assert play(ledger, 9) == ["b1"]
+    # The news is not of this one.
+    assert ledger.outcome("a", GONE, 9.0) is None
+    assert "a" in ledger
+    assert play(ledger, 20) == ["a9", "b10", "a11"]
+
+
+def test_there_is_no_burst_after_a_stall() -> None:
+    ledger = ledger_of("abc")
+    play(ledger, 1)
+    assert ledger.beat(57.0) == "b"
+    ledger.outcome("b", EXTENDED, 57.0)
+    assert ledger.beat(57.0) is None
+    # Of all that time no more than the lateness of a timer is made good.
+    assert ledger.next_due() == 58.0 - SLACK
+    assert play(ledger, 61) == ["c57.998", "a58.998", "b60"]
+
+
+def test_a_timer_that_is_late_costs_no_ticks() -> None:
+    ledger = ledger_of("abcdefgh", rate=20.0)
+    times = []
+    for _ in range(8):
+        due = ledger.next_due()
+        assert due is not None
+        lease = ledger.beat(due + SLACK)
+        assert lease is not None
+        ledger.outcome(lease, EXTENDED, due + SLACK)
+        times.append(due + SLACK)
+    assert times == pytest.approx([n / 20 + SLACK for n in range(8)])
+
+
+@pytest.mark.parametrize(
+    ("rate", "cycle", "beats"),
+    [
+        *((0.5, 100.0, 1), (39.0, 100.0, 1), (40.0, 100.0, 2), (59.0, 100.0, 2)),
+        *((100.0, 100.0, 5), (100.0, 0.2, 5), (100.0, 0.1, 2), (100.0, 0.02, 1)),
+    ],
+)
+def test_at_high_rates_a_tick_is_for_several_beats(
+    rate: float, cycle: float, beats: int
+) -> None:
+    ledger = ledger_of("abcdefghijklmno", rate=rate, cycle=cycle, overlap=99)
+    moments = []
+    for tick in range(3):
+        due = ledger.next_due()
+        assert due is not None
+        assert due == pytest.approx(tick * beats / rate)
+        while ledger.beat(due) is not None:
+            moments.append(due)
+    assert len(moments) == 3 * beats
+
+
+def test_who_comes_between_two_ticks_need_not_wait_for_a_full_one() -> None:
+    ledger = ledger_of("a", rate=50.0, cycle=100.0)
+    assert play(ledger, 1) == ["a0"]
+    for name in "bcd":
+        ledger.add(name, 0.015)
+    # A full tick would be at 0.02; at 0.015 there is half a one.
+    assert ledger.next_due() == 0.02
+    assert (ledger.beat(0.015), ledger.beat(0.015)) == ("b", None)
+    assert ledger.next_due() == 0.04
+    assert (ledger.beat(0.04), ledger.beat(0.04)) == ("c", "d")
+    # But a throttled beat is the end of its tick.
+    ledger.add("e", 0.07)
+    ledger.outcome("d", THROTTLED, 0.07)
+    assert ledger.next_due() == 0.07 + 2 / 50
+    assert ledger.beat(0.10) is None
+
+
+def test_no_more_beats_are_under_way_than_may_overlap() -> None:
+    ledger = ledger_of("abc", overlap=2)
+    assert (ledger.beat(0.0), ledger.beat(1.0), ledger.beat(2.0)) == ("a", "b", None)
+    assert ledger.next_due() is None
+    ledger.outcome("a", EXTENDED, 2.5)
+    assert (ledger.next_due(), ledger.beat(2.5)) == (2.0, "c")
+
+
+def test_a_beat_that_hangs_beyond_its_cycle_is_not_overtaken() -> None:
+    ledger = ledger_of("ab")
+    assert ledger.beat(0.0) == "a"
+    assert play(ledger, 35) == ["b1", "b10", "b20", "b30"]
+    ledger.outcome("a", FAILED, 35.0)
+    assert play(ledger, 42) == ["a35", "b40", "a41"]
+
+
+def test_saturation_is_told_at_once_and_once_a_cycle_with_the_arithmetic() -> None:
+    ledger = ledger_of("abc", rate=0.5, cycle=6.0)
+    assert (ledger.capacity, ledger.saturated) == (3, False)
+    told = LeaseSaturated(leases=4, capacity=3, cycle=6.0, rate=0.5, worst_gap=8.0)
+    assert ledger.add("d", 1.0) == told
+    assert ledger.saturated
+    assert "4 leases, but 0.5 beats/s * 6 s = 3: " in str(told)
+    assert "every 4 / 0.5 = 8 s" in str(told)
+    assert ledger.add("e", 6.9) is None
+    again = ledger.add("f", 7.0)
+    assert again is not None
+    assert again.leases == 6
+
+
+def test_when_it_is_saturated_the_one_that_is_due_first_goes_first() -> None:
+    ledger = ledger_of("abcd", rate=0.5, cycle=6.0)
+    assert play(ledger, 5) == ["a0", "b2", "c4"]
+    # By now d has waited for longer than anybody, and then comes a again.
+    ledger.add("e", 5.0)
+    assert play(ledger, 26) == [
+        *("d6", "a8", "b10"),
+        *("c12", "e14", "d16"),
+        *("a18", "b20", "c22"),
+        "e24",
+    ]
+
+
+def test_a_cycle_has_as_many_beats_as_it_should_in_spite_of_floats() -> None:
+    for rate, cycle, beats in ((0.1, 30.0, 3), (1.1, 10.0, 11), (0.7, 10.0, 7)):
+        assert ledger_of(rate=rate, cycle=cycle).capacity == beats

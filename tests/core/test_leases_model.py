@@ -1,0 +1,370 @@
+"""The lease ledger against a model that looks at all leases each time it chooses.
+
+The clock is virtual: it jumps to the next tick, or past it when the loop stalls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from hypothesis import given, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from asyncpool._core.leases import (
+    MAX_THROTTLES,
+    SLACK,
+    Gone,
+    LeaseLedger,
+    Missed,
+    Outcome,
+    Slower,
+    Verdict,
+)
+
+EPSILON = 1e-9
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a ledger is."""
+
+    rate: float
+    cycle: float
+    capacity: int
+    at_a_tick: int
+
+    @property
+    def names(self) -> range:
+        """What leases are called: there may be too many for a cycle."""
+        return range(self.capacity + 2)
+
+
+SLOW = Pace(rate=2.0, cycle=2.0, capacity=4, at_a_tick=1)
+FAST = Pace(rate=64.0, cycle=0.125, capacity=8, at_a_tick=2)
+paces = st.sampled_from([SLOW, FAST])
+
+# Fractions that floats have, else the model's sums would not be the ledger's.
+stalls = st.sampled_from([0.0, 0.0, 0.0, 1 / 1024, 1 / 128, 0.375, 2.0, 3.5, 20.0])
+
+
+@dataclass
+class Kept:
+    """A lease, as the model sees it."""
+
+    due: float
+    extended: float
+    place: str = "turn"  # or "front", "flying", "had", "again" (behind a flight)
+    place_since: int = 0
+    failures: int = 0
+    throttles: int = 0
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Leases come, have their beats, fail, are throttled, and go."""
+
+    @initialize(
+        pace=paces,
+        max_retries=st.integers(0, 2),
+        overlap=st.integers(1, 3),
+        leases=st.integers(1, 10),
+    )
+    def start(self, pace: Pace, max_retries: int, overlap: int, leases: int) -> None:
+        self.pace = pace
+        self.max_retries, self.overlap = max_retries, overlap
+        self.now = 0.0
+        self.ledger: LeaseLedger[int] = LeaseLedger(
+            rate=pace.rate,
+            cycle=pace.cycle,
+            max_retries=max_retries,
+            overlap=overlap,
+            now=0.0,
+        )
+        self.kept: dict[int, Kept] = {}
+        self.flights: dict[int, tuple[float, Kept]] = {}
+        self.ends = pace.cycle
+        self.times: list[float] = []
+        self.pause_until = 0.0
+        self.steps = 0
+        for lease in pace.names[:leases]:
+            self.take(lease)
+
+    @precondition(lambda self: len(self.kept) < len(self.pace.names))
+    @rule(data=st.data(), stall=stalls)
+    def add(self, data: st.DataObject, stall: float) -> None:
+        self.now += stall
+        self.take(data.draw(st.sampled_from(sorted({*self.pace.names} - {*self.kept}))))
+
+    def take(self, lease: int) -> None:
+        told = self.ledger.add(lease, self.now)
+        place = "again" if lease in self.flights else "turn"
+        self.kept[lease] = Kept(self.now + self.pace.cycle, self.now, place)
+        if told is not None:
+            assert told.leases == len(self.kept) > told.capacity == self.pace.capacity
+            assert told.worst_gap == len(self.kept) / self.pace.rate
+
+    @precondition(lambda self: len(self.kept) > 1)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.kept)))
+        self.ledger.discard(lease)
+        del self.kept[lease]
+
+    @precondition(lambda self: self.kept)
+    @rule(stall=stalls)
+    def tick(self, stall: float) -> None:
+        self.step(stall)
+
+    @precondition(lambda self: self.kept)
+    @rule(outcomes=st.lists(st.sampled_from([*Outcome]), min_size=1, max_size=9))
+    def beats(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            lease = self.step(0.0)
+            if lease is not None:
+                self.end_flight(lease, outcome, 0.0)
+
+    @precondition(lambda self: self.flights)
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from([*Outcome, Outcome.EXTENDED, Outcome.THROTTLED]),
+        wait=stalls,
+        retry_after=st.sampled_from([0.0, 0.0, 1.75, 99.0]),
+    )
+    def settle(
+        self, data: st.DataObject, outcome: Outcome, wait: float, retry_after: float
+    ) -> None:
+        self.now += wait
+        lease = data.draw(st.sampled_from(sorted(self.flights)))
+        self.end_flight(lease, outcome, retry_after)
+
+    def step(self, stall: float) -> int | None:
+        """Go to the next beat, or past it, and begin it; return its lease."""
+        due = self.ledger.next_due()
+        if due is None:
+            # Nothing to be done before something happens: all are under way, or there
+            # is no room for another.
+            full = len(self.flights) >= self.overlap
+            assert full or all(
+                kept.place in {"flying", "again"} for kept in self.kept.values()
+            )
+            assert self.ledger.beat(self.now) is None
+            return None
+        if due > self.now and self.pace.at_a_tick == 1:
+            early = self.now + (due - self.now) / 2
+            assert self.ledger.beat(early) is None, "before its time"
+            self.turn_over(early)
+        self.now = max(self.now, due) + stall
+        self.turn_over(self.now)
+        lease = self.ledger.beat(self.now)
+        assert lease is not None, "a beat that was due did not happen"
+        self.check_beat(lease)
+        return lease
+
+    def turn_over(self, now: float) -> None:
+        if now < self.ends:
+            return
+        while self.ends <= now:
+            self.ends += self.pace.cycle
+        for kept in self.kept.values():
+            if kept.place == "had":
+                kept.place = "turn"
+
+    def check_beat(self, lease: int) -> None:
+        kept = self.kept[lease]
+        assert lease not in self.flights, "two beats of one lease overlap"
+        assert len(self.flights) < self.overlap
+        assert self.now >= self.pause_until, "it hammers"
+        front = [k for k in self.kept.values() if k.place == "front"]
+        if front:
+            assert kept.place == "front"
+            assert kept.place_since == max(k.place_since for k in front)
+        else:
+            waiting = [k.due for k in self.kept.values() if k.place == "turn"]
+            assert kept.place == "turn", "its turn is not now"
+            assert kept.due == min(waiting), "another one was due before"
+        kept.place = "flying"
+        self.flights[lease] = (self.now, kept)
+        self.times.append(self.now)
+        for n, past in enumerate(reversed(self.times)):
+            least = (n - self.pace.at_a_tick + 1) / self.pace.rate - SLACK
+            assert self.now - past >= least - EPSILON, "too fast"
+
+    def end_flight(self, lease: int, outcome: Outcome, retry_after: float) -> None:
+        begun, flown = self.flights.pop(lease)
+        verdict = self.ledger.outcome(lease, outcome, self.now, retry_after=retry_after)
+        if outcome is Outcome.THROTTLED:
+            assert isinstance(verdict, Slower)
+            assert 1 / self.pace.rate <= verdict.pause <= self.pace.cycle
+            assert verdict.pause >= min(retry_after, self.pace.cycle)
+            self.pause_until = max(self.pause_until, self.now + verdict.pause)
+        kept = self.kept.get(lease)
+        if kept is flown:
+            self.check_verdict(verdict, outcome, kept, begun)
+            self.move(lease, kept, outcome)
+        else:
+            assert verdict is None or outcome is Outcome.THROTTLED
+            if kept is not None:
+                self.put(kept, "front")
+
+    def check_verdict(
+        self, verdict: Verdict, outcome: Outcome, kept: Kept, begun: float
+    ) -> None:
+        match outcome:
+            case Outcome.GONE:
+                assert verdict == Gone()
+            case Outcome.FAILED if kept.failures == self.max_retries:
+                assert verdict == Missed(self.now - kept.extended)
+            case Outcome.FAILED:
+                assert verdict is None
+            case Outcome.EXTENDED:
+                gap = begun - kept.extended
+                assert verdict == (Missed(gap) if gap > self.pace.cycle * 1.1 else None)
+                kept.extended = begun
+            case Outcome.THROTTLED:
+                pass
+
+    def move(self, lease: int, kept: Kept, outcome: Outcome) -> None:
+        match outcome:
+            case Outcome.GONE:
+                del self.kept[lease]
+            case Outcome.EXTENDED:
+                kept.failures = kept.throttles = 0
+                self.put(kept, "had")
+            case Outcome.FAILED:
+                kept.throttles = 0
+                kept.failures = (kept.failures + 1) % (self.max_retries + 1)
+                self.put(kept, "turn" if kept.failures else "had")
+            case Outcome.THROTTLED:
+                kept.throttles = (kept.throttles + 1) % (MAX_THROTTLES + 1)
+                self.put(kept, "front" if kept.throttles else "turn")
+
+    def put(self, kept: Kept, place: str) -> None:
+        self.steps += 1
+        kept.place, kept.place_since = place, self.steps
+        kept.due = self.now + self.pace.cycle
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        ledger = self.ledger
+        assert set(ledger._records) == set(self.kept)
+        assert len(ledger) == len(self.kept)
+        assert ledger.saturated == (len(self.kept) > self.pace.capacity)
+        assert set(ledger._flying) == set(self.flights)
+        assert ledger.flying == len(self.flights)
+        queued = [*ledger._main, *ledger._backup, *ledger._arrivals]
+        away = {name for name, k in self.kept.items() if k.place in {"flying", "again"}}
+        assert sorted(queued) == sorted(set(self.kept) - away)
+
+    def teardown(self) -> None:
+        """Let all be well from now on: then every lease has its beats."""
+        if not hasattr(self, "ledger"):
+            return
+        for lease in list(self.flights):
+            self.end_flight(lease, Outcome.EXTENDED, 0.0)
+        had: set[int] = set()
+        # A lease that has had a beat may have its next one before others, but no more
+        # often than that.
+        for _ in range(2 * len(self.kept)):
+            served = self.step(0.0)
+            assert served is not None
+            had.add(served)
+            self.end_flight(served, Outcome.EXTENDED, 0.0)
+        assert had == set(self.kept), "these never had a beat again"
+
+
+TestLeases = LeaseMachine.TestCase
+
+
+@dataclass
+class Life:
+    """When a lease comes, and when it goes."""
+
+    name: int
+    comes: float
+    goes: float
+
+
+@st.composite
+def lives(draw: st.DrawFn, pace: Pace) -> list[Life]:
+    """Draw leases of which there are never more than a cycle has beats."""
+    chosen: list[Life] = []
+    for seat in range(draw(st.integers(1, pace.capacity))):
+        now = 0.0
+        for number in range(draw(st.integers(1, 8))):
+            now += pace.cycle * draw(st.sampled_from([0.0, 0.05, 0.25, 1.0, 3.5]))
+            stay = draw(st.sampled_from([0.15, 0.5, 0.95, 1.0, 3.0, 15.0]))
+            chosen.append(Life(100 * seat + number, now, now + pace.cycle * stay))
+            now = chosen[-1].goes
+    return sorted(chosen, key=lambda life: life.comes)
+
+
+def play(
+    pace: Pace, lives: list[Life], answer: float, end: float
+) -> dict[int, list[float]]:
+    """Run a ledger in time; return the times of the beats of each lease."""
+    ledger: LeaseLedger[int] = LeaseLedger(
+        rate=pace.rate, cycle=pace.cycle, max_retries=0, overlap=100, now=0.0
+    )
+    beats: dict[int, list[float]] = {life.name: [] for life in lives}
+    # What will happen, in order; at one moment some go before others come.
+    agenda = [(life.goes, 0, life.name) for life in lives]
+    agenda += [(life.comes, 1, life.name) for life in lives]
+    agenda.sort(reverse=True)
+    flights: list[tuple[float, int]] = []
+    now = 0.0
+    while now < end:
+        while agenda and agenda[-1][0] <= now:
+            _, comes, name = agenda.pop()
+            if comes:
+                ledger.add(name, now)
+            else:
+                ledger.discard(name)
+        while flights and flights[0][0] <= now:
+            ledger.outcome(flights.pop(0)[1], Outcome.EXTENDED, now)
+        while (lease := ledger.beat(now)) is not None:
+            beats[lease].append(now)
+            flights.append((now + answer, lease))
+        due = ledger.next_due()
+        moments = [end, *(m[0] for m in agenda[-1:]), *(f[0] for f in flights[:1])]
+        now = min([*moments, due] if due is not None and due > now else moments)
+        # Not before now: what had happened by then is done.
+    return beats
+
+
+@given(st.data(), paces, st.sampled_from([0.0, 0.0, 0.03, 0.15]))
+def test_if_a_cycle_has_a_beat_for_each_every_lease_gets_it_in_time(
+    data: st.DataObject, pace: Pace, answer: float
+) -> None:
+    chosen = data.draw(lives(pace))
+    answer *= pace.cycle
+    end = max(life.goes for life in chosen) + 1
+    beats = play(pace, chosen, answer, end)
+    for life in chosen:
+        # From its coming to its first beat, from each answer to the next beat, and to
+        # its end: never more than a cycle, and the one tick that it began with.
+        starts = [life.comes, *(time + answer for time in beats[life.name])]
+        stops = [*beats[life.name], life.goes]
+        for start, stop in zip(starts, stops, strict=True):
+            tick = pace.at_a_tick / pace.rate
+            assert stop - start <= pace.cycle + tick + EPSILON
+
+
+@given(st.integers(4, 20))
+def test_if_there_are_too_many_all_wait_equally_longer(leases: int) -> None:
+    chosen = [Life(name, 0.0, math.inf) for name in range(leases)]
+    beats = play(SLOW, chosen, 0.0, 100.0)
+    gaps = {
+        round(later - earlier, 6)
+        for times in beats.values()
+        for earlier, later in itertools.pairwise(times)
+    }
+    assert gaps == {leases / SLOW.rate}

@@ -1,0 +1,144 @@
+"""Leases of a pool's jobs, on both loops and in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from asyncpool import LeaseGoneError, LeaseKeeper, Pool, WorkerCrashedError
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves
+from tests.helpers.scripts import run_script
+
+pytestmark = BOTH_LOOPS
+
+
+class Outside:
+    """Counts the beats of each lease, and says that some are gone."""
+
+    def __init__(self) -> None:
+        self.beats: Counter[str] = Counter()
+        self.gone: set[str] = set()
+        self._news = asyncio.Event()
+
+    async def extend(self, lease: str) -> None:
+        self.beats[lease] += 1
+        self._news.set()
+        if lease in self.gone:
+            raise LeaseGoneError
+
+    async def beaten(self, lease: str, times: int) -> None:
+        """Wait until *lease* has been extended so many times more."""
+        enough = self.beats[lease] + times
+        while self.beats[lease] < enough:
+            self._news.clear()
+            await self._news.wait()
+
+
+async def test_a_lease_is_kept_while_its_job_is_queued_and_while_it_runs() -> None:
+    outside = Outside()
+    async with (
+        patience(),
+        Gate() as gate,
+        LeaseKeeper(outside.extend, rate=100.0, cycle=0.05) as keeper,
+        Pool(1) as pool,
+    ):
+        for name in ("first", "second"):
+            keeper.keep(name, pool.submit(jobs.wait_at, gate.path, name))
+        await outside.beaten("second", 3)
+        (await gate.visitor("first")).release()
+        second = await gate.visitor("second")
+        assert keeper.stats().leases == 1
+        before = outside.beats["first"]
+        await outside.beaten("second", 3)
+        assert outside.beats["first"] == before
+        second.release()
+
+
+async def test_a_job_whose_lease_is_gone_is_stopped() -> None:
+    outside = Outside()
+    async with (
+        patience(),
+        Gate() as gate,
+        LeaseKeeper(outside.extend, rate=100.0, cycle=0.05) as keeper,
+        Pool(2) as pool,
+    ):
+        lost = pool.submit(jobs.compute, gate.path, "lost")
+        safe = pool.submit(jobs.wait_at, gate.path, "safe")
+        keeper.keep("lost", lost)
+        keeper.keep("safe", safe)
+        victim, survivor = await gate.visitor("lost"), await gate.visitor("safe")
+        outside.gone.add("lost")
+        with pytest.raises(asyncio.CancelledError, match="lease 'lost' is gone"):
+            await lost
+        await victim.gone()
+        survivor.release()
+        assert await safe == "go"
+        await assert_serves(pool)
+
+
+async def test_a_crash_ends_a_lease() -> None:
+    outside = Outside()
+    async with (
+        patience(),
+        LeaseKeeper(outside.extend, rate=100.0, cycle=0.05) as keeper,
+        Pool(1) as pool,
+    ):
+        job = pool.submit(os._exit, 3)
+        keeper.keep("one", job)
+        with pytest.raises(WorkerCrashedError):
+            await job
+        await asyncio.sleep(0)
+        assert keeper.stats().leases == 0
+
+
+async def test_ctrl_c_ends_a_keeper_and_what_it_has_under_way(tmp_path: Path) -> None:
+    said = await asyncio.to_thread(run_script, tmp_path, INTERRUPTED)
+    assert said.split() == ["beat", "ended", "left", "interrupted"]
+
+
+INTERRUPTED = """
+    import asyncio, signal
+    import asyncpool
+
+    async def send(lease):
+        print("beat")
+        signal.raise_signal(signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            print("ended")
+
+    async def main():
+        try:
+            async with asyncpool.LeaseKeeper(send) as keeper:
+                keeper.add("one")
+                await asyncio.sleep(60)
+        finally:
+            print("left")
+
+    try:
+        asyncio.run(main(), debug=True)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+async def test_its_rate_is_what_it_makes_and_no_more() -> None:
+    outside = Outside()
+    loop = asyncio.get_running_loop()
+    async with patience(), LeaseKeeper(outside.extend, 500.0, 1.0) as keeper:
+        for n in range(1000):
+            keeper.add(f"{n}")
+        await outside.beaten("0", 1)
+        began = loop.time()
+        await outside.beaten("300", 1)
+        # At this rate there are 25 beats at a tick; and timers may be late.
+        assert loop.time() - began >= (300 - 25) / 500 - 0.002

@@ -1,0 +1,522 @@
+"""The lease keeper on a loop whose clock jumps: whom it extends, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import re
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from asyncpool import LeaseGoneError, LeaseKeeper, ThrottledError
+from asyncpool.events import LeaseLost, LeaseMissed, LeaseSaturated, LeaseThrottled
+from tests.helpers.virtual_time import VirtualLoop, run
+
+Send = Callable[[str], Awaitable[object]]
+
+
+class Outside:
+    """An outside system: writes down its visitors, and answers as it was told.
+
+    Args:
+        answers: For each lease what it does in turn: an exception to raise, or the
+            seconds that it takes.  The last one is for ever.
+    """
+
+    def __init__(self, **answers: Sequence[float | BaseException]) -> None:
+        self.answers = {name: list(each) for name, each in answers.items()}
+        self.log: list[str] = []
+        self.inside: list[str] = []
+        self.most = 0
+
+    async def extend(self, lease: str) -> None:
+        assert lease not in self.inside, "two beats of one lease overlap"
+        self.log.append(f"{lease}{now():g}")
+        self.inside.append(lease)
+        self.most = max(self.most, len(self.inside))
+        try:
+            answers = self.answers.get(lease, [0.0])
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer:
+                await reach(now() + answer)
+        finally:
+            self.inside.remove(lease)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def reach(moment: float) -> None:
+    """Let virtual time pass."""
+    reached = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_at(moment, reached.set_result, None)
+    await reached
+
+
+def job() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+def test_each_lease_has_a_beat_in_each_cycle_until_it_is_removed() -> None:
+    async def main() -> None:
+        outside = Outside()
+        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+            keeper.add("a")
+            keeper.add("b")
+            await reach(5)
+            keeper.add("c")
+            await reach(15)
+            assert keeper.remove("b")
+            assert not keeper.remove("b")
+            await reach(25)
+            assert keeper.stats().leases == 2
+        assert outside.log == ["a0", "b1", "c5", "a10", "b11", "c12", "a20", "c21"]
+
+    run(main())
+
+
+def test_the_defaults_are_one_a_second_and_two_minutes() -> None:
+    async def main() -> None:
+        outside = Outside()
+        async with LeaseKeeper(outside.extend) as keeper:
+            for name in "abc":
+                keeper.add(name)
+            await reach(241.5)
+        assert outside.log == ["a0", "b1", "c2", "a120", "b121", "c122", "a240", "b241"]
+        assert keeper.stats().capacity == 120
+
+    run(main())
+
+
+def test_a_lease_is_kept_as_long_as_its_job_is_not_done() -> None:
+    async def main() -> None:
+        outside = Outside()
+        done, failed, cancelled = job(), job(), job()
+        async with LeaseKeeper(outside.extend, rate=10.0, cycle=10.0) as keeper:
+            for name, each in (("a", done), ("b", failed), ("c", cancelled)):
+                keeper.keep(name, each)
+            await reach(15)
+            done.set_result(None)
+            failed.set_exception(OSError())
+            cancelled.cancel()
+            await asyncio.sleep(0)
+            assert keeper.stats().leases == 0
+            await reach(50)
+        assert isinstance(failed.exception(), OSError)
+        assert outside.log == ["a0", "b0.1", "c0.2", "a10", "b10.1", "c10.2"]
+
+    run(main())
+
+
+def test_a_job_that_is_done_already_needs_no_lease() -> None:
+    async def main() -> None:
+        outside, done = Outside(), job()
+        done.set_result(None)
+        async with LeaseKeeper(outside.extend) as keeper:
+            keeper.keep("a", done)
+            assert keeper.stats().leases == 0
+            await reach(5)
+        assert outside.log == []
+
+    run(main())
+
+
+def test_the_next_job_may_take_a_lease_over_in_the_turn_in_which_the_last_one_ends() -> (
+    None
+):
+    async def main() -> None:
+        outside, first, second = Outside(), job(), job()
+        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+            keeper.keep("a", first)
+            first.set_result(None)
+            keeper.keep("a", second)
+            await reach(15)
+            assert keeper.stats().leases == 1
+            second.set_result(None)
+            await asyncio.sleep(0)
+            assert keeper.stats().leases == 0
+        assert outside.log == ["a0", "a10"]
+
+    run(main())
+
+
+def test_a_lease_that_is_gone_costs_its_job() -> None:
+    async def main() -> None:
+        outside = Outside(a=[0.0, LeaseGoneError()])
+        lost, safe = job(), job()
+        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+            events = keeper.events()
+            keeper.keep("a", lost)
+            keeper.keep("b", safe)
+            with pytest.raises(asyncio.CancelledError, match="lease 'a' is gone"):
+                await lost
+            assert now() == 10
+            assert await anext(events) == LeaseLost("a")
+            await reach(29)
+            assert (keeper.stats().leases, keeper.stats().lost) == (1, 1)
+            safe.set_result(None)
+            await asyncio.sleep(0)
+        assert outside.log == ["a0", "b1", "a10", "b11", "b20"]
+
+    run(main())
+
+
+def test_who_has_no_job_is_called(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        outside = Outside(a=[LeaseGoneError()], b=[LeaseGoneError()])
+        lost: list[str] = []
+
+        def fail(lease: str) -> None:
+            raise OSError(lease)
+
+        async with LeaseKeeper(outside.extend) as keeper:
+            keeper.add("a", on_gone=fail)
+            keeper.add("b", on_gone=lost.append)
+            await reach(5)
+        assert lost == ["b"]
+
+    run(main())
+    assert "on_gone raised; the keeper goes on" in caplog.text
+
+
+def test_a_throttled_beat_slows_all_of_them_down() -> None:
+    async def main() -> None:
+        slow = ThrottledError()
+        outside = Outside(a=[slow, ThrottledError(retry_after=7.0), 0.0])
+        async with LeaseKeeper(outside.extend) as keeper:
+            events = keeper.events()
+            keeper.add("a")
+            keeper.add("b")
+            await reach(15)
+            assert await anext(events) == LeaseThrottled("a", 2.0)
+            assert await anext(events) == LeaseThrottled("a", 7.0)
+            assert (keeper.stats().throttled, keeper.stats().extended) == (2, 2)
+        assert outside.log == ["a0", "a2", "a9", "b10"]
+
+    run(main())
+
+
+def test_an_unknown_error_is_retried_and_then_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        down = OSError("down")
+        outside = Outside(a=[down])
+        async with LeaseKeeper(outside.extend, 1.0, 20.0, 2) as keeper:
+            events = keeper.events()
+            keeper.add("a")
+            keeper.add("b")
+            assert await anext(events) == LeaseMissed("a", 3.0, down)
+            assert (keeper.stats().failed, keeper.stats().missed) == (3, 1)
+            await reach(21.5)
+        assert outside.log == ["a0", "b1", "a2", "a3", "b20", "a21"]
+
+    run(main())
+    assert "lease 'a' not extended for 3 s: OSError('down')" in caplog.text
+
+
+def test_an_outside_system_that_is_down_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        outside = Outside(**{f"{n}": [OSError("down")] for n in range(40)})
+        async with LeaseKeeper(outside.extend, 4.0, 10.0, 0) as keeper:
+            for n in range(40):
+                keeper.add(f"{n}")
+            await reach(20.5)
+            assert keeper.stats().missed > 80
+
+    run(main())
+    assert [record.getMessage() for record in caplog.records] == [
+        "lease '0' not extended for 0 s: OSError('down')",
+        *(
+            f"lease '0' not extended for {gap} s: OSError('down'); so were 39 others "
+            "before"
+            for gap in (10, 20)
+        ),
+    ]
+
+
+def test_what_cancels_itself_inside_has_failed() -> None:
+    async def main() -> None:
+        outside = Outside(a=[asyncio.CancelledError(), 0.0])
+        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+            keeper.add("a")
+            await reach(5)
+            assert (keeper.stats().failed, keeper.stats().extended) == (1, 1)
+        assert outside.log == ["a0", "a1"]
+
+    run(main())
+
+
+def test_a_beat_that_hangs_ends_in_time_for_its_retries() -> None:
+    async def main() -> None:
+        outside = Outside(a=[9e9])
+        async with LeaseKeeper(outside.extend, cycle=120.0) as keeper:
+            events = keeper.events()
+            keeper.add("a")
+            keeper.add("b")
+            missed = await anext(events)
+            assert isinstance(missed, LeaseMissed)
+            assert isinstance(missed.error, TimeoutError)
+            assert (missed.lease, missed.gap) == ("a", 60.0)
+            await reach(121.5)
+        # Each of four attempts has 15 s: they are over in half of the cycle.
+        assert outside.log == ["a0", "b1", "a15", "a30", "a45", "b120", "a121"]
+
+    run(main())
+
+
+def test_slow_beats_of_several_leases_overlap_as_far_as_the_rate_asks_for() -> None:
+    async def main(rate: float, most: int, beats: int) -> None:
+        outside = Outside(**{f"{n}": [10.0] for n in range(200)})
+        async with LeaseKeeper(outside.extend, rate, 100.0, timeout=50.0) as keeper:
+            for n in range(200):
+                keeper.add(f"{n}")
+            await reach(29.9)
+            assert keeper.stats().under_way == most
+        assert (outside.most, len(outside.log)) == (most, beats)
+
+    run(main(0.2, 2, 6))  # a beat in 5 s, each takes 10
+    run(main(1.0, 4, 12))
+    run(main(20.0, 20, 60))
+    run(main(1000.0, 32, 96))
+
+
+def test_more_leases_than_a_cycle_has_beats_are_told_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        outside = Outside()
+        async with LeaseKeeper(outside.extend, cycle=3.0) as keeper:
+            events = keeper.events()
+            for name in "abcd":
+                keeper.add(name)
+            assert keeper.stats().saturated
+            assert await anext(events) == LeaseSaturated(
+                leases=4, capacity=3, cycle=3.0, rate=1.0, worst_gap=4.0
+            )
+            assert now() == 0
+            await reach(7.5)
+        assert outside.log == [f"{'abcd'[n % 4]}{n}" for n in range(8)]
+
+    run(main())
+    assert "4 leases, but 1 beats/s * 3 s = 3: each is extended every 4" in caplog.text
+
+
+def test_a_loop_that_stalled_sends_no_burst() -> None:
+    async def main() -> None:
+        outside = Outside()
+        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+            for name in "abcde":
+                keeper.add(name)
+            await reach(1.5)
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualLoop)
+            loop.stall(60)
+            await reach(64)
+        # Two milliseconds are made good, the lateness of a timer.
+        assert outside.log == ["a0", "b1", "c61.5", "d62.498", "e63.498"]
+
+    run(main())
+
+
+def test_a_lease_that_comes_again_waits_for_the_beat_of_its_namesake() -> None:
+    async def main() -> None:
+        outside = Outside(a=[5.0, 0.0])
+        async with LeaseKeeper(outside.extend) as keeper:
+            keeper.add("a")
+            await reach(1)
+            assert keeper.remove("a")
+            keeper.add("a")
+            await reach(10)
+        assert outside.log == ["a0", "a5"]
+
+    run(main())
+
+
+def test_its_end_interrupts_what_is_under_way(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        outside, orphan = Outside(a=[99.0], b=[99.0]), job()
+        keeper = LeaseKeeper(outside.extend)
+        async with keeper:
+            events = keeper.events()
+            keeper.add("a")
+            keeper.keep("b", orphan)
+            await reach(3)
+            assert outside.inside == ["a", "b"]
+            assert keeper.stats().beats == keeper.stats().under_way == 2
+            assert repr(keeper) == "<LeaseKeeper running: 2 leases of 120>"
+        assert now() == 3
+        assert outside.inside == []
+        assert [event async for event in events] == []
+        assert not orphan.done()
+        assert keeper.stats().under_way == keeper.stats().leases == 0
+        assert repr(keeper) == "<LeaseKeeper not running: 0 leases of 120>"
+        orphan.set_result(None)
+
+    run(main())
+    assert "a lease keeper ends before 1 of its jobs" in caplog.text
+
+
+@pytest.mark.parametrize("by", ["task", "scope"])
+def test_whoever_cancels_its_end_still_waits_for_it(by: str) -> None:
+    ended = []
+
+    async def stubborn(lease: str) -> None:
+        try:
+            await job()
+        finally:
+            await reach(now() + 5)
+            ended.append(lease)
+
+    async def use() -> None:
+        async with LeaseKeeper(stubborn) as keeper:
+            keeper.add("a")
+            await reach(2)
+
+    async def main() -> None:
+        if by == "task":
+            user = asyncio.create_task(use())
+            await reach(3)
+            user.cancel()
+            await asyncio.wait({user})
+            assert user.cancelled()
+        else:
+            with anyio.move_on_at(anyio.current_time() + 3) as scope:
+                await use()
+                await asyncio.sleep(0)
+            assert scope.cancelled_caught
+        assert (ended, now()) == (["a"], 7)
+
+    run(main())
+
+
+def test_an_error_in_its_context_leaves_it_as_itself() -> None:
+    async def main() -> None:
+        async def use() -> None:
+            async with LeaseKeeper(Outside(a=[99.0]).extend) as keeper:
+                keeper.add("a")
+                await reach(1)
+                raise OSError("mine")
+
+        with pytest.raises(OSError, match="mine"):
+            await use()
+
+    run(main())
+
+
+def test_nothing_is_held_on_to() -> None:
+    class Lease:
+        pass
+
+    async def main() -> None:
+        async def send(lease: Lease) -> None:
+            pass
+
+        keeper = LeaseKeeper(send, rate=100.0, cycle=1.0)
+        seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        forever = job()
+        async with keeper:
+            lease, short = Lease(), job()
+            keeper.keep(lease, short)
+            seen.update([lease, short])
+            await reach(5)
+            short.set_result(None)
+            await asyncio.sleep(0)
+            lease = Lease()
+            keeper.keep(lease, forever)
+            seen.add(lease)
+            assert keeper.remove(lease)
+            lease = Lease()
+            keeper.keep(lease, forever)
+            seen.update([lease, keeper])
+            await reach(20)
+        del keeper, lease, short
+        gc.collect()
+        assert not list(seen)
+        forever.cancel()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"send": 3}, TypeError, "send must be callable, not 3"),
+        ({"rate": 0}, ValueError, "rate must be > 0 and finite, not 0"),
+        ({"rate": float("nan")}, ValueError, "rate must be > 0 and finite, not nan"),
+        ({"cycle": float("inf")}, ValueError, "cycle must be > 0 and finite, not inf"),
+        ({"timeout": -1}, ValueError, "timeout must be > 0 and finite, not -1"),
+        ({"max_retries": -1}, ValueError, "max_retries must be at least 0, not -1"),
+        ({"max_retries": 1.5}, TypeError, "max_retries must be an int, not 1.5"),
+        (
+            {"rate": 0.1, "cycle": 5.0},
+            ValueError,
+            "rate=0.1 beats/s for cycle=5 s make 0.5 beats: one at least is needed",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_refused_at_once(
+    arguments: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        LeaseKeeper(**{"send": print, **arguments})
+
+
+def test_a_keeper_is_used_where_it_runs_and_only_once() -> None:
+    async def main() -> None:
+        keeper = LeaseKeeper(Outside().extend)
+        not_running = "the lease keeper is not running: use 'async with'"
+        with pytest.raises(RuntimeError, match=not_running):
+            keeper.add("a")
+        async with keeper:
+            keeper.add("a")
+            with pytest.raises(ValueError, match="lease 'a' is kept already"):
+                keeper.keep("a", job())
+            with pytest.raises(TypeError, match=r"keep\(\) takes a future of asyncio"):
+                keeper.keep("b", reach(1))  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="buffer must be at least 1, not 0"):
+                keeper.events(buffer=0)
+        with pytest.raises(RuntimeError, match=not_running):
+            keeper.keep("a", job())
+        with pytest.raises(RuntimeError, match="can be used only once"):
+            await keeper.__aenter__()
+
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        run(main())
+
+
+def test_a_keeper_belongs_to_one_loop() -> None:
+    async def elsewhere(keeper: LeaseKeeper[str]) -> None:
+        with pytest.raises(RuntimeError, match="runs in another event loop"):
+            keeper.add("a")
+
+    async def main() -> None:
+        async with LeaseKeeper(Outside().extend) as keeper:
+            await asyncio.to_thread(asyncio.run, elsewhere(keeper))
+
+    asyncio.run(main())
+
+
+def test_a_quiet_keeper_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "asyncpool")
+
+    async def main() -> None:
+        async with LeaseKeeper(Outside().extend, cycle=10.0) as keeper:
+            done = job()
+            keeper.keep("a", done)
+            await reach(50)
+            done.set_result(None)
+            await asyncio.sleep(0)
+
+    run(main())
+    assert not [r for r in caplog.records if r.name.startswith("asyncpool")]
