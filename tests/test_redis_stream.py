@@ -237,3 +237,6 @@ def test_without_a_server_the_tests_are_skipped_but_fail_in_ci(
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match=missing):
         find_server()
+    monkeypatch.setenv("ASYNCPOOL_REDIS_SERVER", "none")
+    with pytest.raises(pytest.skip.Exception, match="could not be installed"):
+        find_server()

@@ -299,7 +299,7 @@ class Supervision:
         back, kept = slot.flight.answer(places)
         wanted = {job: back[job] for job in back if job not in slot.unwanted}
         for job in back:
-            slot.unwanted.pop(job, None)
+            self._forgive(slot, job)
         commands: list[Command] = [Unassign(tuple(wanted))] if wanted else []
         begun = [job for job in kept if job in slot.unwanted]
         if begun and slot.state is SlotState.BUSY:
@@ -439,7 +439,7 @@ class Supervision:
         self.dispatcher.worker_gone(slot.index)
 
     def _forgive(self, slot: Slot, job: int) -> None:
-        """Let a worker live that has finished a job which was to end."""
+        """Let a worker live that has finished, or given back, a job which was to end."""
         slot.unwanted.pop(job, None)
         if slot.doomed == job:
             slot.doomed = slot.due = None

@@ -275,7 +275,14 @@ class ImaginaryShell:
             del process.hand[job]
         self.seen["a revoked job" if won else "a revoke in vain"] += 1
         for job in back:
+            if job == process.asked_to_end:
+                self.seen["a job given back that was asked to end"] += 1
+                process.asked_to_end = None
             process.unwanted.pop(job, None)
+            if job == process.doomed_for:
+                process.doomed_at = process.doomed_for = None
+            if job == process.stalled:
+                process.stalled = None
         answered = process.pending.popleft()
         job = process.running or 0
         if job in process.unwanted and process.hand.get(job) in answered:

@@ -19,8 +19,11 @@ __all__ = ["find_server", "pause", "poll", "redis_server"]
 
 def find_server() -> str:
     """Return the server's program; skip the test that has none, or fail it in CI."""
-    # .ci/run puts it there; who runs the tests by hand may do without.
+    # .ci/run puts it there, or says that Debian's packages are out of reach; who runs
+    # the tests by hand may do without.
     program = os.environ.get("ASYNCPOOL_REDIS_SERVER") or shutil.which("redis-server")
+    if program == "none":
+        pytest.skip("redis-server could not be installed here")
     if program:
         return program
     missing = "there is no redis-server: install the Debian package redis-server"
