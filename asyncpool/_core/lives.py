@@ -193,6 +193,10 @@ class Lives:
                 commands += self._slot_is_due(slot, now)
         return commands
 
+    def stop_probing(self) -> None:
+        """Find out no more whether a broken pool can start workers again."""
+        self._probe_at = None
+
     def retire_all(self) -> bool:
         """If every slot is retired, let nothing be due, and tell it."""
         if any(slot.state is not SlotState.RETIRED for slot in self.slots):

@@ -377,6 +377,7 @@ class Supervision:
 
     def _time_is_over(self, now: float) -> list[Command]:
         self.closing = Finish.NONE
+        self._lives.stop_probing()  # that may be due now, too
         jobs = [*self._in_hand(), *self._landing, *self.dispatcher.empty()]
         self._landing.clear()
         commands = fail_jobs(jobs, "closed")

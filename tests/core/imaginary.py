@@ -614,7 +614,11 @@ class ImaginaryShell:
             assert self.waiting or self.landing, "a worker that no job needs"
         if self.broken:
             self.seen["a probe of a broken pool"] += 1
-            probes = [p for p in self.processes.values() if not p.excused]
+            probes = [
+                process
+                for process in self.processes.values()
+                if not process.excused and not (process.faulty and process.told)
+            ]
             assert all(p.state == "busy" for p in probes), "one probe at a time"
             self._postpone_the_probe()
         self.generations[slot] = generation
@@ -624,7 +628,9 @@ class ImaginaryShell:
         """Check that a process is pressed to end for a reason and step by step."""
         told, waited = process.told, self.now - process.told_at
         assert told < how, "a step back, or the same one twice"
-        if self.closing is Finish.NONE or (self.time_is_over and how is Ending.KILLED):
+        # Or it is killed for a job, in the moment before the timer.
+        over = self.time_is_over and not self.core.in_hand(process.slot)
+        if self.closing is Finish.NONE or (over and how is Ending.KILLED):
             assert process.unwanted.keys() >= process.hand.keys(), "a job was forgotten"
             process.hand.clear()
             process.loading = None
@@ -645,8 +651,7 @@ class ImaginaryShell:
         """Check that there is a reason for a SIGKILL out of turn."""
         if process.faulty and (process.told or not process.hand):
             return
-        if self.time_is_over:
-            assert not process.hand
+        if self.time_is_over and not process.hand:
             process.excused = True
             return
         if process.doomed_at is not None:
