@@ -21,7 +21,6 @@ from asyncpool._runtime.postmortem import deliveries, timeout_error
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
-    JobTimeoutError,
     PoolClosedError,
 )
 from asyncpool.events import (
@@ -32,7 +31,7 @@ from asyncpool.events import (
     SlotStats,
 )
 
-__all__ = ["Failed", "JobBook", "Loss", "load_outcome"]
+__all__ = ["Failed", "JobBook", "Loss", "load_outcome", "overdue"]
 
 
 _VALUE = Kind.VALUE
@@ -65,6 +64,15 @@ def load_outcome(frame: Frame, pause: Callable[[], None] | None = None) -> Any:
     return Failed(load_error(frame.payload, pause), raised=True)
 
 
+def overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
+    """Return what comes of a job that has ended since its time was over, or after it.
+
+    There is no other attempt after a deadline.
+    """
+    error = timeout_error(job, handle.read_stacks())
+    return Failed(error, raised=job.exceeded != "deadline")
+
+
 class Loss(NamedTuple):
     """What the death of a worker means for one of its jobs.
 
@@ -82,7 +90,7 @@ class Loss(NamedTuple):
     attempt: int
     touched: bool
     again: bool
-    error: JobTimeoutError | None
+    error: BaseException | None
 
 
 class JobBook:
@@ -156,10 +164,10 @@ class JobBook:
             again = not touched or job.policy.after_crash(
                 kind=kind, delivery=delivery, attempt=job.attempt, returns=job.returns
             )
-            error = None
+            error: BaseException | None = None
             if job.exceeded is not None:
-                error = timeout_error(job, handle.read_stacks())
-                again = job.exceeded != "deadline" and job.policy.after_exception(
+                error, retried = overdue(job, handle)
+                again = retried and job.policy.after_exception(
                     error, attempt=job.attempt
                 )
             attempt = job.attempt if begun else 0

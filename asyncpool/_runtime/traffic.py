@@ -20,7 +20,7 @@ from asyncpool._core.limits import JobOptions
 from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
 from asyncpool._core.profiles import ALONE
-from asyncpool._runtime.book import Failed, load_outcome
+from asyncpool._runtime.book import load_outcome, overdue
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.packing import Packer, Unpacker
@@ -215,7 +215,7 @@ class Traffic:
             self._begin_head(handle.slot)
         for job, frame in settled:
             loaded = (
-                load_outcome(frame) if job.exceeded is None else self._late(job, handle)
+                load_outcome(frame) if job.exceeded is None else overdue(job, handle)
             )
             if book.settle(job, loaded):
                 self._perform(core.give_back({job.id: job.profile}, now))
@@ -379,11 +379,6 @@ class Traffic:
     def _is_first(self, handle: WorkerHandle, job: int) -> bool:
         state, slot = self._state, handle.slot
         return state.handles[slot] is handle and state.core.head(slot) == job
-
-    def _late(self, job: Job[Any], handle: WorkerHandle) -> Failed:
-        """Return what becomes of an outcome that came too late, or for that reason."""
-        error = timeout_error(job, handle.read_stacks())
-        return Failed(error, raised=job.exceeded != "deadline")
 
     def _look_later(self) -> None:
         self._stall_timer = self._state.loop.call_later(_STALLED, self._look_for_stalls)

@@ -219,9 +219,7 @@ class ImaginaryShell:
         for job in jobs:
             self.core.outcome(slot, job)
             del process.hand[job]
-            if process.stalled == job:
-                process.stalled = None
-            self._forgive(process, job)
+            self._forgive(process, job, "an outcome")
         self.feed(self.core.refill(slot, self.now))
         for job in jobs:
             if job not in self.open:
@@ -235,13 +233,15 @@ class ImaginaryShell:
                 continue
             self._again(job)
 
-    def _forgive(self, process: Process, job: int) -> None:
-        """Take note that a job has ended, of which the worker may have had to die."""
+    def _forgive(self, process: Process, job: int, what: str) -> None:
+        """Take note that a job has left, of which the worker may have had to die."""
+        if job == process.stalled:
+            process.stalled = None
         if job == process.asked_to_end:
-            self.seen["an outcome of a job that was asked to end"] += 1
+            self.seen[f"{what} of a job that was asked to end"] += 1
             process.asked_to_end = None
         if job in process.unwanted:
-            self.seen["an outcome that nobody wanted"] += 1
+            self.seen[f"{what} that nobody wanted"] += 1
             del process.unwanted[job]
         if job == process.doomed_for:
             process.doomed_at = process.doomed_for = None
@@ -275,14 +275,7 @@ class ImaginaryShell:
             del process.hand[job]
         self.seen["a revoked job" if won else "a revoke in vain"] += 1
         for job in back:
-            if job == process.asked_to_end:
-                self.seen["a job given back that was asked to end"] += 1
-                process.asked_to_end = None
-            process.unwanted.pop(job, None)
-            if job == process.doomed_for:
-                process.doomed_at = process.doomed_for = None
-            if job == process.stalled:
-                process.stalled = None
+            self._forgive(process, job, "a job given back")
         answered = process.pending.popleft()
         job = process.running or 0
         if job in process.unwanted and process.hand.get(job) in answered:

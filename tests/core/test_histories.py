@@ -185,6 +185,18 @@ TWO: History = [
     (0.1, ready(0), []),
     (0.1, ready(1), []),
 ]
+# One worker is at work, and the other slot is on the brink.
+THREE_CRASHES: History = [
+    *TWO,
+    (1.0, submit(1), [Assign(1, (1,))]),
+    (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+    (1.1, ready(0), []),
+    (2.0, died(0), [ScheduleRestart(0, 1.0)]),
+    (3.0, timer, [Spawn(0, 3)]),
+    (3.1, ready(0), []),
+    (4.0, died(0), [ScheduleRestart(0, 2.0)]),
+    (6.0, timer, [Spawn(0, 4)]),
+]
 
 HISTORIES: dict[str, History] = {
     "jobs begin in their order, and the worker that was idle last is the first": [
@@ -642,15 +654,7 @@ HISTORIES: dict[str, History] = {
         (2.3, died(1), [Finished()]),
     ],
     "a broken pool probes with one start at a time": [
-        *TWO,
-        (1.0, submit(1), [Assign(1, (1,))]),
-        (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
-        (1.1, ready(0), []),
-        (2.0, died(0), [ScheduleRestart(0, 1.0)]),
-        (3.0, timer, [Spawn(0, 3)]),
-        (3.1, ready(0), []),
-        (4.0, died(0), [ScheduleRestart(0, 2.0)]),
-        (6.0, timer, [Spawn(0, 4)]),
+        *THREE_CRASHES,
         (
             6.1,
             died(0),
@@ -664,15 +668,7 @@ HISTORIES: dict[str, History] = {
         (36.1, timer, [Kill(0)]),
     ],
     "a pool whose time is over does not probe, though that is due just then": [
-        *TWO,
-        (1.0, submit(1), [Assign(1, (1,))]),
-        (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
-        (1.1, ready(0), []),
-        (2.0, died(0), [ScheduleRestart(0, 1.0)]),
-        (3.0, timer, [Spawn(0, 3)]),
-        (3.1, ready(0), []),
-        (4.0, died(0), [ScheduleRestart(0, 2.0)]),
-        (6.0, timer, [Spawn(0, 4)]),
+        *THREE_CRASHES,
         (6.4, outcome_to_load(1), []),
         (
             6.5,
