@@ -165,16 +165,18 @@ class SupervisionMachine(RuleBasedStateMachine):
             )
 
     @precondition(lambda self: self.shell.slots("busy", told=False))
-    @rule(data=anything, tell=coins)
-    def the_time_of_a_job_is_over(self, data: st.DataObject, *, tell: bool) -> None:
+    @rule(data=anything, then=st.sampled_from(["nothing", "write", "hang"]))
+    def the_time_of_a_job_is_over(self, data: st.DataObject, then: str) -> None:
         slot = data.draw(st.sampled_from(self.shell.slots("busy", told=False)))
         process = self.shell.processes[slot]
         process.begin()
         job = next(iter(process.hand))
         if job != process.loading and job not in process.unwanted:
             self.shell.expire(slot, data.draw(st.sampled_from(PRESSES)))
-            if tell:
+            if then == "write":
                 self.shell.write(slot)
+            elif then == "hang":
+                self.shell.hang(slot)
 
     @precondition(lambda self: self.shell.writing())
     @rule(data=anything)
@@ -184,13 +186,19 @@ class SupervisionMachine(RuleBasedStateMachine):
     # The workers.
 
     @precondition(lambda self: self.shell.processes)
-    @rule(data=anything, whim=st.integers(0, 2), tell=coins)
-    def a_worker_is_silent(self, data: st.DataObject, whim: int, *, tell: bool) -> None:
+    @rule(
+        data=anything,
+        whim=st.integers(0, 1),
+        then=st.sampled_from(["nothing", "write", "finish"]),
+    )
+    def a_worker_is_silent(self, data: st.DataObject, whim: int, then: str) -> None:
         if whim == 0:
             slot = data.draw(st.sampled_from(sorted(self.shell.processes)))
             self.shell.hang(slot)
-            if tell and slot in self.shell.writing():
+            if then == "write" and slot in self.shell.writing():
                 self.shell.write(slot)
+            elif then == "finish" and slot in self.shell.slots("busy", told=False):
+                self.shell.outcome(slot)
 
     @precondition(lambda self: self.shell.slots("starting"))
     @rule(data=anything)
@@ -610,11 +618,11 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "WriteStacks": 20,
         "killed when it had said where it was": 2,
         "killed for a job": 1,
-        "hung": 30,
-        "hung without a job": 30,
-        "hung while it was to end": 2,
-        "hung no more": 2,
-        "killed since it hung": 5,
+        "hung": 10,
+        "hung without a job": 10,
+        "hung while it was to end": 1,
+        "hung no more": 1,
+        "killed since it hung": 3,
         "killed for a job, late": 1,
         "untouched by a death": 30,
         "requeued": 5,
