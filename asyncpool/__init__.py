@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncpool._core.restart import RestartPolicy
+    from asyncpool._core.wear import WorkerLimits
     from asyncpool._runtime.hub import EventStream
     from asyncpool._runtime.jobs import Job
     from asyncpool._worker.context import CurrentJob, current_job
+    from asyncpool._worker.retiring import retire_worker
     from asyncpool.errors import (
         AsyncPoolError,
         JobCancelled,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
         PoolFullError,
         ProtocolError,
         RemoteTraceback,
+        RollInProgressError,
         ThrottledError,
         UnsupportedPlatformError,
         WorkerCrashedError,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
         Crash,
         LeaseStats,
         PoolStats,
+        RollResult,
         SlotStats,
     )
     from asyncpool.leasekeeper import LeaseKeeper
@@ -50,9 +54,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "asyncpool._core.restart": ("RestartPolicy",),
+    "asyncpool._core.wear": ("WorkerLimits",),
     "asyncpool._runtime.hub": ("EventStream",),
     "asyncpool._runtime.jobs": ("Job",),
     "asyncpool._worker.context": ("CurrentJob", "current_job"),
+    "asyncpool._worker.retiring": ("retire_worker",),
     "asyncpool.errors": (
         "AsyncPoolError",
         "JobCancelled",
@@ -66,6 +72,7 @@ _HOMES = {
         "PoolFullError",
         "ProtocolError",
         "RemoteTraceback",
+        "RollInProgressError",
         "ThrottledError",
         "UnsupportedPlatformError",
         "WorkerCrashedError",
@@ -78,6 +85,7 @@ _HOMES = {
         "Crash",
         "LeaseStats",
         "PoolStats",
+        "RollResult",
         "SlotStats",
     ),
     "asyncpool.leasekeeper": ("LeaseKeeper",),
@@ -109,14 +117,18 @@ __all__ = [
     "ProtocolError",
     "RemoteTraceback",
     "RestartPolicy",
+    "RollInProgressError",
+    "RollResult",
     "SlotStats",
     "ThrottledError",
     "UnsupportedPlatformError",
     "WorkerCrashedError",
     "WorkerHungError",
+    "WorkerLimits",
     "WorkerOutOfMemoryError",
     "WorkerStartError",
     "current_job",
+    "retire_worker",
 ]
 
 

@@ -121,6 +121,10 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
         super().__init__(message, job_id=job_id, delivery=delivery)
 
 
+class RollInProgressError(AsyncPoolError):
+    """The pool is being rolled already; there is one roll at a time."""
+
+
 class PoolFullError(AsyncPoolError):
     """The pool refused a job because too many are waiting already.
 

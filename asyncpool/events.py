@@ -34,7 +34,10 @@ __all__ = [
     "PoolStats",
     "Ready",
     "Recovered",
+    "Resized",
     "Restarting",
+    "Retiring",
+    "RollResult",
     "Saturated",
     "SlotStats",
     "Spawned",
@@ -127,11 +130,31 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker ended as planned (the pool closes, or a job was cancelled)."""
+    """A worker ended as planned: it was retired, its job cancelled, the pool closes."""
 
     slot: int
     generation: int
     pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retiring:
+    """A worker gets no more jobs, and ends when it has finished what it has.
+
+    *reason* is the limit that it has reached (``"max_jobs"``, ``"max_age"``,
+    ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"`` or ``"roll"``.
+    """
+
+    slot: int
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """The pool is to have *workers* now: it was resized, jobs wait, or few come."""
+
+    workers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +217,8 @@ Event = (
     | Ready
     | Crashed
     | Exited
+    | Retiring
+    | Resized
     | Restarting
     | Parked
     | TakenOver
@@ -221,7 +246,7 @@ class PoolStats:
 
     Attributes:
         state: ``"new"``, ``"running"``, ``"broken"``, ``"closing"`` or ``"closed"``.
-        workers: How many slots there are.
+        workers: How many workers there are to be, by now if that varies.
         idle: Workers that wait for a job.
         busy: Workers that run one.
         waiting: Jobs in the queue.
@@ -264,6 +289,26 @@ class CloseSummary:
     finished: int
     failed: int
     killed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollResult:
+    """What came of :meth:`asyncpool.Pool.roll`.
+
+    Attributes:
+        replaced: How many of the old workers are gone.
+        trouble: Why the others stay; empty if there are none.
+        crash: The failed start of a replacement, if that was the reason.
+    """
+
+    replaced: int
+    trouble: str
+    crash: Crash | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of them are gone."""
+        return not self.trouble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

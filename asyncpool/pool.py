@@ -16,16 +16,22 @@ from asyncpool._core.messages import MAX_INITIALIZER, WorkerConfig
 from asyncpool._core.outcome import dumps
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Finish
+from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.machine import check_platform, module_path, usable_cpus
+from asyncpool._runtime.machine import (
+    check_limits,
+    check_platform,
+    module_path,
+    usable_cpus,
+)
 from asyncpool._runtime.options import Options, changed
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import JobNotPicklableError, PoolClosedError
-from asyncpool.events import CloseSummary, Event, PoolStats
+from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
 
 __all__ = ["Pool", "PoolView"]
 
@@ -55,7 +61,7 @@ class PoolView:
 
 
 class Pool:
-    """A fixed number of supervised worker processes, and a queue before them.
+    """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
     from whatever tasks you like, in one event loop.  Leaving the context waits for
@@ -63,9 +69,17 @@ class Pool:
 
     Args:
         workers: How many workers; ``None`` means the CPUs that this process may
-            use, by its affinity and its cgroup's quota.
+            use, by its affinity and its cgroup's quota.  A pair, such as ``(2, 16)``,
+            lets the pool grow while jobs wait, and shrink when workers have been idle
+            for *idle_timeout*.
+        idle_timeout: Seconds after which an idle worker goes, if there may be fewer.
         name: What logs call the pool.
         restart: When a dead worker is replaced, and when to give up.
+        limits: When workers are replaced by fresh ones, and what the kernel allows them.
+        surge: How many workers there may be beyond their number while some are replaced.
+        unavailable: How many may be missing meanwhile.  With ``surge=0, unavailable=1``
+            a worker ends before its replacement is started, where there is no memory
+            for both.
         on_crash: Called with a :class:`asyncpool.Crash`, once for each unplanned
             death of a worker.  May be async.  What it raises is logged.
         initializer: Called in each new worker before its first job.
@@ -98,10 +112,14 @@ class Pool:
 
     def __init__(
         self,
-        workers: int | None = None,
+        workers: int | tuple[int, int] | None = None,
         *,
         name: str | None = None,
+        idle_timeout: float = 60.0,
         restart: RestartPolicy | None = None,
+        limits: WorkerLimits | None = None,
+        surge: int = 1,
+        unavailable: int = 0,
         on_crash: CrashCallback | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: Iterable[Any] = (),
@@ -119,8 +137,15 @@ class Pool:
         max_shared_memory: int = 1 << 30,
     ) -> None:
         check_platform()
-        count = usable_cpus() if workers is None else workers
-        _check_int("workers", count, at_least=1)
+        least_most = _least_and_most(usable_cpus() if workers is None else workers)
+        _check_int("surge", surge, at_least=0)
+        _check_int("unavailable", unavailable, at_least=0)
+        if not surge and not unavailable:
+            raise ValueError("surge and unavailable cannot both be 0")
+        if not idle_timeout > 0:
+            raise ValueError(f"idle_timeout must be > 0 seconds, not {idle_timeout}")
+        limits = limits or WorkerLimits()
+        check_limits(limits)
         if max_pending is not None:
             _check_int("max_pending", max_pending, at_least=0)
         _check_int("max_message", max_message, at_least=1024)
@@ -137,7 +162,7 @@ class Pool:
             raise TypeError(f"preload takes names of modules: ({preload!r},)")
         self.name = name or f"pool-{next(_numbers)}"
         self._config = SupervisorConfig(
-            workers=count,
+            workers=least_most,
             name=self.name,
             restart=restart or RestartPolicy(),
             on_crash=on_crash,
@@ -147,10 +172,17 @@ class Pool:
             start_timeout=start_timeout,
             output=output,
             max_shared_memory=max_shared_memory,
+            limits=limits,
+            idle_timeout=idle_timeout,
+            surge=surge,
+            unavailable=unavailable,
             worker=WorkerConfig(
                 sys_path=module_path(),
                 initializer=_pack_initializer(initializer, tuple(initargs)),
                 max_payload=max_message,
+                nice=limits.nice,
+                cpus=limits.cpus,
+                rlimits=tuple(limits.rlimits.items()),
             ),
         )
         self._options = JobOptions(
@@ -285,7 +317,48 @@ class Pool:
             return self._supervisor.stats()
         zero = dict.fromkeys(_COUNTERS, 0)
         state = "closed" if self._closed_unused else "new"
-        return PoolStats(state=state, workers=self._config.workers, slots=(), **zero)
+        return PoolStats(state=state, workers=self._config.workers[0], slots=(), **zero)
+
+    async def resize(self, workers: int | tuple[int, int]) -> None:
+        """Have *workers* workers from now on, or a number between these two.
+
+        Returns when there are, and none too many: whoever is too many finishes its job
+        first, one worker after the other, those that are idle before the others.
+
+        Raises:
+            ValueError: If there is to be none.
+            TypeError: If *workers* is neither an int nor two.
+            PoolClosedError: If the pool is closed, or is before it has that size.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Safe: the pool goes on towards that size.
+
+        Concurrency:
+            The last call counts, and all return when the pool has that size.
+        """
+        least, most = _least_and_most(workers)
+        supervisor = self._open()
+        await asyncio.shield(supervisor.rotator.resize(least, most))
+
+    async def roll(self) -> RollResult:
+        """Replace every worker by a fresh one, one after the other.
+
+        Each goes on working until its replacement is ready, finishes its job, and ends.
+        If a replacement does not become ready the roll ends there: the other workers stay,
+        and the result says so.
+
+        Raises:
+            RollInProgressError: If the pool is being rolled already.
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Safe: the roll goes on.
+        """
+        return await asyncio.shield(self._open().rotator.roll())
 
     async def close(
         self,
@@ -397,6 +470,13 @@ class Pool:
             )
         return self._supervisor
 
+    def _open(self) -> Supervisor:
+        """Return the supervisor of a pool that works."""
+        supervisor = self._running()
+        self._check_loop()
+        supervisor.check_open()
+        return supervisor
+
     def _submit(
         self,
         fn: Callable[..., Any],
@@ -447,6 +527,16 @@ def _pack_initializer(
             "the initializer load what is large, from a file for example"
         )
     return payload
+
+
+def _least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
+    pair = workers if isinstance(workers, tuple) else (workers, workers)
+    if len(pair) != 2:  # noqa: PLR2004
+        raise TypeError(f"workers must be an int or two, not {workers!r}")
+    least, most = pair
+    _check_int("workers", least, at_least=1)
+    _check_int("workers", most, at_least=least)
+    return least, most
 
 
 def _check_int(name: str, value: int, *, at_least: int) -> None:

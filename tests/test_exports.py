@@ -18,14 +18,14 @@ PUBLIC = """
     AsyncPoolError CloseSummary Crash CurrentJob EventStream Job JobCancelled JobError
     JobNotPicklableError JobRaisedError JobTimeoutError LeaseGoneError LeaseKeeper
     LeaseStats Pool PoolBrokenError PoolClosedError PoolFullError PoolStats PoolView
-    ProtocolError RemoteTraceback RestartPolicy SlotStats ThrottledError
+    ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult SlotStats ThrottledError
     UnsupportedPlatformError WorkerCrashedError WorkerHungError
-    WorkerOutOfMemoryError WorkerStartError current_job
+    WorkerLimits WorkerOutOfMemoryError WorkerStartError current_job retire_worker
 """
 
 EVENTS = """
-    Crashed Drained Exited GaveUp Parked Ready Recovered Restarting Saturated
-    Spawned TakenOver
+    Crashed Drained Exited GaveUp Parked Ready Recovered Resized Restarting Retiring
+    Saturated Spawned TakenOver
 """
 
 LEASE_EVENTS = "LeaseLost LeaseMissed LeaseSaturated LeaseThrottled"

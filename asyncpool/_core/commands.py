@@ -16,10 +16,15 @@ __all__ = [
     "Finished",
     "GiveUp",
     "Interrupt",
+    "Keep",
     "Kill",
+    "LeaveEmpty",
     "ParkSlot",
     "Recover",
+    "Resized",
+    "Retiring",
     "Revoke",
+    "Rolled",
     "ScheduleRestart",
     "Spawn",
     "Stop",
@@ -91,9 +96,13 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Send SIGKILL to the worker in *slot* and to all that it started."""
+    """Send SIGKILL to the worker in *slot* and to all that it started.
+
+    *reason* is for its crash report.
+    """
 
     slot: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,47 @@ class ParkSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveEmpty:
+    """Tell listeners that nobody comes after the worker in *slot*: it is not needed."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Tell listeners that the worker in *slot* stays, since its replacement has failed.
+
+    There is another try in *again_in* seconds, if at all.
+    """
+
+    slot: int
+    again_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Retiring:
+    """Tell listeners that the worker in *slot* gets no more jobs, and why."""
+
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """Tell listeners that the pool is to have *workers* now."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """A roll is over: *replaced* workers are gone; *trouble* says what has stopped it."""
+
+    replaced: int
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Refuse jobs from now on."""
 
@@ -161,6 +211,11 @@ Command = (
     | FailJobs
     | ScheduleRestart
     | ParkSlot
+    | LeaveEmpty
+    | Keep
+    | Retiring
+    | Resized
+    | Rolled
     | GiveUp
     | Recover
     | Finished

@@ -15,6 +15,7 @@ from asyncpool._core.commands import (
     FailJobs,
     GiveUp,
     Kill,
+    LeaveEmpty,
     ParkSlot,
     Recover,
     ScheduleRestart,
@@ -25,6 +26,7 @@ from asyncpool._core.commands import (
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.restart import Break, Park, RestartLedger, RestartPolicy
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
+from asyncpool._core.wear import WorkerLimits
 
 __all__ = ["EMPTY", "KILL_GRACE", "STOP_GRACE", "TERM_GRACE", "Lives", "fail_jobs"]
 
@@ -38,17 +40,19 @@ _GRACE = {
     Ending.TERMINATED: TERM_GRACE,
     Ending.KILLED: KILL_GRACE,
 }
-_HOPELESS = frozenset({SlotState.PARKED, SlotState.RETIRED})
+_HOPELESS = frozenset({SlotState.PARKED, SlotState.SPARE, SlotState.RETIRED})
 
 # No process is in these, and there may be one again.
-EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED})
+EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.SPARE})
 
 
 class Lives:
     """Every slot, and what is due there.
 
     Args:
-        workers: How many slots there are.
+        workers: How many slots are filled at first.
+        seats: How many there are.
+        limits: When workers are worn.
         policy: When a dead worker is replaced.
         start_timeout: Seconds that a worker has to become ready.
         dispatcher: Which must not count on a worker that goes, and holds no job for a
@@ -64,14 +68,18 @@ class Lives:
         self,
         *,
         workers: int,
+        seats: int,
+        limits: WorkerLimits,
         policy: RestartPolicy,
         start_timeout: float,
         dispatcher: Dispatcher,
     ) -> None:
         self.slots = [Slot(index) for index in range(workers)]
+        self.slots += [Slot(index, SlotState.SPARE) for index in range(workers, seats)]
         self.broken: str | None = None
         self.kills = 0
         self.ledger = RestartLedger(policy, workers)
+        self._limits = limits
         self._policy = policy
         self._start_timeout = start_timeout
         self._dispatcher = dispatcher
@@ -83,6 +91,7 @@ class Lives:
         """Fill an empty slot."""
         slot.apply(SlotEvent.SPAWN)
         slot.renew()
+        slot.wear = self._limits.wear(slot.index, slot.generation)
         # Before the fork: a start that hangs anywhere is noticed.
         slot.due = now + self._start_timeout
         return Spawn(slot.index, slot.generation)
@@ -103,13 +112,21 @@ class Lives:
     # A worker goes.
 
     def end(
-        self, slot: Slot, how: Ending, now: float, *, planned: bool = False
+        self,
+        slot: Slot,
+        how: Ending,
+        now: float,
+        *,
+        planned: bool = False,
+        reason: str = "",
     ) -> list[Command]:
         """Take a worker out of service and press its process to end."""
         if slot.ending >= how:
             return []
         self._dispatcher.worker_gone(slot.index)
         slot.planned = slot.planned or planned
+        # What is stopped finds out nothing, and nobody may count on it.
+        slot.probing = slot.probing and not planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
         slot.ending, slot.asked = how, None
@@ -119,12 +136,18 @@ class Lives:
         if how is Ending.TERMINATED:
             return [Terminate(slot.index)]
         self.kills += 1
-        return [Kill(slot.index)]
+        return [Kill(slot.index, reason)]
+
+    def leave_empty(self, slot: Slot) -> list[Command]:
+        """Let nobody come into a slot that is empty."""
+        slot.apply(SlotEvent.SPARE)
+        slot.due = None
+        return [LeaveEmpty(slot.index)]
 
     def judge(
-        self, slot: Slot, now: float, *, blamed: bool, roll: float
+        self, slot: Slot, now: float, *, needed: bool, blamed: bool, roll: float
     ) -> list[Command]:
-        """Decide what follows upon a crash."""
+        """Decide what follows upon a crash in a slot in which a worker is *needed*."""
         run = None if slot.ready_at is None else now - slot.ready_at
         verdict = self.ledger.record(
             slot.index,
@@ -134,13 +157,15 @@ class Lives:
             outcomes=slot.outcomes,
             roll=roll,
         )
+        if not needed and (self.broken is not None or not isinstance(verdict, Break)):
+            return self.leave_empty(slot)
         if self.broken is not None:
             return self._park(slot, self.broken, now)
         if isinstance(verdict, Break):
             return [*self._park(slot, verdict.reason, now), *self._break(verdict, now)]
         if isinstance(verdict, Park):
             commands = self._park(slot, verdict.reason, now)
-            if all(other.state in _HOPELESS for other in self.slots):
+            if all(other.leaving or other.state in _HOPELESS for other in self.slots):
                 reason = f"every slot is parked: {verdict.reason}"
                 commands += self._break(Break(reason), now)
             return commands

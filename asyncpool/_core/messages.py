@@ -15,6 +15,10 @@ from collections.abc import Collection
 from asyncpool._core.records import Record
 from asyncpool.errors import ProtocolError
 
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from asyncpool._core.wear import KernelLimit
+
 __all__ = [
     "MAX_CONFIG",
     "MAX_INITIALIZER",
@@ -72,15 +76,21 @@ class WorkerConfig(Record):
         sys_path: Where the pool's process finds modules.
         initializer: The pickled ``(initializer, initargs)``, or ``None``.
         max_payload: The most bytes that a frame may carry.
+        nice: What is added to its niceness.
+        cpus: Those that it may run on, or ``None``.
+        rlimits: The kernel's limits for it, by name.
     """
 
     sys_path: tuple[str, ...]
     initializer: bytes | None
     max_payload: int
+    nice: int = 0
+    cpus: tuple[int, ...] | None = None
+    rlimits: tuple[tuple[str, KernelLimit], ...] = ()
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""
-        return pickle.dumps((self.sys_path, self.initializer, self.max_payload))
+        return pickle.dumps(tuple(self))
 
     @classmethod
     def unpack(cls, payload: bytes) -> WorkerConfig:

@@ -11,8 +11,8 @@ The states in the order in which a healthy worker visits them::
 
 ``BUSY`` begins when a job is assigned, not when the worker confirms it: otherwise
 a worker would look idle while a job is on its way to it, and could be stopped.
-``PARKED`` is an empty seat that waits for a probe, ``RETIRED`` one that is never
-filled again.
+``PARKED`` is an empty seat that waits for a probe, ``SPARE`` one that is not needed now,
+and ``RETIRED`` one that is never filled again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from asyncpool._core.flight import Flight
 from asyncpool._core.limits import Press
+from asyncpool._core.wear import NEVER, Wear
 
 __all__ = [
     "TRANSITIONS",
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 
+_NEW = Wear(jobs=NEVER, age=None, rss=None)
+
+
 class SlotState(enum.Enum):
     """Where a slot is in its life."""
 
@@ -43,6 +47,7 @@ class SlotState(enum.Enum):
     BUSY = "busy"
     STOPPING = "stopping"
     PARKED = "parked"
+    SPARE = "spare"
     RETIRED = "retired"
 
 
@@ -56,6 +61,7 @@ class SlotEvent(enum.Enum):
     STOP = enum.auto()
     EXITED = enum.auto()
     PARK = enum.auto()
+    SPARE = enum.auto()
     RETIRE = enum.auto()
 
 
@@ -78,13 +84,19 @@ TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
     _S.VACANT: {
         _E.SPAWN: _S.STARTING,
         _E.PARK: _S.PARKED,
+        _E.SPARE: _S.SPARE,
         _E.RETIRE: _S.RETIRED,
     },
     _S.STARTING: {_E.READY: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
     _S.IDLE: {_E.ASSIGN: _S.BUSY, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
     _S.BUSY: {_E.RELEASE: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
     _S.STOPPING: {_E.EXITED: _S.VACANT},
-    _S.PARKED: {_E.SPAWN: _S.STARTING, _E.RETIRE: _S.RETIRED},
+    _S.PARKED: {
+        _E.SPAWN: _S.STARTING,
+        _E.SPARE: _S.SPARE,
+        _E.RETIRE: _S.RETIRED,
+    },
+    _S.SPARE: {_E.SPAWN: _S.STARTING, _E.RETIRE: _S.RETIRED},
     _S.RETIRED: {},
 }
 
@@ -117,6 +129,13 @@ class Slot:
         hopeless: Nobody has told it to; the worker only has that long to say where it is.
         doomed: The job that the worker must die of.
         hung: It has been silent for too long, and dies of that.
+        wear: When it is worn.
+        worn: Why another worker is to take its place, if one is.
+        replaces: The slot of the worker whose place it is to take when it is ready.
+        leaving: It gets no more jobs, and ends when it has finished what it has.
+        leave_by: By when it must have.
+        idle_since: Since when it has had nothing to do, if that is so.
+        oversized: It had more memory than it may, and dies of that.
         ready_at: When it said hello; ``None`` before that.
         due: When the supervisor must look at the slot again, whatever happens: to
             start, to probe, or to take the next step in ending a process.
@@ -137,6 +156,13 @@ class Slot:
     hopeless: bool = False
     doomed: int | None = None
     hung: bool = False
+    wear: Wear = _NEW
+    worn: str | None = None
+    replaces: int | None = None
+    leaving: bool = False
+    leave_by: float | None = None
+    idle_since: float = 0.0
+    oversized: bool = False
     ready_at: float | None = None
     due: float | None = None
     planned: bool = False
@@ -160,4 +186,6 @@ class Slot:
         self.head_seen = self.asked = self.doomed = self.ready_at = self.due = None
         self.outcomes = 0
         self.planned = self.faulty = self.hopeless = self.hung = False
+        self.worn = self.replaces = self.leave_by = None
+        self.leaving = self.oversized = False
         self.ending = Ending.NO

@@ -28,9 +28,15 @@ from asyncpool._core.lives import EMPTY, Lives, fail_jobs
 from asyncpool._core.pressing import Pressing
 from asyncpool._core.profiles import REFILL, Profile
 from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.rotation import Rotation
+from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
+from asyncpool._core.wear import WorkerLimits
 
 __all__ = ["Finish", "Supervision"]
+
+
+_NO_LIMITS = WorkerLimits()
 
 
 class Finish(enum.IntEnum):
@@ -45,25 +51,49 @@ class Supervision:
     """The state of a pool as far as decisions depend on it.
 
     Args:
-        workers: How many slots there are.
+        workers: How many workers there are to be, at the least and at the most.
         policy: When a dead worker is replaced.
         start_timeout: Seconds that a worker has to become ready.
+        limits: When workers are worn.
+        idle_timeout: Seconds after which an idle worker goes, if there may be fewer.
+        surge: How many workers there may be beyond the size of the pool, and
+        unavailable: How many may be missing, for the sake of planned exits.
     """
 
     def __init__(
-        self, *, workers: int, policy: RestartPolicy, start_timeout: float
+        self,
+        *,
+        workers: tuple[int, int],
+        policy: RestartPolicy,
+        start_timeout: float,
+        limits: WorkerLimits = _NO_LIMITS,
+        idle_timeout: float = 60.0,
+        surge: int = 1,
+        unavailable: int = 0,
     ) -> None:
+        least, most = workers
         self.dispatcher = Dispatcher()
         self.closing: Finish | None = None
         self.finished = False
         self._lives = Lives(
-            workers=workers,
+            workers=least,
+            seats=most + surge,
+            limits=limits,
             policy=policy,
             start_timeout=start_timeout,
             dispatcher=self.dispatcher,
         )
         self.slots = self._lives.slots
         self._pressing = Pressing(self._lives, self.dispatcher)
+        self.rotation = Rotation(
+            self._lives,
+            self.dispatcher,
+            Sizing(least, most, idle_timeout),
+            policy=policy,
+            surge=surge,
+            unavailable=unavailable,
+            drain_timeout=limits.drain_timeout,
+        )
         self._landing: dict[int, None] = {}
         self._close_at: float | None = None
 
@@ -116,13 +146,16 @@ class Supervision:
         slot = self.slots[index]
         if slot.state is not SlotState.BUSY:
             return []  # it is on its way out already
-        if slot.faulty or slot.doomed is not None or self.broken is not None:
+        if slot.faulty or slot.doomed is not None or slot.leaving or self.broken:
             return self._pressing.wind_up(slot, now)
         if slot.flight.backlog > REFILL or slot.asked is not None:
             return []
         if not slot.flight.jobs:
             slot.apply(SlotEvent.RELEASE)
+            slot.idle_since = now
         commands = self._feed(slot)
+        if slot.outcomes >= slot.wear.jobs:
+            commands += self.rotation.wear_out(slot, "max_jobs", now)
         return commands if self.closing is None else [*commands, *self._settle(now)]
 
     def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
@@ -144,7 +177,11 @@ class Supervision:
         """Fill every slot, unless the pool closes already."""
         if self.closing is not None:
             return []
-        return [self._lives.spawn(slot, now) for slot in self.slots]
+        return [
+            self._lives.spawn(slot, now)
+            for slot in self.slots
+            if slot.state is SlotState.VACANT
+        ]
 
     def ready(self, index: int, now: float) -> list[Command]:
         """Take note that the worker in slot *index* said hello."""
@@ -152,11 +189,13 @@ class Supervision:
         if slot.state is not SlotState.STARTING:
             return []
         slot.apply(SlotEvent.READY)
-        slot.ready_at, slot.due = now, None
+        slot.ready_at, slot.idle_since, slot.due = now, now, None
         commands: list[Command] = []
         if slot.probing:
             commands += self._lives.probe_succeeded(slot, now)
-        return [*commands, *self._feed(slot), *self._settle(now)]
+        commands += self._feed(slot)
+        commands += self.rotation.ready(slot, now)
+        return [*commands, *self._settle(now)]
 
     def ended(
         self,
@@ -182,17 +221,24 @@ class Supervision:
         slot.due = slot.asked = None
         slot.probing = False
         slot.apply(SlotEvent.EXITED)
+        old = None if slot.replaces is None else self.slots[slot.replaces]
+        self.rotation.gone(slot)
+        needed = self.rotation.needed(slot)
         commands = self._return({job: flight.jobs[job][2] for job in requeue})
         if self.closing is not None and not self._open:
             pass  # nobody needs another worker
+        elif old is not None and not slot.planned:
+            commands += self.rotation.failed(slot, old, now, roll)
         elif not slot.planned:
             blamed = started or (slot.faulty and slot.outcomes > 0)
-            commands += self._lives.judge(slot, now, blamed=blamed, roll=roll)
+            commands += self._judge(slot, now, needed=needed, blamed=blamed, roll=roll)
+        elif not needed:
+            commands += self._lives.leave_empty(slot)
         elif self.broken is not None:
             slot.apply(SlotEvent.PARK)
         else:
             commands.append(self._lives.spawn(slot, now))
-        return [*commands, *self._settle(now)]
+        return [*commands, *self.rotation.step(now), *self._settle(now)]
 
     def faulty(self, index: int, now: float) -> list[Command]:
         """Replace the worker in slot *index*, once it has nothing more in hand."""
@@ -320,7 +366,7 @@ class Supervision:
         self.closing = max(finish, self.closing or Finish.ALL)
         if self._close_at is None or deadline < self._close_at:
             self._close_at = deadline
-        commands: list[Command] = []
+        commands = self.rotation.stop("the pool was closed")
         if self.closing >= Finish.RUNNING:
             commands += fail_jobs(self.dispatcher.empty(), "closed")
         if self.closing is Finish.NONE:
@@ -337,10 +383,12 @@ class Supervision:
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`on_timer`; ``None`` if nothing is due."""
-        due = self._lives.next_deadline()
-        if self._close_at is None:
-            return due
-        return self._close_at if due is None else min(due, self._close_at)
+        times = (
+            self._lives.next_deadline(),
+            self.rotation.next_deadline(),
+            self._close_at,
+        )
+        return min((when for when in times if when is not None), default=None)
 
     def on_timer(self, now: float) -> list[Command]:
         """Do what is due."""
@@ -349,7 +397,9 @@ class Supervision:
             self._close_at = None
             commands += self._time_is_over(now)
         commands += self._pressing.on_timer(now)
-        return [*commands, *self._lives.on_timer(now), *self._settle(now)]
+        commands += self._lives.on_timer(now)
+        commands += self.rotation.on_timer(now)
+        return [*commands, *self._settle(now)]
 
     def _time_is_over(self, now: float) -> list[Command]:
         self.closing = Finish.NONE
@@ -365,6 +415,15 @@ class Supervision:
         return commands
 
     # The pieces.
+
+    def _judge(
+        self, slot: Slot, now: float, *, needed: bool, blamed: bool, roll: float
+    ) -> list[Command]:
+        before = self.broken
+        commands = self._lives.judge(slot, now, needed=needed, blamed=blamed, roll=roll)
+        if self.broken != before:
+            commands += self.rotation.suspend("the pool broke")
+        return commands
 
     @staticmethod
     def _begin(slot: Slot) -> None:

@@ -241,7 +241,7 @@ class JobBook:
             state = "broken"
         return PoolStats(
             state=state,
-            workers=len(states),
+            workers=core.rotation.sizing.size,
             idle=states.count(SlotState.IDLE),
             busy=states.count(SlotState.BUSY),
             waiting=core.waiting,
@@ -264,6 +264,7 @@ class JobBook:
                     job_id=slot.flight.head,
                 )
                 for slot in core.slots
+                if slot.state is not SlotState.SPARE
             ),
         )
 
@@ -300,6 +301,7 @@ def _pid(state: SlotState, handle: WorkerHandle | None) -> int | None:
     if handle is None or state in {
         SlotState.VACANT,
         SlotState.PARKED,
+        SlotState.SPARE,
         SlotState.RETIRED,
     }:
         return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.output import OutputMode
 
@@ -16,7 +17,7 @@ __all__ = ["SupervisorConfig"]
 class SupervisorConfig:
     """What a pool is made of; see :class:`asyncpool.Pool` for the meaning."""
 
-    workers: int
+    workers: tuple[int, int]
     name: str
     restart: RestartPolicy
     on_crash: CrashCallback | None
@@ -26,4 +27,8 @@ class SupervisorConfig:
     start_timeout: float
     output: OutputMode
     max_shared_memory: int
+    limits: WorkerLimits
+    idle_timeout: float
+    surge: int
+    unavailable: int
     worker: WorkerConfig

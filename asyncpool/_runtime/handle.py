@@ -42,6 +42,9 @@ __all__ = ["WorkerHandle", "WorkerSetup"]
 # A process whose channel has ended is ending too; if it does not, it is killed.
 _EXIT_GRACE = 1.0
 
+# What matters only as long as a worker is to work.
+_AT_WORK = frozenset({Kind.REVOKED, Kind.STACKS, Kind.RETIRE})
+
 _BEGUN = struct.Struct("=QQ")
 _MAX_CONTROL = 1 << 20
 
@@ -63,6 +66,7 @@ class WorkerSetup:
     on_outcomes: Callable[[WorkerHandle, list[Frame]], None]
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
     on_stacks: Callable[[WorkerHandle], None]
+    on_retire: Callable[[WorkerHandle], None]
     on_spawned: Callable[[WorkerHandle], None]
     make_cargo: Callable[[], Cargo]
 
@@ -241,8 +245,9 @@ class WorkerHandle:
         self._ignored = True
         self._signal(signal.SIGTERM)
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "") -> None:
         """Send it SIGKILL; the launcher sees to all that it has started."""
+        self.detail = self.detail or reason
         self._ignored = self.killed = True
         self._signal(signal.SIGKILL)
         if self.process is None and self._launching is not None:
@@ -384,12 +389,14 @@ class WorkerHandle:
                 return
 
     def _on_control_frame(self, frame: Frame) -> None:
+        if self._ignored and frame.kind in _AT_WORK:
+            return
         if frame.kind is Kind.REVOKED:
-            if not self._ignored:
-                self._setup.on_revoked(self, unpack_numbers(frame.payload))
+            self._setup.on_revoked(self, unpack_numbers(frame.payload))
         elif frame.kind is Kind.STACKS:
-            if not self._ignored:
-                self._setup.on_stacks(self)
+            self._setup.on_stacks(self)
+        elif frame.kind is Kind.RETIRE:
+            self._setup.on_retire(self)
         elif frame.kind is Kind.HELLO and not self._said_hello:
             self._said_hello = True
             # A quick worker's hello can overtake the launcher's word of its birth.

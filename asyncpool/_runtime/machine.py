@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
 
+from asyncpool._core.wear import WorkerLimits
 from asyncpool.errors import UnsupportedPlatformError
 
-__all__ = ["check_platform", "module_path", "oom_kills", "usable_cpus"]
+__all__ = [
+    "check_limits",
+    "check_platform",
+    "module_path",
+    "oom_kills",
+    "private_memory",
+    "usable_cpus",
+]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -93,6 +103,35 @@ def oom_kills() -> int:
         if name == "oom_kill":
             return int(count)
     return 0
+
+
+def private_memory(pid: int) -> int:
+    """Return how many bytes of memory a process has to itself; 0 if it is gone."""
+    fields = _read(Path(f"/proc/{pid}/statm")).split()
+    if len(fields) < 3:  # noqa: PLR2004 - its size, what is resident, what is shared
+        return 0
+    return (int(fields[1]) - int(fields[2])) * mmap.PAGESIZE
+
+
+def check_limits(limits: WorkerLimits) -> None:
+    """Check what depends on this machine.
+
+    Raises:
+        UnsupportedPlatformError: If it cannot be had here.
+        ValueError: If there is no such thing.
+    """
+    watched = limits.max_rss is not None or limits.hard_rss is not None
+    if watched and not Path("/proc/self/statm").exists():
+        raise UnsupportedPlatformError("max_rss and hard_rss need Linux's /proc")
+    if limits.cpu_affinity is not None:
+        if not hasattr(os, "sched_setaffinity"):
+            raise UnsupportedPlatformError("cpu_affinity needs Linux")
+        unusable = set(limits.cpu_affinity) - os.sched_getaffinity(0)
+        if unusable:
+            raise ValueError(f"cpu_affinity: this process may not use {unusable}")
+    for name in limits.rlimits:
+        if not hasattr(resource, name):
+            raise ValueError(f"rlimits: there is no {name} here")
 
 
 def _read(path: Path) -> str:

@@ -56,6 +56,8 @@ class Coroner:
             return "protocol"
         if slot.ready_at is None:
             return "failed start"
+        if slot.oversized:
+            return "out of memory"
         if handle.status == -signal.SIGKILL and not handle.killed:
             before = self._oom_kills
             self.look()
@@ -157,6 +159,11 @@ def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
             case cmd.ParkSlot(index, reason, probe_in) if index == slot:
                 again = f", next try in {probe_in:g} s" if probe_in else ""
                 parked = f"parking the slot: {reason}{again}"
+            case cmd.LeaveEmpty(index) if index == slot:
+                return "no replacement: there are enough workers"
+            case cmd.Keep(index, again_in) if index == slot:
+                again = f", next try in {again_in:.2g} s" if again_in else ""
+                return f"the worker that it was to replace stays{again}"
             case _:
                 pass
     return parked or "no replacement: the pool is closing"

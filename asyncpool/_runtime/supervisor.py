@@ -26,6 +26,7 @@ from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.postmortem import Coroner, crash_error, describe_next_step
+from asyncpool._runtime.rotation import Rotator
 from asyncpool._runtime.segments import Segments
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.template import LaunchError
@@ -46,6 +47,7 @@ class Supervisor:
         done: Done when nothing of the pool is left.
         hub: The pool's events.
         submit: The way in for jobs, see :meth:`Traffic.submit`.
+        rotator: The way to planned exits.
     """
 
     def __init__(self, config: SupervisorConfig) -> None:
@@ -57,11 +59,18 @@ class Supervisor:
             workers=config.workers,
             policy=config.restart,
             start_timeout=config.start_timeout,
+            limits=config.limits,
+            idle_timeout=config.idle_timeout,
+            surge=config.surge,
+            unavailable=config.unavailable,
         )
         self._state = PoolState(loop=loop, config=config, core=self._core)
         self._threads = Threads(loop)
         self._segments = Segments(loop, config.max_shared_memory, self._threads)
-        self._traffic = Traffic(self._state, self._perform, self._threads)
+        self.rotator = Rotator(self._state, self._perform, self._rearm)
+        self._traffic = Traffic(
+            self._state, self._perform, self._threads, self.rotator.crowded
+        )
         self.hub = self._state.hub
         self.submit = self._traffic.submit
         self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
@@ -76,6 +85,7 @@ class Supervisor:
             on_outcomes=self._traffic.on_outcomes,
             on_revoked=self._traffic.on_revoked,
             on_stacks=self._on_stacks,
+            on_retire=self.rotator.retire,
             on_spawned=self._on_spawned,
             make_cargo=self._make_cargo,
         )
@@ -108,6 +118,7 @@ class Supervisor:
             if self._timer is not None:
                 self._timer.cancel()
             self._traffic.stop()
+            self.rotator.stop()
             self._core.closing, self._core.finished = Finish.NONE, True
             self._state.book.fail_all(reason)
             self._segments.close()
@@ -118,6 +129,18 @@ class Supervisor:
             for future in (self.up, self.done):
                 if not future.done():
                     future.set_result(None)
+
+    def check_open(self) -> None:
+        """Check that there is a pool to do something with.
+
+        Raises:
+            PoolClosedError: If it is closed.
+            PoolBrokenError: If it is broken.
+        """
+        if self._core.closing is not None:
+            raise PoolClosedError
+        if self._core.broken is not None:
+            raise self._traffic.broken_errors()(None)
 
     @decision
     def close(self, finish: Finish, timeout: float) -> None:
@@ -161,6 +184,8 @@ class Supervisor:
             )
         )
         self._perform(self._core.ready(handle.slot, now))
+        self._rearm()  # it grows old from now on
+        self.rotator.look()
         if not self.up.done():
             self.up.set_result(None)
 
@@ -204,6 +229,7 @@ class Supervisor:
             self._reporter.report(crash)
         for loss in losses:
             self._settle_loss(loss, crash)
+        self.rotator.look()
 
     def _settle_loss(self, loss: Loss, crash: events.Crash) -> None:
         job = loss.job
@@ -232,7 +258,7 @@ class Supervisor:
         if lifecycle:
             self._rearm()
 
-    def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912 - a table
+    def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
         match command:
             case cmd.Spawn(slot, generation):
                 self._spawn(slot, generation)
@@ -249,8 +275,8 @@ class Supervisor:
                 self._state.handles[slot].stop()
             case cmd.Terminate(slot):
                 self._state.handles[slot].terminate()
-            case cmd.Kill(slot):
-                self._state.handles[slot].kill()
+            case cmd.Kill(slot, reason):
+                self._state.handles[slot].kill(reason)
             case cmd.Abandon(slot):
                 self._state.handles[slot].abandon()
             case cmd.FailJobs(jobs, why):
@@ -259,6 +285,10 @@ class Supervisor:
                 self.hub.publish(events.Restarting(slot, delay))
             case cmd.ParkSlot(slot, reason, probe_in):
                 self.hub.publish(events.Parked(slot, reason, probe_in))
+            case cmd.Retiring() | cmd.Resized() | cmd.Rolled():
+                self.rotator.carry_out(command)
+            case cmd.LeaveEmpty() | cmd.Keep():
+                pass  # the crash report says so, if there is one
             case cmd.GiveUp(reason):
                 self._give_up(reason)
             case cmd.Recover(slot):

@@ -57,6 +57,7 @@ class Traffic:
         state: The pool.
         perform: What carries out the core's commands.
         threads: Where large objects are pickled.
+        on_crowd: Called when a job waits and there may be more workers.
     """
 
     def __init__(
@@ -64,14 +65,17 @@ class Traffic:
         state: PoolState,
         perform: Callable[[list[Command]], None],
         threads: Threads,
+        on_crowd: Callable[[], None],
     ) -> None:
         self._state = state
         self._perform = perform
         self._max_payload = state.config.worker.max_payload
+        self._sizing = state.core.rotation.sizing
+        self._on_crowd = on_crowd
         self._functions = FunctionTable()
         self._packer = Packer(
             threads,
-            ahead=state.config.workers + 1,
+            ahead=state.config.workers[1] + 1,
             on_packed=self._on_packed,
             on_refused=self._on_refused,
         )
@@ -126,6 +130,8 @@ class Traffic:
             slot = state.core.submit(job.id, profile, options.priority)
             if slot is not None:
                 self.send(slot, (job,))
+            elif self._sizing.watching:
+                self._on_crowd()
             return job
         finally:
             state.deciding = before
@@ -141,6 +147,8 @@ class Traffic:
         job.payload = payload
         now = self._state.loop.time()
         self._perform(self._state.core.arrive(job.id, job.profile, now, job.priority))
+        if self._sizing.watching and self._state.core.dispatcher.waiting:
+            self._on_crowd()
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""

@@ -11,15 +11,18 @@ import socket
 import struct
 import sys
 import traceback
+from functools import partial
 
 from asyncpool._core.frames import Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
+from asyncpool._worker.bounds import apply_bounds
 from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.control import Control
 from asyncpool._worker.execute import Executor
 from asyncpool._worker.interrupts import Interrupts
 from asyncpool._worker.kernel import adopt_orphans
 from asyncpool._worker.receiving import decoder, receive
+from asyncpool._worker.retiring import on_retire
 from asyncpool._worker.segments import Segments
 from asyncpool._worker.turns import Turns
 
@@ -68,6 +71,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         config = WorkerConfig.unpack(control.receive_config().payload)
         _initialize(config, control)
         control.send(Kind.HELLO)
+        on_retire(partial(_retire, turns, control))
         cargo = Cargo(jobs, segments)
         executor = Executor(config.max_payload, cargo.complete, interrupts)
         _serve(jobs, turns, page, cargo, executor)
@@ -77,18 +81,26 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     _leave(0)
 
 
+def _retire(turns: Turns, control: Control) -> None:
+    if not turns.closed:
+        turns.closed = True
+        control.send(Kind.RETIRE)
+
+
 def _initialize(config: WorkerConfig, control: Control) -> None:
     sys.path[:] = config.sys_path
     control.start()
-    if config.initializer is None:
-        return
+    stage = "limits"
     try:
-        initializer, initargs = pickle.loads(config.initializer)
-        initializer(*initargs)
+        apply_bounds(config.nice, config.cpus, config.rlimits)
+        stage = "initializer"
+        if config.initializer is not None:
+            initializer, initargs = pickle.loads(config.initializer)
+            initializer(*initargs)
     except BaseException as error:
         summary = f"{type(error).__qualname__}: {error}"
         text = traceback.format_exc()
-        control.send(Kind.FAILED, Failure("initializer", summary, text).pack())
+        control.send(Kind.FAILED, Failure(stage, summary, text).pack())
         raise
 
 
@@ -127,6 +139,11 @@ def _serve(
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
             _send(jobs, ahead + head, payload)
             del frame, payload
+            if turns.closed:
+                # Whatever else has come goes back to the pool, which ends the channel.
+                while jobs.recv(_SMALL):
+                    pass
+                return
 
 
 def _send(jobs: socket.socket, head: bytes, payload: bytes) -> None:

@@ -19,11 +19,13 @@ class Turns:
 
     Attributes:
         taken: The last place that was taken.
+        closed: Whether no other one will be.
     """
 
     def __init__(self) -> None:
         self._lock = allocate_lock()
         self.taken = 0
+        self.closed = False
         self._revoked: set[int] = set()
 
     def take(self) -> bool:

@@ -75,7 +75,9 @@ def get_well(shell: ImaginaryShell) -> None:
         if behave(shell, "kind"):
             continue
         missing = shell.workers - len(shell.free())
-        if not missing or (hopeless and (shell.broken or missing <= len(shell.parked))):
+        if missing <= 0 or (
+            hopeless and (shell.broken or missing <= len(shell.parked))
+        ):
             break
         deadline = shell.core.next_deadline()
         assert deadline is not None, "nobody looks at the empty slots"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 
 from asyncpool._core import commands as cmd
@@ -20,11 +20,13 @@ from asyncpool._core.profiles import ALONE, BUDGET, REFILL, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending
 from asyncpool._core.supervision import Finish, Supervision
+from asyncpool._core.wear import WorkerLimits
 from tests.core.list_queue import ListQueue
 
-__all__ = ["COSTS", "START_TIMEOUT", "ImaginaryShell", "Process"]
+__all__ = ["COSTS", "IDLE_TIMEOUT", "START_TIMEOUT", "ImaginaryShell", "Process"]
 
 START_TIMEOUT = 20.0
+IDLE_TIMEOUT = 40.0
 
 # What jobs cost in these stories: those in the middle may share a worker.  Of one that
 # has large arguments this is infinite.
@@ -52,6 +54,9 @@ class Process:
     hung: bool = False
     dies_at: float | None = None  # being hung without a job
     writes: bool = False  # where it is
+    leaving: bool = False
+    oversized: bool = False
+    leave_by: float = math.inf
     sent: int = 0
     stalled: int | None = None
     loading: int | None = None  # in hand, but its arguments are still being copied
@@ -91,15 +96,34 @@ class Process:
 class ImaginaryShell:
     """Feeds a :class:`Supervision` and carries out what it wants done."""
 
-    def __init__(self, *, workers: int, policy: RestartPolicy) -> None:
+    def __init__(
+        self,
+        *,
+        workers: int,
+        policy: RestartPolicy,
+        more: int = 0,
+        limits: WorkerLimits | None = None,
+        surge: int = 1,
+        unavailable: int = 0,
+    ) -> None:
+        limits = limits or WorkerLimits()
         self.core = Supervision(
-            workers=workers, policy=policy, start_timeout=START_TIMEOUT
+            workers=(workers, workers + more),
+            policy=policy,
+            start_timeout=START_TIMEOUT,
+            limits=limits,
+            idle_timeout=IDLE_TIMEOUT,
+            surge=surge,
+            unavailable=unavailable,
         )
-        self.workers = workers
+        self.workers = workers  # the size
+        self.surge = surge
+        self.drain_timeout = limits.drain_timeout or math.inf
+        self.rolling = False
         self.policy = policy
         self.now = 1_000.0
         self.processes: dict[int, Process] = {}
-        self.generations = [0] * workers
+        self.generations: Counter[int] = Counter()
         self.queue = ListQueue()
         self.announced: list[int] = []  # open, but they cannot be sent yet
         self.landing: list[int] = []  # open, but what has become of them is not known
@@ -110,11 +134,12 @@ class ImaginaryShell:
         self.broken = False
         self.finished = False
         self.parked: set[int] = set()
-        self.not_before = [0.0] * workers  # when a slot may have its next process
+        # When a slot may have its next process.
+        self.not_before: defaultdict[int, float] = defaultdict(float)
         self.interrupts = 0  # to be sent
         self.seen: Counter[str] = Counter()
         self.feed(self.core.start(self.now))
-        assert len(self.processes) == workers, "every slot is filled at the start"
+        assert len(self.processes) == workers, "every worker is started"
 
     # What happens.
 
@@ -180,6 +205,8 @@ class ImaginaryShell:
         short = self.profiles[job].cost <= REFILL
         assert not leads or not roomy or not short, "a short job might have gone"
         self.queue.add(job, priority)
+        if self.core.rotation.sizing.watching:
+            self.core.rotation.sizing.crowded(self.now)
 
     def load(self, slot: int) -> None:
         """Let the arguments of a job have arrived where its worker sees them."""
@@ -336,6 +363,44 @@ class ImaginaryShell:
         assert cmd.WriteStacks(slot) in commands
         self.feed(commands)
 
+    # Planned exits.
+
+    def wear_out(self, slot: int) -> None:
+        self.feed(self.core.rotation.wear_out(self.core.slots[slot], "worn", self.now))
+
+    def retire(self, slot: int) -> None:
+        process = self.processes[slot]
+        unsent, process.loading = process.loading, None
+        if not process.ready or process.told:
+            unsent, process.loading = None, unsent
+        rotation, core = self.core.rotation, self.core.slots[slot]
+        self.feed(rotation.retire(core, "asked", self.now, unsent=unsent))
+        assert process.leaving or not process.ready or process.told, "it goes at once"
+        if unsent is not None:
+            self.seen["retired before it was sent a job"] += 1
+            del process.hand[unsent]
+            self._forgive(process, unsent, "a job withdrawn")
+            self.feed(self.core.withdraw(slot, unsent, self.now))
+            self.queue.give_back([unsent])
+            profile = self.profiles[unsent]
+            self.feed(self.core.give_back({unsent: profile}, self.now))
+
+    def roll(self) -> None:
+        self.seen["roll"] += 1
+        self.rolling = True
+        self.feed(self.core.rotation.roll(self.now))
+
+    def resize(self, least: int, most: int) -> None:
+        self.seen["resize"] += 1
+        self.feed(self.core.rotation.resize(least, most, self.now))
+        assert least <= self.workers <= most
+
+    def oversized(self, slot: int) -> None:
+        process = self.processes[slot]
+        if process.ready and process.told is Ending.NO:
+            process.oversized = True
+        self.feed(self.core.rotation.oversized(self.core.slots[slot], "", self.now))
+
     def _make_end(self, process: Process, job: int, press: Press) -> None:
         """Expect a job to end by itself for a while, or its worker to die of it."""
         if process.told is not Ending.NO or press.how == "wait":
@@ -396,19 +461,24 @@ class ImaginaryShell:
         verdicts = [
             command
             for command in commands
-            if isinstance(command, cmd.ScheduleRestart | cmd.ParkSlot)
+            if isinstance(
+                command,
+                cmd.ScheduleRestart | cmd.ParkSlot | cmd.LeaveEmpty | cmd.Keep,
+            )
         ]
         self.feed(commands)
         if process.excused:
             assert self.core._lives.ledger == ledger, "a planned exit was counted"
-            assert not verdicts
+            assert verdicts in ([], [cmd.LeaveEmpty(slot)])
             if self.closing is None and not broken:
-                assert slot in self.processes, "replaced at once"
+                assert slot in self.processes or verdicts, "replaced at once"
         elif self.closing is None:
             assert [verdict.slot for verdict in verdicts] == [slot]
             if started and not self.policy.count_blamed and not broken:
                 assert self.core._lives.ledger._window == ledger._window
-                assert isinstance(verdicts[0], cmd.ScheduleRestart)
+                assert isinstance(verdicts[0], cmd.ScheduleRestart | cmd.LeaveEmpty)
+            if isinstance(verdicts[0], cmd.Keep):
+                assert self.core._lives.ledger == ledger, "it cannot break the pool"
 
     def fault(self, slot: int) -> None:
         """Let an uncaught exception end one of a worker's other threads."""
@@ -543,6 +613,7 @@ class ImaginaryShell:
     def _has_room(self, process: Process) -> bool:
         able = process.ready and not process.told and not process.faulty
         going = process.doomed_at is not None or process.asked_to_end is not None
+        going = going or process.leaving
         return able and not going and self._cost(process) <= REFILL
 
     # What is to be done about it.
@@ -598,6 +669,18 @@ class ImaginaryShell:
                 self.not_before[slot] = self.now + delay
             case cmd.ParkSlot(slot, _, probe_in):
                 self._park(slot, probe_in)
+            case cmd.LeaveEmpty(slot) | cmd.Keep(slot, _):
+                assert slot not in self.processes
+                self.parked.discard(slot)
+                self.not_before.pop(slot, None)
+            case cmd.Retiring(slot, why):
+                self._leave(self.processes[slot], why)
+            case cmd.Resized(workers):
+                self.workers = workers
+            case cmd.Rolled(_, trouble):
+                assert self.rolling
+                self.rolling = False
+                self.seen["a roll in vain" if trouble else "a complete roll"] += 1
             case cmd.GiveUp():
                 assert not self.broken
                 self.broken = True
@@ -607,9 +690,18 @@ class ImaginaryShell:
             case cmd.Finished():
                 self._finish()
 
+    def _leave(self, process: Process, why: str) -> None:
+        assert not process.leaving
+        assert process.told is Ending.NO
+        self.seen[f"left: {why}"] += 1
+        self.seen["left a job behind"] += bool(process.hand)
+        process.leaving = True
+        process.leave_by = self.now + self.drain_timeout
+
     def _begin(self, slot: int, job: int) -> None:
         process = self.processes[slot]
         assert process.ready
+        assert not process.leaving
         assert process.told is Ending.NO, "a job for a worker that must go"
         assert not process.faulty
         assert process.doomed_at is None
@@ -642,6 +734,8 @@ class ImaginaryShell:
             ]
             assert all(p.state == "busy" for p in probes), "one probe at a time"
             self._postpone_the_probe()
+        staying = sum(not p.leaving for p in self.processes.values())
+        assert self.closing or staying < self.workers + self.surge, "over the budget"
         self.generations[slot] = generation
         self.processes[slot] = Process(slot, self.now)
 
@@ -657,11 +751,12 @@ class ImaginaryShell:
             process.loading = None
         if how is Ending.STOPPED:
             assert not process.hand
-            assert self.closing is not None or self.broken
+            assert self.closing is not None or self.broken or process.leaving
             process.excused = True
         elif how is Ending.TERMINATED:
             assert not process.hand, "its jobs were not settled first"
-            assert self.closing is not None or told is Ending.STOPPED
+            early = self.closing is not None or process.leaving
+            assert early or told is Ending.STOPPED
             assert told is Ending.NO or self.now >= told_at + STOP_GRACE
             process.excused = True
         elif told is not Ending.TERMINATED or self.now < told_at + TERM_GRACE:
@@ -671,6 +766,9 @@ class ImaginaryShell:
     def _shoot(self, process: Process) -> None:
         """Check that there is a reason for a SIGKILL out of turn."""
         if process.faulty and (process.told or not process.hand):
+            return
+        if process.oversized:
+            self.seen["killed for its size"] += 1
             return
         if self.time_is_over and not process.hand:
             # Two reasons may coincide.
@@ -686,6 +784,10 @@ class ImaginaryShell:
             return
         if process.dies_at is not None:
             assert self.now >= process.dies_at, "it was to say where it is"
+            return
+        if process.leaving and process.hand:
+            assert self.now >= process.leave_by, "it has time to finish its job"
+            self.seen["killed since it would not leave"] += 1
             return
         assert process.state == "starting", "killed for nothing"
         assert self.now >= process.born_at + START_TIMEOUT
@@ -733,7 +835,7 @@ class ImaginaryShell:
 
     def _postpone_the_probe(self) -> None:
         probe_at = self.now + (self.policy.probe_after or math.inf)
-        self.not_before = [probe_at] * self.workers
+        self.not_before = defaultdict(lambda: probe_at)
 
     def _recover(self, slot: int) -> None:
         assert self.processes[slot].state == "idle"
@@ -741,7 +843,8 @@ class ImaginaryShell:
             self.seen["a broken pool recovered"] += 1
             self.broken = False
             self.parked.clear()
-            self.not_before = [0.0] * self.workers
+            self.not_before.clear()
+            self.not_before.default_factory = float
         else:
             assert slot in self.parked
             self.parked.remove(slot)

@@ -13,9 +13,10 @@ from asyncpool._core.commands import Command
 from asyncpool._core.frames import Frame
 from asyncpool._core.messages import Failure, LauncherConfig, WorkerConfig
 from asyncpool._core.restart import Break, Park, Restart, RestartPolicy
+from asyncpool._core.wear import WorkerLimits
 from asyncpool._worker.context import CurrentJob
 
-POLICIES = [AttemptPolicy, RestartPolicy]
+POLICIES = [AttemptPolicy, RestartPolicy, WorkerLimits]
 DATA = [
     *get_args(Command),
     *POLICIES,
@@ -61,11 +62,16 @@ def test_what_each_command_says() -> None:
         "WriteStacks": ("slot",),
         "Stop": ("slot",),
         "Terminate": ("slot",),
-        "Kill": ("slot",),
+        "Kill": ("slot", "reason"),
         "Abandon": ("slot",),
         "FailJobs": ("jobs", "why"),
         "ScheduleRestart": ("slot", "delay"),
         "ParkSlot": ("slot", "reason", "probe_in"),
+        "LeaveEmpty": ("slot",),
+        "Keep": ("slot", "again_in"),
+        "Retiring": ("slot", "reason"),
+        "Resized": ("workers",),
+        "Rolled": ("replaced", "trouble"),
         "GiveUp": ("reason",),
         "Recover": ("slot",),
         "Finished": (),

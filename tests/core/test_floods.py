@@ -13,7 +13,7 @@ POLICY = RestartPolicy(base=1.0, cap=4.0, jitter=False, max_crashes=3)
 def test_hostile_jobs_are_served_for_ever_without_delay_as_long_as_others_succeed() -> (
     None
 ):
-    core = Supervision(workers=1, policy=POLICY, start_timeout=20.0)
+    core = Supervision(workers=(1, 1), policy=POLICY, start_timeout=20.0)
     now, generation, job = 0.0, 1, 0
     assert core.start(now) == [Spawn(0, 1)]
     for _ in range(2_000):
@@ -31,7 +31,7 @@ def test_hostile_jobs_are_served_for_ever_without_delay_as_long_as_others_succee
 
 
 def test_jobs_that_all_kill_their_workers_are_served_ever_more_slowly() -> None:
-    core = Supervision(workers=1, policy=POLICY, start_timeout=20.0)
+    core = Supervision(workers=(1, 1), policy=POLICY, start_timeout=20.0)
     core.start(0.0)
     delays, now = [], 0.0
     for job in range(12):

@@ -761,7 +761,7 @@ HISTORIES: dict[str, History] = {
 def test_history(name: str) -> None:
     history = HISTORIES[name]
     workers = len(history[0][2])
-    core = Supervision(workers=workers, policy=POLICY, start_timeout=20.0)
+    core = Supervision(workers=(workers, workers), policy=POLICY, start_timeout=20.0)
     for step, (now, event, commands) in enumerate(history):
         deadline = core.next_deadline()
         assert deadline is None or now <= deadline, f"step {step} comes too late"

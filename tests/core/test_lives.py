@@ -28,15 +28,21 @@ from asyncpool._core.lives import (
 from asyncpool._core.profiles import Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, SlotEvent, SlotState
+from asyncpool._core.wear import WorkerLimits
 
 POLICY = RestartPolicy(
     base=1.0, cap=4.0, jitter=False, max_failed_starts=2, max_crashes=3, probe_after=10
 )
 
 
-def lives_of(workers: int) -> Lives:
+def lives_of(workers: int, dispatcher: Dispatcher | None = None) -> Lives:
     lives = Lives(
-        workers=workers, policy=POLICY, start_timeout=20.0, dispatcher=Dispatcher()
+        workers=workers,
+        seats=workers,
+        limits=WorkerLimits(),
+        policy=POLICY,
+        start_timeout=20.0,
+        dispatcher=dispatcher or Dispatcher(),
     )
     for slot in lives.slots:
         assert lives.spawn(slot, 0.0) == Spawn(slot.index, 1)
@@ -48,7 +54,7 @@ def bury(lives: Lives, index: int, now: float) -> list[Command]:
     slot = lives.slots[index]
     slot.due = None
     slot.apply(SlotEvent.EXITED)
-    return lives.judge(slot, now, blamed=False, roll=0.0)
+    return lives.judge(slot, now, needed=True, blamed=False, roll=0.0)
 
 
 def test_a_start_that_takes_too_long_is_ended_by_force() -> None:
@@ -93,9 +99,8 @@ def test_nobody_is_pressed_twice_in_the_same_way() -> None:
 
 def test_a_worker_that_goes_gets_no_more_jobs() -> None:
     dispatcher, profile = Dispatcher(), Profile()
-    lives = Lives(workers=1, policy=POLICY, start_timeout=20.0, dispatcher=dispatcher)
+    lives = lives_of(1, dispatcher)
     slot = lives.slots[0]
-    lives.spawn(slot, 0.0)
     dispatcher.refill(0, slot.flight)
     assert dispatcher.idle == 1
     lives.end(slot, Ending.STOPPED, 1.0, planned=True)
@@ -118,9 +123,7 @@ def test_a_slot_that_cannot_start_is_parked_and_probed() -> None:
 
 def test_a_pool_without_hope_gives_up_and_comes_back() -> None:
     dispatcher = Dispatcher()
-    lives = Lives(workers=2, policy=POLICY, start_timeout=20.0, dispatcher=dispatcher)
-    for slot in lives.slots:
-        lives.spawn(slot, 0.0)
+    lives = lives_of(2, dispatcher)
     for job in (1, 2):
         dispatcher.submit(job, Profile())
     bury(lives, 0, 1.0)

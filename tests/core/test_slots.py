@@ -25,6 +25,7 @@ PAIRS = list(itertools.product(SlotState, SlotEvent))
 ARROWS = """
     VACANT   SPAWN   STARTING
     VACANT   PARK    PARKED
+    VACANT   SPARE   SPARE
     VACANT   RETIRE  RETIRED
     STARTING READY   IDLE
     STARTING STOP    STOPPING
@@ -37,7 +38,10 @@ ARROWS = """
     BUSY     EXITED  VACANT
     STOPPING EXITED  VACANT
     PARKED   SPAWN   STARTING
+    PARKED   SPARE   SPARE
     PARKED   RETIRE  RETIRED
+    SPARE    SPAWN   STARTING
+    SPARE    RETIRE  RETIRED
 """
 
 
@@ -79,7 +83,7 @@ def test_every_state_can_be_reached_and_all_but_one_can_be_left() -> None:
 
 
 def test_a_process_may_die_in_every_state_that_has_one() -> None:
-    without = {SlotState.VACANT, SlotState.PARKED, SlotState.RETIRED}
+    without = {SlotState.VACANT, SlotState.PARKED, SlotState.SPARE, SlotState.RETIRED}
     for state in SlotState:
         exits = SlotEvent.EXITED in TRANSITIONS[state]
         assert exits is (state not in without)

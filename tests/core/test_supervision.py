@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
@@ -21,13 +21,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncpool._core.commands import Assign, Command, Stop
+from asyncpool._core.commands import Assign, Command, ParkSlot, Spawn, Stop
 from asyncpool._core.limits import KILL, Press
+from asyncpool._core.lives import EMPTY
 from asyncpool._core.pressing import REVOKE_GRACE
 from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, SlotState
 from asyncpool._core.supervision import Finish, Supervision
+from asyncpool._core.wear import WorkerLimits
 from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary import COSTS, START_TIMEOUT, ImaginaryShell
 from tests.core.list_queue import PRIORITIES
@@ -44,10 +46,26 @@ policies = st.builds(
     count_blamed=st.sampled_from([False, False, True]),
     probe_after=st.sampled_from([10.0, 10.0, 30.0, None]),
 )
+limits = st.builds(
+    WorkerLimits,
+    max_jobs=st.sampled_from([None, None, 3]),
+    max_age=st.sampled_from([None, None, 100.0]),
+    drain_timeout=st.sampled_from([600.0, 5.0, None]),
+)
+plans = st.fixed_dictionaries(
+    {"limits": limits, "more": st.sampled_from([0, 0, 2, 5])}
+).flatmap(
+    lambda plan: st.sampled_from([(1, 0), (1, 0), (2, 0), (0, 1), (1, 1)]).map(
+        lambda budget: {**plan, "surge": budget[0], "unavailable": budget[1]}
+    )
+)
 anything = st.data()
 rolls = st.sampled_from([0.0, 0.5, 0.999])
 coins = st.booleans()
 ranks = st.sampled_from(PRIORITIES)
+
+# Slots that nobody comes into.
+UNUSED = {SlotState.SPARE, SlotState.RETIRED}
 
 # How a job is made to end.
 PRESSES = (
@@ -59,6 +77,10 @@ PRESSES = (
 )
 
 
+# Why a worker goes that nobody has anything against, and one that somebody has.
+PLANS = ("wear_out", "wear_out", "retire", "oversized")
+
+
 class SupervisionMachine(RuleBasedStateMachine):
     """Let happen whatever can happen to a pool, in any order."""
 
@@ -66,18 +88,27 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @initialize(
         workers=st.integers(1, 4),
+        plan=plans,
         policy=policies,
         manners=st.sampled_from(["kind", "deaf", "undead"]),
     )
-    def start(self, workers: int, policy: RestartPolicy, manners: str) -> None:
-        self.shell = ImaginaryShell(workers=workers, policy=policy)
+    def start(
+        self,
+        workers: int,
+        policy: RestartPolicy,
+        plan: dict[str, Any],
+        manners: str,
+    ) -> None:
+        self.shell = ImaginaryShell(workers=workers, policy=policy, **plan)
         self.manners = manners
 
     @precondition(lambda self: self.shell.finished)
-    @rule(workers=st.integers(1, 4), policy=policies)
-    def start_over(self, workers: int, policy: RestartPolicy) -> None:
+    @rule(workers=st.integers(1, 4), policy=policies, plan=plans)
+    def start_over(
+        self, workers: int, policy: RestartPolicy, plan: dict[str, Any]
+    ) -> None:
         self.seen.update(self.shell.seen)
-        self.shell = ImaginaryShell(workers=workers, policy=policy)
+        self.shell = ImaginaryShell(workers=workers, policy=policy, **plan)
 
     # The callers.
 
@@ -326,6 +357,43 @@ class SupervisionMachine(RuleBasedStateMachine):
         if whim == 0:
             self.shell.fault(data.draw(st.sampled_from(sorted(self.shell.processes))))
 
+    # Planned exits.
+
+    @precondition(lambda self: self.shell.processes)
+    @rule(data=anything, whim=st.integers(0, 1), what=st.sampled_from(PLANS))
+    def a_worker_is_to_go(self, data: st.DataObject, whim: int, what: str) -> None:
+        if whim == 0:
+            slot = data.draw(st.sampled_from(sorted(self.shell.processes)))
+            getattr(self.shell, what)(slot)
+
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @precondition(lambda self: not self.shell.rolling)
+    @rule(whim=st.integers(0, 1))
+    def roll(self, whim: int) -> None:
+        if whim == 0:
+            self.shell.roll()
+
+    @precondition(lambda self: self.shell.rolling)
+    @rule(then=st.sampled_from(["ready", "ready", "ready", "die", "wait"]))
+    def a_roll_goes_on(self, then: str) -> None:
+        for slot in self.shell.slots("starting"):
+            if then == "ready":
+                self.shell.ready(slot)
+            elif then == "die":
+                self.shell.die(slot)
+        for slot in self.shell.slots("starting", "idle", "busy", told=True):
+            self.shell.die(slot)
+
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @rule(
+        least=st.integers(1, 4),
+        more=st.sampled_from([0, 0, 1, 4]),
+        whim=st.integers(0, 2),
+    )
+    def resize(self, least: int, more: int, whim: int) -> None:
+        if whim == 0:
+            self.shell.resize(least, least + more)
+
     # Time.
 
     @precondition(lambda self: self.shell.core.next_deadline() is not None)
@@ -382,8 +450,11 @@ class SupervisionMachine(RuleBasedStateMachine):
     @invariant()
     def the_books_agree(self) -> None:
         shell, core = self.shell, self.shell.core
-        empty = {SlotState.VACANT, SlotState.PARKED, SlotState.RETIRED}
-        filled = {slot.index for slot in core.slots if slot.state not in empty}
+        filled = {
+            slot.index
+            for slot in core.slots
+            if slot.state not in EMPTY and slot.state is not SlotState.RETIRED
+        }
         assert filled == set(shell.processes)
         in_hand = {
             p.slot: list(p.hand)
@@ -499,7 +570,7 @@ class SupervisionMachine(RuleBasedStateMachine):
         if shell.closing is not None and not shell.waiting:
             return
         for slot in shell.core.slots:
-            if slot.index in shell.processes or slot.state is SlotState.RETIRED:
+            if slot.index in shell.processes or slot.state in UNUSED:
                 continue
             if shell.broken:
                 assert slot.state is SlotState.PARKED
@@ -513,7 +584,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     @invariant()
     def no_job_waits_for_a_worker_that_will_never_come(self) -> None:
         if self.shell.waiting:
-            hopeless = {SlotState.PARKED, SlotState.RETIRED}
+            hopeless = {SlotState.PARKED, *UNUSED}
             assert not all(slot.state in hopeless for slot in self.shell.core.slots)
 
     @invariant()
@@ -538,7 +609,9 @@ class SupervisionMachine(RuleBasedStateMachine):
 
 
 def closing_core(workers: int) -> Supervision:
-    core = Supervision(workers=workers, policy=RestartPolicy(), start_timeout=20.0)
+    core = Supervision(
+        workers=(workers, workers), policy=RestartPolicy(), start_timeout=20.0
+    )
     core.start(0.0)
     for index in range(workers):
         core.ready(index, 1.0)
@@ -567,6 +640,29 @@ def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
     deadline = core.next_deadline()
     assert deadline is not None
     assert commands or deadline < 30.0, "nobody is there for it until the time is over"
+
+
+def test_a_broken_pool_does_not_count_on_a_probe_that_was_stopped() -> None:
+    policy = RestartPolicy(
+        base=0.0, max_failed_starts=1, max_crashes=2, probe_after=1.0
+    )
+    core = Supervision(workers=(2, 2), policy=policy, start_timeout=20.0)
+
+    def die(slot: int, now: float) -> list[Command]:
+        return core.ended(slot, now, started=False, requeue=(), roll=0.0)
+
+    core.start(0.0)
+    assert die(0, 1.0) == [ParkSlot(0, "1 starts failed in a row", 1.0)]
+    core.ready(1, 1.0)
+    assert core.on_timer(2.0) == [Spawn(0, 2)]
+    die(1, 2.0)
+    core.ready(1, 2.0)
+    assert Stop(0) in die(1, 2.0)
+    assert core.broken is not None
+    assert core.on_timer(3.0) == [Spawn(1, 3)]
+    die(1, 3.0)
+    assert die(0, 3.5) == []
+    assert core.next_deadline() == 4.0
 
 
 TestSupervision = SupervisionMachine.TestCase
@@ -618,11 +714,25 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "WriteStacks": 20,
         "killed when it had said where it was": 2,
         "killed for a job": 1,
-        "hung": 10,
-        "hung without a job": 10,
+        "hung": 5,
+        "hung without a job": 3,
         "hung while it was to end": 1,
         "hung no more": 1,
         "killed since it hung": 3,
+        "left: worn": 5,
+        "left: asked": 5,
+        "left: max_jobs": 5,
+        "left: max_age": 3,
+        "left: idle": 3,
+        "left: resize": 5,
+        "left: roll": 5,
+        "left a job behind": 5,
+        "killed for its size": 2,
+        "killed since it would not leave": 1,
+        "roll": 30,
+        "a complete roll": 10,
+        "a roll in vain": 5,
+        "resize": 30,
         "killed for a job, late": 1,
         "untouched by a death": 30,
         "requeued": 5,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -214,6 +215,48 @@ def finish_threads() -> int:
     for thread in threads:
         thread.join()
     return sum(results)
+
+
+# Ways to wear a worker out.
+
+
+def retire_at(gate: str = "") -> int:
+    """Ask to be the last job of this worker; wait at a gate if there is one."""
+    asyncpool.retire_worker()
+    asyncpool.retire_worker()
+    return perhaps_wait(gate)
+
+
+def wait_if_there(flag: str, gate: str) -> None:
+    if os.path.exists(flag):
+        wait_at(gate, "initializer")
+
+
+def fail_if_there(flag: str) -> None:
+    if os.path.exists(flag):
+        raise LookupError(flag)
+
+
+def leak(size: int, gate: str = "") -> int:
+    """Keep *size* bytes for as long as the worker lives."""
+    _leaks.append(b"x" * size)
+    return perhaps_wait(gate)
+
+
+_leaks: list[bytes] = []
+
+
+def wait_with(gate: str, baggage: Any) -> int:
+    """Have a look at all of *baggage*, and wait."""
+    total = sum(memoryview(baggage).cast("B")[::4096])
+    wait_at(gate, "baggage")
+    return total
+
+
+def bounds() -> tuple[int, set[int], tuple[int, int]]:
+    """Return the niceness, the CPUs and the limit of descriptors of this worker."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return os.nice(0), os.sched_getaffinity(0), limit
 
 
 # Output.

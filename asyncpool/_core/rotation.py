@@ -1,0 +1,366 @@
+"""Planned exits: which worker is to go, and when another one comes.
+
+There are four reasons: a worker is worn, has been idle for too long, is one too many since
+the pool was resized, or is rolled.  All of them are granted here, out of one *budget*: how
+many workers there may be beyond the pool's size (*surge*), and how many may be missing
+(*unavailable*).  So planned exits never coincide.
+
+Whoever is to be replaced goes on working until the other one is ready; then it *leaves*:
+it gets no more jobs, gives back those that have not begun, finishes the one that has, and
+ends.  A seat that is not needed is *spare*; the replacement begins in a spare one.
+
+If a replacement fails to start, the old worker stays.  That is no crash of the pool's own,
+and cannot break it: a roll stops there, and everything else is tried again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from asyncpool._core.commands import (
+    Command,
+    Keep,
+    Resized,
+    Retiring,
+    Revoke,
+    Rolled,
+)
+from asyncpool._core.dispatch import Dispatcher
+from asyncpool._core.lives import EMPTY, Lives
+from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.sizing import Sizing
+from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
+
+__all__ = ["Rotation"]
+
+_UP = frozenset({SlotState.IDLE, SlotState.BUSY})
+_NOT_NEEDED = frozenset({SlotState.SPARE, SlotState.RETIRED})
+
+
+class Rotation:
+    """Who goes, and who comes instead.
+
+    Args:
+        lives: The slots.
+        dispatcher: Which must not count on who leaves.
+        sizing: How many workers there are to be.
+        policy: How long to wait after a replacement that failed.
+        surge: How many workers there may be beyond that.
+        unavailable: How many may be missing.
+        drain_timeout: Seconds that a leaving worker has; ``None`` for any time.
+    """
+
+    def __init__(
+        self,
+        lives: Lives,
+        dispatcher: Dispatcher,
+        sizing: Sizing,
+        *,
+        policy: RestartPolicy,
+        surge: int,
+        unavailable: int,
+        drain_timeout: float | None,
+    ) -> None:
+        self.sizing = sizing
+        self._slots = lives.slots
+        self._lives = lives
+        self._dispatcher = dispatcher
+        self._policy = policy
+        self._surge = surge
+        self._unavailable = unavailable
+        self._drain_timeout = drain_timeout
+        self._failed = 0
+        self._retry_at: float | None = None
+        self._to_roll: deque[tuple[Slot, int]] | None = None
+        self._rolled = 0
+        self._stopped = False
+
+    # What is asked.
+
+    def needed(self, slot: Slot) -> bool:
+        """Tell whether a worker is to come into an empty *slot*."""
+        others = sum(_counts(other) for other in self._slots if other is not slot)
+        return others < self.sizing.size
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody comes or goes because of the pool's size."""
+        return sum(map(_counts, self._slots)) == self.sizing.size and not any(
+            slot.leaving or slot.state is SlotState.STARTING for slot in self._slots
+        )
+
+    @property
+    def rolling(self) -> bool:
+        """Whether there is a roll that is not over."""
+        return self._to_roll is not None
+
+    # What happens.
+
+    def wear_out(self, slot: Slot, why: str, now: float) -> list[Command]:
+        """Have another worker take the place of *slot*'s."""
+        if slot.state not in _UP or slot.leaving or slot.worn is not None:
+            return []
+        slot.worn = why
+        return self.step(now)
+
+    def retire(
+        self, slot: Slot, why: str, now: float, *, unsent: int | None
+    ) -> list[Command]:
+        """Have the worker of *slot* begin no other job, whoever is there instead.
+
+        *unsent* is the job that was assigned to it, and was not sent yet.
+        """
+        if slot.state not in _UP:
+            return []
+        commands = self._leave(slot, why, now)
+        # The first one may not have begun either.
+        commands += _ask_back(slot, [job for job in slot.flight.jobs if job != unsent])
+        return [*commands, *self.step(now)]
+
+    def oversized(self, slot: Slot, reason: str, now: float) -> list[Command]:
+        """Kill the worker of *slot*, which has more memory than it may."""
+        if slot.state not in _UP:
+            return []
+        slot.oversized = True
+        return self._lives.end(slot, Ending.KILLED, now, reason=reason)
+
+    def resize(self, least: int, most: int, now: float) -> list[Command]:
+        """Keep the size between these from now on."""
+        while len(self._slots) < most + self._surge:
+            self._slots.append(Slot(len(self._slots), SlotState.SPARE))
+        self._lives.ledger.workers = most
+        size = self.sizing.size
+        self.sizing.limit(least, most, now)
+        return [*self._report(size), *self.step(now)]
+
+    def roll(self, now: float) -> list[Command]:
+        """Replace every worker that is there now, one after the other."""
+        up = [slot for slot in self._slots if slot.state in _UP and not slot.leaving]
+        self._to_roll = deque((slot, slot.generation) for slot in up)
+        self._rolled = 0
+        return self.step(now)
+
+    def ready(self, slot: Slot, now: float) -> list[Command]:
+        """Take note that the worker of *slot* is ready."""
+        commands: list[Command] = []
+        if slot.replaces is not None:
+            old, slot.replaces = self._slots[slot.replaces], None
+            self._failed = 0
+            commands += self._leave(old, old.worn or "", now)
+        return [*commands, *self.step(now)]
+
+    def gone(self, slot: Slot) -> None:
+        """Take note that the worker of *slot* is gone; who was to replace it stays."""
+        slot.leaving, slot.leave_by, slot.worn, slot.replaces = False, None, None, None
+        for other in self._slots:
+            if other.replaces == slot.index:
+                other.replaces = None
+
+    def failed(self, slot: Slot, old: Slot, now: float, roll: float) -> list[Command]:
+        """Take note that the worker of *slot*, to replace that of *old*, never came up."""
+        slot.apply(SlotEvent.SPARE)
+        self._failed += 1
+        if self._to_roll and self._to_roll[0][0] is old:
+            old.worn = None
+            return [
+                Keep(slot.index, None),
+                *self.stop_roll("a replacement did not start"),
+            ]
+        delay = self._policy.delay(self._failed + 1, roll=roll)
+        self._retry_at = now + delay
+        return [Keep(slot.index, delay)]
+
+    def stop(self, why: str) -> list[Command]:
+        """Grant nothing more, since the pool ends; who has come stays."""
+        self._stopped = True
+        return self.suspend(why)
+
+    def suspend(self, why: str) -> list[Command]:
+        """Forget who was to replace whom."""
+        for slot in self._slots:
+            slot.replaces = slot.worn = None
+        return self.stop_roll(why)
+
+    def stop_roll(self, why: str) -> list[Command]:
+        """End a roll before it is complete."""
+        if self._to_roll is None:
+            return []
+        self._to_roll = None
+        return [Rolled(self._rolled, why)]
+
+    # Time.
+
+    def next_deadline(self) -> float | None:
+        """When to call :meth:`on_timer`; ``None`` if nothing is due."""
+        times = [_leave_by(slot) for slot in self._slots]
+        if not self._stopped and self._lives.broken is None:
+            leaving = self._leaving > 0
+            times += [self.sizing.next_deadline(leaving=leaving), self._retry_at]
+            times += [_old_at(slot) for slot in self._slots]
+        return min((when for when in times if when is not None), default=None)
+
+    def on_timer(self, now: float) -> list[Command]:
+        """Do what is due."""
+        commands: list[Command] = []
+        for slot in self._slots:
+            leave_by = _leave_by(slot)
+            if leave_by is not None and leave_by <= now:
+                reason = (
+                    f"it was to leave, and had not within {self._drain_timeout:g} s"
+                )
+                commands += self._lives.end(slot, Ending.KILLED, now, reason=reason)
+        if self._retry_at is not None and self._retry_at <= now:
+            self._retry_at = None
+        for slot in self._slots:
+            old_at = _old_at(slot)
+            if old_at is not None and old_at <= now:
+                slot.worn = "max_age"
+        return [*commands, *self.step(now)]
+
+    # What follows.
+
+    def step(self, now: float) -> list[Command]:
+        """Grant what the budget allows."""
+        if self._stopped or self._lives.broken is not None:
+            return []
+        size, coming = self.sizing.size, self._count(SlotState.STARTING)
+        self.sizing.grow(now, waiting=self._dispatcher.waiting, coming=coming)
+        commands = self._report(size)
+        commands += self._fill(now)
+        commands += self._thin_out(now)
+        commands += self._let_idle_go(now)
+        commands += self._roll_on()
+        return [*commands, *self._replace(now)]
+
+    def _report(self, before: int) -> list[Command]:
+        return [] if self.sizing.size == before else [Resized(self.sizing.size)]
+
+    def _fill(self, now: float) -> list[Command]:
+        missing = self.sizing.size - sum(map(_counts, self._slots))
+        granted = range(min(missing, self._free))
+        return [self._lives.spawn(self._spare(), now) for _ in granted]
+
+    def _thin_out(self, now: float) -> list[Command]:
+        """Let those go that are too many: who does not work yet, or not now, is first."""
+        commands: list[Command] = []
+        while sum(map(_counts, self._slots)) > self.sizing.size:
+            slot = min((slot for slot in self._slots if _counts(slot)), key=_worth)
+            if slot.state in EMPTY:
+                commands += self._lives.leave_empty(slot)
+            elif self._leaving or slot.state is SlotState.STOPPING:
+                break  # whoever is gone then calls here again
+            else:
+                commands += self._leave(slot, "resize", now)
+        return commands
+
+    def _let_idle_go(self, now: float) -> list[Command]:
+        if self._leaving:
+            return []
+        idle = [
+            (slot.idle_since, slot.index)
+            for slot in self._slots
+            if slot.state is SlotState.IDLE and not slot.leaving
+        ]
+        size = self.sizing.size
+        index = self.sizing.shrink(now, idle)
+        if index is None:
+            return []
+        return [*self._report(size), *self._leave(self._slots[index], "idle", now)]
+
+    def _replace(self, now: float) -> list[Command]:
+        commands: list[Command] = []
+        if self._retry_at is not None:
+            return commands
+        coming = {slot.replaces for slot in self._slots}
+        for slot in self._slots:
+            if slot.worn is None or slot.leaving or slot.state not in _UP:
+                continue
+            if slot.index in coming:
+                continue
+            if self._free > 0 and self._surge:
+                spare = self._spare()
+                commands.append(self._lives.spawn(spare, now))
+                spare.replaces = slot.index
+            elif self._spared() < self._unavailable:
+                commands += self._leave(slot, slot.worn, now)
+        return commands
+
+    def _roll_on(self) -> list[Command]:
+        while self._to_roll:
+            slot, generation = self._to_roll[0]
+            if slot.generation == generation and slot.state not in EMPTY:
+                if slot.state in _UP and slot.worn is None:
+                    slot.worn = "roll"
+                return []
+            self._to_roll.popleft()
+            self._rolled += 1
+        return self.stop_roll("")
+
+    def _leave(self, slot: Slot, why: str, now: float) -> list[Command]:
+        if slot.leaving or slot.state not in _UP | {SlotState.STARTING}:
+            return []
+        slot.leaving = True
+        self._dispatcher.worker_gone(slot.index)
+        commands: list[Command] = [Retiring(slot.index, why)]
+        if slot.state is SlotState.BUSY:
+            if self._drain_timeout is not None:
+                slot.leave_by = now + self._drain_timeout
+            return [*commands, *_ask_back(slot, slot.flight.behind())]
+        how = Ending.STOPPED if slot.state is SlotState.IDLE else Ending.TERMINATED
+        return [*commands, *self._lives.end(slot, how, now, planned=True)]
+
+    @property
+    def _leaving(self) -> int:
+        return sum(slot.leaving for slot in self._slots)
+
+    @property
+    def _free(self) -> int:
+        """How many more workers the budget allows."""
+        seats = sum(slot.state not in _NOT_NEEDED for slot in self._slots)
+        return self.sizing.size + self._surge - seats
+
+    def _spared(self) -> int:
+        """How many workers are missing."""
+        taking = sum(slot.state in _UP and not slot.leaving for slot in self._slots)
+        return self.sizing.size - taking
+
+    def _spare(self) -> Slot:
+        return next(slot for slot in self._slots if slot.state is SlotState.SPARE)
+
+    def _count(self, state: SlotState) -> int:
+        return sum(slot.state is state for slot in self._slots)
+
+
+def _ask_back(slot: Slot, jobs: list[int]) -> list[Command]:
+    flight = slot.flight
+    not_asked = [job for job in jobs if not flight.asks_for(job)]
+    return [Revoke(slot.index, flight.ask(not_asked))] if not_asked else []
+
+
+def _counts(slot: Slot) -> bool:
+    """Tell whether *slot* is one of those that make the size of the pool."""
+    return slot.state not in _NOT_NEEDED and not slot.leaving and slot.replaces is None
+
+
+def _leave_by(slot: Slot) -> float | None:
+    return slot.leave_by if slot.state is SlotState.BUSY else None
+
+
+def _old_at(slot: Slot) -> float | None:
+    age = slot.wear.age
+    if age is None or slot.ready_at is None or slot.worn is not None:
+        return None
+    return None if slot.leaving or slot.state not in _UP else slot.ready_at + age
+
+
+def _worth(slot: Slot) -> tuple[int, float]:
+    """Whom to let go first: nobody, who is starting, who is idle for longest."""
+    rank = (
+        SlotState.PARKED,
+        SlotState.VACANT,
+        SlotState.STOPPING,
+        SlotState.STARTING,
+        SlotState.IDLE,
+        SlotState.BUSY,
+    )
+    return rank.index(slot.state), slot.idle_since

@@ -1,0 +1,170 @@
+"""Planned exits, as the shell sees them: who asks for one, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from asyncpool import events
+from asyncpool._core import commands as cmd
+from asyncpool._core.slots import Slot, SlotState
+from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.machine import private_memory
+from asyncpool._runtime.state import PoolState, decision
+from asyncpool.errors import PoolClosedError, RollInProgressError
+
+__all__ = ["Rotator"]
+
+# Seconds between two looks at the workers' memory.  One takes 10 us for each of them.
+_LOOK_EVERY = 0.25
+
+_UP = frozenset({SlotState.IDLE, SlotState.BUSY})
+
+
+class Rotator:
+    """What makes workers go before their time.
+
+    Args:
+        state: The pool.
+        perform: What carries out the core's commands.
+        rearm: What sets the timer after there may be an earlier deadline.
+    """
+
+    def __init__(
+        self,
+        state: PoolState,
+        perform: Callable[[list[cmd.Command]], None],
+        rearm: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._perform = perform
+        self._rearm = rearm
+        self._rotation = state.core.rotation
+        self._roll: asyncio.Future[events.RollResult] | None = None
+        self._sized: asyncio.Future[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        limits = state.config.limits
+        self._hard = limits.hard_rss
+        if limits.max_rss is not None or limits.hard_rss is not None:
+            self._look_later()
+
+    # What is asked.
+
+    @decision
+    def crowded(self) -> None:
+        """Take note that a job waits, while it matters."""
+        self._rotation.sizing.crowded(self._state.loop.time())
+        self._rearm()
+
+    @decision
+    def retire(self, handle: WorkerHandle) -> None:
+        """Have a worker begin no other job, since its job has asked for that."""
+        core, book = self._state.core, self._state.book
+        slot, now = core.slots[handle.slot], self._state.loop.time()
+        unsent = core.head(slot.index) if handle.withdraw() else None
+        why = "retire_worker()"
+        self._perform(self._rotation.retire(slot, why, now, unsent=unsent))
+        if unsent is not None:
+            self._perform(core.withdraw(slot.index, unsent, now))
+            job = book.jobs[unsent]
+            book.unassign(job)
+            self._perform(core.give_back({job.id: job.profile}, now))
+
+    def resize(self, least: int, most: int) -> asyncio.Future[None]:
+        """Have the pool grow or shrink; return what is done when it has."""
+        self._resize(least, most)
+        if self._sized is None:
+            self._sized = self._state.loop.create_future()
+        sized = self._sized
+        self.look()
+        return sized
+
+    @decision
+    def _resize(self, least: int, most: int) -> None:
+        now = self._state.loop.time()
+        self._perform(self._rotation.resize(least, most, now))
+        self._rearm()
+
+    def roll(self) -> asyncio.Future[events.RollResult]:
+        """Have every worker replaced; return what becomes of that.
+
+        Raises:
+            RollInProgressError: If that is under way already.
+        """
+        if self._roll is not None:
+            raise RollInProgressError(
+                f"pool {self._state.config.name} is being rolled: one roll at a time"
+            )
+        roll = self._roll = self._state.loop.create_future()
+        self._begin_roll()
+        return roll
+
+    @decision
+    def _begin_roll(self) -> None:
+        self._perform(self._rotation.roll(self._state.loop.time()))
+        self._rearm()
+
+    # What comes of it.
+
+    def carry_out(self, command: cmd.Retiring | cmd.Resized | cmd.Rolled) -> None:
+        """Tell those who wait for it."""
+        hub = self._state.hub
+        match command:
+            case cmd.Retiring(slot, reason):
+                handle = self._state.handles[slot]
+                hub.publish(events.Retiring(slot, handle.generation, reason))
+            case cmd.Resized(workers):
+                hub.publish(events.Resized(workers))
+            case cmd.Rolled(replaced, trouble):
+                self._rolled(replaced, trouble)
+
+    def _rolled(self, replaced: int, trouble: str) -> None:
+        crashes = self._state.crashes
+        failed = trouble and self._state.core.closing is None
+        crash = crashes[-1] if failed and crashes else None
+        roll, self._roll = self._roll, None
+        if roll is not None and not roll.done():
+            roll.set_result(
+                events.RollResult(replaced=replaced, trouble=trouble, crash=crash)
+            )
+
+    def look(self) -> None:
+        """Tell those who wait for a size, if the pool has it."""
+        if self._state.core.closing is not None:
+            return  # stop() tells them
+        if self._sized is not None and self._rotation.settled:
+            sized, self._sized = self._sized, None
+            if not sized.done():
+                sized.set_result(None)
+
+    def stop(self) -> None:
+        """Wait for nothing any more."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._rolled(0, "the pool was closed")
+        if self._sized is not None and not self._sized.done():
+            self._sized.set_exception(PoolClosedError())
+            self._sized.exception()  # whoever waits for it may have left
+
+    # Memory.
+
+    def _look_later(self) -> None:
+        self._watch = self._state.loop.call_later(_LOOK_EVERY, self._look_at_memory)
+
+    @decision
+    def _look_at_memory(self) -> None:
+        for slot in list(self._state.core.slots):
+            if slot.state in _UP:
+                self._weigh(slot)
+        self._look_later()
+
+    def _weigh(self, slot: Slot) -> None:
+        handle, now = self._state.handles[slot.index], self._state.loop.time()
+        if handle.pid is None:
+            return
+        memory = private_memory(handle.pid)
+        if self._hard is not None and memory >= self._hard:
+            reason = f"it had {memory} bytes of memory, and hard_rss is {self._hard}"
+            self._perform(self._rotation.oversized(slot, reason, now))
+        elif slot.wear.rss is not None and memory >= slot.wear.rss:
+            self._perform(self._rotation.wear_out(slot, "max_rss", now))

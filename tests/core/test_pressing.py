@@ -1,0 +1,114 @@
+"""How jobs are made to end; what follows for the pool is in ``test_histories.py``."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncpool._core.commands import Assign, Interrupt, Kill, Revoke, WriteStacks
+from asyncpool._core.limits import KILL, Press
+from asyncpool._core.pressing import REVOKE_GRACE, STACK_GRACE
+from asyncpool._core.profiles import Profile
+from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.supervision import Supervision
+
+INTERRUPT = Press("interrupt", 2.0)
+
+
+def busy(*jobs: int) -> Supervision:
+    """Return a pool of one worker that has *jobs* in hand."""
+    core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
+    core.start(0.0)
+    core.ready(0, 0.0)
+    profile = Profile()
+    profile.cost = 10.0
+    for job in jobs:
+        assert core.submit(job, profile) == 0
+    return core
+
+
+@pytest.mark.parametrize(
+    ("press", "commands"),
+    [
+        (KILL, [Kill(0)]),
+        (INTERRUPT, [Interrupt(0, 1)]),
+        (Press("interrupt", 0.0), [Kill(0)]),
+        (Press("wait", 2.0), []),
+    ],
+)
+def test_a_job_that_is_cancelled_ends_as_its_caller_wants(
+    press: Press, commands: list[object]
+) -> None:
+    core = busy(1)
+    assert core.cancel(1, 1.0, index=0, begun=True, press=press) == commands
+
+
+@pytest.mark.parametrize(
+    ("press", "commands", "due"),
+    [
+        (KILL, [WriteStacks(0)], 1.0 + STACK_GRACE),
+        (Press("interrupt", 0.0), [WriteStacks(0)], 1.0 + STACK_GRACE),
+        (INTERRUPT, [WriteStacks(0), Interrupt(0, 1)], 3.0),
+        # It cannot be waited for: its caller does.
+        (Press("wait", 2.0), [WriteStacks(0), Interrupt(0, 1)], 3.0),
+    ],
+)
+def test_a_job_whose_time_is_over_says_where_it_is_first(
+    press: Press, commands: list[object], due: float
+) -> None:
+    core = busy(1)
+    assert core.expire(1, 1.0, index=0, press=press) == commands
+    assert core.next_deadline() == due
+    assert core.on_timer(due) == [Kill(0)]
+
+
+def test_a_job_is_asked_once() -> None:
+    core = busy(1)
+    assert core.expire(1, 1.0, index=0, press=INTERRUPT) != []
+    assert core.cancel(1, 2.0, index=0, begun=True, press=INTERRUPT) == []
+    assert core.next_deadline() == 3.0
+
+
+def test_a_job_that_ends_in_time_is_forgiven() -> None:
+    core = busy(1)
+    core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    core.outcome(0, 1)
+    assert core.refill(0, 1.5) == []
+    assert core.next_deadline() is None
+    assert core.submit(2, Profile()) == 0
+
+
+def test_nobody_waits_behind_a_job_that_is_to_end() -> None:
+    core = busy(1, 2, 3)
+    commands = core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    assert commands == [Interrupt(0, 1), Revoke(0, (2, 3))]
+    profile = Profile()
+    profile.cost = 10.0
+    assert core.submit(4, profile) is None
+    core.revoked(0, (2, 3), 1.1)
+    core.outcome(0, 1)
+    assert core.refill(0, 1.2) == [Assign(0, (2, 3, 4))]
+
+
+def test_who_does_not_give_back_the_others_is_not_waited_for() -> None:
+    core = busy(1, 2)
+    assert core.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (2,))]
+    assert core.next_deadline() == 1.0 + REVOKE_GRACE
+    assert core.on_timer(1.0 + REVOKE_GRACE) == [Kill(0)]
+
+
+def test_a_silent_worker_is_killed_as_one_that_crashed() -> None:
+    core = busy(1)
+    assert core.hang(0, 1.0) == [WriteStacks(0)]
+    assert core.slots[0].hung
+    assert core.stacks_written(0, 1.01) == [Kill(0)]
+    assert not core.slots[0].planned
+
+
+def test_a_cancelled_job_is_no_crash_though_its_worker_was_silent_before() -> None:
+    core = busy(1, 2)
+    core.hang(0, 1.0)
+    # The second one has begun after all, so that the worker was not silent.
+    core.cancel(2, 1.01, index=0, begun=False)
+    core.outcome(0, 1)
+    assert core.revoked(0, (), 1.02) == [Kill(0)]
+    assert core.slots[0].planned

@@ -1,0 +1,132 @@
+"""How a pool grows and shrinks."""
+
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+
+from asyncpool._core.sizing import GROW_EVERY, Sizing
+
+IDLE = 60.0
+
+
+def grow(sizing: Sizing, now: float, *, waiting: int, coming: int = 0) -> int:
+    assert sizing.next_deadline(leaving=True) == now
+    sizing.grow(now, waiting=waiting, coming=coming)
+    return sizing.size
+
+
+def test_a_pool_of_a_fixed_size_looks_at_nothing() -> None:
+    sizing = Sizing(4, 4, IDLE)
+    assert not sizing.watching
+    sizing.crowded(0.0)
+    assert sizing.next_deadline(leaving=False) is None
+    sizing.grow(1.0, waiting=100, coming=0)
+    assert sizing.shrink(1e9, [(0.0, 0)]) is None
+    assert sizing.size == 4
+
+
+def test_it_grows_by_more_and_more_as_long_as_jobs_wait() -> None:
+    sizing, now, sizes = Sizing(2, 20, IDLE), 0.0, []
+    sizing.crowded(now)
+    assert not sizing.watching, "one report is enough"
+    while sizing.size < 20:
+        now += GROW_EVERY
+        sizes.append(grow(sizing, now, waiting=100))
+    assert sizes == [3, 5, 9, 17, 20]
+    assert not sizing.watching
+    assert sizing.next_deadline(leaving=True) is None
+
+
+def test_a_burst_that_is_over_soon_starts_nobody() -> None:
+    sizing = Sizing(2, 20, IDLE)
+    sizing.crowded(0.0)
+    assert grow(sizing, GROW_EVERY, waiting=0) == 2
+    assert sizing.watching, "the next one may not be over soon"
+    assert sizing.next_deadline(leaving=False) is None
+
+
+def test_after_a_flood_it_begins_slowly_again() -> None:
+    sizing = Sizing(1, 20, IDLE)
+    sizing.crowded(0.0)
+    assert grow(sizing, GROW_EVERY, waiting=9) == 2
+    assert grow(sizing, 2 * GROW_EVERY, waiting=9) == 4
+    assert grow(sizing, 3 * GROW_EVERY, waiting=0) == 4
+    sizing.crowded(1.0)
+    assert grow(sizing, 1.0 + GROW_EVERY, waiting=9) == 5
+
+
+def test_no_more_are_started_than_there_are_jobs_without_one() -> None:
+    sizing = Sizing(1, 20, IDLE)
+    sizing.crowded(0.0)
+    assert grow(sizing, GROW_EVERY, waiting=1) == 2
+    assert grow(sizing, 2 * GROW_EVERY, waiting=1, coming=1) == 2
+    assert grow(sizing, 3 * GROW_EVERY, waiting=3, coming=1) == 4
+    assert grow(sizing, 4 * GROW_EVERY, waiting=1, coming=3) == 4
+
+
+def test_whoever_has_been_idle_for_longest_goes_first_and_one_at_a_time() -> None:
+    sizing = Sizing(1, 4, IDLE)
+    sizing.crowded(0.0)
+    assert grow(sizing, GROW_EVERY, waiting=9) == 2
+    assert grow(sizing, 2 * GROW_EVERY, waiting=9) == 4
+    idle = [(10.0, 0), (5.0, 1), (20.0, 2), (5.5, 3)]
+    now = sizing.next_deadline(leaving=False)
+    assert now == GROW_EVERY + IDLE
+    gone = []
+    while now is not None:
+        slot = sizing.shrink(now, [pair for pair in idle if pair[1] not in gone])
+        if slot is not None:
+            gone.append(slot)
+        now = sizing.next_deadline(leaving=False)
+    assert gone == [1, 3, 0]
+    assert sizing.size == 1
+
+
+def test_nobody_else_goes_while_somebody_does() -> None:
+    sizing = Sizing(1, 3, IDLE)
+    sizing.crowded(0.0)
+    grow(sizing, GROW_EVERY, waiting=1)
+    grow(sizing, 2 * GROW_EVERY, waiting=0)
+    assert sizing.next_deadline(leaving=False) == GROW_EVERY + IDLE
+    assert sizing.next_deadline(leaving=True) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.0, 50.0), st.floats(0.0, 200.0)), min_size=1, max_size=20
+    )
+)
+def test_an_idle_worker_goes_exactly_when_its_time_is_over(
+    spells: list[tuple[float, float]],
+) -> None:
+    """It is busy and then idle, in turns; nobody reports when it becomes idle."""
+    sizing = Sizing(1, 2, IDLE)
+    sizing.crowded(0.0)
+    grow(sizing, GROW_EVERY, waiting=1)
+    begin = GROW_EVERY
+    looks = 0
+    for busy, idle in spells:
+        since = begin + busy
+        end = since + idle
+        while (look := sizing.next_deadline(leaving=False)) is not None and look < end:
+            looks += 1
+            working = look < since
+            slot = sizing.shrink(look, [] if working else [(since, 1)])
+            if slot is not None:
+                assert look == since + IDLE
+                return
+        assert idle <= IDLE or end <= since + IDLE
+        begin = end
+    assert looks <= (begin + IDLE) / IDLE * 2 + len(spells)
+
+
+def test_other_bounds_count_at_once() -> None:
+    sizing = Sizing(2, 2, IDLE)
+    sizing.limit(4, 8, 1.0)
+    assert (sizing.size, sizing.watching) == (4, True)
+    sizing.limit(1, 3, 2.0)
+    assert sizing.size == 3
+    assert sizing.next_deadline(leaving=False) == 2.0 + IDLE
+    sizing.limit(2, 2, 3.0)
+    assert (sizing.size, sizing.watching) == (2, False)
+    assert sizing.next_deadline(leaving=False) is None

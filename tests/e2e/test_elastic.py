@@ -1,0 +1,141 @@
+"""Pools that grow when jobs wait, shrink when workers idle, and are resized."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from asyncpool import Job, Pool, PoolClosedError
+from asyncpool.events import Resized, Retiring
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import by_events, closing, idle, until
+
+pytestmark = BOTH_LOOPS
+
+
+async def test_a_pool_grows_until_nobody_waits_and_shrinks_when_all_idle() -> None:
+    async with patience(), Gate() as gate, Pool((1, 4), idle_timeout=0.2) as pool:
+        assert pool.stats().workers == 1
+        events = pool.events()
+        work = [pool.submit(jobs.wait_at, gate.path) for _ in range(3)]
+        visitors = [await gate.visitor(nth=n) for n in (1, 2, 3)]
+        assert len({visitor.pid for visitor in visitors}) == 3
+        assert pool.stats().workers == 3, "no more than there are jobs"
+        for visitor in visitors:
+            visitor.release()
+        await asyncio.gather(*work)
+        await until(pool, lambda stats: stats.idle == len(stats.slots) == 1)
+        assert await pool.submit(jobs.square, 3) == 9
+    seen: list[Any] = [event async for event in events]
+    sizes = [event.workers for event in seen if isinstance(event, Resized)]
+    assert sizes == [2, 3, 2, 1]
+    reasons = [event.reason for event in seen if isinstance(event, Retiring)]
+    assert reasons == ["idle", "idle"]
+
+
+async def test_it_never_grows_beyond_its_bound() -> None:
+    async with patience(), Gate() as gate, Pool((1, 2)) as pool:
+        work = [pool.submit(jobs.wait_at, gate.path) for _ in range(20)]
+        for n in range(1, 21):
+            (await gate.visitor(nth=n)).release()
+        await asyncio.gather(*work)
+        stats = pool.stats()
+    assert (stats.workers, stats.spawned) == (2, 2)
+
+
+async def test_large_arguments_make_it_grow_too() -> None:
+    async with patience(), Gate() as gate, Pool((1, 2)) as pool:
+        work: list[Job[Any]] = [pool.submit(jobs.wait_at, gate.path)]
+        first = await gate.visitor()
+        work.append(pool.submit(jobs.wait_with, gate.path, bytes(10_000_000)))
+        second = await gate.visitor("baggage")
+        assert first.pid != second.pid
+        first.release()
+        second.release()
+        await asyncio.gather(*work)
+
+
+async def test_work_stays_with_those_who_are_warm() -> None:
+    async with patience(), Pool(4) as pool:
+        await idle(pool)
+        assert len({await pool.submit(jobs.pid) for _ in range(50)}) == 1
+
+
+async def test_a_pool_is_resized_while_it_works() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        work = [pool.submit(jobs.wait_at, gate.path) for _ in range(3)]
+        await gate.visitor()
+        await pool.resize(3)
+        visitors = [await gate.visitor(nth=n) for n in (1, 2, 3)]
+        assert pool.stats().busy == 3
+        resize = asyncio.create_task(pool.resize(1))
+        events = pool.events()
+        first = await anext(by_events(events, Retiring))
+        assert first.reason == "resize"
+        assert pool.stats().workers == 1
+        assert not resize.done(), "they have jobs to finish"
+        for visitor in visitors:
+            visitor.release()
+        assert await asyncio.gather(*work) == ["go"] * 3
+        await resize
+        stats = pool.stats()
+        assert (stats.workers, stats.idle, len(stats.slots)) == (1, 1, 1)
+        assert stats.crashes == 0
+
+
+async def test_a_fixed_pool_can_become_elastic() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        await pool.resize((1, 3))
+        work = [pool.submit(jobs.wait_at, gate.path) for _ in range(3)]
+        visitors = [await gate.visitor(nth=n) for n in (1, 2, 3)]
+        assert pool.stats().workers == 3
+        for visitor in visitors:
+            visitor.release()
+        await asyncio.gather(*work)
+
+
+async def test_a_close_ends_the_wait_for_a_size() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        work = [pool.submit(jobs.wait_at, gate.path) for _ in range(2)]
+        visitors = [await gate.visitor(nth=n) for n in (1, 2)]
+        resize = asyncio.create_task(pool.resize(1))
+        await asyncio.sleep(0)
+        close = await closing(pool, finish="none")
+        with pytest.raises(PoolClosedError):
+            await resize
+        with pytest.raises(PoolClosedError):
+            await pool.resize(2)
+        await asyncio.gather(*work, return_exceptions=True)
+        await close
+        for visitor in visitors:
+            await visitor.gone()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"workers": (0, 1)}, ValueError, "workers must be at least 1, not 0"),
+        ({"workers": (3, 2)}, ValueError, "workers must be at least 3, not 2"),
+        (
+            {"workers": (1, 2, 3)},
+            TypeError,
+            "workers must be an int or two, not (1, 2, 3)",
+        ),
+        ({"workers": (1, "2")}, TypeError, "workers must be an int, not '2'"),
+        ({"idle_timeout": 0}, ValueError, "idle_timeout must be > 0 seconds, not 0"),
+        ({"surge": -1}, ValueError, "surge must be at least 0, not -1"),
+        ({"surge": 0}, ValueError, "surge and unavailable cannot both be 0"),
+    ],
+    ids=str,
+)
+async def test_sizes_that_make_no_sense_are_refused(
+    given: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        Pool(**given)
+    assert str(caught.value) == text

@@ -1,0 +1,372 @@
+"""Workers that are worn, retired, rolled, or too large: replaced, and no job lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+from pathlib import Path
+from pickle import PickleBuffer
+from typing import Any
+
+import pytest
+
+from asyncpool import (
+    Crash,
+    Pool,
+    PoolClosedError,
+    RestartPolicy,
+    RollInProgressError,
+    RollResult,
+    UnsupportedPlatformError,
+    WorkerCrashedError,
+    WorkerLimits,
+    WorkerOutOfMemoryError,
+)
+from asyncpool._runtime.machine import private_memory
+from asyncpool.events import Exited, Retiring
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, by_events, closing, idle, until
+
+pytestmark = BOTH_LOOPS
+
+MIB = 1 << 20
+
+
+def pids(pool: Pool) -> set[int | None]:
+    return {slot.pid for slot in pool.stats().slots if slot.pid is not None}
+
+
+async def test_a_worker_that_has_done_its_jobs_is_replaced_and_no_job_waits() -> None:
+    events: list[Any] = []
+    limits = WorkerLimits(max_jobs=5, jitter=0.0)
+    async with patience(), Pool(2, limits=limits) as pool:
+        await idle(pool)
+        first = pids(pool)
+        listener = pool.events()
+        seen: set[int | None] = set()
+        while not first.isdisjoint(pids(pool)):
+            two = (pool.submit(jobs.pid), pool.submit(jobs.pid))
+            seen |= {*await asyncio.gather(*two)}
+        stats = await idle(pool)
+        assert first < seen, "both have worked"
+        assert stats.crashes == 0
+        assert len(stats.slots) == 2
+    events = [event async for event in listener]
+    reasons = {event.reason for event in events if isinstance(event, Retiring)}
+    assert reasons == {"max_jobs"}
+    assert {event.pid for event in events if isinstance(event, Exited)} >= first
+
+
+async def test_the_old_worker_works_until_the_new_one_is_ready(tmp_path: Path) -> None:
+    flag, limits = tmp_path / "flag", WorkerLimits(max_jobs=1)
+    async with patience(), Gate() as gate:
+        initargs = (str(flag), gate.path)
+        async with Pool(
+            1, limits=limits, initializer=jobs.wait_if_there, initargs=initargs
+        ) as pool:
+            flag.touch()
+            old = await pool.submit(jobs.pid)
+            replacement = await gate.visitor("initializer")
+            assert await pool.submit(jobs.pid) == old, "it still takes jobs"
+            flag.unlink()
+            replacement.release()
+            while await pool.submit(jobs.pid) == old:
+                pass
+            assert pool.stats().crashes == 0
+
+
+async def test_a_worker_that_is_old_is_replaced() -> None:
+    limits = WorkerLimits(max_age=0.05)
+    async with patience(), Pool(1, limits=limits) as pool:
+        events = pool.events()
+        old = await pool.submit(jobs.pid)
+        retirings = by_events(events, Retiring)
+        for _ in range(2):
+            assert (await anext(retirings)).reason == "max_age"
+        assert await pool.submit(jobs.pid) != old
+        assert pool.stats().crashes == 0
+
+
+async def test_a_job_that_retires_its_worker_is_its_last_one() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        warm = [pool.submit(jobs.perhaps_wait) for _ in range(10)]
+        await asyncio.gather(*warm)
+        [old] = {await job for job in warm}
+        last = pool.submit(jobs.retire_at, gate.path)
+        behind = [pool.submit(jobs.perhaps_wait) for _ in range(10)]
+        visitor = await gate.visitor()
+        # It holds on to its job, and nobody waits for that.
+        others = {await job for job in behind}
+        assert old not in others
+        assert not last.done()
+        visitor.release()
+        assert await last == old
+        await visitor.gone()
+        stats = pool.stats()
+    assert (stats.crashes, stats.takeovers, stats.failed) == (0, 0, 0)
+
+
+async def test_jobs_that_retire_their_workers_one_after_the_other_lose_nothing() -> (
+    None
+):
+    async with patience(), Pool(2) as pool:
+        work = [pool.submit(jobs.retire_at) for _ in range(20)]
+        work += [pool.submit(jobs.pid) for _ in range(200)]
+        numbers = await asyncio.gather(*work)
+        assert len({*numbers[:20]}) == 20, "each was the last of its worker"
+        assert not {*numbers[:20]} & {*numbers[20:]}
+        stats = pool.stats()
+    assert (stats.crashes, stats.completed) == (0, 220)
+
+
+async def test_outside_a_job_nobody_is_retired() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        jobs.retire_at()
+    assert str(caught.value) == "retire_worker() was called outside a job of a pool"
+
+
+async def test_a_worker_with_too_much_memory_is_replaced_after_its_job() -> None:
+    limits = WorkerLimits(max_rss=64 * MIB)
+    async with patience(), Gate() as gate, Pool(1, limits=limits) as pool:
+        events = pool.events()
+        job = pool.submit(jobs.leak, 100 * MIB, gate.path)
+        visitor = await gate.visitor()
+        retiring = await anext(by_events(events, Retiring))
+        assert retiring.reason == "max_rss"
+        assert not job.done()
+        assert await pool.submit(jobs.pid) != visitor.pid
+        visitor.release()
+        assert await job == visitor.pid
+        assert pool.stats().crashes == 0
+
+
+async def test_one_with_far_too_much_is_killed() -> None:
+    crashes: list[Crash] = []
+    limits = WorkerLimits(hard_rss=64 * MIB)
+    pool = Pool(1, limits=limits, on_crash=crashes.append)
+    async with patience(), Gate() as gate, pool:
+        job = pool.options(max_attempts=2).submit(jobs.leak, 100 * MIB, gate.path)
+        visitor = await gate.visitor()
+        with pytest.raises(WorkerOutOfMemoryError) as caught:
+            await job
+        await assert_serves(pool)
+    [crash] = crashes
+    assert caught.value.crashes == (crash,)
+    assert (crash.kind, crash.pid) == ("out of memory", visitor.pid)
+    assert "bytes of memory, and hard_rss is 67108864" in crash.detail
+    assert crash.next_step == "restarting at once"
+
+
+async def test_large_arguments_are_not_a_workers_own_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = WorkerLimits(hard_rss=64 * MIB)
+    looks: asyncio.Queue[int] = asyncio.Queue()
+
+    def look(pid: int) -> int:
+        looks.put_nowait(private_memory(pid))
+        return private_memory(pid)
+
+    monkeypatch.setattr("asyncpool._runtime.rotation.private_memory", look)
+    async with patience(), Gate() as gate, Pool(1, limits=limits) as pool:
+        baggage = bytearray(b"x" * 128 * MIB)
+        job = pool.submit(jobs.wait_with, gate.path, PickleBuffer(baggage))
+        visitor = await gate.visitor("baggage")
+        while not looks.empty():
+            looks.get_nowait()
+        assert 0 < await looks.get() < 64 * MIB
+        visitor.release()
+        assert await job == ord("x") * 128 * MIB // 4096
+        assert pool.stats().crashes == 0
+
+
+async def test_the_kernel_is_told_what_a_worker_may() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    cpu = min(os.sched_getaffinity(0))
+    limits = WorkerLimits(
+        nice=5, cpu_affinity=[cpu], rlimits={"RLIMIT_NOFILE": soft - 1}
+    )
+    async with patience(), Pool(1, limits=limits) as pool:
+        assert await pool.submit(jobs.bounds) == (
+            os.nice(0) + 5,
+            {cpu},
+            (soft - 1, hard),
+        )
+    limits = WorkerLimits(rlimits={"RLIMIT_NOFILE": (64, 65)})
+    async with patience(), Pool(1, limits=limits) as pool:
+        assert (await pool.submit(jobs.bounds))[2] == (64, 65)
+
+
+async def test_what_the_kernel_does_not_allow_is_a_failed_start_that_says_so() -> None:
+    crashes: list[Crash] = []
+    limits = WorkerLimits(rlimits={"RLIMIT_NOFILE": (65, 64)})
+    pool = Pool(
+        1,
+        limits=limits,
+        on_crash=crashes.append,
+        restart=RestartPolicy(max_failed_starts=1),
+    )
+    with pytest.raises(Exception, match="every slot is parked"):
+        async with patience(), pool:
+            pass
+    detail = "limits failed: ValueError: RLIMIT_NOFILE cannot be set to (65, 64): "
+    assert crashes[0].detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("limits", "error", "text"),
+    [
+        (
+            WorkerLimits(cpu_affinity=[4095]),
+            ValueError,
+            "cpu_affinity: this process may not use {4095}",
+        ),
+        (
+            WorkerLimits(rlimits={"RLIMIT_NOTHING": 1}),
+            ValueError,
+            "rlimits: there is no RLIMIT_NOTHING here",
+        ),
+    ],
+)
+async def test_limits_that_are_impossible_here_are_refused(
+    limits: WorkerLimits, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        Pool(1, limits=limits)
+    assert str(caught.value) == text
+    assert not isinstance(caught.value, UnsupportedPlatformError)
+
+
+# Rolls.
+
+
+async def test_a_roll_replaces_every_worker_while_jobs_go_on() -> None:
+    async with patience(), Pool(3) as pool:
+        await idle(pool)
+        old = pids(pool)
+
+        async def work() -> int:
+            done = 0
+            while not roll.done():
+                await pool.submit(jobs.square, done)
+                done += 1
+            return done
+
+        roll = asyncio.create_task(pool.roll())
+        done = await asyncio.gather(*[work() for _ in range(6)])
+        assert await roll == RollResult(replaced=3, trouble="", crash=None)
+        assert roll.result().ok
+        assert min(done) > 0
+        stats = await idle(pool)
+        assert old.isdisjoint(pids(pool))
+    assert (stats.crashes, stats.failed, stats.workers) == (0, 0, 3)
+
+
+async def test_a_busy_worker_finishes_its_job_before_it_goes() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        roll = asyncio.create_task(pool.roll())
+        while (pid := await pool.submit(jobs.pid)) == visitor.pid:
+            pass
+        assert not roll.done()
+        visitor.release()
+        assert await job == "go"
+        assert (await roll).replaced == 1
+        assert await pool.submit(jobs.pid) == pid
+
+
+async def test_a_roll_stops_at_a_worker_that_does_not_start(tmp_path: Path) -> None:
+    poison = tmp_path / "poison"
+    pool = Pool(2, initializer=jobs.fail_if_there, initargs=(str(poison),))
+    async with patience(), pool:
+        await idle(pool)
+        old = pids(pool)
+        poison.touch()
+        result = await pool.roll()
+        assert not result.ok
+        assert result.replaced == 0
+        assert result.trouble == "a replacement did not start"
+        assert result.crash is not None
+        assert "LookupError" in result.crash.detail
+        assert result.crash.next_step == "the worker that it was to replace stays"
+        assert pids(pool) == old
+        await assert_serves(pool)
+        assert pool.stats().state == "running"
+        poison.unlink()
+        assert (await pool.roll()).replaced == 2
+
+
+async def test_there_is_one_roll_at_a_time() -> None:
+    async with patience(), Gate() as gate, Pool(1, name="mill") as pool:
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        roll = asyncio.create_task(pool.roll())
+        await asyncio.sleep(0)
+        with pytest.raises(RollInProgressError) as caught:
+            await pool.roll()
+        assert str(caught.value) == "pool mill is being rolled: one roll at a time"
+        roll.cancel()
+        with pytest.raises(RollInProgressError):
+            await pool.roll()
+        visitor.release()
+        await job
+        await until(pool, lambda stats: len(stats.slots) == 1)
+        assert (await pool.roll()).ok
+
+
+async def test_a_crash_during_a_roll_stops_neither() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        work = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
+        first, second = [await gate.visitor(str(n)) for n in range(2)]
+        roll = asyncio.create_task(pool.roll())
+        while await pool.submit(jobs.pid) in {first.pid, second.pid}:
+            pass
+        os.kill(first.pid, signal.SIGKILL)
+        os.kill(second.pid, signal.SIGKILL)
+        assert await roll == RollResult(replaced=2, trouble="", crash=None)
+        results = await asyncio.gather(*work, return_exceptions=True)
+        assert {type(result) for result in results} == {WorkerCrashedError}
+        stats = await idle(pool)
+    assert (stats.crashes, stats.workers) == (2, 2)
+
+
+async def test_a_close_ends_a_roll() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        roll = asyncio.create_task(pool.roll())
+        while await pool.submit(jobs.pid) == visitor.pid:
+            pass
+        close = await closing(pool)
+        assert await roll == RollResult(
+            replaced=0, trouble="the pool was closed", crash=None
+        )
+        with pytest.raises(PoolClosedError):
+            await pool.roll()
+        visitor.release()
+        assert await job == "go"
+        await close
+
+
+async def test_who_does_not_leave_in_time_is_killed_and_its_job_handed_on() -> None:
+    crashes: list[Crash] = []
+    limits = WorkerLimits(drain_timeout=0.1)
+    pool = Pool(1, limits=limits, on_crash=crashes.append)
+    async with patience(), Gate() as gate, pool:
+        view = pool.options(max_attempts=2)
+        job = view.submit(jobs.wait_in_every_attempt, gate.path)
+        first = await gate.visitor("attempt 1")
+        assert (await pool.roll()).ok
+        await first.gone()
+        (await gate.visitor("attempt 2")).release()
+        assert await job == "go"
+    [crash] = crashes
+    text = "killed since it was to leave, and had not within 0.1 s"
+    assert (crash.kind, crash.detail) == ("crash", text)
+    assert crash.next_step == "no replacement: there are enough workers"
