@@ -69,7 +69,7 @@ def overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
 
     There is no other attempt after a deadline.
     """
-    error = timeout_error(job, handle.read_stacks())
+    error = timeout_error(job, handle.page.read_stacks())
     return Failed(error, raised=job.exceeded != "deadline")
 
 

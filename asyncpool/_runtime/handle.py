@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import mmap
 import os
 import signal
 import socket
-import struct
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,11 +23,11 @@ from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.functions import Function, Memory
 from asyncpool._core.messages import Failure, pack_numbers, unpack_numbers
 from asyncpool._core.parcels import Parcel
-from asyncpool._core.stacks import tidy
 from asyncpool._runtime.cargo import Cargo, Load
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.output import Output, OutputMode
+from asyncpool._runtime.page import Page
 from asyncpool._runtime.process import Process
 from asyncpool._runtime.template import LaunchError
 from asyncpool._signals import STACKS
@@ -42,11 +38,7 @@ __all__ = ["WorkerHandle", "WorkerSetup"]
 # A process whose channel has ended is ending too; if it does not, it is killed.
 _EXIT_GRACE = 1.0
 
-_BEGUN = struct.Struct("=QQ")
 _MAX_CONTROL = 1 << 20
-
-# How much of its stacks a worker can write down; memory is used only if it does.
-_STACKS_SIZE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +66,7 @@ class WorkerHandle:
         slot: The slot.
         generation: Which worker of it this is.
         process: Its process; ``None`` until there is one.
+        page: What it has noted.
         status: Its exit status, once it has ended and if it is known.
         detail: What is known of the reason, if anything.
         broke_protocol: Whether it said something that a worker does not say.
@@ -90,6 +83,7 @@ class WorkerHandle:
         self.slot = slot
         self.generation = generation
         self.process: Process | None = None
+        self.page = Page()
         self.status: int | None = None
         self.detail = ""
         self.broke_protocol = False
@@ -97,7 +91,6 @@ class WorkerHandle:
         self._loop = loop
         self._setup = s
         self._memory = Memory()
-        self._page: mmap.mmap | None = None
         self._cargo = s.make_cargo()
         self._load: Load | None = None
         self._jobs: Channel | None = None
@@ -152,12 +145,6 @@ class WorkerHandle:
         """Whether a parcel is on its way to where it can see it."""
         return self._load is not None
 
-    def begun(self, job: int, attempt: int) -> bool:
-        """Tell whether the worker has begun this attempt; it may be dead by now."""
-        if self._page is None:
-            return False
-        return _BEGUN.unpack_from(self._page) == (job, attempt)
-
     def put_job(
         self, job: int, attempt: int, function: Function, payload: bytes
     ) -> None:
@@ -207,28 +194,13 @@ class WorkerHandle:
         self._say(Kind.INTERRUPT, pack_numbers((place,)))
 
     def ask_for_stacks(self) -> None:
-        """Have it write down where its threads are; :meth:`read_stacks` returns that."""
+        """Have it write down on its page where its threads are."""
         self._say(Kind.STACKS, b"")
 
     def demand_stacks(self) -> None:
         """Have it write them down though no thread of Python's can run there."""
         if self.process is not None:
             self.process.signal(STACKS)
-
-    @property
-    def stacks_size(self) -> int:
-        """How many bytes of them it has written down so far."""
-        if self._page is None:
-            return 0
-        return len(self._page[mmap.PAGESIZE :].rstrip(b"\0"))
-
-    def read_stacks(self) -> str:
-        """Return what it has written down, and wipe it out."""
-        if self._page is None:
-            return ""
-        text = self._page[mmap.PAGESIZE :].strip(b"\0")
-        self._page[mmap.PAGESIZE :] = bytes(_STACKS_SIZE)
-        return tidy(text.decode(errors="replace"))
 
     def stop(self) -> None:
         """Tell it that no job will come any more."""
@@ -263,12 +235,6 @@ class WorkerHandle:
         for part in (self._jobs, self._control, self._stdout, self._stderr):
             if part is not None:
                 part.close()
-
-    def release_page(self) -> None:
-        """Forget what it had begun."""
-        if self._page is not None:
-            self._page.close()
-            self._page = None
 
     def _say(self, kind: Kind, payload: bytes) -> None:
         assert self._control is not None
@@ -322,10 +288,8 @@ class WorkerHandle:
             on_end=self._on_end,
         )
         self._cargo.connect(self._jobs, self._control)
-        size = mmap.PAGESIZE + _STACKS_SIZE
-        page = _anonymous_file(size)
+        page = self.page.open()
         theirs.callback(os.close, page)
-        self._page = mmap.mmap(page, size)
         out, out_end = _pipe(theirs)
         self._stdout = Output(self._loop, out, setup.output, err=False)
         err, err_end = _pipe(theirs)
@@ -429,16 +393,3 @@ def _pipe(theirs: contextlib.ExitStack) -> tuple[int, int]:
     ours, other = os.pipe()
     theirs.callback(os.close, other)
     return ours, other
-
-
-def _anonymous_file(size: int) -> int:
-    if not hasattr(os, "memfd_create"):
-        with tempfile.TemporaryFile() as file:
-            file.truncate(size)
-            return os.dup(file.fileno())
-    fd = os.memfd_create("asyncpool-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    # Else a job that finds the descriptor and truncates the page would have this
-    # process killed by SIGBUS when it looks there.
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    return fd

@@ -104,7 +104,7 @@ def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delive
     unsent = 1 if handle.loading else handle.unsent
     found: list[Delivery] = []
     for job in reversed(jobs):
-        if handle.begun(job.id, job.attempt):
+        if handle.page.begun(job.id, job.attempt):
             found.append("started")
         else:
             found.append("never sent" if unsent > 0 else "sent")

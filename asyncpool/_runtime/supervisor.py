@@ -186,7 +186,7 @@ class Supervisor:
             requeue=[loss.job.id for loss in losses if loss.again],
             roll=random.random(),  # noqa: S311 - jitter
         )
-        handle.release_page()
+        handle.page.close()
         step = describe_next_step(handle.slot, commands)
         crash = self._coroner.report(
             handle, kind=kind, job=begun, now=now, next_step=step

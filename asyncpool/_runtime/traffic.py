@@ -294,7 +294,7 @@ class Traffic:
                     job.id,
                     now,
                     index=slot,
-                    begun=state.handles[slot].begun(job.id, job.attempt),
+                    begun=state.handles[slot].page.begun(job.id, job.attempt),
                     press=job.limits.press,
                 )
             )
@@ -361,7 +361,7 @@ class Traffic:
         Its threads do not run then, so that their stacks can be read in a signal handler:
         while they run, that may crash it.
         """
-        if self._is_first(handle, job) and not handle.stacks_size:
+        if self._is_first(handle, job) and not handle.page.stacks_size:
             handle.demand_stacks()
             self._look_for_stacks(handle, job, 0)
 
@@ -370,7 +370,7 @@ class Traffic:
         """Have a worker killed that has written all that it is going to write."""
         if not self._is_first(handle, job):
             return
-        size, loop = handle.stacks_size, self._state.loop
+        size, loop = handle.page.stacks_size, self._state.loop
         if size == seen > 0:
             self._perform(self._state.core.stacks_written(handle.slot, loop.time()))
         else:
