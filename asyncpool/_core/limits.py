@@ -44,6 +44,9 @@ class JobLimits:
             to its end, which nobody hears of.
         cancel_grace: How long an interrupted job has to end.
 
+    Attributes:
+        timed: Whether there is any limit of time.
+
     Raises:
         ValueError: If one of them is out of range.
         TypeError: If one is no number.
@@ -54,6 +57,8 @@ class JobLimits:
     deadline: float | None = None
     on_cancel: OnCancel = "interrupt"
     cancel_grace: float = 2.0
+    # Asked for several times a job, hence no property.
+    timed: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("timeout", "queue_timeout", "deadline", "cancel_grace"):
@@ -76,6 +81,8 @@ class JobLimits:
             raise ValueError(
                 f"cancel_grace must be >= 0 seconds, not {self.cancel_grace}"
             )
+        timed = not (self.timeout is self.queue_timeout is self.deadline is None)
+        object.__setattr__(self, "timed", timed)
 
     @property
     def press(self) -> Press:
@@ -83,11 +90,6 @@ class JobLimits:
         if self.on_cancel == "kill":
             return KILL
         return Press(self.on_cancel, self.cancel_grace)
-
-    @property
-    def timed(self) -> bool:
-        """Whether there is any limit of time."""
-        return not (self.timeout is self.queue_timeout is self.deadline is None)
 
     def exceeded(self, now: float, *, running: bool) -> Limit:
         """Tell which limit it is that a job has reached by *now*."""

@@ -69,6 +69,14 @@ class Times:
             job.began = now = self._state.loop.time()
             self._timeouts.watch(job.id, job.limits.run_end(now))
 
+    def end(self, job: Job[Any]) -> None:
+        """Take note that it has ended in time, though its outcome is yet to be loaded.
+
+        Only a deadline is for the whole of it.
+        """
+        if job.limits.timed:
+            self._timeouts.watch(job.id, job.limits.deadline)
+
     def stop(self) -> None:
         """Watch nothing any more."""
         self._timeouts.stop()

@@ -200,6 +200,7 @@ class Traffic:
                 payload = frame.payload
                 if is_heavy(payload) and job.exceeded is None:
                     core.landing(job.id)
+                    self._times.end(job)
                     self._unpacker.add(job, frame)
                 else:
                     settled.append((job, frame))
