@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from asyncpool._core.attempts import AttemptPolicy
+from asyncpool._core.context import Context
 
 __all__ = ["KILL", "JobLimits", "JobOptions", "Limit", "OnCancel", "Press"]
 
@@ -44,6 +45,9 @@ class JobLimits:
             to its end, which nobody hears of.
         cancel_grace: How long an interrupted job has to end.
 
+    Attributes:
+        context: What tells a job of these limits, packed: the same object for all.
+
     Raises:
         ValueError: If one of them is out of range.
         TypeError: If one is no number.
@@ -54,6 +58,7 @@ class JobLimits:
     deadline: float | None = None
     on_cancel: OnCancel = "interrupt"
     cancel_grace: float = 2.0
+    context: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("timeout", "queue_timeout", "deadline", "cancel_grace"):
@@ -76,6 +81,8 @@ class JobLimits:
             raise ValueError(
                 f"cancel_grace must be >= 0 seconds, not {self.cancel_grace}"
             )
+        context = Context(timeout=self.timeout, deadline=self.deadline).pack()
+        object.__setattr__(self, "context", context)
 
     @property
     def press(self) -> Press:

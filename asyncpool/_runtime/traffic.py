@@ -154,7 +154,9 @@ class Traffic:
             if isinstance(payload, Parcel):
                 self._load(handle, job, payload)
             else:
-                handle.put_job(job.id, job.attempt, job.function, payload)
+                job.ahead = handle.put_job(
+                    job.id, job.attempt, job.function, payload, job.context
+                )
             count += 1
         if self._state.book.timed:
             self._begin_head(slot)
@@ -178,7 +180,7 @@ class Traffic:
         """Send a job behind what its worker sees by now."""
         # The pool may have been closed meanwhile, and the caller told so.
         if self._state.core.head(handle.slot) == job.id:
-            handle.put_job(job.id, attempt, job.function, parcel.payload)
+            handle.put_job(job.id, attempt, job.function, parcel.payload, job.context)
             self._begin(job)
         handle.flush()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from contextvars import copy_context
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.functions import Memory
@@ -30,6 +30,9 @@ class Executor:
         max_payload: The most bytes that an outcome may have.
         complete: Adds to a payload what has come beside its job.
         interrupts: Which may end a job.
+
+    Attributes:
+        context: The packed context of the jobs to come.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Executor:
         self._complete = complete
         self._interrupts = interrupts
         self._functions = Memory()
+        self.context = b""
 
     def learn(self, frame: Frame) -> None:
         """Remember the function in *frame*; it is looked up when it is called."""
@@ -73,7 +77,8 @@ class Executor:
 
     def _run(self, frame: Frame, place: int) -> bytes | Parcel:
         # A function of its own, so that arguments and result are gone when it returns.
-        running.set((frame.job, frame.attempt))
+        context = self.context
+        running.set((frame.job, frame.attempt, context, monotonic() if context else 0))
         self._interrupts.begin(place)
         known = self._recall(frame.tag) if frame.tag else None
         function, args, kwargs = load_job(self._complete(frame.payload), known)
