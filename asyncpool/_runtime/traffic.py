@@ -67,6 +67,7 @@ class Traffic:
     ) -> None:
         self._state = state
         self._perform = perform
+        self._propagation = state.config.propagation
         self._max_payload = state.config.worker.max_payload
         self._functions = FunctionTable()
         self._packer = Packer(
@@ -103,6 +104,8 @@ class Traffic:
             known = self._functions.find(function)
             job: Job[Any] = Job(state.book.next_id(), known, options, self, state.loop)
             try:
+                if self._propagation is not None:
+                    job.context = self._propagation.add_to(job.context)
                 payload = job.payload = pack_job(
                     function, args, kwargs, number=known.number, limit=HEAVY
                 )

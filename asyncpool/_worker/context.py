@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from contextvars import ContextVar
 
 from asyncpool._core.context import Context
 from asyncpool._core.records import Record
+from asyncpool._core.variables import unpack_variables
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     import logging
     from typing import Any
 
-__all__ = ["CurrentJob", "current_job"]
+__all__ = ["CurrentJob", "current_job", "running", "set_variables"]
 
 
 class CurrentJob(Record):
@@ -53,9 +55,9 @@ class CurrentJob(Record):
         return logging.LoggerAdapter(logging.getLogger("asyncpool.job"), names)
 
 
-# The job's number and attempt, its packed context, and, if that is not plain, when it
-# began: most jobs never ask, so no object is made of them.
-running: ContextVar[tuple[int, int, bytes, float] | None] = ContextVar(
+# The job's number and attempt, its context, and, if that is not plain, when it began:
+# most jobs never ask, so no object is made of them.
+running: ContextVar[tuple[int, int, Context, float] | None] = ContextVar(
     "asyncpool_job", default=None
 )
 
@@ -69,6 +71,16 @@ def current_job() -> CurrentJob:
     job = running.get()
     if job is None:
         raise RuntimeError("current_job() was called outside a job of a pool")
-    number, attempt, packed, began = job
-    context = Context.unpack(packed)
+    number, attempt, context, began = job
     return CurrentJob(number, attempt, context.end(began), context.details)
+
+
+def set_variables(packed: bytes) -> None:
+    """Set context variables as the submitter of a job had them.
+
+    Raises:
+        BaseException: Whatever it raises to import one, or to unpickle its value.
+    """
+    for name, value in unpack_variables(packed):
+        module, _, attribute = name.partition(":")
+        getattr(importlib.import_module(module), attribute).set(value)

@@ -6,12 +6,13 @@ import pickle
 from contextvars import copy_context
 from time import monotonic, perf_counter_ns
 
+from asyncpool._core.context import PLAIN
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.functions import Memory
 from asyncpool._core.outcome import load_job, pack_value
 from asyncpool._core.parcels import Bundle, Parcel
 from asyncpool._core.raised import pack_error
-from asyncpool._worker.context import running
+from asyncpool._worker.context import running, set_variables
 from asyncpool._worker.interrupts import Interrupts
 from asyncpool.errors import JobNotPicklableError
 
@@ -32,7 +33,7 @@ class Executor:
         interrupts: Which may end a job.
 
     Attributes:
-        context: The packed context of the jobs to come.
+        context: The context of the jobs to come.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Executor:
         self._complete = complete
         self._interrupts = interrupts
         self._functions = Memory()
-        self.context = b""
+        self.context = PLAIN
 
     def learn(self, frame: Frame) -> None:
         """Remember the function in *frame*; it is looked up when it is called."""
@@ -78,8 +79,13 @@ class Executor:
     def _run(self, frame: Frame, place: int) -> bytes | Parcel:
         # A function of its own, so that arguments and result are gone when it returns.
         context = self.context
-        running.set((frame.job, frame.attempt, context, monotonic() if context else 0))
-        self._interrupts.begin(place)
+        if context is PLAIN:
+            running.set((frame.job, frame.attempt, context, 0.0))
+            self._interrupts.begin(place)
+        else:
+            running.set((frame.job, frame.attempt, context, monotonic()))
+            self._interrupts.begin(place)
+            set_variables(context.variables)
         known = self._recall(frame.tag) if frame.tag else None
         function, args, kwargs = load_job(self._complete(frame.payload), known)
         result = pack_value(function(*args, **kwargs))

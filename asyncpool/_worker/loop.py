@@ -12,7 +12,7 @@ import struct
 import sys
 import traceback
 
-from asyncpool._core.context import MAX_CONTEXT
+from asyncpool._core.context import MAX_CONTEXT, Context
 from asyncpool._core.frames import Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
 from asyncpool._worker.cargo import Cargo
@@ -111,7 +111,7 @@ def _serve(
                 if frame.kind is Kind.FUNCTION:
                     executor.learn(frame)
                 elif frame.kind is Kind.CONTEXT:
-                    executor.context = bytes(frame.payload)
+                    executor.context = Context.unpack(frame.payload)
                 else:
                     cargo.take(frame)
                 continue

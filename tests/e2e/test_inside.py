@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from time import monotonic
+from typing import Any
 
 import pytest
 
-from asyncpool import Pool, WorkerCrashedError
-from tests.helpers import jobs
+from asyncpool import JobNotPicklableError, Pool, WorkerCrashedError
+from tests.helpers import jobs, tracing
+from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 
@@ -61,3 +64,89 @@ async def test_a_new_worker_begins_with_the_plain_context() -> None:
         assert await pool.submit(jobs.limits) == (None, None)
         end, _ = await view.submit(jobs.limits)
         assert end is not None
+
+
+async def test_variables_are_as_the_submitter_had_them() -> None:
+    async with patience(), Pool(1, propagate=[tracing.request]) as pool:
+
+        async def ask(number: int) -> tuple[Any, Any]:
+            tracing.request.set({"number": number})
+            tracing.tenant.set("stays at home")
+            return await pool.submit(tracing.found)
+
+        assert await pool.submit(tracing.found) == ("unset", "nobody")
+        found = await asyncio.gather(*(asyncio.create_task(ask(n)) for n in range(200)))
+        assert found == [({"number": n}, "nobody") for n in range(200)]
+        assert await pool.submit(tracing.found) == ("unset", "nobody")
+
+
+async def test_what_a_job_sets_is_not_for_the_next_one() -> None:
+    async with patience(), Pool(1, propagate=[tracing.request]) as pool:
+        token = tracing.request.set(["home"])
+        try:
+            for _ in range(3):
+                found = await pool.submit(tracing.found_and_changed, "there")
+                assert found == (["home"], "nobody")
+        finally:
+            tracing.request.reset(token)
+        assert await pool.submit(tracing.found) == ("unset", "nobody")
+
+
+async def test_a_takeover_keeps_the_variables() -> None:
+    pool = Pool(1, propagate=[tracing.request])
+    async with patience(), Gate() as gate, pool:
+        token = tracing.request.set("mine")
+        job = pool.options(max_attempts=2).submit(
+            tracing.found_in_every_attempt, gate.path
+        )
+        tracing.request.reset(token)
+        (await gate.visitor("attempt 1")).release("die")
+        visitor = await gate.visitor("attempt 2")
+        other = pool.submit(tracing.found)
+        visitor.release("live")
+        assert await job == ("mine", "nobody")
+        assert await other == ("unset", "nobody")
+
+
+async def test_a_variable_that_cannot_be_pickled_fails_its_job_alone() -> None:
+    async with patience(), Pool(1, propagate=[tracing.request]) as pool:
+        token = tracing.request.set(threading.Lock())
+        job = pool.submit(tracing.found)
+        tracing.request.reset(token)
+        with pytest.raises(JobNotPicklableError) as caught:
+            await job
+        error = caught.value
+        assert (error.direction, error.name, error.job_id) == (
+            "arguments",
+            "tests.helpers.tracing:request",
+            job.id,
+        )
+        assert await pool.submit(tracing.found) == ("unset", "nobody")
+
+
+async def test_a_variable_that_cannot_be_unpickled_fails_its_job_alone() -> None:
+    async with patience(), Pool(1, propagate=[tracing.request]) as pool:
+        token = tracing.request.set(tracing.Explosive())
+        job = pool.submit(tracing.found)
+        tracing.request.reset(token)
+        with pytest.raises(LookupError, match="there"):
+            await job
+        assert await pool.submit(tracing.found) == ("unset", "nobody")
+        assert (pool.stats().crashes, pool.stats().spawned) == (0, 1)
+
+
+async def test_a_lambda_is_a_value_too() -> None:
+    async with patience(), Pool(1, propagate=[tracing.request]) as pool:
+        token = tracing.request.set(lambda: 7)
+        found, _ = await pool.submit(tracing.found)
+        tracing.request.reset(token)
+        assert found() == 7
+
+
+async def test_large_arguments_find_the_variables_too() -> None:
+    async with patience(), Pool(1, propagate=[tracing.request]) as pool:
+        token = tracing.request.set("mine")
+        job = pool.submit(jobs.call, tracing.after, bytes(1 << 20))
+        tracing.request.reset(token)
+        assert await job == ("mine", "nobody")
+        assert await pool.submit(tracing.found) == ("unset", "nobody")
