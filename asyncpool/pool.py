@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
@@ -23,6 +24,7 @@ from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.machine import check_platform, module_path, usable_cpus
 from asyncpool._runtime.options import Options, changed
 from asyncpool._runtime.output import OutputMode
+from asyncpool._runtime.propagation import Propagation
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import JobNotPicklableError, PoolClosedError
 from asyncpool.events import CloseSummary, Event, PoolStats
@@ -83,6 +85,10 @@ class Pool:
             is not configured; ``"inherit"`` always to the streams.
         timeout, queue_timeout, on_cancel, cancel_grace: What jobs have if
             :meth:`options` says nothing else.
+        propagate: Context variables that jobs find as they are when :meth:`submit` is
+            called: each by itself, if it is an attribute of an importable module, or by
+            name, ``"package.module:name"``.  Their values are pickled with each call
+            (64 KiB at the most).
         max_message: The most bytes that a call or a result may have when pickled.
         max_shared_memory: The most bytes of memory that the pool shares with its
             workers, for large arrays and the like in arguments and results, those
@@ -91,7 +97,8 @@ class Pool:
 
     Raises:
         UnsupportedPlatformError: If this platform cannot run a pool.
-        ValueError: If an argument is out of range, or *initargs* too large (64 MiB).
+        ValueError: If an argument is out of range, *initargs* too large (64 MiB), or
+            a variable to *propagate* cannot be found.
         TypeError: If an argument is of the wrong kind.
         JobNotPicklableError: If *initializer* or *initargs* cannot be pickled.
     """
@@ -115,6 +122,7 @@ class Pool:
         queue_timeout: float | None = None,
         on_cancel: OnCancel = "interrupt",
         cancel_grace: float = 2.0,
+        propagate: Iterable[ContextVar[Any] | str] = (),
         max_message: int = 1 << 30,
         max_shared_memory: int = 1 << 30,
     ) -> None:
@@ -147,6 +155,7 @@ class Pool:
             start_timeout=start_timeout,
             output=output,
             max_shared_memory=max_shared_memory,
+            propagation=_propagation(propagate),
             worker=WorkerConfig(
                 sys_path=module_path(),
                 initializer=_pack_initializer(initializer, tuple(initargs)),
@@ -447,6 +456,10 @@ def _pack_initializer(
             "the initializer load what is large, from a file for example"
         )
     return payload
+
+
+def _propagation(variables: Iterable[ContextVar[Any] | str]) -> Propagation | None:
+    return Propagation(variables) if variables else None
 
 
 def _check_int(name: str, value: int, *, at_least: int) -> None:

@@ -74,6 +74,7 @@ class Kind(enum.IntEnum):
     VALUE = 8  # worker: what the job returned; *tag* is how long it took, in us
     ERROR = 9  # worker: what the job raised; *tag* as above
     FUNCTION = 10  # pool: remember this function as number *tag*
+    CONTEXT = 25  # pool: the context of the jobs that follow
     # Control channels of workers again.
     REVOKE = 11  # pool: do not begin the jobs that came in these places
     REVOKED = 12  # worker: these of them will not begin

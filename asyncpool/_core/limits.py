@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from asyncpool._core.attempts import AttemptPolicy
+from asyncpool._core.context import Context
 
 __all__ = ["KILL", "JobLimits", "JobOptions", "Limit", "OnCancel", "Press"]
 
@@ -46,6 +47,7 @@ class JobLimits:
 
     Attributes:
         timed: Whether there is any limit of time.
+        context: What tells a job of these limits, packed: the same object for all.
 
     Raises:
         ValueError: If one of them is out of range.
@@ -59,6 +61,7 @@ class JobLimits:
     cancel_grace: float = 2.0
     # Asked for several times a job, hence no property.
     timed: bool = field(init=False, repr=False, compare=False)
+    context: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("timeout", "queue_timeout", "deadline", "cancel_grace"):
@@ -83,6 +86,8 @@ class JobLimits:
             )
         timed = not (self.timeout is self.queue_timeout is self.deadline is None)
         object.__setattr__(self, "timed", timed)
+        context = Context(timeout=self.timeout, deadline=self.deadline).pack()
+        object.__setattr__(self, "context", context)
 
     @property
     def press(self) -> Press:

@@ -8,6 +8,7 @@ from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.output import OutputMode
+from asyncpool._runtime.propagation import Propagation
 
 __all__ = ["SupervisorConfig"]
 
@@ -26,4 +27,5 @@ class SupervisorConfig:
     start_timeout: float
     output: OutputMode
     max_shared_memory: int
+    propagation: Propagation | None
     worker: WorkerConfig

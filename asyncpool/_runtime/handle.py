@@ -91,6 +91,7 @@ class WorkerHandle:
         self._loop = loop
         self._setup = s
         self._memory = Memory()
+        self._context = b""  # the last that was put
         self._cargo = s.make_cargo()
         self._load: Load | None = None
         self._jobs: Channel | None = None
@@ -146,18 +147,26 @@ class WorkerHandle:
         return self._load is not None
 
     def put_job(
-        self, job: int, attempt: int, function: Function, payload: bytes
-    ) -> None:
-        """Have a job sent by the next flush."""
+        self, job: int, attempt: int, function: Function, payload: bytes, context: bytes
+    ) -> int:
+        """Have a job sent by the next flush.
+
+        Returns:
+            How many bytes go ahead of it, of what the worker does not know yet.
+        """
         assert self._jobs is not None
-        number = function.number
+        number, ahead = function.number, 0
+        if context != self._context:
+            self._context = context
+            ahead = self._put(header(Kind.CONTEXT, len(context)), context)
         if number and number not in self._memory:
             self._memory.learn(number)
             reference = function.payload
             head = header(Kind.FUNCTION, len(reference), tag=number)
-            self._jobs.put(head, reference)
+            ahead += self._put(head, reference)
         head = header(Kind.JOB, len(payload), job, attempt, number)
         self._jobs.put(head, payload)
+        return ahead
 
     def load(self, parcel: Parcel, send: Callable[[], None]) -> None:
         """Put *parcel* where the worker sees it, then have *send* put its job."""
@@ -235,6 +244,11 @@ class WorkerHandle:
         for part in (self._jobs, self._control, self._stdout, self._stderr):
             if part is not None:
                 part.close()
+
+    def _put(self, head: bytes, payload: bytes) -> int:
+        assert self._jobs is not None
+        self._jobs.put(head, payload)
+        return len(head) + len(payload)
 
     def _say(self, kind: Kind, payload: bytes) -> None:
         assert self._control is not None

@@ -47,8 +47,10 @@ class Job(asyncio.Future[R], Generic[R]):
     # object, reads and writes it at each step.
     __slots__ = (
         "_owner",
+        "ahead",
         "attempt",
         "began",
+        "context",
         "crashes",
         "exceeded",
         "function",
@@ -82,6 +84,8 @@ class Job(asyncio.Future[R], Generic[R]):
         self.began: float | None = None
         self.exceeded: Limit | None = None
         self.payload: bytes | Parcel = b""
+        self.context = options.limits.context
+        self.ahead = 0
         self.crashes: tuple[Crash, ...] = ()
         self.returns = 0
         self._owner = owner

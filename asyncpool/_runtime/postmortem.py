@@ -109,7 +109,7 @@ def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delive
         else:
             found.append("never sent" if unsent > 0 else "sent")
         if type(job.payload) is bytes:  # else there is none before it
-            unsent -= HEADER_SIZE + len(job.payload)
+            unsent -= job.ahead + HEADER_SIZE + len(job.payload)
     return found[::-1]
 
 

@@ -62,6 +62,7 @@ class Traffic:
     ) -> None:
         self._state = state
         self._perform = perform
+        self._propagation = state.config.propagation
         self._max_payload = state.config.worker.max_payload
         self._functions = FunctionTable()
         self._packer = Packer(
@@ -98,6 +99,8 @@ class Traffic:
             known = self._functions.find(function)
             job: Job[Any] = Job(state.book.next_id(), known, options, self, state.loop)
             try:
+                if self._propagation is not None:
+                    job.context = self._propagation.add_to(job.context)
                 payload = job.payload = pack_job(
                     function, args, kwargs, number=known.number, limit=HEAVY
                 )
@@ -149,7 +152,9 @@ class Traffic:
             if isinstance(payload, Parcel):
                 self._load(handle, job, payload)
             else:
-                handle.put_job(job.id, job.attempt, job.function, payload)
+                job.ahead = handle.put_job(
+                    job.id, job.attempt, job.function, payload, job.context
+                )
             count += 1
         if self._state.book.timed:
             self._times.begin_head(slot)
@@ -173,7 +178,7 @@ class Traffic:
         """Send a job behind what its worker sees by now."""
         # The pool may have been closed meanwhile, and the caller told so.
         if self._state.core.head(handle.slot) == job.id:
-            handle.put_job(job.id, attempt, job.function, parcel.payload)
+            handle.put_job(job.id, attempt, job.function, parcel.payload, job.context)
             self._times.begin(job)
         handle.flush()
 

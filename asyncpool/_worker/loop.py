@@ -12,6 +12,7 @@ import struct
 import sys
 import traceback
 
+from asyncpool._core.context import MAX_CONTEXT, Context
 from asyncpool._core.frames import Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
 from asyncpool._worker.cargo import Cargo
@@ -100,7 +101,7 @@ def _serve(
     executor: Executor,
 ) -> None:
     worker = os.getpid()
-    incoming = decoder(executor.max_payload)
+    incoming = decoder(max(executor.max_payload, MAX_CONTEXT))
     while frames := receive(jobs, incoming):
         frames.reverse()
         while frames:
@@ -109,6 +110,8 @@ def _serve(
             if frame.kind is not _JOB:
                 if frame.kind is Kind.FUNCTION:
                     executor.learn(frame)
+                elif frame.kind is Kind.CONTEXT:
+                    executor.context = Context.unpack(frame.payload)
                 else:
                     cargo.take(frame)
                 continue

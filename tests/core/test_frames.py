@@ -103,7 +103,7 @@ def test_what_came_before_garbage_is_received_at_any_cut(
         ((1, 7, 0, 0, 1, 0), "the peer speaks version 1, not 2"),
         ((3, 7, 0, 0, 1, 0), "the peer speaks version 3, not 2"),
         ((2, 0, 0, 0, 1, 0), "unknown kind of frame: 0"),
-        ((2, 25, 0, 0, 1, 0), "unknown kind of frame: 25"),
+        ((2, 99, 0, 0, 1, 0), "unknown kind of frame: 99"),
         ((2, 7, 0, 0, 1, 301), "a payload of 301 bytes exceeds the limit of 300"),
         (
             (2, 7, 0, 0, 1, 2**64 - 1),
@@ -234,6 +234,7 @@ def test_the_bytes_on_the_wire() -> None:
         "LOST": 22,
         "INTERRUPT": 23,
         "STACKS": 24,
+        "CONTEXT": 25,
     }
     assert Frame._fields == ("kind", "job", "attempt", "tag", "payload")
     assert (VERSION, HEADER_SIZE) == (2, 24)

@@ -41,6 +41,20 @@ def attempt() -> tuple[int, int]:
     return job.id, job.attempt
 
 
+def limits() -> tuple[float | None, float | None]:
+    """Return until when this attempt may run, and how many seconds that are."""
+    deadline = asyncpool.current_job().deadline
+    return deadline, None if deadline is None else deadline - time.monotonic()
+
+
+def last_details() -> Any:
+    return asyncpool.current_job().last_details
+
+
+def size_of_details() -> int:
+    return len(last_details())
+
+
 # At the gate.
 
 
