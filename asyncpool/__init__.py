@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from asyncpool._core.restart import RestartPolicy
     from asyncpool._runtime.hub import EventStream
     from asyncpool._runtime.jobs import Job
+    from asyncpool._worker.beats import heartbeat
     from asyncpool._worker.context import CurrentJob, current_job
     from asyncpool.errors import (
         AsyncPoolError,
@@ -52,6 +53,7 @@ _HOMES = {
     "asyncpool._core.restart": ("RestartPolicy",),
     "asyncpool._runtime.hub": ("EventStream",),
     "asyncpool._runtime.jobs": ("Job",),
+    "asyncpool._worker.beats": ("heartbeat",),
     "asyncpool._worker.context": ("CurrentJob", "current_job"),
     "asyncpool.errors": (
         "AsyncPoolError",
@@ -117,6 +119,7 @@ __all__ = [
     "WorkerOutOfMemoryError",
     "WorkerStartError",
     "current_job",
+    "heartbeat",
 ]
 
 

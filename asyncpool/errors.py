@@ -267,13 +267,14 @@ class JobNotPicklableError(JobError):
     """Something that belongs to a job cannot cross the border between processes.
 
     Attributes:
-        direction: What it is: ``"arguments"``, ``"result"`` or ``"exception"``.
+        direction: What it is: ``"arguments"``, ``"result"``, ``"exception"``, or the
+            ``"details"`` of a heartbeat.
         name: The argument, such as ``"args[1]"``, ``"kwargs['path']"`` or ``"fn"``,
-            or the type of the result or exception.
+            or the type of the result, the exception or the details.
         text: What the exception said, where an exception could not be sent.
     """
 
-    direction: Literal["arguments", "result", "exception"]
+    direction: Literal["arguments", "result", "exception", "details"]
     name: str
     text: str
 
@@ -281,7 +282,7 @@ class JobNotPicklableError(JobError):
         self,
         message: str,
         *,
-        direction: Literal["arguments", "result", "exception"],
+        direction: Literal["arguments", "result", "exception", "details"],
         name: str,
         text: str = "",
         job_id: int = 0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from asyncpool._core.context import with_details
 from asyncpool._core.deadlines import Deadlines
 from asyncpool._core.frames import Frame, Kind
 from asyncpool._core.outcome import load_value
@@ -269,6 +270,8 @@ class JobBook:
 
     def _return(self, job: Job[Any]) -> None:
         """Take note that no attempt at it is running any more."""
+        if job.pulse is not None:
+            job.context = with_details(job.context, job.pulse.details)
         if job.began is not None:
             job.began = job.exceeded = None
             deadline = job.limits.deadline

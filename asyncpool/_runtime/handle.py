@@ -55,6 +55,8 @@ class WorkerSetup:
     on_outcomes: Callable[[WorkerHandle, list[Frame]], None]
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
     on_stacks: Callable[[WorkerHandle], None]
+    on_heartbeat: Callable[[WorkerHandle], None]
+    on_last_beat: Callable[[WorkerHandle, Frame], None]
     on_spawned: Callable[[WorkerHandle], None]
     make_cargo: Callable[[], Cargo]
 
@@ -347,19 +349,40 @@ class WorkerHandle:
             if not self._cargo.pending:
                 self._setup.on_outcomes(self, frames)
                 return
+        frames, bad_beat = self._take_beats(frames)
         frames, trouble = self._cargo.unload(frames)
         if frames:
             self._setup.on_outcomes(self, frames)
+        trouble = trouble or bad_beat
         if trouble is not None:
             self.accuse(trouble)
 
-    def _on_control_frames(self, frames: list[Frame]) -> None:
+    def _take_beats(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
+        """Return the frames that are no heartbeats, and what is wrong with the next."""
+        others = []
         for frame in frames:
+            if frame.kind is not Kind.BEAT:
+                others.append(frame)
+                continue
+            try:
+                self._setup.on_last_beat(self, frame)
+            except ProtocolError as error:
+                return others, str(error)
+        return others, None
+
+    def _on_control_frames(self, frames: list[Frame]) -> None:
+        rung = False
+        for frame in frames:
+            if frame.kind is Kind.HEARTBEAT:
+                rung = True
+                continue
             try:
                 self._on_control_frame(frame)
             except ProtocolError as error:
                 self.accuse(str(error))
                 return
+        if rung and not self._ignored:
+            self._setup.on_heartbeat(self)
 
     def _on_control_frame(self, frame: Frame) -> None:
         if frame.kind is Kind.REVOKED:

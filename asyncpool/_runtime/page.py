@@ -1,25 +1,27 @@
-"""Memory that a worker shares with the pool: notes that outlive their writer.
-
-On the first page the worker notes which job it has begun.  Behind that is room for the
-stacks of its threads.
-"""
+"""Memory that a worker shares with the pool: notes that outlive their writer."""
 
 from __future__ import annotations
 
 import fcntl
 import mmap
 import os
-import struct
 import tempfile
 
+from asyncpool._core.beats import Beat, read
+from asyncpool._core.page import (
+    BEATS_START,
+    BEGUN,
+    PAGE_SIZE,
+    STACKS_SIZE,
+    STACKS_START,
+)
 from asyncpool._core.stacks import tidy
 
 __all__ = ["Page"]
 
-_BEGUN = struct.Struct("=QQ")
-
-# How much of its stacks a worker can write down; memory is used only if it does.
-_STACKS_SIZE = 1 << 16
+# How often beats are looked for: both may be torn, if the first is read while it is
+# written, and the second too.
+_LOOKS = 5
 
 
 class Page:
@@ -34,10 +36,9 @@ class Page:
         Raises:
             OSError: If this process lacks the means.
         """
-        size = mmap.PAGESIZE + _STACKS_SIZE
-        fd = _anonymous_file(size)
+        fd = _anonymous_file(PAGE_SIZE)
         try:
-            self._memory = mmap.mmap(fd, size)
+            self._memory = mmap.mmap(fd, PAGE_SIZE)
         except BaseException:
             os.close(fd)
             raise
@@ -53,21 +54,29 @@ class Page:
         """Tell whether the worker has begun this attempt; it may be dead by now."""
         if self._memory is None:
             return False
-        return _BEGUN.unpack_from(self._memory) == (job, attempt)
+        return BEGUN.unpack_from(self._memory) == (job, attempt)
+
+    def beats(self) -> list[Beat]:
+        """Return the newest beats of its jobs, two at the most, the older one first."""
+        if self._memory is not None:
+            for _ in range(_LOOKS):
+                if found := read(self._memory, BEATS_START):
+                    return found
+        return []
 
     @property
     def stacks_size(self) -> int:
         """How many bytes of its stacks it has written down so far."""
         if self._memory is None:
             return 0
-        return len(self._memory[mmap.PAGESIZE :].rstrip(b"\0"))
+        return len(self._memory[STACKS_START:].rstrip(b"\0"))
 
     def read_stacks(self) -> str:
         """Return what it has written down of its stacks, and wipe it out."""
         if self._memory is None:
             return ""
-        text = self._memory[mmap.PAGESIZE :].strip(b"\0")
-        self._memory[mmap.PAGESIZE :] = bytes(_STACKS_SIZE)
+        text = self._memory[STACKS_START:].strip(b"\0")
+        self._memory[STACKS_START:] = bytes(STACKS_SIZE)
         return tidy(text.decode(errors="replace"))
 
 

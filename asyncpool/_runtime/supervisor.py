@@ -24,6 +24,7 @@ from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
+from asyncpool._runtime.heartbeats import Heartbeats
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.postmortem import Coroner, crash_error, describe_next_step
 from asyncpool._runtime.segments import Segments
@@ -60,6 +61,7 @@ class Supervisor:
         )
         self._state = PoolState(loop=loop, config=config, core=self._core)
         self._threads = Threads(loop)
+        self._heartbeats = Heartbeats(self._state)
         self._segments = Segments(loop, config.max_shared_memory, self._threads)
         self._traffic = Traffic(self._state, self._perform, self._threads)
         self.hub = self._state.hub
@@ -76,6 +78,8 @@ class Supervisor:
             on_outcomes=self._traffic.on_outcomes,
             on_revoked=self._traffic.on_revoked,
             on_stacks=self._on_stacks,
+            on_heartbeat=self._heartbeats.rung,
+            on_last_beat=self._heartbeats.take,
             on_spawned=self._on_spawned,
             make_cargo=self._make_cargo,
         )
@@ -108,6 +112,7 @@ class Supervisor:
             if self._timer is not None:
                 self._timer.cancel()
             self._traffic.stop()
+            self._heartbeats.stop()
             self._core.closing, self._core.finished = Finish.NONE, True
             self._state.book.fail_all(reason)
             self._segments.close()
@@ -175,6 +180,7 @@ class Supervisor:
     @decision
     def _on_ended(self, handle: WorkerHandle) -> None:
         """Bury a worker: the one place where its job and its slot hear of it."""
+        self._heartbeats.look(handle)
         slot, now = self._core.slots[handle.slot], self._loop.time()
         planned, kind = slot.planned, self._coroner.kind_of(handle, slot)
         losses = self._state.book.losses(handle, slot, kind)

@@ -58,7 +58,9 @@ class Control:
         self._interrupts = interrupts
         self._turns = turns
         self._segments = segments
-        self._lock = _thread.allocate_lock()
+        # A signal handler may send something in the middle of a frame, as it were.
+        self._lock = _thread.RLock()
+        self._sending = False
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
 
@@ -83,7 +85,17 @@ class Control:
     def send(self, kind: Kind, payload: bytes = b"") -> None:
         """Send a frame; if the pool is gone, the watching thread acts on that."""
         with self._lock, contextlib.suppress(OSError):
-            self._socket.sendall(header(kind, len(payload)) + payload)
+            self._sending = True
+            try:
+                self._socket.sendall(header(kind, len(payload)) + payload)
+            finally:
+                self._sending = False
+
+    def ring(self) -> None:
+        """Have the pool look at the page, unless it has a lot to read anyway."""
+        with self._lock, contextlib.suppress(OSError):
+            if not self._sending:
+                self._socket.send(header(Kind.HEARTBEAT, 0), socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         """Let go of the descriptor, in a process that is not the worker."""
@@ -115,6 +127,8 @@ class Control:
         elif frame.kind is Kind.INTERRUPT:
             for place in unpack_numbers(frame.payload):
                 self._interrupts.ask(place)
+        elif frame.kind is Kind.PING:
+            self.send(Kind.PONG)
         elif frame.kind is Kind.STACKS:
             self._interrupts.write_stacks()
             self.send(Kind.STACKS)

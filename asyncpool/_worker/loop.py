@@ -8,13 +8,14 @@ import mmap
 import os
 import pickle
 import socket
-import struct
 import sys
 import traceback
 
 from asyncpool._core.context import MAX_CONTEXT, Context
 from asyncpool._core.frames import Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
+from asyncpool._core.page import BEGUN, STACKS_START
+from asyncpool._worker.beats import Beats, install
 from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.control import Control
 from asyncpool._worker.execute import Executor
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["work"]
 
 _JOB = Kind.JOB
-_BEGUN = struct.Struct("=QQ")
 
 # Up to here one system call and a copy are cheaper than two system calls.
 _SMALL = 65_536
@@ -43,19 +43,22 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     Args:
         job_fd: The job channel.
         control_fd: The control channel.
-        page_fd: The page on which the worker notes which job it has begun, and room for
-            stacks behind it.  It is shared memory: a note costs no system call, and
-            outlives its writer.
+        page_fd: The page on which the worker notes which job it has begun, the beats of
+            its jobs, and its stacks.  It is shared memory: a note costs no system call,
+            and outlives its writer.
     """
     jobs = socket.socket(fileno=job_fd)
     turns, segments = Turns(), Segments()
-    interrupts = Interrupts(page_fd, mmap.PAGESIZE)
+    interrupts = Interrupts(page_fd, STACKS_START)
     control = Control(socket.socket(fileno=control_fd), turns, segments, interrupts)
-    page = mmap.mmap(page_fd, mmap.PAGESIZE)
+    page = mmap.mmap(page_fd, STACKS_START)
+    beats = Beats(page, interrupts, control.ring)
+    install(beats)
 
     def become_nobody() -> None:
         # A job forked.  The copy must not answer in the worker's place, and must
         # not keep the channels open after the worker's death.
+        beats.mute = True
         jobs.close()
         control.close()
 
@@ -71,7 +74,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         control.send(Kind.HELLO)
         cargo = Cargo(jobs, segments)
         executor = Executor(config.max_payload, cargo.complete, interrupts)
-        _serve(jobs, turns, page, cargo, executor)
+        _serve(jobs, turns, beats, cargo, executor)
     except BaseException:
         traceback.print_exc()
         _leave(1)
@@ -96,11 +99,11 @@ def _initialize(config: WorkerConfig, control: Control) -> None:
 def _serve(
     jobs: socket.socket,
     turns: Turns,
-    page: mmap.mmap,
+    beats: Beats,
     cargo: Cargo,
     executor: Executor,
 ) -> None:
-    worker = os.getpid()
+    worker, page = os.getpid(), beats.page
     incoming = decoder(max(executor.max_payload, MAX_CONTEXT))
     while frames := receive(jobs, incoming):
         frames.reverse()
@@ -119,13 +122,14 @@ def _serve(
                 cargo.discard()
                 continue
             # Noted before anything of the job's own can run, its arguments included.
-            _BEGUN.pack_into(page, 0, frame.job, frame.attempt)
+            BEGUN.pack_into(page, 0, frame.job, frame.attempt)
             kind, payload, duration = executor.run(frame, turns.taken)
             if os.getpid() != worker:
                 os._exit(0)  # a copy that the job made, back from the job's call
-            ahead = b""
+            ahead = b"" if beats.latest is None else beats.last_words(frame)
             if cargo.in_use or type(payload) is not bytes:
-                ahead, payload = cargo.stow(payload)
+                news, payload = cargo.stow(payload)
+                ahead += news
             # Before the next job begins: a crash there must not cost this outcome.
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
             _send(jobs, ahead + head, payload)

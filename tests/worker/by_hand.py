@@ -15,6 +15,7 @@ from asyncpool._core.context import Context
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import WorkerConfig, pack_numbers, unpack_numbers
 from asyncpool._core.outcome import dumps, load_value, pack_job
+from asyncpool._core.page import PAGE_SIZE
 from asyncpool._core.raised import load_error
 from asyncpool._runtime.template import _BOOTSTRAP, _ROOT
 from tests.helpers.parcels import plain
@@ -69,7 +70,7 @@ class Worker:
         self.jobs, jobs_end = socket.socketpair()
         self.control, control_end = socket.socketpair()
         self.page = os.memfd_create("page")
-        os.ftruncate(self.page, 4096)
+        os.ftruncate(self.page, PAGE_SIZE)
         self._frames: dict[socket.socket, Iterator[Frame]] = {}
         with jobs_end, control_end:
             fds = [jobs_end.fileno(), control_end.fileno(), self.page]
