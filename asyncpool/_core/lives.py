@@ -210,8 +210,8 @@ class Lives:
             return [self.spawn(slot, now)]
         if slot.state is SlotState.STARTING:
             return self.end(slot, Ending.KILLED, now)
-        if slot.state is SlotState.BUSY:
-            return self.end(slot, Ending.KILLED, now, planned=True)
+        if slot.state in {SlotState.BUSY, SlotState.IDLE}:
+            return self.end(slot, Ending.KILLED, now, planned=not slot.hung)
         if slot.ending is Ending.KILLED:
             slot.due = None
             return [Abandon(slot.index)]

@@ -116,6 +116,7 @@ class Slot:
         asked: The job that is to end by itself until *due*, or the worker dies of it.
         hopeless: Nobody has told it to; the worker only has that long to say where it is.
         doomed: The job that the worker must die of.
+        hung: It has been silent for too long, and dies of that.
         ready_at: When it said hello; ``None`` before that.
         due: When the supervisor must look at the slot again, whatever happens: to
             start, to probe, or to take the next step in ending a process.
@@ -135,6 +136,7 @@ class Slot:
     asked: int | None = None
     hopeless: bool = False
     doomed: int | None = None
+    hung: bool = False
     ready_at: float | None = None
     due: float | None = None
     planned: bool = False
@@ -157,5 +159,5 @@ class Slot:
         self.unwanted = {}
         self.head_seen = self.asked = self.doomed = self.ready_at = self.due = None
         self.outcomes = 0
-        self.planned = self.faulty = self.hopeless = False
+        self.planned = self.faulty = self.hopeless = self.hung = False
         self.ending = Ending.NO

@@ -18,27 +18,19 @@ from asyncpool._core.commands import (
     Assign,
     Command,
     Finished,
-    Interrupt,
     Revoke,
     Unassign,
-    WriteStacks,
 )
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.flight import Flight
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import EMPTY, Lives, fail_jobs
+from asyncpool._core.pressing import Pressing
 from asyncpool._core.profiles import REFILL, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
 
-__all__ = ["REVOKE_GRACE", "STACK_GRACE", "Finish", "Supervision"]
-
-# Seconds that a worker, which is to be killed for one job, has to give back others.
-REVOKE_GRACE = 0.1
-
-# Seconds that a worker has at the most to write down where it is, before it is killed
-# anyway: on an idle machine it needs 1 to 8 ms.
-STACK_GRACE = 0.03
+__all__ = ["Finish", "Supervision"]
 
 
 class Finish(enum.IntEnum):
@@ -71,6 +63,7 @@ class Supervision:
             dispatcher=self.dispatcher,
         )
         self.slots = self._lives.slots
+        self._pressing = Pressing(self._lives, self.dispatcher)
         self._landing: dict[int, None] = {}
         self._close_at: float | None = None
 
@@ -116,7 +109,7 @@ class Supervision:
         slot.flight.land(job)
         slot.outcomes += 1
         if slot.unwanted or slot.asked is not None or slot.doomed is not None:
-            self._forgive(slot, job)
+            self._pressing.forgive(slot, job)
 
     def refill(self, index: int, now: float) -> list[Command]:
         """Give the worker in slot *index* more, or let it go, after its outcomes."""
@@ -124,7 +117,7 @@ class Supervision:
         if slot.state is not SlotState.BUSY:
             return []  # it is on its way out already
         if slot.faulty or slot.doomed is not None or self.broken is not None:
-            return self._wind_up(slot, now)
+            return self._pressing.wind_up(slot, now)
         if slot.flight.backlog > REFILL or slot.asked is not None:
             return []
         if not slot.flight.jobs:
@@ -232,14 +225,7 @@ class Supervision:
         slot = self.slots[index]
         if job not in slot.flight.jobs:
             return self.drop(job, now)
-        slot.unwanted[job] = press
-        if slot.state is not SlotState.BUSY:
-            return []
-        if begun:
-            return self._press(slot, job, press, now)
-        if slot.flight.asks_for(job):
-            return []  # the answer tells what has become of it
-        return [Revoke(index, slot.flight.ask([job]))]
+        return self._pressing.cancel(slot, job, now, begun=begun, press=press)
 
     def expire(
         self, job: int, now: float, *, index: int, press: Press
@@ -248,27 +234,24 @@ class Supervision:
 
         Its caller waits for that: what comes of it is still an outcome.
         """
-        slot = self.slots[index]
-        if slot.state is not SlotState.BUSY:
-            return []
-        if press.how == "kill" or press.grace < STACK_GRACE:
-            press = Press("kill", STACK_GRACE)
-        elif press.how == "wait":
-            press = Press("interrupt", press.grace)
-        return [WriteStacks(index), *self._press(slot, job, press, now)]
+        return self._pressing.expire(self.slots[index], job, now, press)
+
+    def hang(self, index: int, now: float) -> list[Command]:
+        """Kill the worker in slot *index*, which has been silent for too long.
+
+        Its job has crashed with it; first, the worker is to say where it is.
+        """
+        return self._pressing.hang(self.slots[index], now)
 
     def stacks_written(self, index: int, now: float) -> list[Command]:
         """Take note that the worker in slot *index* has said where it is."""
-        slot = self.slots[index]
-        if slot.asked is None or not slot.hopeless:
-            return []
-        self._doom(slot, slot.asked)
-        return self._wind_up(slot, now)
+        return self._pressing.stacks_written(self.slots[index], now)
 
     def withdraw(self, index: int, job: int, now: float) -> list[Command]:
         """Give up *job*, which was assigned to slot *index* and was not sent yet."""
         slot = self.slots[index]
         slot.flight.withdraw(job)
+        self._pressing.forgive(slot, job)
         return [*self.refill(index, now), *self._settle(now)]
 
     def look_for_stalls(self) -> list[Command]:
@@ -299,13 +282,9 @@ class Supervision:
         back, kept = slot.flight.answer(places)
         wanted = {job: back[job] for job in back if job not in slot.unwanted}
         for job in back:
-            self._forgive(slot, job)
+            self._pressing.forgive(slot, job)
         commands: list[Command] = [Unassign(tuple(wanted))] if wanted else []
-        begun = [job for job in kept if job in slot.unwanted]
-        if begun and slot.state is SlotState.BUSY:
-            # Those before the last are done, and their outcomes are on their way.
-            last = begun[-1]
-            commands += self._press(slot, last, slot.unwanted[last], now)
+        commands += self._pressing.kept(slot, kept, now)
         if self.closing is not None and self.closing >= Finish.RUNNING:
             commands += fail_jobs(list(wanted), "closed")
         else:
@@ -369,10 +348,7 @@ class Supervision:
         if self._close_at is not None and self._close_at <= now:
             self._close_at = None
             commands += self._time_is_over(now)
-        for slot in self.slots:
-            if slot.asked is not None and slot.due is not None and slot.due <= now:
-                self._doom(slot, slot.asked)
-                commands += self._wind_up(slot, now)
+        commands += self._pressing.on_timer(now)
         return [*commands, *self._lives.on_timer(now), *self._settle(now)]
 
     def _time_is_over(self, now: float) -> list[Command]:
@@ -410,59 +386,6 @@ class Supervision:
             return []
         self._begin(slot)
         return [Assign(slot.index, tuple(jobs))]
-
-    def _press(self, slot: Slot, job: int, press: Press, now: float) -> list[Command]:
-        """Make *job*, which has begun, end as *press* says."""
-        if press.how == "wait" or slot.asked == job:
-            return []
-        if press.grace == 0:
-            self._doom(slot, job)
-            return self._wind_up(slot, now)
-        # Nothing may wait behind it meanwhile.
-        flight = slot.flight
-        slot.asked, slot.doomed, slot.due = job, None, now + press.grace
-        slot.hopeless = press.how == "kill"
-        flight.stall()
-        self.dispatcher.worker_gone(slot.index)
-        commands: list[Command] = []
-        if press.how == "interrupt":
-            commands.append(Interrupt(slot.index, flight.place(job)))
-        behind = flight.behind()
-        if behind and not flight.asking:
-            commands.append(Revoke(slot.index, flight.ask(behind)))
-        return commands
-
-    def _doom(self, slot: Slot, job: int) -> None:
-        """Have a worker killed for *job*, once nobody else's job can begin there."""
-        slot.doomed = job
-        if slot.asked is not None:
-            slot.asked = slot.due = None
-        self.dispatcher.worker_gone(slot.index)
-
-    def _forgive(self, slot: Slot, job: int) -> None:
-        """Let a worker live that has finished, or given back, a job which was to end."""
-        slot.unwanted.pop(job, None)
-        if slot.doomed == job:
-            slot.doomed = slot.due = None
-        elif slot.asked == job:
-            slot.asked = slot.due = None
-
-    def _wind_up(self, slot: Slot, now: float) -> list[Command]:
-        """End a worker that gets no more jobs, as soon as that hurts no job."""
-        flight = slot.flight
-        if slot.doomed is not None:
-            if len(flight.jobs) == 1:
-                return self._lives.end(slot, Ending.KILLED, now, planned=True)
-            if slot.due is None:
-                slot.due = now + REVOKE_GRACE
-            if flight.asking:
-                return []
-            return [Revoke(slot.index, flight.ask(flight.behind()))]
-        if flight.jobs:
-            return []
-        if slot.faulty:
-            return self._lives.end(slot, Ending.KILLED, now)
-        return self._lives.end(slot, Ending.STOPPED, now, planned=True)
 
     @property
     def _open(self) -> bool:

@@ -15,15 +15,11 @@ from dataclasses import dataclass, field
 from asyncpool._core import commands as cmd
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import KILL_GRACE, STOP_GRACE, TERM_GRACE
+from asyncpool._core.pressing import REVOKE_GRACE, STACK_GRACE
 from asyncpool._core.profiles import ALONE, BUDGET, REFILL, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending
-from asyncpool._core.supervision import (
-    REVOKE_GRACE,
-    STACK_GRACE,
-    Finish,
-    Supervision,
-)
+from asyncpool._core.supervision import Finish, Supervision
 from tests.core.list_queue import ListQueue
 
 __all__ = ["COSTS", "START_TIMEOUT", "ImaginaryShell", "Process"]
@@ -53,6 +49,8 @@ class Process:
     asked_to_end: int | None = None  # a job, which has a while for that
     asked_until: float = math.inf
     hopeless: bool = False
+    hung: bool = False
+    dies_at: float | None = None  # being hung without a job
     writes: bool = False  # where it is
     sent: int = 0
     stalled: int | None = None
@@ -239,12 +237,14 @@ class ImaginaryShell:
             process.stalled = None
         if job == process.asked_to_end:
             self.seen[f"{what} of a job that was asked to end"] += 1
-            process.asked_to_end = None
+            self.seen["hung no more"] += process.hung
+            process.asked_to_end, process.hung = None, False
         if job in process.unwanted:
             self.seen[f"{what} that nobody wanted"] += 1
             del process.unwanted[job]
         if job == process.doomed_for:
             process.doomed_at = process.doomed_for = None
+            process.hung = False
 
     def land(self, job: int, *, again: bool = False) -> None:
         """Let an answer be loaded."""
@@ -309,7 +309,32 @@ class ImaginaryShell:
             assert job is not None
             self._doom(process, job)
             self.seen["killed when it had said where it was"] += 1
+        if process.dies_at is not None:
+            process.dies_at = self.now
         self.feed(self.core.stacks_written(slot, self.now))
+
+    def hang(self, slot: int) -> None:
+        """Let it be noticed that a worker is silent."""
+        process = self.processes[slot]
+        able = process.ready and process.told is Ending.NO
+        if not able or process.hung or process.doomed_for is not None:
+            assert self.core.hang(slot, self.now) == []
+            return
+        process.hung = process.hopeless = True
+        due = self.now + STACK_GRACE
+        head = next(iter(process.hand), None)
+        self.seen["hung" if head else "hung without a job"] += 1
+        if head is None:
+            process.dies_at = due
+        elif process.asked_to_end is None:
+            process.asked_to_end, process.asked_until = head, due
+            process.stalled = head
+        else:
+            process.asked_until = min(process.asked_until, due)
+            self.seen["hung while it was to end"] += 1
+        commands = self.core.hang(slot, self.now)
+        assert cmd.WriteStacks(slot) in commands
+        self.feed(commands)
 
     def _make_end(self, process: Process, job: int, press: Press) -> None:
         """Expect a job to end by itself for a while, or its worker to die of it."""
@@ -317,9 +342,10 @@ class ImaginaryShell:
             return
         if process.asked_to_end == job:
             return
+        process.hung = False
         if press.grace:
             process.asked_to_end, process.asked_until = job, self.now + press.grace
-            process.doomed_at = None
+            process.doomed_at = process.doomed_for = None
             process.stalled = next(iter(process.hand))
             process.hopeless = press.how == "kill"
             self.interrupts += press.how == "interrupt"
@@ -423,6 +449,7 @@ class ImaginaryShell:
         job, process.loading = process.loading, None
         assert job is not None
         del process.hand[job]
+        self._forgive(process, job, "a job withdrawn")
         commands = self.core.withdraw(process.slot, job, self.now)
         news = [type(command) for command in commands]
         assert cmd.Revoke not in news, "there is nothing to ask for"
@@ -469,7 +496,7 @@ class ImaginaryShell:
 
     def free(self) -> list[int]:
         """Return the slots whose workers could run a job now."""
-        return self.slots("idle")
+        return [n for n in self.slots("idle") if not self.processes[n].hung]
 
     def slots(self, *states: str, told: bool | None = False) -> list[int]:
         """Return the slots whose processes are in one of *states*."""
@@ -552,8 +579,9 @@ class ImaginaryShell:
                 assert process.hand[process.asked_to_end] == place
                 self.interrupts -= 1
             case cmd.WriteStacks(slot):
-                assert self.processes[slot].asked_to_end is not None
-                self.processes[slot].writes = True
+                process = self.processes[slot]
+                assert process.asked_to_end is not None or process.hung
+                process.writes = True
             case cmd.Stop(slot):
                 self._press(self.processes[slot], Ending.STOPPED)
             case cmd.Terminate(slot):
@@ -619,7 +647,7 @@ class ImaginaryShell:
 
     def _press(self, process: Process, how: Ending) -> None:
         """Check that a process is pressed to end for a reason and step by step."""
-        told, waited = process.told, self.now - process.told_at
+        told, told_at = process.told, process.told_at
         assert told < how, "a step back, or the same one twice"
         # Or it is killed for a job, in the moment before the timer.
         over = self.time_is_over and not self.core.in_hand(process.slot)
@@ -634,9 +662,9 @@ class ImaginaryShell:
         elif how is Ending.TERMINATED:
             assert not process.hand, "its jobs were not settled first"
             assert self.closing is not None or told is Ending.STOPPED
-            assert told is Ending.NO or waited >= STOP_GRACE
+            assert told is Ending.NO or self.now >= told_at + STOP_GRACE
             process.excused = True
-        elif told is not Ending.TERMINATED or waited < TERM_GRACE:
+        elif told is not Ending.TERMINATED or self.now < told_at + TERM_GRACE:
             self._shoot(process)
         process.told, process.told_at = how, self.now
 
@@ -645,13 +673,19 @@ class ImaginaryShell:
         if process.faulty and (process.told or not process.hand):
             return
         if self.time_is_over and not process.hand:
-            process.excused = True
+            # Two reasons may coincide.
+            hung = process.dies_at is not None and self.now >= process.dies_at
+            process.excused = not hung or self.core.slots[process.slot].planned
             return
         if process.doomed_at is not None:
             late = self.now >= process.doomed_at + REVOKE_GRACE
             assert len(process.hand) == 1 or late, "others might begin meanwhile"
             self.seen["killed for a job, late" if late else "killed for a job"] += 1
-            process.excused = True
+            self.seen["killed since it hung"] += process.hung
+            process.excused = not process.hung
+            return
+        if process.dies_at is not None:
+            assert self.now >= process.dies_at, "it was to say where it is"
             return
         assert process.state == "starting", "killed for nothing"
         assert self.now >= process.born_at + START_TIMEOUT

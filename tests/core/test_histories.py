@@ -27,10 +27,12 @@ from asyncpool._core.commands import (
     Stop,
     Terminate,
     Unassign,
+    WriteStacks,
 )
+from asyncpool._core.pressing import REVOKE_GRACE, STACK_GRACE
 from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.supervision import REVOKE_GRACE, Finish, Supervision
+from asyncpool._core.supervision import Finish, Supervision
 
 Event = Callable[[Supervision, float], list[Command]]
 History = list[tuple[float, Event, list[Command]]]
@@ -109,6 +111,20 @@ def land(core: Supervision, slot: int, count: int = 1) -> None:
         job = core.slots[slot].flight.head
         assert job is not None
         core.outcome(slot, job)
+
+
+def hang(slot: int) -> Event:
+    def event(core: Supervision, now: float) -> list[Command]:
+        return core.hang(slot, now)
+
+    return event
+
+
+def written(slot: int) -> Event:
+    def event(core: Supervision, now: float) -> list[Command]:
+        return core.stacks_written(slot, now)
+
+    return event
 
 
 def outcome(slot: int, count: int = 1) -> Event:
@@ -311,6 +327,39 @@ HISTORIES: dict[str, History] = {
         (1.1, outcome(0), []),
         (1.2, revoked(0), []),
         (1.3, submit(3, cost=10.0), [Assign(0, (3,))]),
+    ],
+    "a silent worker says where it is, and its job has crashed with it": [
+        *ONE,
+        (1.0, submit(1, 2, cost=10.0), [Assign(0, (1,)), Assign(0, (2,))]),
+        (1.1, hang(0), [WriteStacks(0), Revoke(0, (2,))]),
+        (1.1, hang(0), []),
+        (1.11, revoked(0, 2), [Unassign((2,))]),
+        (1.12, written(0), [Kill(0)]),
+        (1.2, died(0, started=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.3, ready(0), [Assign(0, (2,))]),
+    ],
+    "a silent worker that cannot say where it is, nor give anything back, dies": [
+        *ONE,
+        (1.0, submit(1, 2, cost=10.0), [Assign(0, (1,)), Assign(0, (2,))]),
+        (1.1, hang(0), [WriteStacks(0), Revoke(0, (2,))]),
+        (1.1 + STACK_GRACE, timer, []),
+        (1.1 + STACK_GRACE + REVOKE_GRACE, timer, [Kill(0)]),
+        (2.0, died(0, started=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+    ],
+    "a silent worker without a job gets none any more": [
+        *ONE,
+        (1.0, hang(0), [WriteStacks(0)]),
+        (1.01, submit(1), []),
+        (1.0 + STACK_GRACE, timer, [Kill(0)]),
+        (1.1, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.2, ready(0), [Assign(0, (1,))]),
+    ],
+    "a worker whose job ends after all is not silent": [
+        *ONE,
+        (1.0, submit(1), [Assign(0, (1,))]),
+        (1.1, hang(0), [WriteStacks(0)]),
+        (1.11, outcome(0), []),
+        (1.2, submit(2), [Assign(0, (2,))]),
     ],
     "what is revoked while the pool closes is not begun any more": [
         *ONE,

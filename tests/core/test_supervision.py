@@ -23,10 +23,11 @@ from hypothesis.stateful import (
 
 from asyncpool._core.commands import Assign, Command, Stop
 from asyncpool._core.limits import KILL, Press
+from asyncpool._core.pressing import REVOKE_GRACE
 from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, SlotState
-from asyncpool._core.supervision import REVOKE_GRACE, Finish, Supervision
+from asyncpool._core.supervision import Finish, Supervision
 from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary import COSTS, START_TIMEOUT, ImaginaryShell
 from tests.core.list_queue import PRIORITIES
@@ -164,16 +165,18 @@ class SupervisionMachine(RuleBasedStateMachine):
             )
 
     @precondition(lambda self: self.shell.slots("busy", told=False))
-    @rule(data=anything, tell=coins)
-    def the_time_of_a_job_is_over(self, data: st.DataObject, *, tell: bool) -> None:
+    @rule(data=anything, then=st.sampled_from(["nothing", "write", "hang"]))
+    def the_time_of_a_job_is_over(self, data: st.DataObject, then: str) -> None:
         slot = data.draw(st.sampled_from(self.shell.slots("busy", told=False)))
         process = self.shell.processes[slot]
         process.begin()
         job = next(iter(process.hand))
         if job != process.loading and job not in process.unwanted:
             self.shell.expire(slot, data.draw(st.sampled_from(PRESSES)))
-            if tell:
+            if then == "write":
                 self.shell.write(slot)
+            elif then == "hang":
+                self.shell.hang(slot)
 
     @precondition(lambda self: self.shell.writing())
     @rule(data=anything)
@@ -181,6 +184,21 @@ class SupervisionMachine(RuleBasedStateMachine):
         self.shell.write(data.draw(st.sampled_from(self.shell.writing())))
 
     # The workers.
+
+    @precondition(lambda self: self.shell.processes)
+    @rule(
+        data=anything,
+        whim=st.integers(0, 1),
+        then=st.sampled_from(["nothing", "write", "finish"]),
+    )
+    def a_worker_is_silent(self, data: st.DataObject, whim: int, then: str) -> None:
+        if whim == 0:
+            slot = data.draw(st.sampled_from(sorted(self.shell.processes)))
+            self.shell.hang(slot)
+            if then == "write" and slot in self.shell.writing():
+                self.shell.write(slot)
+            elif then == "finish" and slot in self.shell.slots("busy", told=False):
+                self.shell.outcome(slot)
 
     @precondition(lambda self: self.shell.slots("starting"))
     @rule(data=anything)
@@ -451,6 +469,8 @@ class SupervisionMachine(RuleBasedStateMachine):
                 assert slot.due <= since + START_TIMEOUT
             elif process.asked_to_end is not None:
                 assert slot.due == process.asked_until
+            elif process.dies_at is not None:
+                assert slot.due == process.dies_at
             elif process.doomed_at is None:
                 assert slot.due is None
 
@@ -598,6 +618,11 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "WriteStacks": 20,
         "killed when it had said where it was": 2,
         "killed for a job": 1,
+        "hung": 10,
+        "hung without a job": 10,
+        "hung while it was to end": 1,
+        "hung no more": 1,
+        "killed since it hung": 3,
         "killed for a job, late": 1,
         "untouched by a death": 30,
         "requeued": 5,

@@ -1,0 +1,170 @@
+"""Jobs that are not to go on where they are, and workers that must die of them.
+
+A job in a worker's hands can be unwanted (cancelled), out of time, or silent.  One that
+only waits there is asked back; one that runs is *asked* to end by itself for a while, and
+then the worker is *doomed*: it is killed as soon as no other job can be hurt by that.  What
+ends in time is forgiven, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from asyncpool._core.commands import Command, Interrupt, Revoke, WriteStacks
+from asyncpool._core.dispatch import Dispatcher
+from asyncpool._core.limits import Press
+from asyncpool._core.lives import Lives
+from asyncpool._core.slots import Ending, Slot, SlotState
+
+__all__ = ["REVOKE_GRACE", "STACK_GRACE", "Pressing"]
+
+# Seconds that a worker, which is to be killed for one job, has to give back others.
+REVOKE_GRACE = 0.1
+
+# Seconds that a worker has at the most to write down where it is, before it is killed
+# anyway: on an idle machine it needs 1 to 8 ms.
+STACK_GRACE = 0.03
+
+_UP = frozenset({SlotState.IDLE, SlotState.BUSY})
+
+
+class Pressing:
+    """Makes jobs end.
+
+    Args:
+        lives: What ends workers.
+        dispatcher: Which must not count on a worker that may have to die.
+    """
+
+    def __init__(self, lives: Lives, dispatcher: Dispatcher) -> None:
+        self._lives = lives
+        self._dispatcher = dispatcher
+
+    def cancel(
+        self, slot: Slot, job: int, now: float, *, begun: bool, press: Press
+    ) -> list[Command]:
+        """Give up *job*, which *slot*'s worker has in hand."""
+        slot.unwanted[job] = press
+        if slot.state is not SlotState.BUSY:
+            return []
+        if begun:
+            return self._press(slot, job, press, now)
+        if slot.flight.asks_for(job):
+            return []  # the answer tells what has become of it
+        return [Revoke(slot.index, slot.flight.ask([job]))]
+
+    def kept(self, slot: Slot, jobs: list[int], now: float) -> list[Command]:
+        """Take note that these were asked back, and have begun."""
+        begun = [job for job in jobs if job in slot.unwanted]
+        if not begun or slot.state is not SlotState.BUSY:
+            return []
+        # Those before the last are done, and their outcomes are on their way.
+        return self._press(slot, begun[-1], slot.unwanted[begun[-1]], now)
+
+    def expire(self, slot: Slot, job: int, now: float, press: Press) -> list[Command]:
+        """Make *job*, the first in the hands of *slot*'s worker, end."""
+        if slot.state is not SlotState.BUSY:
+            return []
+        if press.how == "kill" or press.grace < STACK_GRACE:
+            press = Press("kill", STACK_GRACE)
+        elif press.how == "wait":
+            press = Press("interrupt", press.grace)
+        return [WriteStacks(slot.index), *self._press(slot, job, press, now)]
+
+    def hang(self, slot: Slot, now: float) -> list[Command]:
+        """Have a worker that is silent say where it is, if it can, and killed."""
+        if slot.state not in _UP or slot.hung or slot.doomed is not None:
+            return []
+        slot.hung = True
+        due = now + STACK_GRACE
+        commands: list[Command] = [WriteStacks(slot.index)]
+        job = slot.flight.head
+        if job is None:
+            slot.due = due
+            self._dispatcher.worker_gone(slot.index)
+        elif slot.asked is None:
+            commands += self._ask(slot, job, due)
+        elif slot.due is not None:
+            slot.due = min(slot.due, due)
+        slot.hopeless = True
+        return commands
+
+    def stacks_written(self, slot: Slot, now: float) -> list[Command]:
+        """Take note that *slot*'s worker has said where it is."""
+        if slot.hung and slot.state is SlotState.IDLE:
+            return self._lives.end(slot, Ending.KILLED, now)
+        if slot.asked is None or not slot.hopeless:
+            return []
+        self._doom(slot, slot.asked)
+        return self.wind_up(slot, now)
+
+    def forgive(self, slot: Slot, job: int) -> None:
+        """Let a worker live that has finished, or given back, a job which was to end."""
+        slot.unwanted.pop(job, None)
+        if slot.state is not SlotState.BUSY:
+            return  # too late
+        if slot.doomed == job:
+            slot.doomed = slot.due = None
+        elif slot.asked == job:
+            slot.asked = slot.due = None
+        else:
+            return
+        slot.hung = False
+
+    def wind_up(self, slot: Slot, now: float) -> list[Command]:
+        """End a worker that gets no more jobs, as soon as that hurts no job."""
+        flight = slot.flight
+        if slot.doomed is not None:
+            if len(flight.jobs) == 1:
+                planned = not slot.hung
+                return self._lives.end(slot, Ending.KILLED, now, planned=planned)
+            if slot.due is None:
+                slot.due = now + REVOKE_GRACE
+            if flight.asking:
+                return []
+            return [Revoke(slot.index, flight.ask(flight.behind()))]
+        if flight.jobs:
+            return []
+        if slot.faulty:
+            return self._lives.end(slot, Ending.KILLED, now)
+        return self._lives.end(slot, Ending.STOPPED, now, planned=True)
+
+    def on_timer(self, now: float) -> list[Command]:
+        """End those whose job had its time to end by itself."""
+        commands: list[Command] = []
+        for slot in self._lives.slots:
+            if slot.asked is not None and slot.due is not None and slot.due <= now:
+                self._doom(slot, slot.asked)
+                commands += self.wind_up(slot, now)
+        return commands
+
+    def _press(self, slot: Slot, job: int, press: Press, now: float) -> list[Command]:
+        """Make *job*, which has begun, end as *press* says."""
+        if press.how == "wait" or slot.asked == job:
+            return []
+        slot.hung = False
+        if press.grace == 0:
+            self._doom(slot, job)
+            return self.wind_up(slot, now)
+        slot.hopeless = press.how == "kill"
+        commands = self._ask(slot, job, now + press.grace)
+        if press.how == "interrupt":
+            place = slot.flight.place(job)
+            commands.insert(0, Interrupt(slot.index, place))
+        return commands
+
+    def _ask(self, slot: Slot, job: int, due: float) -> list[Command]:
+        """Give *job* until *due*; nothing may wait behind it meanwhile."""
+        flight = slot.flight
+        slot.asked, slot.doomed, slot.due = job, None, due
+        flight.stall()
+        self._dispatcher.worker_gone(slot.index)
+        behind = flight.behind()
+        if not behind or flight.asking:
+            return []
+        return [Revoke(slot.index, flight.ask(behind))]
+
+    def _doom(self, slot: Slot, job: int) -> None:
+        """Have a worker killed for *job*, once nobody else's job can begin there."""
+        slot.doomed = job
+        if slot.asked is not None:
+            slot.asked = slot.due = None
+        self._dispatcher.worker_gone(slot.index)
