@@ -79,12 +79,16 @@ class Pool:
             ``"forkserver"`` they must not start threads.
         max_pending: How many jobs may wait for a worker; ``None`` for no bound.
         start_timeout: Seconds that a worker has to become ready.
+        health_timeout: Seconds that a worker which is up may go without answering the
+            pool's pings; then it counts as hung, is killed and replaced.  A thread of
+            its own answers, so a job may compute as long as it likes, but not hold the
+            GIL as long in one call of C code.  ``None`` for no pings.
         loop: The event loop of async functions in workers.
         output: Where the lines go that workers print: ``"log"`` sends them to the
             logger ``asyncpool.worker``, or to this process's own streams if logging
             is not configured; ``"inherit"`` always to the streams.
-        timeout, queue_timeout, on_cancel, cancel_grace: What jobs have if
-            :meth:`options` says nothing else.
+        timeout, queue_timeout, heartbeat_timeout, on_cancel, cancel_grace: What jobs
+            have if :meth:`options` says nothing else.
         propagate: Context variables that jobs find as they are when :meth:`submit` is
             called: each by itself, if it is an attribute of an importable module, or by
             name, ``"package.module:name"``.  Their values are pickled with each call
@@ -116,10 +120,12 @@ class Pool:
         preload: Iterable[str] = (),
         max_pending: int | None = None,
         start_timeout: float = 30.0,
+        health_timeout: float | None = 30.0,
         loop: Literal["asyncio", "uvloop"] = "asyncio",
         output: OutputMode = "log",
         timeout: float | None = None,
         queue_timeout: float | None = None,
+        heartbeat_timeout: float | None = None,
         on_cancel: OnCancel = "interrupt",
         cancel_grace: float = 2.0,
         propagate: Iterable[ContextVar[Any] | str] = (),
@@ -135,6 +141,10 @@ class Pool:
         _check_int("max_shared_memory", max_shared_memory, at_least=0)
         if not start_timeout > 0:
             raise ValueError(f"start_timeout must be > 0 seconds, not {start_timeout}")
+        if health_timeout is not None and not health_timeout > 0:
+            raise ValueError(
+                f"health_timeout must be > 0 seconds or None, not {health_timeout}"
+            )
         _check_choice("launcher", launcher, ("forkserver", "spawn"))
         _check_choice("loop", loop, ("asyncio", "uvloop"))
         _check_choice("output", output, ("log", "inherit"))
@@ -153,6 +163,7 @@ class Pool:
             preload=tuple(preload),
             max_pending=max_pending,
             start_timeout=start_timeout,
+            health_timeout=health_timeout,
             output=output,
             max_shared_memory=max_shared_memory,
             propagation=_propagation(propagate),
@@ -166,6 +177,7 @@ class Pool:
             limits=JobLimits(
                 timeout=timeout,
                 queue_timeout=queue_timeout,
+                heartbeat_timeout=heartbeat_timeout,
                 on_cancel=on_cancel,
                 cancel_grace=cancel_grace,
             )
@@ -226,7 +238,7 @@ class Pool:
             A :class:`asyncpool.Job`.  Awaiting it raises what *fn* raised, with the
             worker's traceback as its cause; :exc:`JobNotPicklableError` if
             something cannot cross; :exc:`JobRaisedError` around ``SystemExit`` and
-            the like; :exc:`WorkerCrashedError` if the worker died of it;
+            the like; :exc:`WorkerCrashedError` if the worker died of it, or was found hung;
             :exc:`JobTimeoutError` if its time is over;
             :exc:`PoolClosedError` or :exc:`PoolBrokenError` if the pool ended first.
 
@@ -255,6 +267,11 @@ class Pool:
                 :exc:`JobTimeoutError` stands for its *timeout*.
             timeout: Seconds that each attempt may run.
             queue_timeout: Seconds that it may wait for its first attempt.
+            heartbeat_timeout: Seconds that may pass without a heartbeat
+                (:func:`asyncpool.heartbeat`) of a running attempt, from its begin on.
+                Then the job counts as hung: its worker is killed, and there is another
+                attempt, if *max_attempts* and *retry_on* (``"hung"``) allow that, or
+                :exc:`WorkerHungError`.
             deadline: When it must be done, on the event loop's clock
                 (``loop.time() + seconds``); no attempt begins or goes on after that.
             on_cancel: What becomes of a running job that is cancelled.  ``"interrupt"``

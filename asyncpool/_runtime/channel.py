@@ -134,6 +134,11 @@ class Channel:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
+    def read(self) -> None:
+        """Read what is there by now, as much of it as one turn of the loop may take."""
+        if not self._ended:
+            self._read_some()
+
     def drain(self) -> None:
         """Read all that is there to be read, for a peer that writes no more."""
         while not self._ended and self._read_some():

@@ -25,6 +25,7 @@ class SupervisorConfig:
     preload: tuple[str, ...]
     max_pending: int | None
     start_timeout: float
+    health_timeout: float | None
     output: OutputMode
     max_shared_memory: int
     propagation: Propagation | None

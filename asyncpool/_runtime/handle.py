@@ -40,6 +40,8 @@ _EXIT_GRACE = 1.0
 
 _MAX_CONTROL = 1 << 20
 
+_ANSWERS = frozenset({Kind.REVOKED, Kind.STACKS, Kind.PONG})
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
@@ -55,6 +57,7 @@ class WorkerSetup:
     on_outcomes: Callable[[WorkerHandle, list[Frame]], None]
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
     on_stacks: Callable[[WorkerHandle], None]
+    on_pong: Callable[[WorkerHandle], None]
     on_heartbeat: Callable[[WorkerHandle], None]
     on_last_beat: Callable[[WorkerHandle, Frame], None]
     on_spawned: Callable[[WorkerHandle], None]
@@ -71,6 +74,7 @@ class WorkerHandle:
         page: What it has noted.
         status: Its exit status, once it has ended and if it is known.
         detail: What is known of the reason, if anything.
+        silence: What it has failed to say for too long, if it was found hung.
         broke_protocol: Whether it said something that a worker does not say.
         killed: Whether SIGKILL was sent to it from here.
     """
@@ -87,7 +91,7 @@ class WorkerHandle:
         self.process: Process | None = None
         self.page = Page()
         self.status: int | None = None
-        self.detail = ""
+        self.detail = self.silence = ""
         self.broke_protocol = False
         self.began_at = loop.time()
         self._loop = loop
@@ -207,6 +211,15 @@ class WorkerHandle:
     def ask_for_stacks(self) -> None:
         """Have it write down on its page where its threads are."""
         self._say(Kind.STACKS, b"")
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        self._say(Kind.PING, b"")
+
+    def catch_up(self) -> None:
+        """Hear what it has said on its control channel by now."""
+        assert self._control is not None
+        self._control.read()
 
     def demand_stacks(self) -> None:
         """Have it write them down though no thread of Python's can run there."""
@@ -385,12 +398,9 @@ class WorkerHandle:
             self._setup.on_heartbeat(self)
 
     def _on_control_frame(self, frame: Frame) -> None:
-        if frame.kind is Kind.REVOKED:
+        if frame.kind in _ANSWERS:
             if not self._ignored:
-                self._setup.on_revoked(self, unpack_numbers(frame.payload))
-        elif frame.kind is Kind.STACKS:
-            if not self._ignored:
-                self._setup.on_stacks(self)
+                self._on_answer(frame)
         elif frame.kind is Kind.HELLO and not self._said_hello:
             self._said_hello = True
             # A quick worker's hello can overtake the launcher's word of its birth.
@@ -405,6 +415,14 @@ class WorkerHandle:
                 self._setup.on_fault(self)
         else:
             raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
+
+    def _on_answer(self, frame: Frame) -> None:
+        if frame.kind is Kind.REVOKED:
+            self._setup.on_revoked(self, unpack_numbers(frame.payload))
+        elif frame.kind is Kind.STACKS:
+            self._setup.on_stacks(self)
+        else:
+            self._setup.on_pong(self)
 
     def _on_end(self, error: ProtocolError | None) -> None:
         # A frame that was cut short is no offence: that is how sudden deaths look.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from asyncpool.errors import UnsupportedPlatformError
 
-__all__ = ["check_platform", "module_path", "oom_kills", "usable_cpus"]
+__all__ = ["check_platform", "is_stopped", "module_path", "oom_kills", "usable_cpus"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -37,6 +37,13 @@ def module_path() -> tuple[str, ...]:
     """Return ``sys.path``, less what the import system would ignore."""
     entries: list[object] = [*sys.path]
     return tuple(entry for entry in entries if isinstance(entry, str))
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped, by SIGSTOP or a debugger; only Linux says so."""
+    # Behind its name, which may contain anything.
+    _, _, rest = _read(Path(f"/proc/{pid}/stat")).rpartition(") ")
+    return rest[:1] in {"T", "t"}
 
 
 def usable_cpus() -> int:
@@ -97,6 +104,6 @@ def oom_kills() -> int:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")  # a name of a process may be anything
     except OSError:
         return ""

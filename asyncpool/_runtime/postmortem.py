@@ -56,6 +56,8 @@ class Coroner:
             return "protocol"
         if slot.ready_at is None:
             return "failed start"
+        if slot.hung and handle.killed:
+            return "hung"
         if handle.status == -signal.SIGKILL and not handle.killed:
             before = self._oom_kills
             self.look()
@@ -78,10 +80,16 @@ class Coroner:
     ) -> Crash:
         """Return the report of a death."""
         status = handle.status
-        detail = handle.detail
+        detail, stack = handle.detail, ""
         if kind == "failed start" and handle.killed and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
         killed_by_us = handle.killed and detail != ""
+        if kind == "hung":
+            detail, stack, killed_by_us = (
+                handle.silence,
+                handle.page.read_stacks(),
+                False,
+            )
         return Crash(
             slot=handle.slot,
             generation=handle.generation,
@@ -93,6 +101,7 @@ class Coroner:
             job_id=job.id if job is not None else None,
             attempt=job.attempt if job is not None else 0,
             detail=f"killed since {detail}" if killed_by_us else detail,
+            stack=stack,
             stderr_tail=handle.stderr_tail,
             next_step=next_step,
         )

@@ -24,7 +24,9 @@ from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
+from asyncpool._runtime.health import Health
 from asyncpool._runtime.heartbeats import Heartbeats
+from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.postmortem import Coroner, crash_error, describe_next_step
 from asyncpool._runtime.segments import Segments
@@ -32,7 +34,7 @@ from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.template import LaunchError
 from asyncpool._runtime.threads import Threads
 from asyncpool._runtime.traffic import Traffic
-from asyncpool.errors import PoolClosedError
+from asyncpool.errors import PoolClosedError, ProtocolError
 
 __all__ = ["Supervisor"]
 
@@ -63,7 +65,14 @@ class Supervisor:
         self._threads = Threads(loop)
         self._heartbeats = Heartbeats(self._state)
         self._segments = Segments(loop, config.max_shared_memory, self._threads)
-        self._traffic = Traffic(self._state, self._perform, self._threads)
+        self._last_words = LastWords(self._state, self._perform)
+        self._traffic = Traffic(
+            self._state,
+            self._perform,
+            self._threads,
+            self._heartbeats,
+            self._last_words,
+        )
         self.hub = self._state.hub
         self.submit = self._traffic.submit
         self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
@@ -78,11 +87,16 @@ class Supervisor:
             on_outcomes=self._traffic.on_outcomes,
             on_revoked=self._traffic.on_revoked,
             on_stacks=self._on_stacks,
+            on_pong=self._on_pong,
             on_heartbeat=self._heartbeats.rung,
             on_last_beat=self._heartbeats.take,
             on_spawned=self._on_spawned,
             make_cargo=self._make_cargo,
         )
+        self._health: Health | None = None
+        if config.health_timeout is not None:
+            timeout = config.health_timeout
+            self._health = Health(self._state, self._last_words, timeout)
         self._coroner = Coroner(config.start_timeout)
         self._reporter = Reporter(loop, config.name, config.on_crash)
         self._finished = asyncio.Event()
@@ -112,6 +126,8 @@ class Supervisor:
             if self._timer is not None:
                 self._timer.cancel()
             self._traffic.stop()
+            if self._health is not None:
+                self._health.stop()
             self._heartbeats.stop()
             self._core.closing, self._core.finished = Finish.NONE, True
             self._state.book.fail_all(reason)
@@ -173,6 +189,11 @@ class Supervisor:
     def _on_fault(self, handle: WorkerHandle) -> None:
         self._perform(self._core.faulty(handle.slot, self._loop.time()))
 
+    def _on_pong(self, handle: WorkerHandle) -> None:
+        if self._health is None:
+            raise ProtocolError("it answered a ping, and nobody sends any")
+        self._health.answered(handle)
+
     @decision
     def _on_stacks(self, handle: WorkerHandle) -> None:
         self._perform(self._core.stacks_written(handle.slot, self._loop.time()))
@@ -192,11 +213,11 @@ class Supervisor:
             requeue=[loss.job.id for loss in losses if loss.again],
             roll=random.random(),  # noqa: S311 - jitter
         )
-        handle.page.close()
         step = describe_next_step(handle.slot, commands)
         crash = self._coroner.report(
             handle, kind=kind, job=begun, now=now, next_step=step
         )
+        handle.page.close()
         if planned:
             self.hub.publish(events.Exited(handle.slot, handle.generation, handle.pid))
         else:

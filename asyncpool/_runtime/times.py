@@ -1,4 +1,7 @@
-"""The times of jobs: how long each may wait and run, and what comes of it if it does not.
+"""The times of jobs: how long each may wait, run and be silent, and what comes of it then.
+
+Heartbeats do not move a job's next deadline.  When that has come, its worker's page tells
+whether there was one meanwhile, and if so, the deadline is set again.
 
 Whether a job's time is over is a matter of its limits (``_core/limits.py``); how it is
 then made to end is the core's decision.
@@ -10,18 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncpool._core.commands import Command
-from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.heartbeats import Heartbeats
 from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.postmortem import timeout_error
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.timeouts import Timeouts
 
 __all__ = ["Times"]
-
-# Seconds before its end at which a worker is made to say where it is, and then is looked
-# at.  Before that its own thread had its turn, which comes every 5 ms.
-_LAST_WORDS = 0.024
-_NEXT_LOOK = 0.001
 
 
 class Times:
@@ -30,6 +29,8 @@ class Times:
     Args:
         state: The pool.
         perform: What carries out the core's commands.
+        heartbeats: What its jobs say.
+        last_words: What its workers say before they are killed.
         take_out: Has a job that is settled, and was with this slot or none, take up no
             place any more.
     """
@@ -38,10 +39,14 @@ class Times:
         self,
         state: PoolState,
         perform: Callable[[list[Command]], None],
+        heartbeats: Heartbeats,
+        last_words: LastWords,
         take_out: Callable[[Job[Any], int | None], None],
     ) -> None:
         self._state = state
         self._perform = perform
+        self._heartbeats = heartbeats
+        self._last_words = last_words
         self._take_out = take_out
         self._timeouts = Timeouts(state.loop, state.book.deadlines, self._on_due)
 
@@ -66,8 +71,8 @@ class Times:
     def begin(self, job: Job[Any]) -> None:
         """Watch how long it is running, from now on."""
         if job.limits.timed:
-            job.began = now = self._state.loop.time()
-            self._timeouts.watch(job.id, job.limits.run_end(now))
+            job.began = self._state.loop.time()
+            self._timeouts.watch(job.id, self._next_look(job))
 
     def end(self, job: Job[Any]) -> None:
         """Take note that it has ended in time, though its outcome is yet to be loaded.
@@ -83,45 +88,43 @@ class Times:
 
     @decision
     def _on_due(self, number: int, now: float) -> None:
-        """Make a job end, or not begin, whose time is over."""
+        """Make a job end, or not begin, whose time is over; or find out if it is."""
         state, job = self._state, self._state.book.jobs.get(number)
         if job is None or job.done():
             return  # it is on its way out already
-        slot, running = job.slot, job.began is not None
-        job.exceeded = job.limits.exceeded(now, running=running)
-        if not running or slot is None:
+        slot, began = job.slot, job.began
+        if began is None or slot is None:
             # Its outcome may be here, and take long to load.
+            job.exceeded = job.limits.exceeded(now, running=began is not None)
             state.book.fail(job, timeout_error(job))
             self._take_out(job, slot)
         elif state.core.head(slot) == number:
-            handle, press = state.handles[slot], job.limits.press
+            end = job.limits.run_end(began)
+            if end is None or now < end:
+                self._judge(job, slot, now)
+                return
+            job.exceeded = job.limits.exceeded(now, running=True)
+            press = job.limits.press
             self._perform(state.core.expire(number, now, index=slot, press=press))
-            due = state.core.slots[slot].due
-            if due is not None:
-                when = due - min(_LAST_WORDS, 0.8 * (due - now))
-                state.loop.call_at(when, self._insist_on_stacks, handle, number)
+            self._last_words.insist(state.handles[slot], now)
 
-    def _insist_on_stacks(self, handle: WorkerHandle, job: int) -> None:
-        """Find out where a worker is that lets none of its threads tell.
-
-        Its threads do not run then, so that their stacks can be read in a signal handler:
-        while they run, that may crash it.
-        """
-        if self._is_first(handle, job) and not handle.page.stacks_size:
-            handle.demand_stacks()
-            self._look_for_stacks(handle, job, 0)
-
-    @decision
-    def _look_for_stacks(self, handle: WorkerHandle, job: int, seen: int) -> None:
-        """Have a worker killed that has written all that it is going to write."""
-        if not self._is_first(handle, job):
-            return
-        size, loop = handle.page.stacks_size, self._state.loop
-        if size == seen > 0:
-            self._perform(self._state.core.stacks_written(handle.slot, loop.time()))
+    def _judge(self, job: Job[Any], slot: int, now: float) -> None:
+        """End a worker whose job has not beaten for too long."""
+        handle = self._state.handles[slot]
+        self._heartbeats.look(handle)
+        next_look = self._next_look(job)
+        if next_look is not None and now < next_look:
+            self._timeouts.watch(job.id, next_look)
         else:
-            loop.call_later(_NEXT_LOOK, self._look_for_stacks, handle, job, size)
+            seconds = job.limits.heartbeat_timeout
+            self._last_words.hang(handle, f"no heartbeat for {seconds:g} s")
 
-    def _is_first(self, handle: WorkerHandle, job: int) -> bool:
-        state, slot = self._state, handle.slot
-        return state.handles[slot] is handle and state.core.head(slot) == job
+    def _next_look(self, job: Job[Any]) -> float | None:
+        """Return until when a job may run on, as far as is known."""
+        began, pulse = job.began, job.pulse
+        assert began is not None
+        # After a gap in which this process did not run, the worker may not have either.
+        beat = max(began, self._timeouts.resumed_at)
+        if pulse is not None and pulse.attempt == job.attempt:
+            beat = max(beat, pulse.at)
+        return job.limits.next_look(began, beat)

@@ -22,7 +22,9 @@ from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
 from asyncpool._core.profiles import ALONE
 from asyncpool._runtime.book import load_outcome, overdue
 from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.heartbeats import Heartbeats
 from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.packing import Packer, Unpacker
 from asyncpool._runtime.postmortem import broken_error, deliveries
 from asyncpool._runtime.state import PoolState, decision
@@ -52,6 +54,8 @@ class Traffic:
         state: The pool.
         perform: What carries out the core's commands.
         threads: Where large objects are pickled.
+        heartbeats: What jobs say.
+        last_words: What workers say before they are killed.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class Traffic:
         state: PoolState,
         perform: Callable[[list[Command]], None],
         threads: Threads,
+        heartbeats: Heartbeats,
+        last_words: LastWords,
     ) -> None:
         self._state = state
         self._perform = perform
@@ -72,7 +78,7 @@ class Traffic:
             on_refused=self._on_refused,
         )
         self._unpacker = Unpacker(threads, self._on_loaded)
-        self._times = Times(state, perform, self._take_out)
+        self._times = Times(state, perform, heartbeats, last_words, self._take_out)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._saturated = False
 

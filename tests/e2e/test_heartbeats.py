@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from asyncpool import Job, JobNotPicklableError, Pool, WorkerCrashedError
+from asyncpool import (
+    Crash,
+    Job,
+    JobNotPicklableError,
+    JobTimeoutError,
+    Pool,
+    WorkerCrashedError,
+    WorkerHungError,
+)
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -19,6 +28,7 @@ from tests.helpers.pools import assert_serves
 
 pytestmark = BOTH_LOOPS
 
+SHORT = 0.1
 LONG = 3600.0
 
 
@@ -162,6 +172,140 @@ async def test_details_that_cannot_be_read_here_do_not_end_the_reading() -> None
         with pytest.raises(StopAsyncIteration):
             await anext(reader)
         await job
+
+
+# Silence.
+
+
+@pytest.mark.parametrize(
+    ("work", "line"),
+    [
+        (jobs.sleep, "in sleep"),
+        (jobs.compute, "in compute"),
+        (jobs.hold_the_gil, "in hold_the_gil"),
+        (beats.deadlock, "in deadlock"),
+        (jobs.swallow, "in swallow"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_a_job_that_hangs_is_found_and_taken_over(
+    work: Callable[[str, str], Any], line: str
+) -> None:
+    crashes: list[Crash] = []
+    async with patience(), Gate() as gate, Pool(2, on_crash=crashes.append) as pool:
+        view = pool.options(heartbeat_timeout=SHORT, max_attempts=2)
+        job = view.submit(beats.hang_once, gate.path, work)
+        visitor = await gate.visitor()
+        assert await job == "resumed from last"
+        await visitor.gone()
+        await assert_serves(pool)
+        stats = pool.stats()
+    [crash] = crashes
+    assert (crash.kind, crash.detail) == ("hung", f"no heartbeat for {SHORT:g} s")
+    assert (crash.signal, crash.job_id, crash.attempt) == ("SIGKILL", job.id, 1)
+    assert line in crash.stack
+    assert "_worker" not in crash.stack
+    assert (stats.crashes, stats.takeovers) == (1, 1)
+
+
+async def test_a_job_that_hangs_for_good_says_where() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.options(heartbeat_timeout=SHORT).submit(jobs.sleep, gate.path, "")
+        with pytest.raises(WorkerHungError) as caught:
+            await job
+        await assert_serves(pool)
+    error = caught.value
+    assert (error.kind, error.delivery, error.job_id) == ("hung", "started", job.id)
+    assert "in sleep" in error.stack
+    assert error.stack == error.crashes[-1].stack
+    assert "was killed by SIGKILL (hung): no heartbeat for 0.1 s" in str(error)
+    assert "in sleep" in str(error)
+
+
+async def test_a_stopped_worker_is_silent_and_leaves_no_stack() -> None:
+    async with patience(), Gate() as gate, Pool(1, heartbeat_timeout=0.3) as pool:
+        job = pool.submit(beats.beat_deaf, gate.path)
+        os.kill((await gate.visitor("deaf")).pid, signal.SIGSTOP)
+        with pytest.raises(WorkerHungError) as caught:
+            await job
+        assert caught.value.stack == ""
+        detail = caught.value.crashes[-1].detail
+        assert detail == "no heartbeat for 0.3 s; the process is stopped"
+        await assert_serves(pool)
+
+
+@pytest.mark.parametrize("work", [beats.beat_deaf, beats.beat_in_thread])
+async def test_a_job_that_beats_is_never_silent(
+    work: Callable[[str], Any],
+) -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        job = pool.options(heartbeat_timeout=0.4).submit(work, gate.path)
+        visitor = await gate.visitor("deaf" if work is beats.beat_deaf else "")
+        for _ in range(3):  # so much time passes
+            silent = pool.options(heartbeat_timeout=0.4).submit(
+                jobs.sleep, gate.path, "silent"
+            )
+            with pytest.raises(WorkerHungError):
+                await silent
+        assert (job.state, job.worker) == ("running", visitor.pid)
+        job.cancel()
+
+
+async def test_waiting_is_no_silence() -> None:
+    async with patience(), Gate() as gate, Pool(2, heartbeat_timeout=SHORT) as pool:
+        free = pool.options(heartbeat_timeout=None)
+        held = [free.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
+        visitors = [await gate.visitor(str(n)) for n in range(2)]
+        waiting = pool.submit(jobs.square, 3)
+        late = pool.options(queue_timeout=4 * SHORT).submit(jobs.square, 4)
+        with pytest.raises(JobTimeoutError):
+            await late  # so much time has passed
+        for visitor in visitors:
+            visitor.release()
+        assert await asyncio.gather(*held, waiting) == ["go", "go", 9]
+        assert pool.stats().crashes == 0
+
+
+@pytest.mark.parametrize("first", ["timeout", "heartbeat_timeout"])
+async def test_the_earlier_of_two_limits_counts(first: str) -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        limits: Any = {"timeout": LONG, "heartbeat_timeout": LONG, first: SHORT}
+        job = pool.options(**limits).submit(jobs.sleep, gate.path, "")
+        expected = JobTimeoutError if first == "timeout" else WorkerHungError
+        with pytest.raises(expected):
+            await job
+
+
+async def test_a_timeout_holds_for_who_beats_too() -> None:
+    async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
+        view = pool.options(timeout=0.5, heartbeat_timeout=0.2)
+        with pytest.raises(JobTimeoutError) as caught:
+            await view.submit(beats.beat_deaf, gate.path)
+        assert "in beat_deaf" in caught.value.stack
+        assert pool.stats().spawned == 1
+
+
+async def test_a_service_that_does_not_listen_condemns_nobody() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        job = pool.options(heartbeat_timeout=1.0).submit(jobs.wait_at, gate.path, "it")
+        visitor = await gate.visitor("it")
+        # The worker may have been stopped for as long as this process was.
+        until = time.monotonic() + 1.6
+        while time.monotonic() < until:
+            pass
+        view = pool.options(heartbeat_timeout=SHORT)
+        with pytest.raises(WorkerHungError):
+            await view.submit(jobs.sleep, gate.path, "")  # so much time has passed
+        visitor.release()
+        assert await job == "go"
+        assert pool.stats().crashes == 1
+
+
+async def test_beats_from_the_future_do_not_buy_time() -> None:
+    async with patience(), Gate() as gate, Pool(1, heartbeat_timeout=SHORT) as pool:
+        with pytest.raises(WorkerHungError):
+            await pool.submit(beats.claim_and_sleep, gate.path)
+        await assert_serves(pool)
 
 
 # What else.

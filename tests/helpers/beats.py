@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
 from typing import Any, NoReturn
 
 import asyncpool
@@ -17,7 +16,7 @@ from asyncpool._core.frames import Kind, header
 from asyncpool._core.page import BEATS_START
 from asyncpool._signals import INTERRUPT
 from tests.helpers.faults import say, say_to_control
-from tests.helpers.jobs import arrive, wait_at
+from tests.helpers.jobs import arrive, sleep, wait_at
 
 __all__: list[str] = []
 
@@ -196,8 +195,8 @@ def write_on_page(what: str) -> str:
     return ring_for_nothing(10)
 
 
-def from_the_future() -> str:
-    """Beat at no time and at one to come."""
+def claim_and_sleep(gate: str) -> None:
+    """Beat at no time and at one to come, and then no more."""
     from asyncpool._worker import beats
 
     assert beats._installed is not None
@@ -205,7 +204,8 @@ def from_the_future() -> str:
         record = _beat(number)._replace(at=at).pack()
         start = BEATS_START + place_of(number)
         beats._installed.page[start : start + len(record)] = record
-    return ring_for_nothing(1)
+    ring_for_nothing(1)
+    sleep(gate, "")
 
 
 def clean_up_beating(gate: str) -> NoReturn:
@@ -218,9 +218,3 @@ def clean_up_beating(gate: str) -> NoReturn:
         wait_at(gate, "cleaning up")
         raise
     raise AssertionError
-
-
-def swallow_beats(gate: str) -> NoReturn:
-    with suppress(JobCancelled):
-        beat_deaf(gate)
-    raise LookupError("swallowed")
