@@ -16,15 +16,20 @@ _CALLED = "/asyncpool/_worker/beats.py"
 
 def tidy(text: str) -> str:
     """Return the stacks in *text*, the main thread's first, without the worker's own."""
-    threads: list[list[str]] = []
+    threads: dict[str, list[str]] = {}
+    lines: list[str] = []
     for line in text.splitlines():
-        if line.startswith("  ") and threads:
-            threads[-1].append(line)
+        if line.startswith("  ") and lines:
+            lines.append(line)
         elif line:
-            threads.append([line])
+            lines = [line]
+            # A worker may be asked in two ways, and write down all of them twice.
+            thread = line.partition("0x")[2]
+            threads.pop(thread, None)
+            threads[thread] = lines
     if not threads:
         return ""
-    *others, main = threads
+    *others, main = threads.values()
     kept = [line for thread in others if not _is_ours(thread[-1]) for line in thread]
     return "\n".join([*_outside(main), *kept])
 

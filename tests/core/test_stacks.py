@@ -15,6 +15,7 @@ from asyncpool._core.stacks import tidy
 OURS = '  File "/somewhere/asyncpool/_worker/loop.py", line 20 in _serve'
 BEATS = '  File "/somewhere/asyncpool/_worker/beats.py", line 9 in heartbeat'
 MAIN = "Thread 0x00007f (most recent call first):"
+NOW = "Current thread 0x00007f (most recent call first):"
 OTHER = "Thread 0x00007e (most recent call first):"
 USER = '  File "/home/user/job.py", line 3 in work'
 LIBRARY = '  File "/usr/lib/python3.11/socket.py", line 1 in recv'
@@ -35,6 +36,10 @@ LIBRARY = '  File "/usr/lib/python3.11/socket.py", line 1 in recv'
             [MAIN, USER, OTHER, USER, LIBRARY],
         ),
         ([MAIN, OURS], [MAIN]),
+        (
+            [OTHER, OURS, "", MAIN, LIBRARY, OURS, OTHER, OURS, "", NOW, USER, OURS],
+            [NOW, USER],
+        ),
         ([OTHER, MAIN, USER], [MAIN, USER, OTHER]),
         (["  whatever it wrote"], ["  whatever it wrote"]),
     ],
