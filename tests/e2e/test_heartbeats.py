@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -301,10 +302,11 @@ async def test_a_service_that_does_not_listen_condemns_nobody() -> None:
         assert pool.stats().crashes == 1
 
 
-async def test_beats_from_the_future_do_not_buy_time() -> None:
+@pytest.mark.parametrize("at", [math.nan, math.inf, 1e300])
+async def test_beats_from_the_future_do_not_buy_time(at: float) -> None:
     async with patience(), Gate() as gate, Pool(1, heartbeat_timeout=SHORT) as pool:
         with pytest.raises(WorkerHungError):
-            await pool.submit(beats.claim_and_sleep, gate.path)
+            await pool.submit(beats.claim_and_sleep, gate.path, at)
         await assert_serves(pool)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from typing import Any, NoReturn
@@ -195,15 +194,14 @@ def write_on_page(what: str) -> str:
     return ring_for_nothing(10)
 
 
-def claim_and_sleep(gate: str) -> None:
-    """Beat at no time and at one to come, and then no more."""
+def claim_and_sleep(gate: str, at: float) -> None:
+    """Beat at that time, and then no more."""
     from asyncpool._worker import beats
 
     assert beats._installed is not None
-    for number, at in ((1, float("nan")), (2, sys.float_info.max)):
-        record = _beat(number)._replace(at=at).pack()
-        start = BEATS_START + place_of(number)
-        beats._installed.page[start : start + len(record)] = record
+    record = _beat()._replace(at=at).pack()
+    start = BEATS_START + place_of(1)
+    beats._installed.page[start : start + len(record)] = record
     ring_for_nothing(1)
     sleep(gate, "")
 
