@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from asyncpool._runtime.hub import EventStream
     from asyncpool._runtime.jobs import Job
     from asyncpool._worker.context import CurrentJob, current_job
+    from asyncpool._worker.state import worker_state
     from asyncpool.errors import (
         AsyncPoolError,
         JobCancelled,
@@ -53,6 +54,7 @@ _HOMES = {
     "asyncpool._runtime.hub": ("EventStream",),
     "asyncpool._runtime.jobs": ("Job",),
     "asyncpool._worker.context": ("CurrentJob", "current_job"),
+    "asyncpool._worker.state": ("worker_state",),
     "asyncpool.errors": (
         "AsyncPoolError",
         "JobCancelled",
@@ -117,6 +119,7 @@ __all__ = [
     "WorkerOutOfMemoryError",
     "WorkerStartError",
     "current_job",
+    "worker_state",
 ]
 
 

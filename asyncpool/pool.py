@@ -70,7 +70,8 @@ class Pool:
         restart: When a dead worker is replaced, and when to give up.
         on_crash: Called with a :class:`asyncpool.Crash`, once for each unplanned
             death of a worker.  May be async.  What it raises is logged.
-        initializer: Called in each new worker before its first job.
+        initializer: Called in each new worker before its first job; what it puts into
+            :func:`asyncpool.worker_state`, jobs find there.
         initargs: The arguments of *initializer*.
         launcher: ``"forkserver"`` forks workers from a clean process that has
             imported *preload*; ``"spawn"`` starts a new interpreter for each,

@@ -20,7 +20,7 @@ PUBLIC = """
     LeaseStats Pool PoolBrokenError PoolClosedError PoolFullError PoolStats PoolView
     ProtocolError RemoteTraceback RestartPolicy SlotStats ThrottledError
     UnsupportedPlatformError WorkerCrashedError WorkerHungError
-    WorkerOutOfMemoryError WorkerStartError current_job
+    WorkerOutOfMemoryError WorkerStartError current_job worker_state
 """
 
 EVENTS = """

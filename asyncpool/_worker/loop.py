@@ -22,6 +22,7 @@ from asyncpool._worker.interrupts import Interrupts
 from asyncpool._worker.kernel import adopt_orphans
 from asyncpool._worker.receiving import decoder, receive
 from asyncpool._worker.segments import Segments
+from asyncpool._worker.state import open_state
 from asyncpool._worker.turns import Turns
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -47,6 +48,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             stacks behind it.  It is shared memory: a note costs no system call, and
             outlives its writer.
     """
+    open_state()
     jobs = socket.socket(fileno=job_fd)
     turns, segments = Turns(), Segments()
     interrupts = Interrupts(page_fd, mmap.PAGESIZE)
