@@ -83,7 +83,8 @@ class Pool:
         loop: The event loop of async functions in workers.
         output: Where the lines go that workers print: ``"log"`` sends them to the
             logger ``asyncpool.worker``, or to this process's own streams if logging
-            is not configured; ``"inherit"`` always to the streams.
+            is not configured; ``"inherit"`` always to the streams.  What their loggers
+            record goes to the loggers of the same names here, with either.
         timeout, queue_timeout, on_cancel, cancel_grace: What jobs have if
             :meth:`options` says nothing else.
         propagate: Context variables that jobs find as they are when :meth:`submit` is

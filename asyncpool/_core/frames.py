@@ -80,6 +80,7 @@ class Kind(enum.IntEnum):
     REVOKED = 12  # worker: these of them will not begin
     INTERRUPT = 23  # pool: end the job that came in this place, if it is running
     STACKS = 24  # pool: write down where your threads are; worker: I have
+    RECORD = 26  # worker: a logger has recorded this
     # The launcher's channel again.
     SWEEP = 13  # pool: say when nothing is left of dead workers
     SWEPT = 14  # launcher: nothing is

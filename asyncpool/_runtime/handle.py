@@ -30,6 +30,7 @@ from asyncpool._core.parcels import Parcel
 from asyncpool._core.stacks import tidy
 from asyncpool._runtime.cargo import Cargo, Load
 from asyncpool._runtime.channel import Channel
+from asyncpool._runtime.journal import Journal, Notes
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.output import Output, OutputMode
 from asyncpool._runtime.process import Process
@@ -65,6 +66,7 @@ class WorkerSetup:
     on_stacks: Callable[[WorkerHandle], None]
     on_spawned: Callable[[WorkerHandle], None]
     make_cargo: Callable[[], Cargo]
+    journal: Journal
 
 
 class WorkerHandle:
@@ -103,6 +105,7 @@ class WorkerHandle:
         self._load: Load | None = None
         self._jobs: Channel | None = None
         self._control: Channel | None = None
+        self._notes: Notes | None = None
         self._stdout: Output | None = None
         self._stderr: Output | None = None
         self._trouble = asyncio.Event()
@@ -336,6 +339,7 @@ class WorkerHandle:
             on_end=self._on_end,
         )
         self._cargo.connect(self._jobs, self._control)
+        self._notes = Notes(setup.journal, self, self._control)
         size = mmap.PAGESIZE + _STACKS_SIZE
         page = _anonymous_file(size)
         theirs.callback(os.close, page)
@@ -390,7 +394,11 @@ class WorkerHandle:
             self.accuse(trouble)
 
     def _on_control_frames(self, frames: list[Frame]) -> None:
+        assert self._notes is not None
         for frame in frames:
+            if frame.kind is Kind.RECORD:
+                self._notes.add(frame.payload)
+                continue
             try:
                 self._on_control_frame(frame)
             except ProtocolError as error:

@@ -24,6 +24,7 @@ from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
+from asyncpool._runtime.journal import Journal, explicit_levels
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.postmortem import Coroner, crash_error, describe_next_step
 from asyncpool._runtime.segments import Segments
@@ -65,9 +66,11 @@ class Supervisor:
         self.hub = self._state.hub
         self.submit = self._traffic.submit
         self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
+        self._journal = Journal(loop)
+        levels, disabled = explicit_levels()
         self._setup = WorkerSetup(
             launcher=self._launcher,
-            config=config.worker.pack(),
+            config=config.worker._replace(levels=levels, disabled=disabled).pack(),
             buffer=memoryview(bytearray(READ_SIZE)),
             max_payload=config.worker.max_payload,
             output=config.output,
@@ -78,6 +81,7 @@ class Supervisor:
             on_stacks=self._on_stacks,
             on_spawned=self._on_spawned,
             make_cargo=self._make_cargo,
+            journal=self._journal,
         )
         self._coroner = Coroner(config.start_timeout)
         self._reporter = Reporter(loop, config.name, config.on_crash)
@@ -101,6 +105,7 @@ class Supervisor:
                 self._perform(self._core.start(self._loop.time()))
                 await self._finished.wait()
             await self._reporter.finish()
+            await self._journal.finish()
         except Exception as error:
             _LOGGER.exception("the supervisor of pool %s failed", self._config.name)
             reason = PoolClosedError(f"the supervisor failed: {error!r}")
@@ -108,6 +113,7 @@ class Supervisor:
             if self._timer is not None:
                 self._timer.cancel()
             self._traffic.stop()
+            self._journal.close()
             self._core.closing, self._core.finished = Finish.NONE, True
             self._state.book.fail_all(reason)
             self._segments.close()

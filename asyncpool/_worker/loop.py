@@ -19,6 +19,7 @@ from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.control import Control
 from asyncpool._worker.execute import Executor
 from asyncpool._worker.interrupts import Interrupts
+from asyncpool._worker.journal import Journal
 from asyncpool._worker.kernel import adopt_orphans
 from asyncpool._worker.receiving import decoder, receive
 from asyncpool._worker.segments import Segments
@@ -55,11 +56,20 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     control = Control(socket.socket(fileno=control_fd), turns, segments, interrupts)
     page = mmap.mmap(page_fd, mmap.PAGESIZE)
 
+    def running_job() -> tuple[int, int] | None:
+        if interrupts.running is None:
+            return None
+        job, attempt = _BEGUN.unpack_from(page)
+        return job, attempt
+
+    journal = Journal(control.report, running_job)
+
     def become_nobody() -> None:
         # A job forked.  The copy must not answer in the worker's place, and must
         # not keep the channels open after the worker's death.
         jobs.close()
         control.close()
+        journal.leave()
 
     # What a job's programs leave behind stays with this worker while it lives, and
     # goes to the launcher when it ends, which then knows whose it was.
@@ -69,6 +79,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     )
     try:
         config = WorkerConfig.unpack(control.receive_config().payload)
+        journal.open(config.levels, config.disabled)
         _initialize(config, control)
         control.send(Kind.HELLO)
         cargo = Cargo(jobs, segments)

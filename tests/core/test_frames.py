@@ -235,6 +235,7 @@ def test_the_bytes_on_the_wire() -> None:
         "INTERRUPT": 23,
         "STACKS": 24,
         "CONTEXT": 25,
+        "RECORD": 26,
     }
     assert Frame._fields == ("kind", "job", "attempt", "tag", "payload")
     assert (VERSION, HEADER_SIZE) == (2, 24)
