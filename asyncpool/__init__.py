@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from asyncpool._runtime.jobs import Job
     from asyncpool._worker.beats import heartbeat
     from asyncpool._worker.context import CurrentJob, current_job
+    from asyncpool._worker.state import worker_state
     from asyncpool.errors import (
         AsyncPoolError,
         JobCancelled,
@@ -55,6 +56,7 @@ _HOMES = {
     "asyncpool._runtime.jobs": ("Job",),
     "asyncpool._worker.beats": ("heartbeat",),
     "asyncpool._worker.context": ("CurrentJob", "current_job"),
+    "asyncpool._worker.state": ("worker_state",),
     "asyncpool.errors": (
         "AsyncPoolError",
         "JobCancelled",
@@ -120,6 +122,7 @@ __all__ = [
     "WorkerStartError",
     "current_job",
     "heartbeat",
+    "worker_state",
 ]
 
 

@@ -70,7 +70,8 @@ class Pool:
         restart: When a dead worker is replaced, and when to give up.
         on_crash: Called with a :class:`asyncpool.Crash`, once for each unplanned
             death of a worker.  May be async.  What it raises is logged.
-        initializer: Called in each new worker before its first job.
+        initializer: Called in each new worker before its first job; what it puts into
+            :func:`asyncpool.worker_state`, jobs find there.
         initargs: The arguments of *initializer*.
         launcher: ``"forkserver"`` forks workers from a clean process that has
             imported *preload*; ``"spawn"`` starts a new interpreter for each,
@@ -86,7 +87,8 @@ class Pool:
         loop: The event loop of async functions in workers.
         output: Where the lines go that workers print: ``"log"`` sends them to the
             logger ``asyncpool.worker``, or to this process's own streams if logging
-            is not configured; ``"inherit"`` always to the streams.
+            is not configured; ``"inherit"`` always to the streams.  What their loggers
+            record goes to the loggers of the same names here, with either.
         timeout, queue_timeout, heartbeat_timeout, on_cancel, cancel_grace: What jobs
             have if :meth:`options` says nothing else.
         propagate: Context variables that jobs find as they are when :meth:`submit` is

@@ -21,6 +21,7 @@ PUBLIC = """
     ProtocolError RemoteTraceback RestartPolicy SlotStats ThrottledError
     UnsupportedPlatformError WorkerCrashedError WorkerHungError
     WorkerOutOfMemoryError WorkerStartError current_job heartbeat
+    worker_state
 """
 
 EVENTS = """

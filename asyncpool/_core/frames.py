@@ -81,6 +81,7 @@ class Kind(enum.IntEnum):
     REVOKED = 12  # worker: these of them will not begin
     INTERRUPT = 23  # pool: end the job that came in this place, if it is running
     STACKS = 24  # pool: write down where your threads are; worker: I have
+    RECORD = 26  # worker: a logger has recorded this
     HEARTBEAT = 30  # worker: there is a new beat on my page
     PING = 31  # pool: are you there?
     PONG = 32  # worker: I am

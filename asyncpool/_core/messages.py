@@ -72,15 +72,19 @@ class WorkerConfig(Record):
         sys_path: Where the pool's process finds modules.
         initializer: The pickled ``(initializer, initargs)``, or ``None``.
         max_payload: The most bytes that a frame may carry.
+        levels: The levels of loggers, by name.
+        disabled: The level up to which loggers are silent.
     """
 
     sys_path: tuple[str, ...]
     initializer: bytes | None
     max_payload: int
+    levels: tuple[tuple[str, int], ...] = ()
+    disabled: int = 0
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""
-        return pickle.dumps((self.sys_path, self.initializer, self.max_payload))
+        return pickle.dumps(tuple(self))
 
     @classmethod
     def unpack(cls, payload: bytes) -> WorkerConfig:

@@ -139,6 +139,16 @@ class Channel:
         if not self._ended:
             self._read_some()
 
+    def pause(self) -> None:
+        """Read no more, so that the peer has to wait, until :meth:`resume`."""
+        if not self._ended:
+            self._loop.remove_reader(self._fd)
+
+    def resume(self) -> None:
+        """Read on."""
+        if not self._ended:
+            self._loop.add_reader(self._fd, self._read_some)
+
     def drain(self) -> None:
         """Read all that is there to be read, for a peer that writes no more."""
         while not self._ended and self._read_some():

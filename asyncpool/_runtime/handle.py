@@ -25,6 +25,7 @@ from asyncpool._core.messages import Failure, pack_numbers, unpack_numbers
 from asyncpool._core.parcels import Parcel
 from asyncpool._runtime.cargo import Cargo, Load
 from asyncpool._runtime.channel import Channel
+from asyncpool._runtime.journal import Journal, Notes
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.output import Output, OutputMode
 from asyncpool._runtime.page import Page
@@ -62,6 +63,7 @@ class WorkerSetup:
     on_last_beat: Callable[[WorkerHandle, Frame], None]
     on_spawned: Callable[[WorkerHandle], None]
     make_cargo: Callable[[], Cargo]
+    journal: Journal
 
 
 class WorkerHandle:
@@ -102,6 +104,7 @@ class WorkerHandle:
         self._load: Load | None = None
         self._jobs: Channel | None = None
         self._control: Channel | None = None
+        self._notes: Notes | None = None
         self._stdout: Output | None = None
         self._stderr: Output | None = None
         self._trouble = asyncio.Event()
@@ -317,6 +320,7 @@ class WorkerHandle:
             on_end=self._on_end,
         )
         self._cargo.connect(self._jobs, self._control)
+        self._notes = Notes(setup.journal, self, self._control)
         page = self.page.open()
         theirs.callback(os.close, page)
         out, out_end = _pipe(theirs)
@@ -384,10 +388,14 @@ class WorkerHandle:
         return others, None
 
     def _on_control_frames(self, frames: list[Frame]) -> None:
+        assert self._notes is not None
         rung = False
         for frame in frames:
             if frame.kind is Kind.HEARTBEAT:
                 rung = True
+                continue
+            if frame.kind is Kind.RECORD:
+                self._notes.add(frame.payload)
                 continue
             try:
                 self._on_control_frame(frame)

@@ -26,6 +26,7 @@ from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.health import Health
 from asyncpool._runtime.heartbeats import Heartbeats
+from asyncpool._runtime.journal import Journal, explicit_levels
 from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.postmortem import Coroner, crash_error, describe_next_step
@@ -76,9 +77,11 @@ class Supervisor:
         self.hub = self._state.hub
         self.submit = self._traffic.submit
         self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
+        self._journal = Journal(loop)
+        levels, disabled = explicit_levels()
         self._setup = WorkerSetup(
             launcher=self._launcher,
-            config=config.worker.pack(),
+            config=config.worker._replace(levels=levels, disabled=disabled).pack(),
             buffer=memoryview(bytearray(READ_SIZE)),
             max_payload=config.worker.max_payload,
             output=config.output,
@@ -92,6 +95,7 @@ class Supervisor:
             on_last_beat=self._heartbeats.take,
             on_spawned=self._on_spawned,
             make_cargo=self._make_cargo,
+            journal=self._journal,
         )
         self._health: Health | None = None
         if config.health_timeout is not None:
@@ -119,6 +123,7 @@ class Supervisor:
                 self._perform(self._core.start(self._loop.time()))
                 await self._finished.wait()
             await self._reporter.finish()
+            await self._journal.finish()
         except Exception as error:
             _LOGGER.exception("the supervisor of pool %s failed", self._config.name)
             reason = PoolClosedError(f"the supervisor failed: {error!r}")
@@ -129,6 +134,7 @@ class Supervisor:
             if self._health is not None:
                 self._health.stop()
             self._heartbeats.stop()
+            self._journal.close()
             self._core.closing, self._core.finished = Finish.NONE, True
             self._state.book.fail_all(reason)
             self._segments.close()

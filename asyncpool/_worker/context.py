@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     import logging
     from typing import Any
 
-__all__ = ["CurrentJob", "current_job", "running", "set_variables"]
+__all__ = ["JOB_LOGGER", "CurrentJob", "current_job", "running", "set_variables"]
+
+JOB_LOGGER = "asyncpool.job"
 
 
 class CurrentJob(Record):
@@ -52,7 +54,7 @@ class CurrentJob(Record):
         import logging  # noqa: PLC0415 - many jobs log nothing
 
         names = {"job_id": self.id, "attempt": self.attempt}
-        return logging.LoggerAdapter(logging.getLogger("asyncpool.job"), names)
+        return logging.LoggerAdapter(logging.getLogger(JOB_LOGGER), names)
 
 
 # The job's number and attempt, its context, and, if that is not plain, when it began:

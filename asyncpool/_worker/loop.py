@@ -20,9 +20,11 @@ from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.control import Control
 from asyncpool._worker.execute import Executor
 from asyncpool._worker.interrupts import Interrupts
+from asyncpool._worker.journal import Journal
 from asyncpool._worker.kernel import adopt_orphans
 from asyncpool._worker.receiving import decoder, receive
 from asyncpool._worker.segments import Segments
+from asyncpool._worker.state import open_state
 from asyncpool._worker.turns import Turns
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -47,6 +49,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
             its jobs, and its stacks.  It is shared memory: a note costs no system call,
             and outlives its writer.
     """
+    open_state()
     jobs = socket.socket(fileno=job_fd)
     turns, segments = Turns(), Segments()
     interrupts = Interrupts(page_fd, STACKS_START)
@@ -55,12 +58,21 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     beats = Beats(page, interrupts, control.ring)
     install(beats)
 
+    def running_job() -> tuple[int, int] | None:
+        if interrupts.running is None:
+            return None
+        job, attempt = BEGUN.unpack_from(page)
+        return job, attempt
+
+    journal = Journal(control.report, running_job)
+
     def become_nobody() -> None:
         # A job forked.  The copy must not answer in the worker's place, and must
         # not keep the channels open after the worker's death.
         beats.mute = True
         jobs.close()
         control.close()
+        journal.leave()
 
     # What a job's programs leave behind stays with this worker while it lives, and
     # goes to the launcher when it ends, which then knows whose it was.
@@ -70,6 +82,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     )
     try:
         config = WorkerConfig.unpack(control.receive_config().payload)
+        journal.open(config.levels, config.disabled)
         _initialize(config, control)
         control.send(Kind.HELLO)
         cargo = Cargo(jobs, segments)

@@ -235,6 +235,7 @@ def test_the_bytes_on_the_wire() -> None:
         "INTERRUPT": 23,
         "STACKS": 24,
         "CONTEXT": 25,
+        "RECORD": 26,
         "HEARTBEAT": 30,
         "PING": 31,
         "PONG": 32,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -150,3 +150,15 @@ async def test_large_arguments_find_the_variables_too() -> None:
         tracing.request.reset(token)
         assert await job == ("mine", "nobody")
         assert await pool.submit(tracing.found) == ("unset", "nobody")
+
+
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+async def test_each_worker_has_a_state_of_its_own(
+    launcher: Literal["forkserver", "spawn"],
+) -> None:
+    pool = Pool(1, initializer=jobs.fill_state, launcher=launcher)
+    async with patience(), pool:
+        assert [await pool.submit(jobs.count_state) for _ in range(3)] == [1, 2, 3]
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(jobs.perhaps_die, 1, how="kill")
+        assert await pool.submit(jobs.count_state) == 1

@@ -55,6 +55,23 @@ def size_of_details() -> int:
     return len(last_details())
 
 
+# What a worker keeps.
+
+
+def fill_state() -> None:
+    asyncpool.worker_state().count = 0
+
+
+def count_state() -> int:
+    state = asyncpool.worker_state()
+    state.count += 1
+    return int(state.count)
+
+
+def state() -> dict[str, Any]:
+    return vars(asyncpool.worker_state())
+
+
 # At the gate.
 
 
