@@ -51,6 +51,12 @@ class HealthLedger(Generic[W]):
         if self._asked.pop(worker, None) is None:
             raise ProtocolError("it answered a ping that nobody has sent")
 
+    def heard(self, worker: W, at: float) -> None:
+        """Take note that it said something else, behind which the answer may be."""
+        asked = self._asked.get(worker)
+        if asked is not None:
+            self._asked[worker] = max(asked, at)
+
     def suspects(self, now: float) -> list[W]:
         """Return those who are silent by *now*, unless what they have said is unread."""
         asked_by = now - self._gap(now) - self._timeout

@@ -105,6 +105,7 @@ class WorkerHandle:
         self._jobs: Channel | None = None
         self._control: Channel | None = None
         self._notes: Notes | None = None
+        self._heard_at = self.began_at
         self._stdout: Output | None = None
         self._stderr: Output | None = None
         self._trouble = asyncio.Event()
@@ -223,6 +224,13 @@ class WorkerHandle:
         """Hear what it has said on its control channel by now."""
         assert self._control is not None
         self._control.read()
+
+    @property
+    def heard_at(self) -> float:
+        """When it last said something on its control channel, or was kept waiting."""
+        if self._notes is not None and self._notes.paused:
+            return self._loop.time()
+        return self._heard_at
 
     def demand_stacks(self) -> None:
         """Have it write them down though no thread of Python's can run there."""
@@ -389,7 +397,7 @@ class WorkerHandle:
 
     def _on_control_frames(self, frames: list[Frame]) -> None:
         assert self._notes is not None
-        rung = False
+        self._heard_at, rung = self._loop.time(), False
         for frame in frames:
             if frame.kind is Kind.HEARTBEAT:
                 rung = True

@@ -52,6 +52,7 @@ class Health:
         now, state = max(due, self._state.loop.time()), self._state
         for handle in self._ledger.suspects(now):
             handle.catch_up()
+            self._ledger.heard(handle, handle.heard_at)
         up = [
             state.handles[slot.index]
             for slot in state.core.slots

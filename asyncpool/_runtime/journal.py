@@ -98,6 +98,9 @@ class Notes:
         journal: What passes them on.
         author: The worker.
         channel: Where they come from.
+
+    Attributes:
+        paused: Whether the worker has to wait, since it is too far ahead.
     """
 
     def __init__(self, journal: Journal, author: Author, channel: Channel) -> None:
@@ -105,21 +108,21 @@ class Notes:
         self._author = author
         self._channel = channel
         self._waiting = 0
-        self._paused = False
+        self.paused = False
 
     def add(self, payload: bytes) -> None:
         """Take the payload of a ``RECORD`` frame."""
         self._journal.add(self, payload)
         self._waiting += 1
         if self._waiting == _AHEAD:
-            self._paused = True
+            self.paused = True
             self._channel.pause()
 
     def pass_on(self, payload: bytes) -> None:
         """Give a record to its logger, whatever its handlers make of it."""
         self._waiting -= 1
-        if not self._waiting and self._paused:
-            self._paused = False
+        if not self._waiting and self.paused:
+            self.paused = False
             self._channel.resume()
         try:
             entry = LogEntry.unpack(payload)

@@ -59,6 +59,17 @@ def test_an_answer_in_the_last_moment_saves() -> None:
     assert health.tick(["one"], 5 * TICK) == ([], ["one"])
 
 
+def test_whatever_else_it_says_gives_it_the_whole_time_again() -> None:
+    health = ledger()
+    for number in range(1, 5):
+        health.tick(["one"], number * TICK)
+    health.heard("one", 2 * TICK)
+    health.heard("one", TICK)
+    health.heard("nobody", TICK)
+    assert health.tick(["one"], 5 * TICK) == ([], [])
+    assert health.tick(["one"], 6 * TICK) == (["one"], [])
+
+
 def test_who_is_not_up_is_forgotten() -> None:
     health = ledger()
     health.tick(UP, TICK)

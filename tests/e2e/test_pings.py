@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import select
 import signal
@@ -88,6 +89,32 @@ async def test_a_job_that_takes_long_is_not_disturbed(
         assert (job.state, job.worker) == ("running", visitor.pid)
         assert pool.stats().crashes == 3
         job.cancel()
+
+
+async def test_who_is_kept_waiting_by_slow_handlers_is_not_silent() -> None:
+    # The answer is behind hundreds of records, which take longer than the timeout.
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            assert record.name == "tests.flood"
+            until = time.perf_counter() + 0.005
+            while time.perf_counter() < until:
+                pass
+
+    logger, handler = logging.getLogger("tests.flood"), Slow()
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        async with patience(), Gate() as gate, Pool(2, health_timeout=SHORT) as pool:
+            job = pool.submit(beats.log_without_end, gate.path, "flood")
+            visitor = await gate.visitor("flood")
+            for _ in range(3):  # so much time passes
+                with pytest.raises(WorkerHungError):
+                    await pool.submit(jobs.hold_the_gil, gate.path, "")
+            assert (job.state, job.worker) == ("running", visitor.pid)
+            job.cancel()
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
 
 
 async def test_a_service_that_does_not_listen_condemns_nobody() -> None:

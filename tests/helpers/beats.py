@@ -130,6 +130,14 @@ def deadlock(gate: str, word: str) -> None:
         lock.acquire()
 
 
+def log_without_end(gate: str, word: str) -> NoReturn:
+    import logging
+
+    with arrive(gate, word):
+        while True:
+            logging.getLogger("tests.flood").warning("x" * 1000)
+
+
 # What no worker does.
 
 
