@@ -1,6 +1,6 @@
 """What loggers of a worker record, on its way to the pool's process.
 
-A worker does not import ``logging``, which costs it 400 KB: it waits until a job does.
+A worker does not import ``logging``, which costs it 2 MB: it waits until a job does.
 """
 
 from __future__ import annotations

@@ -97,22 +97,23 @@ async def test_levels_are_as_they_were_here_when_the_pool_was_started() -> None:
 async def test_what_is_disabled_here_is_disabled_there() -> None:
     logging.disable(logging.INFO)
     try:
-        async with patience(), Pool(1) as pool:
-            with handled_by(Kept(), level=logging.DEBUG):
+        with handled_by(Kept(), level=logging.DEBUG):
+            async with patience(), Pool(1) as pool:
                 assert not await pool.submit(logs.enabled, logging.INFO)
                 assert await pool.submit(logs.enabled, logging.WARNING)
     finally:
         logging.disable(logging.NOTSET)
 
 
-async def test_a_level_that_is_raised_here_later_counts_too() -> None:
+@pytest.mark.parametrize("name", ["tests", "tests.nobody.here"])
+async def test_a_level_that_is_raised_here_later_counts_too(name: str) -> None:
     kept = Kept()
     async with patience():
         with handled_by(kept, level=logging.DEBUG) as logger:
             async with Pool(1) as pool:
                 logger.setLevel(logging.ERROR)
-                await pool.submit(logs.log, "no", level=logging.WARNING)
-                await pool.submit(logs.log, "yes", level=logging.ERROR)
+                await pool.submit(logs.log, "no", level=logging.WARNING, name=name)
+                await pool.submit(logs.log, "yes", level=logging.ERROR, name=name)
                 await kept.until(bool)
     assert kept.messages == ["yes"]
 

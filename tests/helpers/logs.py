@@ -131,6 +131,28 @@ def log_in_thread_by_adapter() -> None:
     thread.join()
 
 
+_late = threading.Event()
+_late_threads: list[threading.Thread] = []
+
+
+def log_in_thread_late() -> None:
+    """Start a thread that logs when this job is over, in the midst of another."""
+    job, logger = asyncpool.current_job(), logging.getLogger(LOGGER)
+
+    def body() -> None:
+        _late.wait()
+        job.logger.warning("by adapter")
+        logger.warning("by itself")
+
+    _late_threads.append(threading.Thread(target=body))
+    _late_threads[0].start()
+
+
+def let_it_log() -> None:
+    _late.set()
+    _late_threads[0].join()
+
+
 def log_as_job(**extra: Any) -> None:
     asyncpool.current_job().logger.warning("of a job", extra=extra)
 

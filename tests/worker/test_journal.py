@@ -94,6 +94,15 @@ def test_records_of_threads_belong_to_the_job_that_runs(worker: Worker) -> None:
     assert (found.name, found.job, found.attempt) == ("asyncpool.job", 7, 1)
 
 
+def test_a_thread_that_outlives_its_job_belongs_to_it_if_it_says_so(
+    worker: Worker,
+) -> None:
+    worker.send(1, logs.log_in_thread_late)
+    worker.send(2, logs.let_it_log)
+    found = [entry(worker), entry(worker)]
+    assert [(e.message, e.job) for e in found] == [("by adapter", 1), ("by itself", 2)]
+
+
 def test_signal_handlers_log_in_the_middle_of_a_record(worker: Worker) -> None:
     worker.send(1, logs.log_from_signals, 200)
     messages: list[str] = []
