@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from asyncpool._core.wear import WorkerLimits
     from asyncpool._runtime.hub import EventStream
     from asyncpool._runtime.jobs import Job
+    from asyncpool._worker.beats import heartbeat
     from asyncpool._worker.context import CurrentJob, current_job
     from asyncpool._worker.retiring import retire_worker
+    from asyncpool._worker.state import worker_state
     from asyncpool.errors import (
         AsyncPoolError,
         JobCancelled,
@@ -57,8 +59,10 @@ _HOMES = {
     "asyncpool._core.wear": ("WorkerLimits",),
     "asyncpool._runtime.hub": ("EventStream",),
     "asyncpool._runtime.jobs": ("Job",),
+    "asyncpool._worker.beats": ("heartbeat",),
     "asyncpool._worker.context": ("CurrentJob", "current_job"),
     "asyncpool._worker.retiring": ("retire_worker",),
+    "asyncpool._worker.state": ("worker_state",),
     "asyncpool.errors": (
         "AsyncPoolError",
         "JobCancelled",
@@ -128,7 +132,9 @@ __all__ = [
     "WorkerOutOfMemoryError",
     "WorkerStartError",
     "current_job",
+    "heartbeat",
     "retire_worker",
+    "worker_state",
 ]
 
 

@@ -271,13 +271,14 @@ class JobNotPicklableError(JobError):
     """Something that belongs to a job cannot cross the border between processes.
 
     Attributes:
-        direction: What it is: ``"arguments"``, ``"result"`` or ``"exception"``.
+        direction: What it is: ``"arguments"``, ``"result"``, ``"exception"``, or the
+            ``"details"`` of a heartbeat.
         name: The argument, such as ``"args[1]"``, ``"kwargs['path']"`` or ``"fn"``,
-            or the type of the result or exception.
+            or the type of the result, the exception or the details.
         text: What the exception said, where an exception could not be sent.
     """
 
-    direction: Literal["arguments", "result", "exception"]
+    direction: Literal["arguments", "result", "exception", "details"]
     name: str
     text: str
 
@@ -285,7 +286,7 @@ class JobNotPicklableError(JobError):
         self,
         message: str,
         *,
-        direction: Literal["arguments", "result", "exception"],
+        direction: Literal["arguments", "result", "exception", "details"],
         name: str,
         text: str = "",
         job_id: int = 0,
@@ -333,8 +334,8 @@ class WorkerCrashedError(JobError):
         crashes: Every crash that this job was in, oldest first.
         delivery: ``"never sent"``, ``"sent"`` (a worker had it but had not begun)
             or ``"started"`` (it may have had effects).
-        kind, slot, generation, pid, exit_code, signal, stderr_tail: Those of the
-            last crash, see :class:`asyncpool.Crash`.
+        kind, slot, generation, pid, exit_code, signal, stderr_tail, stack: Those of
+            the last crash, see :class:`asyncpool.Crash`.
     """
 
     crashes: tuple[Crash, ...]
@@ -346,6 +347,7 @@ class WorkerCrashedError(JobError):
     exit_code: int | None
     signal: str | None
     stderr_tail: tuple[str, ...]
+    stack: str
 
     def __init__(
         self, *, job_id: int, crashes: tuple[Crash, ...], delivery: Delivery
@@ -356,7 +358,7 @@ class WorkerCrashedError(JobError):
             "sent": "the job had been sent but not started",
             "started": "the job had started",
         }[delivery]
-        tail = _telling_lines(last.stderr_tail)
+        tail = _innermost_calls(last.stack) or _telling_lines(last.stderr_tail)
         super().__init__(
             f"{last}; {state}{tail}",
             job_id=job_id,
@@ -370,6 +372,7 @@ class WorkerCrashedError(JobError):
             exit_code=last.exit_code,
             signal=last.signal,
             stderr_tail=last.stderr_tail,
+            stack=last.stack,
         )
 
 
@@ -394,7 +397,11 @@ class WorkerStartError(WorkerCrashedError):
 
 
 class WorkerHungError(WorkerCrashedError):
-    """A worker stopped giving signs of life and was killed."""
+    """A worker stopped giving signs of life and was killed.
+
+    Its job sent no heartbeat for its ``heartbeat_timeout``, or it did not answer to the
+    pool for ``health_timeout``.
+    """
 
 
 class WorkerOutOfMemoryError(WorkerCrashedError):

@@ -64,9 +64,13 @@ class Crash:
         job_id: The job that it was running, or ``None``.
         attempt: Which attempt at that job it was, counting from 1; 0 without one.
         detail: The text of the error behind it, if there was one (an initializer
-            that raised, a broken frame, an exception in a thread), else ``""``.
+            that raised, a broken frame, an exception in a thread), or what a hung
+            worker has failed to say, else ``""``.
         stderr_tail: The last lines that the worker wrote to its stderr.
         next_step: What the supervisor does about it.
+        stack: Where a hung worker was, as ``faulthandler`` shows it: the Python stacks of
+            its threads, the innermost call first.  Empty if it could not tell, since it
+            was stopped.
     """
 
     slot: int
@@ -81,6 +85,7 @@ class Crash:
     detail: str
     stderr_tail: tuple[str, ...]
     next_step: str
+    stack: str = ""
 
     def __str__(self) -> str:
         where = f"worker {self.pid or 'without a process'} in slot {self.slot}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
@@ -29,6 +30,7 @@ from asyncpool._runtime.machine import (
 )
 from asyncpool._runtime.options import Options, changed
 from asyncpool._runtime.output import OutputMode
+from asyncpool._runtime.propagation import Propagation
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import JobNotPicklableError, PoolClosedError
 from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
@@ -82,7 +84,8 @@ class Pool:
             for both.
         on_crash: Called with a :class:`asyncpool.Crash`, once for each unplanned
             death of a worker.  May be async.  What it raises is logged.
-        initializer: Called in each new worker before its first job.
+        initializer: Called in each new worker before its first job; what it puts into
+            :func:`asyncpool.worker_state`, jobs find there.
         initargs: The arguments of *initializer*.
         launcher: ``"forkserver"`` forks workers from a clean process that has
             imported *preload*; ``"spawn"`` starts a new interpreter for each,
@@ -91,12 +94,21 @@ class Pool:
             ``"forkserver"`` they must not start threads.
         max_pending: How many jobs may wait for a worker; ``None`` for no bound.
         start_timeout: Seconds that a worker has to become ready.
+        health_timeout: Seconds that a worker which is up may go without answering the
+            pool's pings; then it counts as hung, is killed and replaced.  A thread of
+            its own answers, so a job may compute as long as it likes, but not hold the
+            GIL as long in one call of C code.  ``None`` for no pings.
         loop: The event loop of async functions in workers.
         output: Where the lines go that workers print: ``"log"`` sends them to the
             logger ``asyncpool.worker``, or to this process's own streams if logging
-            is not configured; ``"inherit"`` always to the streams.
-        timeout, queue_timeout, on_cancel, cancel_grace: What jobs have if
-            :meth:`options` says nothing else.
+            is not configured; ``"inherit"`` always to the streams.  What their loggers
+            record goes to the loggers of the same names here, with either.
+        timeout, queue_timeout, heartbeat_timeout, on_cancel, cancel_grace: What jobs
+            have if :meth:`options` says nothing else.
+        propagate: Context variables that jobs find as they are when :meth:`submit` is
+            called: each by itself, if it is an attribute of an importable module, or by
+            name, ``"package.module:name"``.  Their values are pickled with each call
+            (64 KiB at the most).
         max_message: The most bytes that a call or a result may have when pickled.
         max_shared_memory: The most bytes of memory that the pool shares with its
             workers, for large arrays and the like in arguments and results, those
@@ -105,7 +117,8 @@ class Pool:
 
     Raises:
         UnsupportedPlatformError: If this platform cannot run a pool.
-        ValueError: If an argument is out of range, or *initargs* too large (64 MiB).
+        ValueError: If an argument is out of range, *initargs* too large (64 MiB), or
+            a variable to *propagate* cannot be found.
         TypeError: If an argument is of the wrong kind.
         JobNotPicklableError: If *initializer* or *initargs* cannot be pickled.
     """
@@ -127,12 +140,15 @@ class Pool:
         preload: Iterable[str] = (),
         max_pending: int | None = None,
         start_timeout: float = 30.0,
+        health_timeout: float | None = 30.0,
         loop: Literal["asyncio", "uvloop"] = "asyncio",
         output: OutputMode = "log",
         timeout: float | None = None,
         queue_timeout: float | None = None,
+        heartbeat_timeout: float | None = None,
         on_cancel: OnCancel = "interrupt",
         cancel_grace: float = 2.0,
+        propagate: Iterable[ContextVar[Any] | str] = (),
         max_message: int = 1 << 30,
         max_shared_memory: int = 1 << 30,
     ) -> None:
@@ -152,6 +168,10 @@ class Pool:
         _check_int("max_shared_memory", max_shared_memory, at_least=0)
         if not start_timeout > 0:
             raise ValueError(f"start_timeout must be > 0 seconds, not {start_timeout}")
+        if health_timeout is not None and not health_timeout > 0:
+            raise ValueError(
+                f"health_timeout must be > 0 seconds or None, not {health_timeout}"
+            )
         _check_choice("launcher", launcher, ("forkserver", "spawn"))
         _check_choice("loop", loop, ("asyncio", "uvloop"))
         _check_choice("output", output, ("log", "inherit"))
@@ -170,12 +190,14 @@ class Pool:
             preload=tuple(preload),
             max_pending=max_pending,
             start_timeout=start_timeout,
+            health_timeout=health_timeout,
             output=output,
             max_shared_memory=max_shared_memory,
             limits=limits,
             idle_timeout=idle_timeout,
             surge=surge,
             unavailable=unavailable,
+            propagation=_propagation(propagate),
             worker=WorkerConfig(
                 sys_path=module_path(),
                 initializer=_pack_initializer(initializer, tuple(initargs)),
@@ -189,6 +211,7 @@ class Pool:
             limits=JobLimits(
                 timeout=timeout,
                 queue_timeout=queue_timeout,
+                heartbeat_timeout=heartbeat_timeout,
                 on_cancel=on_cancel,
                 cancel_grace=cancel_grace,
             )
@@ -249,7 +272,7 @@ class Pool:
             A :class:`asyncpool.Job`.  Awaiting it raises what *fn* raised, with the
             worker's traceback as its cause; :exc:`JobNotPicklableError` if
             something cannot cross; :exc:`JobRaisedError` around ``SystemExit`` and
-            the like; :exc:`WorkerCrashedError` if the worker died of it;
+            the like; :exc:`WorkerCrashedError` if the worker died of it, or was found hung;
             :exc:`JobTimeoutError` if its time is over;
             :exc:`PoolClosedError` or :exc:`PoolBrokenError` if the pool ended first.
 
@@ -278,6 +301,11 @@ class Pool:
                 :exc:`JobTimeoutError` stands for its *timeout*.
             timeout: Seconds that each attempt may run.
             queue_timeout: Seconds that it may wait for its first attempt.
+            heartbeat_timeout: Seconds that may pass without a heartbeat
+                (:func:`asyncpool.heartbeat`) of a running attempt, from its begin on.
+                Then the job counts as hung: its worker is killed, and there is another
+                attempt, if *max_attempts* and *retry_on* (``"hung"``) allow that, or
+                :exc:`WorkerHungError`.
             deadline: When it must be done, on the event loop's clock
                 (``loop.time() + seconds``); no attempt begins or goes on after that.
             on_cancel: What becomes of a running job that is cancelled.  ``"interrupt"``
@@ -537,6 +565,10 @@ def _least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
     _check_int("workers", least, at_least=1)
     _check_int("workers", most, at_least=least)
     return least, most
+
+
+def _propagation(variables: Iterable[ContextVar[Any] | str]) -> Propagation | None:
+    return Propagation(variables) if variables else None
 
 
 def _check_int(name: str, value: int, *, at_least: int) -> None:

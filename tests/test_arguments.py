@@ -33,6 +33,21 @@ NO_PICKLE = "cannot pickle '_thread.lock' object"
             "start_timeout must be > 0 seconds, not nan",
         ),
         (
+            {"health_timeout": 0.0},
+            ValueError,
+            "health_timeout must be > 0 seconds or None, not 0.0",
+        ),
+        (
+            {"health_timeout": float("nan")},
+            ValueError,
+            "health_timeout must be > 0 seconds or None, not nan",
+        ),
+        (
+            {"heartbeat_timeout": 0},
+            ValueError,
+            "heartbeat_timeout must be > 0 seconds, not 0",
+        ),
+        (
             {"launcher": "fork"},
             ValueError,
             "launcher must be one of forkserver, spawn, not 'fork'",

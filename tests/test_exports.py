@@ -18,9 +18,10 @@ PUBLIC = """
     AsyncPoolError CloseSummary Crash CurrentJob EventStream Job JobCancelled JobError
     JobNotPicklableError JobRaisedError JobTimeoutError LeaseGoneError LeaseKeeper
     LeaseStats Pool PoolBrokenError PoolClosedError PoolFullError PoolStats PoolView
-    ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult SlotStats ThrottledError
-    UnsupportedPlatformError WorkerCrashedError WorkerHungError
-    WorkerLimits WorkerOutOfMemoryError WorkerStartError current_job retire_worker
+    ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult SlotStats
+    ThrottledError UnsupportedPlatformError WorkerCrashedError WorkerHungError
+    WorkerLimits WorkerOutOfMemoryError WorkerStartError current_job heartbeat
+    retire_worker worker_state
 """
 
 EVENTS = """

@@ -15,6 +15,7 @@ PACKAGE = ROOT / "asyncpool"
 # What the core may use of the rest of the world.  Pickling is computation, too.
 PURE = {
     "__future__",
+    "binascii",
     "cloudpickle",
     "collections",
     "dataclasses",

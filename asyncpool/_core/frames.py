@@ -74,12 +74,18 @@ class Kind(enum.IntEnum):
     VALUE = 8  # worker: what the job returned; *tag* is how long it took, in us
     ERROR = 9  # worker: what the job raised; *tag* as above
     FUNCTION = 10  # pool: remember this function as number *tag*
+    CONTEXT = 25  # pool: the context of the jobs that follow
+    BEAT = 33  # worker: the last beat of the job whose outcome is next
     # Control channels of workers again.
     REVOKE = 11  # pool: do not begin the jobs that came in these places
     REVOKED = 12  # worker: these of them will not begin
     INTERRUPT = 23  # pool: end the job that came in this place, if it is running
     STACKS = 24  # pool: write down where your threads are; worker: I have
     RETIRE = 27  # worker: I begin no other job
+    RECORD = 26  # worker: a logger has recorded this
+    HEARTBEAT = 30  # worker: there is a new beat on my page
+    PING = 31  # pool: are you there?
+    PONG = 32  # worker: I am
     # The launcher's channel again.
     SWEEP = 13  # pool: say when nothing is left of dead workers
     SWEPT = 14  # launcher: nothing is

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from asyncpool._core.attempts import AttemptPolicy
+from asyncpool._core.context import Context
 
 __all__ = ["KILL", "JobLimits", "JobOptions", "Limit", "OnCancel", "Press"]
 
 Limit = Literal["timeout", "queue_timeout", "deadline"]
 OnCancel = Literal["interrupt", "kill", "wait"]
+_PERIODS = ("timeout", "queue_timeout", "heartbeat_timeout")
 _WAYS: tuple[OnCancel, ...] = ("interrupt", "kill", "wait")
 
 
@@ -37,12 +39,17 @@ class JobLimits:
     Args:
         timeout: How long each attempt may run.
         queue_timeout: How long it may wait, in all, before its first attempt begins.
+        heartbeat_timeout: How long an attempt may go without a heartbeat.
         deadline: When, on the loop's clock, it must be done at the latest.
         on_cancel: What happens to a running job that is cancelled: ``"interrupt"``
             raises :exc:`asyncpool.JobCancelled` in it, and kills the worker if that does
             not end it; ``"kill"`` kills the worker at once; ``"wait"`` lets the job run
             to its end, which nobody hears of.
         cancel_grace: How long an interrupted job has to end.
+
+    Attributes:
+        timed: Whether there is any limit of time.
+        context: What tells a job of these limits, packed: the same object for all.
 
     Raises:
         ValueError: If one of them is out of range.
@@ -51,18 +58,22 @@ class JobLimits:
 
     timeout: float | None = None
     queue_timeout: float | None = None
+    heartbeat_timeout: float | None = None
     deadline: float | None = None
     on_cancel: OnCancel = "interrupt"
     cancel_grace: float = 2.0
+    # Asked for several times a job, hence no property.
+    timed: bool = field(init=False, repr=False, compare=False)
+    context: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "queue_timeout", "deadline", "cancel_grace"):
+        for name in (*_PERIODS, "deadline", "cancel_grace"):
             value = getattr(self, name)
             optional = name != "cancel_grace"
             if not isinstance(value, int | float) and not (optional and value is None):
                 kind = "a number of seconds" + " or None" * optional
                 raise TypeError(f"{name} must be {kind}, not {value!r}")
-        for name in ("timeout", "queue_timeout"):
+        for name in _PERIODS:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0 seconds, not {value}")
@@ -76,6 +87,10 @@ class JobLimits:
             raise ValueError(
                 f"cancel_grace must be >= 0 seconds, not {self.cancel_grace}"
             )
+        timed = any(getattr(self, name) is not None for name in (*_PERIODS, "deadline"))
+        object.__setattr__(self, "timed", timed)
+        context = Context(timeout=self.timeout, deadline=self.deadline).pack()
+        object.__setattr__(self, "context", context)
 
     @property
     def press(self) -> Press:
@@ -83,11 +98,6 @@ class JobLimits:
         if self.on_cancel == "kill":
             return KILL
         return Press(self.on_cancel, self.cancel_grace)
-
-    @property
-    def timed(self) -> bool:
-        """Whether there is any limit of time."""
-        return not (self.timeout is self.queue_timeout is self.deadline is None)
 
     def exceeded(self, now: float, *, running: bool) -> Limit:
         """Tell which limit it is that a job has reached by *now*."""
@@ -102,6 +112,15 @@ class JobLimits:
     def run_end(self, now: float) -> float | None:
         """Return until when an attempt that begins *now* may run."""
         return _earliest(now, self.timeout, self.deadline)
+
+    def next_look(self, began: float, beat: float) -> float | None:
+        """Return when to look whether an attempt may run on; ``None`` for never.
+
+        Args:
+            began: When it began.
+            beat: When it was last heard of.
+        """
+        return _earliest(beat, self.heartbeat_timeout, self.run_end(began))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

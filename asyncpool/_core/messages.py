@@ -79,6 +79,8 @@ class WorkerConfig(Record):
         nice: What is added to its niceness.
         cpus: Those that it may run on, or ``None``.
         rlimits: The kernel's limits for it, by name.
+        levels: The levels of loggers, by name.
+        disabled: The level up to which loggers are silent.
     """
 
     sys_path: tuple[str, ...]
@@ -87,6 +89,8 @@ class WorkerConfig(Record):
     nice: int = 0
     cpus: tuple[int, ...] | None = None
     rlimits: tuple[tuple[str, KernelLimit], ...] = ()
+    levels: tuple[tuple[str, int], ...] = ()
+    disabled: int = 0
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "describe",
     "dumps",
+    "load_details",
     "load_job",
     "load_value",
     "pack_job",
@@ -159,6 +160,22 @@ def load_value(
         raise JobNotPicklableError(
             f"the job's result cannot be unpickled here: {describe(error)}",
             direction="result",
+            name="",
+        ) from error
+
+
+def load_details(payload: bytes) -> Any:
+    """Read the details of a heartbeat.
+
+    Raises:
+        JobNotPicklableError: If they cannot be unpickled here.
+    """
+    try:
+        return pickle.loads(payload)
+    except BaseException as error:  # what is unpickled may raise anything
+        raise JobNotPicklableError(
+            f"the details of a heartbeat cannot be unpickled here: {describe(error)}",
+            direction="details",
             name="",
         ) from error
 

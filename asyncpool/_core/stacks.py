@@ -10,6 +10,9 @@ __all__ = ["tidy"]
 
 _OURS = "/asyncpool/_worker/"
 
+# What jobs call themselves.
+_CALLED = "/asyncpool/_worker/beats.py"
+
 
 def tidy(text: str) -> str:
     """Return the stacks in *text*, the main thread's first, without the worker's own."""
@@ -37,6 +40,8 @@ def _outside(thread: list[str]) -> list[str]:
     for line in thread[1:]:
         if not _is_ours(line):
             shown.append(line)
+        elif _CALLED in line:
+            continue
         elif len(shown) > 1:
             break
     return shown

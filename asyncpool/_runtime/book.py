@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from asyncpool._core.context import with_details
 from asyncpool._core.deadlines import Deadlines
 from asyncpool._core.frames import Frame, Kind
 from asyncpool._core.outcome import load_value
@@ -69,7 +70,7 @@ def overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
 
     There is no other attempt after a deadline.
     """
-    error = timeout_error(job, handle.read_stacks())
+    error = timeout_error(job, handle.page.read_stacks())
     return Failed(error, raised=job.exceeded != "deadline")
 
 
@@ -270,6 +271,8 @@ class JobBook:
 
     def _return(self, job: Job[Any]) -> None:
         """Take note that no attempt at it is running any more."""
+        if job.pulse is not None:
+            job.context = with_details(job.context, job.pulse.details)
         if job.began is not None:
             job.began = job.exceeded = None
             deadline = job.limits.deadline

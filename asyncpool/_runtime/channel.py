@@ -134,6 +134,21 @@ class Channel:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
+    def read(self) -> None:
+        """Read what is there by now, as much of it as one turn of the loop may take."""
+        if not self._ended:
+            self._read_some()
+
+    def pause(self) -> None:
+        """Read no more, so that the peer has to wait, until :meth:`resume`."""
+        if not self._ended:
+            self._loop.remove_reader(self._fd)
+
+    def resume(self) -> None:
+        """Read on."""
+        if not self._ended:
+            self._loop.add_reader(self._fd, self._read_some)
+
     def drain(self) -> None:
         """Read all that is there to be read, for a peer that writes no more."""
         while not self._ended and self._read_some():

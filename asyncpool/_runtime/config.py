@@ -9,6 +9,7 @@ from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.output import OutputMode
+from asyncpool._runtime.propagation import Propagation
 
 __all__ = ["SupervisorConfig"]
 
@@ -25,10 +26,12 @@ class SupervisorConfig:
     preload: tuple[str, ...]
     max_pending: int | None
     start_timeout: float
+    health_timeout: float | None
     output: OutputMode
     max_shared_memory: int
     limits: WorkerLimits
     idle_timeout: float
     surge: int
     unavailable: int
+    propagation: Propagation | None
     worker: WorkerConfig

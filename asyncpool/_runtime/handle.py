@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import mmap
 import os
 import signal
 import socket
-import struct
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,11 +23,12 @@ from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.functions import Function, Memory
 from asyncpool._core.messages import Failure, pack_numbers, unpack_numbers
 from asyncpool._core.parcels import Parcel
-from asyncpool._core.stacks import tidy
 from asyncpool._runtime.cargo import Cargo, Load
 from asyncpool._runtime.channel import Channel
+from asyncpool._runtime.journal import Journal, Notes
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.output import Output, OutputMode
+from asyncpool._runtime.page import Page
 from asyncpool._runtime.process import Process
 from asyncpool._runtime.template import LaunchError
 from asyncpool._signals import STACKS
@@ -42,14 +39,10 @@ __all__ = ["WorkerHandle", "WorkerSetup"]
 # A process whose channel has ended is ending too; if it does not, it is killed.
 _EXIT_GRACE = 1.0
 
-# What matters only as long as a worker is to work.
-_AT_WORK = frozenset({Kind.REVOKED, Kind.STACKS, Kind.RETIRE})
-
-_BEGUN = struct.Struct("=QQ")
 _MAX_CONTROL = 1 << 20
 
-# How much of its stacks a worker can write down; memory is used only if it does.
-_STACKS_SIZE = 1 << 16
+# What matters only as long as a worker is to work.
+_ANSWERS = frozenset({Kind.REVOKED, Kind.STACKS, Kind.PONG, Kind.RETIRE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +60,12 @@ class WorkerSetup:
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
     on_stacks: Callable[[WorkerHandle], None]
     on_retire: Callable[[WorkerHandle], None]
+    on_pong: Callable[[WorkerHandle], None]
+    on_heartbeat: Callable[[WorkerHandle], None]
+    on_last_beat: Callable[[WorkerHandle, Frame], None]
     on_spawned: Callable[[WorkerHandle], None]
     make_cargo: Callable[[], Cargo]
+    journal: Journal
 
 
 class WorkerHandle:
@@ -78,8 +75,10 @@ class WorkerHandle:
         slot: The slot.
         generation: Which worker of it this is.
         process: Its process; ``None`` until there is one.
+        page: What it has noted.
         status: Its exit status, once it has ended and if it is known.
         detail: What is known of the reason, if anything.
+        silence: What it has failed to say for too long, if it was found hung.
         broke_protocol: Whether it said something that a worker does not say.
         killed: Whether SIGKILL was sent to it from here.
     """
@@ -94,18 +93,21 @@ class WorkerHandle:
         self.slot = slot
         self.generation = generation
         self.process: Process | None = None
+        self.page = Page()
         self.status: int | None = None
-        self.detail = ""
+        self.detail = self.silence = ""
         self.broke_protocol = False
         self.began_at = loop.time()
         self._loop = loop
         self._setup = s
         self._memory = Memory()
-        self._page: mmap.mmap | None = None
+        self._context = b""  # the last that was put
         self._cargo = s.make_cargo()
         self._load: Load | None = None
         self._jobs: Channel | None = None
         self._control: Channel | None = None
+        self._notes: Notes | None = None
+        self._heard_at = self.began_at
         self._stdout: Output | None = None
         self._stderr: Output | None = None
         self._trouble = asyncio.Event()
@@ -156,25 +158,27 @@ class WorkerHandle:
         """Whether a parcel is on its way to where it can see it."""
         return self._load is not None
 
-    def begun(self, job: int, attempt: int) -> bool:
-        """Tell whether the worker has begun this attempt; it may be dead by now."""
-        if self._page is None:
-            return False
-        return _BEGUN.unpack_from(self._page) == (job, attempt)
-
     def put_job(
-        self, job: int, attempt: int, function: Function, payload: bytes
-    ) -> None:
-        """Have a job sent by the next flush."""
+        self, job: int, attempt: int, function: Function, payload: bytes, context: bytes
+    ) -> int:
+        """Have a job sent by the next flush.
+
+        Returns:
+            How many bytes go ahead of it, of what the worker does not know yet.
+        """
         assert self._jobs is not None
-        number = function.number
+        number, ahead = function.number, 0
+        if context != self._context:
+            self._context = context
+            ahead = self._put(header(Kind.CONTEXT, len(context)), context)
         if number and number not in self._memory:
             self._memory.learn(number)
             reference = function.payload
             head = header(Kind.FUNCTION, len(reference), tag=number)
-            self._jobs.put(head, reference)
+            ahead += self._put(head, reference)
         head = header(Kind.JOB, len(payload), job, attempt, number)
         self._jobs.put(head, payload)
+        return ahead
 
     def load(self, parcel: Parcel, send: Callable[[], None]) -> None:
         """Put *parcel* where the worker sees it, then have *send* put its job."""
@@ -211,28 +215,29 @@ class WorkerHandle:
         self._say(Kind.INTERRUPT, pack_numbers((place,)))
 
     def ask_for_stacks(self) -> None:
-        """Have it write down where its threads are; :meth:`read_stacks` returns that."""
+        """Have it write down on its page where its threads are."""
         self._say(Kind.STACKS, b"")
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        self._say(Kind.PING, b"")
+
+    def catch_up(self) -> None:
+        """Hear what it has said on its control channel by now."""
+        assert self._control is not None
+        self._control.read()
+
+    @property
+    def heard_at(self) -> float:
+        """When it last said something on its control channel, or was kept waiting."""
+        if self._notes is not None and self._notes.paused:
+            return self._loop.time()
+        return self._heard_at
 
     def demand_stacks(self) -> None:
         """Have it write them down though no thread of Python's can run there."""
         if self.process is not None:
             self.process.signal(STACKS)
-
-    @property
-    def stacks_size(self) -> int:
-        """How many bytes of them it has written down so far."""
-        if self._page is None:
-            return 0
-        return len(self._page[mmap.PAGESIZE :].rstrip(b"\0"))
-
-    def read_stacks(self) -> str:
-        """Return what it has written down, and wipe it out."""
-        if self._page is None:
-            return ""
-        text = self._page[mmap.PAGESIZE :].strip(b"\0")
-        self._page[mmap.PAGESIZE :] = bytes(_STACKS_SIZE)
-        return tidy(text.decode(errors="replace"))
 
     def stop(self) -> None:
         """Tell it that no job will come any more."""
@@ -269,11 +274,10 @@ class WorkerHandle:
             if part is not None:
                 part.close()
 
-    def release_page(self) -> None:
-        """Forget what it had begun."""
-        if self._page is not None:
-            self._page.close()
-            self._page = None
+    def _put(self, head: bytes, payload: bytes) -> int:
+        assert self._jobs is not None
+        self._jobs.put(head, payload)
+        return len(head) + len(payload)
 
     def _say(self, kind: Kind, payload: bytes) -> None:
         assert self._control is not None
@@ -327,10 +331,9 @@ class WorkerHandle:
             on_end=self._on_end,
         )
         self._cargo.connect(self._jobs, self._control)
-        size = mmap.PAGESIZE + _STACKS_SIZE
-        page = _anonymous_file(size)
+        self._notes = Notes(setup.journal, self, self._control)
+        page = self.page.open()
         theirs.callback(os.close, page)
-        self._page = mmap.mmap(page, size)
         out, out_end = _pipe(theirs)
         self._stdout = Output(self._loop, out, setup.output, err=False)
         err, err_end = _pipe(theirs)
@@ -374,29 +377,49 @@ class WorkerHandle:
             if not self._cargo.pending:
                 self._setup.on_outcomes(self, frames)
                 return
+        frames, bad_beat = self._take_beats(frames)
         frames, trouble = self._cargo.unload(frames)
         if frames:
             self._setup.on_outcomes(self, frames)
+        trouble = trouble or bad_beat
         if trouble is not None:
             self.accuse(trouble)
 
-    def _on_control_frames(self, frames: list[Frame]) -> None:
+    def _take_beats(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
+        """Return the frames that are no heartbeats, and what is wrong with the next."""
+        others = []
         for frame in frames:
+            if frame.kind is not Kind.BEAT:
+                others.append(frame)
+                continue
+            try:
+                self._setup.on_last_beat(self, frame)
+            except ProtocolError as error:
+                return others, str(error)
+        return others, None
+
+    def _on_control_frames(self, frames: list[Frame]) -> None:
+        assert self._notes is not None
+        self._heard_at, rung = self._loop.time(), False
+        for frame in frames:
+            if frame.kind is Kind.HEARTBEAT:
+                rung = True
+                continue
+            if frame.kind is Kind.RECORD:
+                self._notes.add(frame.payload)
+                continue
             try:
                 self._on_control_frame(frame)
             except ProtocolError as error:
                 self.accuse(str(error))
                 return
+        if rung and not self._ignored:
+            self._setup.on_heartbeat(self)
 
     def _on_control_frame(self, frame: Frame) -> None:
-        if self._ignored and frame.kind in _AT_WORK:
-            return
-        if frame.kind is Kind.REVOKED:
-            self._setup.on_revoked(self, unpack_numbers(frame.payload))
-        elif frame.kind is Kind.STACKS:
-            self._setup.on_stacks(self)
-        elif frame.kind is Kind.RETIRE:
-            self._setup.on_retire(self)
+        if frame.kind in _ANSWERS:
+            if not self._ignored:
+                self._on_answer(frame)
         elif frame.kind is Kind.HELLO and not self._said_hello:
             self._said_hello = True
             # A quick worker's hello can overtake the launcher's word of its birth.
@@ -411,6 +434,16 @@ class WorkerHandle:
                 self._setup.on_fault(self)
         else:
             raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
+
+    def _on_answer(self, frame: Frame) -> None:
+        if frame.kind is Kind.REVOKED:
+            self._setup.on_revoked(self, unpack_numbers(frame.payload))
+        elif frame.kind is Kind.STACKS:
+            self._setup.on_stacks(self)
+        elif frame.kind is Kind.RETIRE:
+            self._setup.on_retire(self)
+        else:
+            self._setup.on_pong(self)
 
     def _on_end(self, error: ProtocolError | None) -> None:
         # A frame that was cut short is no offence: that is how sudden deaths look.
@@ -436,16 +469,3 @@ def _pipe(theirs: contextlib.ExitStack) -> tuple[int, int]:
     ours, other = os.pipe()
     theirs.callback(os.close, other)
     return ours, other
-
-
-def _anonymous_file(size: int) -> int:
-    if not hasattr(os, "memfd_create"):
-        with tempfile.TemporaryFile() as file:
-            file.truncate(size)
-            return os.dup(file.fileno())
-    fd = os.memfd_create("asyncpool-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    # Else a job that finds the descriptor and truncates the page would have this
-    # process killed by SIGBUS when it looks there.
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    return fd

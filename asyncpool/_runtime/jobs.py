@@ -9,6 +9,7 @@ from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobOptions, Limit
 from asyncpool._core.parcels import Parcel
 from asyncpool._core.profiles import ALONE, Profile
+from asyncpool._runtime.progress import Progress, Pulse
 from asyncpool.events import Crash
 
 __all__ = ["Job", "JobState"]
@@ -47,8 +48,10 @@ class Job(asyncio.Future[R], Generic[R]):
     # object, reads and writes it at each step.
     __slots__ = (
         "_owner",
+        "ahead",
         "attempt",
         "began",
+        "context",
         "crashes",
         "exceeded",
         "function",
@@ -57,6 +60,7 @@ class Job(asyncio.Future[R], Generic[R]):
         "payload",
         "policy",
         "priority",
+        "pulse",
         "returns",
         "slot",
         "worker",
@@ -82,8 +86,11 @@ class Job(asyncio.Future[R], Generic[R]):
         self.began: float | None = None
         self.exceeded: Limit | None = None
         self.payload: bytes | Parcel = b""
+        self.context = options.limits.context
+        self.ahead = 0
         self.crashes: tuple[Crash, ...] = ()
         self.returns = 0
+        self.pulse: Pulse | None = None
         self._owner = owner
 
     @property
@@ -102,6 +109,25 @@ class Job(asyncio.Future[R], Generic[R]):
         if self.done():
             return "done"
         return "running" if self._owner.is_running(self) else "queued"
+
+    def progress(self) -> Progress:
+        """Return an async iterator over the details of the job's heartbeats.
+
+        It begins with the newest ones, if there are any, and ends when the job is done,
+        however that is; to learn how, await the job.  It has the beats of all attempts.
+        Who is slower than the job misses some, but never the last ones.  There may be
+        any number of such iterators.
+
+        Raises:
+            JobNotPicklableError: In the iteration, if details cannot be unpickled here.
+        """
+        return Progress(self, self.listen())
+
+    def listen(self) -> Pulse:
+        """Return what hears of its beats."""
+        if self.pulse is None:
+            self.pulse = Pulse(self)
+        return self.pulse
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Give the job up, and return whether there was still something to give up.

@@ -17,6 +17,7 @@ from asyncpool.errors import UnsupportedPlatformError
 __all__ = [
     "check_limits",
     "check_platform",
+    "is_stopped",
     "module_path",
     "oom_kills",
     "private_memory",
@@ -47,6 +48,13 @@ def module_path() -> tuple[str, ...]:
     """Return ``sys.path``, less what the import system would ignore."""
     entries: list[object] = [*sys.path]
     return tuple(entry for entry in entries if isinstance(entry, str))
+
+
+def is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped, by SIGSTOP or a debugger; only Linux says so."""
+    # Behind its name, which may contain anything.
+    _, _, rest = _read(Path(f"/proc/{pid}/stat")).rpartition(") ")
+    return rest[:1] in {"T", "t"}
 
 
 def usable_cpus() -> int:
@@ -136,6 +144,6 @@ def check_limits(limits: WorkerLimits) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")  # a name of a process may be anything
     except OSError:
         return ""

@@ -20,6 +20,7 @@ class Options(TypedDict, total=False):
     retry_on: Iterable[CrashKind | type[BaseException]]
     timeout: float | None
     queue_timeout: float | None
+    heartbeat_timeout: float | None
     deadline: float | None
     on_cancel: OnCancel
     cancel_grace: float

@@ -58,6 +58,8 @@ class Coroner:
             return "failed start"
         if slot.oversized:
             return "out of memory"
+        if slot.hung and handle.killed:
+            return "hung"
         if handle.status == -signal.SIGKILL and not handle.killed:
             before = self._oom_kills
             self.look()
@@ -80,10 +82,16 @@ class Coroner:
     ) -> Crash:
         """Return the report of a death."""
         status = handle.status
-        detail = handle.detail
+        detail, stack = handle.detail, ""
         if kind == "failed start" and handle.killed and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
         killed_by_us = handle.killed and detail != ""
+        if kind == "hung":
+            detail, stack, killed_by_us = (
+                handle.silence,
+                handle.page.read_stacks(),
+                False,
+            )
         return Crash(
             slot=handle.slot,
             generation=handle.generation,
@@ -95,6 +103,7 @@ class Coroner:
             job_id=job.id if job is not None else None,
             attempt=job.attempt if job is not None else 0,
             detail=f"killed since {detail}" if killed_by_us else detail,
+            stack=stack,
             stderr_tail=handle.stderr_tail,
             next_step=next_step,
         )
@@ -106,12 +115,12 @@ def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delive
     unsent = 1 if handle.loading else handle.unsent
     found: list[Delivery] = []
     for job in reversed(jobs):
-        if handle.begun(job.id, job.attempt):
+        if handle.page.begun(job.id, job.attempt):
             found.append("started")
         else:
             found.append("never sent" if unsent > 0 else "sent")
         if type(job.payload) is bytes:  # else there is none before it
-            unsent -= HEADER_SIZE + len(job.payload)
+            unsent -= job.ahead + HEADER_SIZE + len(job.payload)
     return found[::-1]
 
 

@@ -24,6 +24,10 @@ from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
+from asyncpool._runtime.health import Health
+from asyncpool._runtime.heartbeats import Heartbeats
+from asyncpool._runtime.journal import Journal, explicit_levels
+from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.postmortem import Coroner, crash_error, describe_next_step
 from asyncpool._runtime.rotation import Rotator
@@ -32,7 +36,7 @@ from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.template import LaunchError
 from asyncpool._runtime.threads import Threads
 from asyncpool._runtime.traffic import Traffic
-from asyncpool.errors import PoolClosedError
+from asyncpool.errors import PoolClosedError, ProtocolError
 
 __all__ = ["Supervisor"]
 
@@ -66,17 +70,26 @@ class Supervisor:
         )
         self._state = PoolState(loop=loop, config=config, core=self._core)
         self._threads = Threads(loop)
+        self._heartbeats = Heartbeats(self._state)
         self._segments = Segments(loop, config.max_shared_memory, self._threads)
         self.rotator = Rotator(self._state, self._perform, self._rearm)
+        self._last_words = LastWords(self._state, self._perform)
         self._traffic = Traffic(
-            self._state, self._perform, self._threads, self.rotator.crowded
+            self._state,
+            self._perform,
+            self._threads,
+            self._heartbeats,
+            self._last_words,
+            on_crowd=self.rotator.crowded,
         )
         self.hub = self._state.hub
         self.submit = self._traffic.submit
         self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
+        self._journal = Journal(loop)
+        levels, disabled = explicit_levels()
         self._setup = WorkerSetup(
             launcher=self._launcher,
-            config=config.worker.pack(),
+            config=config.worker._replace(levels=levels, disabled=disabled).pack(),
             buffer=memoryview(bytearray(READ_SIZE)),
             max_payload=config.worker.max_payload,
             output=config.output,
@@ -86,9 +99,17 @@ class Supervisor:
             on_revoked=self._traffic.on_revoked,
             on_stacks=self._on_stacks,
             on_retire=self.rotator.retire,
+            on_pong=self._on_pong,
+            on_heartbeat=self._heartbeats.rung,
+            on_last_beat=self._heartbeats.take,
             on_spawned=self._on_spawned,
             make_cargo=self._make_cargo,
+            journal=self._journal,
         )
+        self._health: Health | None = None
+        if config.health_timeout is not None:
+            timeout = config.health_timeout
+            self._health = Health(self._state, self._last_words, timeout)
         self._coroner = Coroner(config.start_timeout)
         self._reporter = Reporter(loop, config.name, config.on_crash)
         self._finished = asyncio.Event()
@@ -111,6 +132,7 @@ class Supervisor:
                 self._perform(self._core.start(self._loop.time()))
                 await self._finished.wait()
             await self._reporter.finish()
+            await self._journal.finish()
         except Exception as error:
             _LOGGER.exception("the supervisor of pool %s failed", self._config.name)
             reason = PoolClosedError(f"the supervisor failed: {error!r}")
@@ -119,6 +141,10 @@ class Supervisor:
                 self._timer.cancel()
             self._traffic.stop()
             self.rotator.stop()
+            if self._health is not None:
+                self._health.stop()
+            self._heartbeats.stop()
+            self._journal.close()
             self._core.closing, self._core.finished = Finish.NONE, True
             self._state.book.fail_all(reason)
             self._segments.close()
@@ -193,6 +219,11 @@ class Supervisor:
     def _on_fault(self, handle: WorkerHandle) -> None:
         self._perform(self._core.faulty(handle.slot, self._loop.time()))
 
+    def _on_pong(self, handle: WorkerHandle) -> None:
+        if self._health is None:
+            raise ProtocolError("it answered a ping, and nobody sends any")
+        self._health.answered(handle)
+
     @decision
     def _on_stacks(self, handle: WorkerHandle) -> None:
         self._perform(self._core.stacks_written(handle.slot, self._loop.time()))
@@ -200,6 +231,7 @@ class Supervisor:
     @decision
     def _on_ended(self, handle: WorkerHandle) -> None:
         """Bury a worker: the one place where its job and its slot hear of it."""
+        self._heartbeats.look(handle)
         slot, now = self._core.slots[handle.slot], self._loop.time()
         planned, kind = slot.planned, self._coroner.kind_of(handle, slot)
         losses = self._state.book.losses(handle, slot, kind)
@@ -211,11 +243,11 @@ class Supervisor:
             requeue=[loss.job.id for loss in losses if loss.again],
             roll=random.random(),  # noqa: S311 - jitter
         )
-        handle.release_page()
         step = describe_next_step(handle.slot, commands)
         crash = self._coroner.report(
             handle, kind=kind, job=begun, now=now, next_step=step
         )
+        handle.page.close()
         if planned:
             self.hub.publish(events.Exited(handle.slot, handle.generation, handle.pid))
         else:

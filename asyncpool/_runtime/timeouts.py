@@ -7,9 +7,11 @@ all jobs, hardly ever.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from asyncpool._core.deadlines import Deadlines
+from asyncpool._core.health import LATE
 
 __all__ = ["Timeouts"]
 
@@ -21,6 +23,10 @@ class Timeouts:
         loop: Whose clock counts.
         deadlines: The times.
         on_due: Called with each job whose time is over.
+
+    Attributes:
+        resumed_at: When this process was last found to go on after a while in which it, or
+            its loop, had been stopped; minus infinity if it never was.
     """
 
     def __init__(
@@ -29,6 +35,7 @@ class Timeouts:
         deadlines: Deadlines,
         on_due: Callable[[int, float], None],
     ) -> None:
+        self.resumed_at = -math.inf
         self._loop = loop
         self._deadlines = deadlines
         self._on_due = on_due
@@ -41,16 +48,18 @@ class Timeouts:
             self._deadlines.discard(job)
             return
         self._deadlines.set(job, until)
-        if self._timer is None or until < self._when:
-            self._set_timer(until)
+        self._ring_by(until)
 
     def stop(self) -> None:
         """Call back no more."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _set_timer(self, when: float) -> None:
+    def _ring_by(self, when: float) -> None:
+        """Have the timer set to then, or to what is before."""
         if self._timer is not None:
+            if self._when <= when:
+                return
             self._timer.cancel()
         self._when = when
         self._timer = self._loop.call_at(when, self._on_timer, when)
@@ -58,9 +67,11 @@ class Timeouts:
     def _on_timer(self, when: float) -> None:
         # A timer may fire a clock tick early, as the loop sees it.
         now = max(when, self._loop.time())
+        if now - when > LATE:
+            self.resumed_at = now
         self._timer = None
         for job in self._deadlines.pop(now):
             self._on_due(job, now)
         later = self._deadlines.next()
-        if later is not None and self._timer is None:
-            self._set_timer(later)
+        if later is not None:
+            self._ring_by(later)

@@ -22,12 +22,14 @@ from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
 from asyncpool._core.profiles import ALONE
 from asyncpool._runtime.book import load_outcome, overdue
 from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.heartbeats import Heartbeats
 from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.packing import Packer, Unpacker
-from asyncpool._runtime.postmortem import broken_error, deliveries, timeout_error
+from asyncpool._runtime.postmortem import broken_error, deliveries
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.threads import Threads
-from asyncpool._runtime.timeouts import Timeouts
+from asyncpool._runtime.times import Times
 from asyncpool.errors import (
     JobNotPicklableError,
     PoolBrokenError,
@@ -41,11 +43,6 @@ __all__ = ["Traffic"]
 # Seconds after which a job that others wait behind is long; twice that, at the most.
 _STALLED = 0.005
 
-# Seconds before its end at which a worker is made to say where it is, and then is looked
-# at.  Before that its own thread had its turn, which comes every 5 ms.
-_LAST_WORDS = 0.024
-_NEXT_LOOK = 0.001
-
 # Failing a job takes some microseconds, and a queue may have a million of them.
 _FAILED_A_TURN = 500
 
@@ -57,6 +54,8 @@ class Traffic:
         state: The pool.
         perform: What carries out the core's commands.
         threads: Where large objects are pickled.
+        heartbeats: What jobs say.
+        last_words: What workers say before they are killed.
         on_crowd: Called when a job waits and there may be more workers.
     """
 
@@ -65,10 +64,14 @@ class Traffic:
         state: PoolState,
         perform: Callable[[list[Command]], None],
         threads: Threads,
+        heartbeats: Heartbeats,
+        last_words: LastWords,
+        *,
         on_crowd: Callable[[], None],
     ) -> None:
         self._state = state
         self._perform = perform
+        self._propagation = state.config.propagation
         self._max_payload = state.config.worker.max_payload
         self._sizing = state.core.rotation.sizing
         self._on_crowd = on_crowd
@@ -80,7 +83,7 @@ class Traffic:
             on_refused=self._on_refused,
         )
         self._unpacker = Unpacker(threads, self._on_loaded)
-        self._timeouts = Timeouts(state.loop, state.book.deadlines, self._on_due)
+        self._times = Times(state, perform, heartbeats, last_words, self._take_out)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._saturated = False
 
@@ -107,6 +110,8 @@ class Traffic:
             known = self._functions.find(function)
             job: Job[Any] = Job(state.book.next_id(), known, options, self, state.loop)
             try:
+                if self._propagation is not None:
+                    job.context = self._propagation.add_to(job.context)
                 payload = job.payload = pack_job(
                     function, args, kwargs, number=known.number, limit=HEAVY
                 )
@@ -114,7 +119,7 @@ class Traffic:
                     raise self._too_large(payload)
             except StreamTooLongError:
                 state.book.enter(job)
-                if options.limits.timed and not self._wait(job):
+                if options.limits.timed and not self._times.wait(job):
                     return job
                 state.core.announce(job.id)
                 self._packer.add(job, (function, args, kwargs))
@@ -124,7 +129,7 @@ class Traffic:
                 state.book.refuse(job, error)
                 return job
             state.book.enter(job)
-            if options.limits.timed and not self._wait(job):
+            if options.limits.timed and not self._times.wait(job):
                 return job
             profile = known.profile if type(payload) is bytes else ALONE
             slot = state.core.submit(job.id, profile, options.priority)
@@ -162,10 +167,12 @@ class Traffic:
             if isinstance(payload, Parcel):
                 self._load(handle, job, payload)
             else:
-                handle.put_job(job.id, job.attempt, job.function, payload)
+                job.ahead = handle.put_job(
+                    job.id, job.attempt, job.function, payload, job.context
+                )
             count += 1
         if self._state.book.timed:
-            self._begin_head(slot)
+            self._times.begin_head(slot)
         if in_hand == count:
             handle.flush()  # it has nothing to do
         else:
@@ -186,8 +193,8 @@ class Traffic:
         """Send a job behind what its worker sees by now."""
         # The pool may have been closed meanwhile, and the caller told so.
         if self._state.core.head(handle.slot) == job.id:
-            handle.put_job(job.id, attempt, job.function, parcel.payload)
-            self._begin(job)
+            handle.put_job(job.id, attempt, job.function, parcel.payload, job.context)
+            self._times.begin(job)
         handle.flush()
 
     # Its way out.
@@ -213,6 +220,7 @@ class Traffic:
                 payload = frame.payload
                 if is_heavy(payload) and job.exceeded is None:
                     core.landing(job.id)
+                    self._times.end(job)
                     self._unpacker.add(job, frame)
                 else:
                     settled.append((job, frame))
@@ -220,7 +228,7 @@ class Traffic:
         now = self._state.loop.time()
         self._perform(core.refill(handle.slot, now))
         if book.timed:
-            self._begin_head(handle.slot)
+            self._times.begin_head(handle.slot)
         for job, frame in settled:
             loaded = (
                 load_outcome(frame) if job.exceeded is None else overdue(job, handle)
@@ -302,7 +310,7 @@ class Traffic:
                     job.id,
                     now,
                     index=slot,
-                    begun=state.handles[slot].begun(job.id, job.attempt),
+                    begun=state.handles[slot].page.begun(job.id, job.attempt),
                     press=job.limits.press,
                 )
             )
@@ -317,76 +325,6 @@ class Traffic:
             handle.accuse(str(error))
         else:
             self._perform(commands)
-
-    # Its time.
-
-    def _wait(self, job: Job[Any]) -> bool:
-        """Watch how long it waits, or end it since its time is over already."""
-        now = self._state.loop.time()
-        until = job.limits.queue_end(now)
-        if until is not None and until <= now:
-            job.exceeded = job.limits.exceeded(now, running=False)
-            self._state.book.fail(job, timeout_error(job))
-            return False
-        self._timeouts.watch(job.id, until)
-        return True
-
-    def _begin_head(self, slot: int) -> None:
-        """Watch how long what is first in a worker's hands is running."""
-        head = self._state.core.head(slot)
-        job = self._state.book.jobs.get(head) if head is not None else None
-        if job is not None and job.began is None and type(job.payload) is bytes:
-            self._begin(job)
-
-    def _begin(self, job: Job[Any]) -> None:
-        if job.limits.timed:
-            job.began = now = self._state.loop.time()
-            self._timeouts.watch(job.id, job.limits.run_end(now))
-
-    @decision
-    def _on_due(self, number: int, now: float) -> None:
-        """Make a job end, or not begin, whose time is over."""
-        state, job = self._state, self._state.book.jobs.get(number)
-        if job is None or job.done():
-            return  # it is on its way out already
-        slot, running = job.slot, job.began is not None
-        job.exceeded = job.limits.exceeded(now, running=running)
-        if not running or slot is None:
-            # Its outcome may be here, and take long to load.
-            state.book.fail(job, timeout_error(job))
-            self._take_out(job, slot)
-        elif state.core.head(slot) == number:
-            handle, press = state.handles[slot], job.limits.press
-            self._perform(state.core.expire(number, now, index=slot, press=press))
-            due = state.core.slots[slot].due
-            if due is not None:
-                when = due - min(_LAST_WORDS, 0.8 * (due - now))
-                state.loop.call_at(when, self._insist_on_stacks, handle, number)
-
-    def _insist_on_stacks(self, handle: WorkerHandle, job: int) -> None:
-        """Find out where a worker is that lets none of its threads tell.
-
-        Its threads do not run then, so that their stacks can be read in a signal handler:
-        while they run, that may crash it.
-        """
-        if self._is_first(handle, job) and not handle.stacks_size:
-            handle.demand_stacks()
-            self._look_for_stacks(handle, job, 0)
-
-    @decision
-    def _look_for_stacks(self, handle: WorkerHandle, job: int, seen: int) -> None:
-        """Have a worker killed that has written all that it is going to write."""
-        if not self._is_first(handle, job):
-            return
-        size, loop = handle.stacks_size, self._state.loop
-        if size == seen > 0:
-            self._perform(self._state.core.stacks_written(handle.slot, loop.time()))
-        else:
-            loop.call_later(_NEXT_LOOK, self._look_for_stacks, handle, job, size)
-
-    def _is_first(self, handle: WorkerHandle, job: int) -> bool:
-        state, slot = self._state, handle.slot
-        return state.handles[slot] is handle and state.core.head(slot) == job
 
     def _look_later(self) -> None:
         self._stall_timer = self._state.loop.call_later(_STALLED, self._look_for_stalls)
@@ -433,6 +371,6 @@ class Traffic:
 
     def stop(self) -> None:
         """Look for nothing any more."""
-        self._timeouts.stop()
+        self._times.stop()
         if self._stall_timer is not None:
             self._stall_timer.cancel()

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections import deque
 from types import TracebackType
 
 from asyncpool._core.frames import Frame, Kind, header
@@ -58,7 +59,8 @@ class Control:
         self._interrupts = interrupts
         self._turns = turns
         self._segments = segments
-        self._lock = _thread.allocate_lock()
+        self._lock = _thread.RLock()
+        self._records: deque[bytes] = deque()
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
 
@@ -84,10 +86,40 @@ class Control:
         """Send a frame; if the pool is gone, the watching thread acts on that."""
         with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(header(kind, len(payload)) + payload)
+        if self._records:  # of a finalizer that ran meanwhile
+            self._send_records()
+
+    def ring(self) -> None:
+        """Have the pool look at the page, unless it has a lot to read anyway."""
+        if self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
+            return  # in the middle of a frame
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.send(header(Kind.HEARTBEAT, 0), socket.MSG_DONTWAIT)
+        if self._records:  # of a finalizer that ran meanwhile
+            self._send_records()
+
+    def report(self, payload: bytes) -> None:
+        """Send a record; what is called in the middle of a frame is sent behind that.
+
+        That is a signal handler that logs, or a finalizer.  The handler may also raise
+        here, as that of a job which is interrupted does: a record is too small to be
+        sent in part (see ``MAX_ENTRY``), so that one is lost at worst.
+        """
+        self._records.append(header(Kind.RECORD, len(payload)) + payload)
+        self._send_records()
 
     def close(self) -> None:
         """Let go of the descriptor, in a process that is not the worker."""
         self._socket.close()
+        # Another thread may have held it at the fork.
+        self._lock = _thread.RLock()
+
+    def _send_records(self) -> None:
+        # Looked at once more when the lock is free: who came late has left his there.
+        while self._records and not self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
+            with self._lock, contextlib.suppress(OSError, IndexError):
+                while True:
+                    self._socket.sendall(self._records.popleft())
 
     def _watch(self) -> None:
         try:
@@ -115,6 +147,8 @@ class Control:
         elif frame.kind is Kind.INTERRUPT:
             for place in unpack_numbers(frame.payload):
                 self._interrupts.ask(place)
+        elif frame.kind is Kind.PING:
+            self.send(Kind.PONG)
         elif frame.kind is Kind.STACKS:
             self._interrupts.write_stacks()
             self.send(Kind.STACKS)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pickle
 from contextvars import copy_context
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 
+from asyncpool._core.context import PLAIN
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.functions import Memory
 from asyncpool._core.outcome import load_job, pack_value
 from asyncpool._core.parcels import Bundle, Parcel
 from asyncpool._core.raised import pack_error
-from asyncpool._worker.context import running
+from asyncpool._worker.context import running, set_variables
 from asyncpool._worker.interrupts import Interrupts
 from asyncpool.errors import JobNotPicklableError
 
@@ -30,6 +31,9 @@ class Executor:
         max_payload: The most bytes that an outcome may have.
         complete: Adds to a payload what has come beside its job.
         interrupts: Which may end a job.
+
+    Attributes:
+        context: The context of the jobs to come.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Executor:
         self._complete = complete
         self._interrupts = interrupts
         self._functions = Memory()
+        self.context = PLAIN
 
     def learn(self, frame: Frame) -> None:
         """Remember the function in *frame*; it is looked up when it is called."""
@@ -73,8 +78,14 @@ class Executor:
 
     def _run(self, frame: Frame, place: int) -> bytes | Parcel:
         # A function of its own, so that arguments and result are gone when it returns.
-        running.set((frame.job, frame.attempt))
-        self._interrupts.begin(place)
+        context = self.context
+        if context is PLAIN:
+            running.set((frame.job, frame.attempt, context, 0.0))
+            self._interrupts.begin(place)
+        else:
+            running.set((frame.job, frame.attempt, context, monotonic()))
+            self._interrupts.begin(place)
+            set_variables(context.variables)
         known = self._recall(frame.tag) if frame.tag else None
         function, args, kwargs = load_job(self._complete(frame.payload), known)
         result = pack_value(function(*args, **kwargs))

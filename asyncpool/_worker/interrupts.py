@@ -55,6 +55,15 @@ class Interrupts:
         self.running = place
         self._raise_if_wanted()
 
+    def check(self) -> None:
+        """Do what :meth:`ask` has not managed to, since its signal was blocked, say.
+
+        Raises:
+            JobCancelled: If the calling thread runs a job that is to end.
+        """
+        if self._wanted is not None and get_ident() == self._main:
+            self._raise_if_wanted()
+
     def ask(self, place: int) -> None:
         """Have that job end, if it has not ended yet; called by another thread."""
         self._wanted = place

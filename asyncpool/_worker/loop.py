@@ -8,22 +8,26 @@ import mmap
 import os
 import pickle
 import socket
-import struct
 import sys
 import traceback
 from functools import partial
 
+from asyncpool._core.context import MAX_CONTEXT, Context
 from asyncpool._core.frames import Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
+from asyncpool._core.page import BEGUN, STACKS_START
+from asyncpool._worker.beats import Beats, install
 from asyncpool._worker.bounds import apply_bounds
 from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.control import Control
 from asyncpool._worker.execute import Executor
 from asyncpool._worker.interrupts import Interrupts
+from asyncpool._worker.journal import Journal
 from asyncpool._worker.kernel import adopt_orphans
 from asyncpool._worker.receiving import decoder, receive
 from asyncpool._worker.retiring import on_retire
 from asyncpool._worker.segments import Segments
+from asyncpool._worker.state import open_state
 from asyncpool._worker.turns import Turns
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -33,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["work"]
 
 _JOB = Kind.JOB
-_BEGUN = struct.Struct("=QQ")
 
 # Up to here one system call and a copy are cheaper than two system calls.
 _SMALL = 65_536
@@ -45,21 +48,34 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     Args:
         job_fd: The job channel.
         control_fd: The control channel.
-        page_fd: The page on which the worker notes which job it has begun, and room for
-            stacks behind it.  It is shared memory: a note costs no system call, and
-            outlives its writer.
+        page_fd: The page on which the worker notes which job it has begun, the beats of
+            its jobs, and its stacks.  It is shared memory: a note costs no system call,
+            and outlives its writer.
     """
+    open_state()
     jobs = socket.socket(fileno=job_fd)
     turns, segments = Turns(), Segments()
-    interrupts = Interrupts(page_fd, mmap.PAGESIZE)
+    interrupts = Interrupts(page_fd, STACKS_START)
     control = Control(socket.socket(fileno=control_fd), turns, segments, interrupts)
-    page = mmap.mmap(page_fd, mmap.PAGESIZE)
+    page = mmap.mmap(page_fd, STACKS_START)
+    beats = Beats(page, interrupts, control.ring)
+    install(beats)
+
+    def running_job() -> tuple[int, int] | None:
+        if interrupts.running is None:
+            return None
+        job, attempt = BEGUN.unpack_from(page)
+        return job, attempt
+
+    journal = Journal(control.report, running_job)
 
     def become_nobody() -> None:
         # A job forked.  The copy must not answer in the worker's place, and must
         # not keep the channels open after the worker's death.
+        beats.mute = True
         jobs.close()
         control.close()
+        journal.leave()
 
     # What a job's programs leave behind stays with this worker while it lives, and
     # goes to the launcher when it ends, which then knows whose it was.
@@ -69,12 +85,13 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     )
     try:
         config = WorkerConfig.unpack(control.receive_config().payload)
+        journal.open(config.levels, config.disabled)
         _initialize(config, control)
         control.send(Kind.HELLO)
         on_retire(partial(_retire, turns, control))
         cargo = Cargo(jobs, segments)
         executor = Executor(config.max_payload, cargo.complete, interrupts)
-        _serve(jobs, turns, page, cargo, executor)
+        _serve(jobs, turns, beats, cargo, executor)
     except BaseException:
         traceback.print_exc()
         _leave(1)
@@ -107,20 +124,22 @@ def _initialize(config: WorkerConfig, control: Control) -> None:
 def _serve(
     jobs: socket.socket,
     turns: Turns,
-    page: mmap.mmap,
+    beats: Beats,
     cargo: Cargo,
     executor: Executor,
 ) -> None:
-    worker = os.getpid()
-    incoming = decoder(executor.max_payload)
-    while frames := receive(jobs, incoming):
+    worker, page = os.getpid(), beats.page
+    incoming = decoder(max(executor.max_payload, MAX_CONTEXT))
+    while not turns.closed and (frames := receive(jobs, incoming)):
         frames.reverse()
-        while frames:
+        while frames and not turns.closed:
             # Popped, so that nothing of a job is kept when it is done.
             frame = frames.pop()
             if frame.kind is not _JOB:
                 if frame.kind is Kind.FUNCTION:
                     executor.learn(frame)
+                elif frame.kind is Kind.CONTEXT:
+                    executor.context = Context.unpack(frame.payload)
                 else:
                     cargo.take(frame)
                 continue
@@ -128,22 +147,21 @@ def _serve(
                 cargo.discard()
                 continue
             # Noted before anything of the job's own can run, its arguments included.
-            _BEGUN.pack_into(page, 0, frame.job, frame.attempt)
+            BEGUN.pack_into(page, 0, frame.job, frame.attempt)
             kind, payload, duration = executor.run(frame, turns.taken)
             if os.getpid() != worker:
                 os._exit(0)  # a copy that the job made, back from the job's call
-            ahead = b""
+            ahead = b"" if beats.latest is None else beats.last_words(frame)
             if cargo.in_use or type(payload) is not bytes:
-                ahead, payload = cargo.stow(payload)
+                news, payload = cargo.stow(payload)
+                ahead += news
             # Before the next job begins: a crash there must not cost this outcome.
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
             _send(jobs, ahead + head, payload)
             del frame, payload
-            if turns.closed:
-                # Whatever else has come goes back to the pool, which ends the channel.
-                while jobs.recv(_SMALL):
-                    pass
-                return
+    # After the last job that it is to run: whatever else comes goes back to the pool.
+    while turns.closed and jobs.recv(_SMALL):
+        pass
 
 
 def _send(jobs: socket.socket, head: bytes, payload: bytes) -> None:

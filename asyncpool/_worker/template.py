@@ -178,6 +178,8 @@ class Template:
             )
             self._send(Kind.FAILED, Failure("preload", summary).pack())
             return
+        if "logging" in sys.modules:  # workers will need it, and can share it
+            importlib.import_module("asyncpool._worker.handler")
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
         self._send(Kind.HELLO)

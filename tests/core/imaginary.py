@@ -26,7 +26,7 @@ from tests.core.list_queue import ListQueue
 __all__ = ["COSTS", "IDLE_TIMEOUT", "START_TIMEOUT", "ImaginaryShell", "Process"]
 
 START_TIMEOUT = 20.0
-IDLE_TIMEOUT = 40.0
+IDLE_TIMEOUT = 2.0
 
 # What jobs cost in these stories: those in the middle may share a worker.  Of one that
 # has large arguments this is infinite.

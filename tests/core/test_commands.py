@@ -10,6 +10,7 @@ import pytest
 from asyncpool._core import commands
 from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.commands import Command
+from asyncpool._core.context import Context
 from asyncpool._core.frames import Frame
 from asyncpool._core.messages import Failure, LauncherConfig, WorkerConfig
 from asyncpool._core.restart import Break, Park, Restart, RestartPolicy
@@ -22,7 +23,7 @@ DATA = [
     *POLICIES,
     *(Break, Park, Restart),
 ]
-RECORDS = [CurrentJob, Failure, Frame, LauncherConfig, WorkerConfig]
+RECORDS = [Context, CurrentJob, Failure, Frame, LauncherConfig, WorkerConfig]
 
 
 @pytest.mark.parametrize("cls", DATA)

@@ -235,6 +235,12 @@ def test_the_bytes_on_the_wire() -> None:
         "INTERRUPT": 23,
         "STACKS": 24,
         "RETIRE": 27,
+        "CONTEXT": 25,
+        "RECORD": 26,
+        "HEARTBEAT": 30,
+        "PING": 31,
+        "PONG": 32,
+        "BEAT": 33,
     }
     assert Frame._fields == ("kind", "job", "attempt", "tag", "payload")
     assert (VERSION, HEADER_SIZE) == (2, 24)

@@ -16,6 +16,7 @@ from asyncpool._core.limits import KILL, JobLimits, JobOptions, Press
         ({"timeout": 0}, "timeout must be > 0 seconds, not 0"),
         ({"timeout": -1.5}, "timeout must be > 0 seconds, not -1.5"),
         ({"timeout": math.nan}, "timeout must be > 0 seconds, not nan"),
+        ({"heartbeat_timeout": 0}, "heartbeat_timeout must be > 0 seconds, not 0"),
         ({"queue_timeout": 0.0}, "queue_timeout must be > 0 seconds, not 0.0"),
         (
             {"deadline": math.nan},
@@ -58,6 +59,25 @@ def test_each_stage_has_its_end(
     assert limits.timed
     assert limits.queue_end(10.0) == queue_end
     assert limits.run_end(10.0) == run_end
+    assert limits.next_look(10.0, 90.0) == run_end
+
+
+@pytest.mark.parametrize(
+    ("limits", "looks"),
+    [
+        (JobLimits(), (None, None)),
+        (JobLimits(heartbeat_timeout=3.0), (13.0, 17.0)),
+        (JobLimits(heartbeat_timeout=3.0, timeout=5.0), (13.0, 15.0)),
+        (JobLimits(heartbeat_timeout=3.0, timeout=2.0), (12.0, 12.0)),
+        (JobLimits(heartbeat_timeout=3.0, deadline=16.0), (13.0, 16.0)),
+    ],
+)
+def test_who_was_heard_of_late_is_looked_at_later(
+    limits: JobLimits, looks: tuple[float | None, float | None]
+) -> None:
+    assert limits.timed is (limits != JobLimits())
+    assert (limits.next_look(10.0, 10.0), limits.next_look(10.0, 14.0)) == looks
+    assert limits.queue_end(10.0) == limits.deadline
 
 
 def test_which_limit_it_was() -> None:

@@ -13,6 +13,7 @@ import pytest
 from asyncpool._core.stacks import tidy
 
 OURS = '  File "/somewhere/asyncpool/_worker/loop.py", line 20 in _serve'
+BEATS = '  File "/somewhere/asyncpool/_worker/beats.py", line 9 in heartbeat'
 MAIN = "Thread 0x00007f (most recent call first):"
 NOW = "Current thread 0x00007f (most recent call first):"
 OTHER = "Thread 0x00007e (most recent call first):"
@@ -28,6 +29,7 @@ LIBRARY = '  File "/usr/lib/python3.11/socket.py", line 1 in recv'
         ([MAIN, LIBRARY, USER, OURS, LIBRARY], [MAIN, LIBRARY, USER]),
         # The worker's own function that the job has called.
         ([MAIN, OURS, USER, OURS], [MAIN, USER]),
+        ([MAIN, LIBRARY, BEATS, USER, OURS, LIBRARY], [MAIN, LIBRARY, USER]),
         ([OTHER, LIBRARY, OURS, "", MAIN, USER, OURS], [MAIN, USER]),
         (
             [OTHER, USER, LIBRARY, "", MAIN, USER, OURS],

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import operator
+import os
 import random
+import select
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
+from asyncpool._core.attempts import MAX_FREE_RETURNS
 from asyncpool._runtime import traffic
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
@@ -321,3 +326,38 @@ async def test_nothing_is_sent_twice_to_a_worker_that_knows_it() -> None:
         assert await pool.submit(jobs.square, 3) == 9
         assert not any(b"square" in part for part in sent)
         assert list(handle._memory) == [number]
+
+
+def stop(pid: int) -> None:
+    """Return when that process has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        pass
+
+
+@pytest.mark.parametrize("new", ["context", "function"])
+async def test_what_was_sent_counts_as_sent_whatever_was_to_follow(new: str) -> None:
+    async with patience(), Pool(1) as pool:
+        await learn(pool, jobs.square, 2)
+        await learn(pool, operator.neg, 2)
+        view = pool.options(timeout=1000) if new == "context" else pool
+        if new == "function":
+            # The pool knows how long it takes, and its next worker does not know it.
+            with pytest.raises(WorkerCrashedError):
+                await pool.submit(jobs.perhaps_die, 1, how="kill")
+            await idle(pool)
+        pid = await pool.submit(jobs.pid)
+        dead = os.pidfd_open(pid)
+        stop(pid)
+        sent = pool.submit(jobs.square, 3)
+        sent.returns = MAX_FREE_RETURNS  # or else it would be sent again
+        os.kill(pid, signal.SIGKILL)
+        # Nothing here hears of its death before the next one is put behind that.
+        select.select([dead], [], [])
+        os.close(dead)
+        behind = view.submit(operator.neg, 3)
+        assert in_hand(pool) == 2
+        with pytest.raises(WorkerCrashedError) as caught:
+            await sent
+        assert caught.value.delivery == "sent"
+        assert await behind == -3

@@ -14,6 +14,7 @@ from asyncpool import Crash, Job, JobTimeoutError, Pool
 from asyncpool.events import Crashed, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
+from tests.helpers.large import Stop, crowd, supervisor_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, idle
@@ -108,9 +109,7 @@ async def test_what_was_in_time_is_not_touched() -> None:
             *(view.submit(jobs.square, n) for n in range(100)),
         )
         assert results == [n * n for n in range(100)] * 2
-        supervisor = pool._supervisor
-        assert supervisor is not None
-        book = supervisor._state.book
+        book = supervisor_of(pool)._state.book
         assert (len(book.deadlines), book.timed) == (0, 0)
 
 
@@ -139,6 +138,22 @@ async def test_who_waited_in_time_may_run_as_long_as_it_likes() -> None:
         await timeout_of(other)  # so much time has passed
         visitor.release()
         assert await job == "go"
+
+
+@pytest.mark.parametrize("deadline", [None, LONG])
+async def test_a_result_that_takes_long_to_load_has_all_the_time_but_for_a_deadline(
+    deadline: float | None,
+) -> None:
+    async with patience(), Pool(1) as pool:
+        if deadline is not None:
+            deadline += asyncio.get_running_loop().time()
+        view = pool.options(timeout=60.0, queue_timeout=60.0, deadline=deadline)
+        with Stop("unpickled") as stop:
+            job = view.submit(crowd, 1_000_000)
+            await stop.reached()
+            assert supervisor_of(pool)._state.book.deadlines.next() == deadline
+            stop.release()
+            assert await job == crowd(1_000_000)
 
 
 async def test_a_job_behind_another_one_in_a_worker_is_still_waiting() -> None:

@@ -42,6 +42,37 @@ def attempt() -> tuple[int, int]:
     return job.id, job.attempt
 
 
+def limits() -> tuple[float | None, float | None]:
+    """Return until when this attempt may run, and how many seconds that are."""
+    deadline = asyncpool.current_job().deadline
+    return deadline, None if deadline is None else deadline - time.monotonic()
+
+
+def last_details() -> Any:
+    return asyncpool.current_job().last_details
+
+
+def size_of_details() -> int:
+    return len(last_details())
+
+
+# What a worker keeps.
+
+
+def fill_state() -> None:
+    asyncpool.worker_state().count = 0
+
+
+def count_state() -> int:
+    state = asyncpool.worker_state()
+    state.count += 1
+    return int(state.count)
+
+
+def state() -> dict[str, Any]:
+    return vars(asyncpool.worker_state())
+
+
 # At the gate.
 
 

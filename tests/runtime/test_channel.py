@@ -149,3 +149,33 @@ async def test_draining_reads_what_the_dead_have_written() -> None:
         line.channel.drain()
         assert len(line.frames) == 50
         assert line.ends == [None]
+
+
+async def test_what_is_paused_is_read_when_it_goes_on() -> None:
+    with Line() as line:
+        async with patience():
+            await line.write(encode(1, b"one"))
+            await line.heard(1)
+            line.channel.pause()
+            await line.write(encode(2, b"two"))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert [frame.job for frame in line.frames] == [1]
+            line.channel.resume()
+            await line.heard(2)
+            line.channel.pause()
+            await line.write(encode(3, b"three"))
+            line.channel.drain()  # of a peer that is gone, all is read even so
+        assert [frame.job for frame in line.frames] == [1, 2, 3]
+
+
+async def test_a_channel_that_has_ended_is_not_resumed() -> None:
+    with Line() as line:
+        line.peer.close()
+        async with patience():
+            await line.heard(0, ends=1)
+        line.channel.pause()
+        line.channel.resume()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert line.ends == [None]

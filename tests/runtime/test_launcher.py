@@ -16,6 +16,7 @@ import pytest
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.outcome import load_value, pack_job
+from asyncpool._core.page import PAGE_SIZE
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.process import Process
 from asyncpool._runtime.template import LaunchError
@@ -37,7 +38,7 @@ class Ends:
         self.jobs, self._jobs = socket.socketpair()
         self.control, self._control = socket.socketpair()
         self.page = os.memfd_create("page")
-        os.ftruncate(self.page, 4096)
+        os.ftruncate(self.page, PAGE_SIZE)
         self.out, self._out = os.pipe()
         for sock in (self.jobs, self.control):
             sock.setblocking(False)

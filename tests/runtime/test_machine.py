@@ -110,3 +110,22 @@ def test_the_kernels_count_of_kills_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.oom_kills() == 17
     monkeypatch.setattr(machine, "_read", lambda _: "")
     assert machine.oom_kills() == 0
+
+
+@pytest.mark.parametrize(
+    ("stat", "stopped"),
+    [
+        ("17 (python) T 1 17", True),
+        ("17 (a (T) b) t 1 17", True),
+        ("17 (a) T (b) S 1 17", False),
+        ("17 (python) R 1 17", False),
+        ("", False),
+    ],
+)
+def test_a_stopped_process_is_told_by_its_state(
+    stat: str,
+    stopped: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "_read", lambda _: stat)
+    assert machine.is_stopped(17) is stopped

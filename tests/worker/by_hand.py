@@ -11,15 +11,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from asyncpool._core.context import Context
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import WorkerConfig, pack_numbers, unpack_numbers
 from asyncpool._core.outcome import dumps, load_value, pack_job
+from asyncpool._core.page import PAGE_SIZE
 from asyncpool._core.raised import load_error
 from asyncpool._runtime.template import _BOOTSTRAP, _ROOT
 from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE
 
-__all__ = ["Door", "Worker", "encode", "function_frame", "job_frame", "revoke_frame"]
+__all__ = [
+    "Door",
+    "Worker",
+    "context_frame",
+    "encode",
+    "function_frame",
+    "job_frame",
+    "revoke_frame",
+]
 
 
 def encode(
@@ -40,6 +50,10 @@ def function_frame(number: int, function: object) -> bytes:
     return encode(Kind.FUNCTION, dumps(function), tag=number)
 
 
+def context_frame(**parts: Any) -> bytes:
+    return encode(Kind.CONTEXT, Context(**parts).pack())
+
+
 def revoke_frame(*places: int) -> bytes:
     return encode(Kind.REVOKE, pack_numbers(places))
 
@@ -47,11 +61,16 @@ def revoke_frame(*places: int) -> bytes:
 class Worker:
     """A worker, and the other ends of what it holds."""
 
-    def __init__(self, initializer: Callable[..., object] | None = None) -> None:
+    def __init__(
+        self,
+        initializer: Callable[..., object] | None = None,
+        *,
+        max_payload: int = 1 << 20,
+    ) -> None:
         self.jobs, jobs_end = socket.socketpair()
         self.control, control_end = socket.socketpair()
         self.page = os.memfd_create("page")
-        os.ftruncate(self.page, 4096)
+        os.ftruncate(self.page, PAGE_SIZE)
         self._frames: dict[socket.socket, Iterator[Frame]] = {}
         with jobs_end, control_end:
             fds = [jobs_end.fileno(), control_end.fileno(), self.page]
@@ -68,7 +87,7 @@ class Worker:
             sock.settimeout(PATIENCE)
         packed = None if initializer is None else dumps((initializer, ()))
         config = WorkerConfig(
-            sys_path=tuple(sys.path), initializer=packed, max_payload=1 << 20
+            sys_path=tuple(sys.path), initializer=packed, max_payload=max_payload
         ).pack()
         self.control.sendall(encode(Kind.CONFIG, config))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,10 @@ def hire() -> Iterator[Callable[..., Worker]]:
     """Start workers."""
     workers: list[Worker] = []
 
-    def hire(initializer: Callable[..., object] | None = None) -> Worker:
-        workers.append(Worker(initializer))
+    def hire(
+        initializer: Callable[..., object] | None = None, **options: Any
+    ) -> Worker:
+        workers.append(Worker(initializer, **options))
         return workers[-1]
 
     yield hire

@@ -1,0 +1,164 @@
+"""What a logger in a worker has recorded, as bytes.
+
+An entry is JSON, of bounded size, and what is too long is cut: a worker may log whatever
+it likes, and what it sends is not trusted.
+"""
+
+from __future__ import annotations
+
+import json
+
+from asyncpool._core.records import Record
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+__all__ = ["MAX_ENTRY", "MAX_LEVEL", "LogEntry", "plain_fields"]
+
+# So small that a socket of Linux's takes it as a whole or not at all: nothing that
+# interrupts a worker while it sends one can leave half of it behind.
+MAX_ENTRY = 32_768
+
+MAX_LEVEL = 1000
+
+_MAX_MESSAGE = 8192
+_MAX_TRACE = 12_288
+_MAX_STACK = 4096
+_MAX_NAME = 200
+_MAX_PATH = 500
+
+_MAX_FIELDS = 32
+_MAX_TEXT = 1000
+_MAX_NUMBER = 1e18
+
+# What is left of one that is too large even so, with six bytes for each character.
+_SHORT = 1000
+
+# The end of time, for those who make dates of it.
+_NEVER = 1e11
+
+
+class LogEntry(Record):
+    """One record of a logger.
+
+    Attributes:
+        job: The job that it comes from; ``None`` if from none.
+        attempt: The attempt; 0 if from no job.
+        fields: What was given as *extra*.
+    """
+
+    name: str
+    level: int
+    level_name: str
+    message: str
+    path: str
+    line: int
+    function: str
+    created: float
+    process: int
+    process_name: str
+    thread: int
+    thread_name: str
+    task_name: str
+    trace: str
+    stack: str
+    job: int | None
+    attempt: int
+    fields: dict[str, Any]
+
+    def pack(self) -> bytes:
+        """Return the payload of a ``RECORD`` frame."""
+        entry = self._replace(
+            name=self.name[:_MAX_NAME],
+            level=max(0, min(self.level, MAX_LEVEL)),
+            level_name=self.level_name[:_MAX_NAME],
+            message=_cut(self.message, _MAX_MESSAGE),
+            path=self.path[-_MAX_PATH:],
+            function=self.function[:_MAX_NAME],
+            process_name=self.process_name[:_MAX_NAME],
+            thread_name=self.thread_name[:_MAX_NAME],
+            task_name=self.task_name[:_MAX_NAME],
+            trace=self.trace[-_MAX_TRACE:],
+            stack=self.stack[-_MAX_STACK:],
+        )
+        data = _dump(entry)
+        if len(data) <= MAX_ENTRY:
+            return data
+        return _dump(
+            entry._replace(
+                message=_cut(self.message, _SHORT),
+                trace=entry.trace[-_SHORT:],
+                stack=entry.stack[-_SHORT:],
+                fields={},
+            )
+        )
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> LogEntry:
+        """Read the payload of a ``RECORD`` frame.
+
+        Raises:
+            ProtocolError: If it is none.
+        """
+        try:
+            entry = cls(*json.loads(payload))
+            _check(entry, len(payload))
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ProtocolError("a record of a logger cannot be read") from error
+        return entry
+
+
+def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
+    """Return those of *fields* that are plain and small."""
+    found: dict[str, Any] = {}
+    for name, value in fields:
+        if len(found) == _MAX_FIELDS:
+            break
+        if len(name) <= _MAX_NAME and _is_plain(value):
+            found[name] = value
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    kind = type(value)
+    if value is None or kind is bool:
+        return True
+    if kind is str:
+        return len(value) <= _MAX_TEXT  # type: ignore[arg-type]
+    if kind is int or kind is float:
+        # False for what is not finite, too.
+        return abs(value) < _MAX_NUMBER  # type: ignore[arg-type]
+    return False
+
+
+def _cut(text: str, size: int) -> str:
+    if len(text) <= size:
+        return text
+    return f"{text[:size]}... ({len(text) - size} characters are left out here)"
+
+
+def _dump(entry: LogEntry) -> bytes:
+    # What UTF-8 has no bytes for becomes an escape that JSON knows as well.
+    return json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def _check(entry: LogEntry, size: int) -> None:
+    kinds = (
+        (str, entry.name, entry.level_name, entry.message, entry.path, entry.function),
+        (str, entry.process_name, entry.thread_name, entry.task_name),
+        (str, entry.trace, entry.stack),
+        (int, entry.level, entry.line, entry.process, entry.thread, entry.attempt),
+        (int, 0 if entry.job is None else entry.job),
+        (float, float(entry.created)),
+        (dict, entry.fields),
+    )
+    for kind, *values in kinds:
+        if not all(isinstance(value, kind) for value in values):
+            raise TypeError("a field is of the wrong kind")
+    if not 0 <= entry.level <= MAX_LEVEL or not 0 <= entry.created < _NEVER:
+        raise ValueError("a field is out of range")
+    if size > MAX_ENTRY or plain_fields(entry.fields.items()) != entry.fields:
+        raise ValueError("there is more than there may be")

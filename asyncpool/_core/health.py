@@ -1,0 +1,88 @@
+"""Decide which workers are silent: who has not answered a ping for too long.
+
+There is one tick for all workers, four in each timeout.  At each of them, whoever has no
+ping to answer gets one; who has not answered one that is older than the timeout is silent.
+So that takes one timeout to find out, and half of one more at the most.
+
+A tick that is late says that this process did not run, or did not listen, for a while: it
+was stopped, or the machine suspended, or its loop was blocked.  The workers may have been
+stopped with it, and what they have said may be unread.  So such a gap counts for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from typing import Generic, TypeVar
+
+from asyncpool.errors import ProtocolError
+
+__all__ = ["LATE", "HealthLedger"]
+
+W = TypeVar("W", bound=Hashable)
+
+# Seconds by which a timer of a healthy loop is not late.
+LATE = 0.5
+
+_TICKS = 4
+
+
+class HealthLedger(Generic[W]):
+    """The pings that are not answered yet.
+
+    Args:
+        timeout: How many seconds a worker may be silent.
+        now: The time.
+
+    Attributes:
+        due: When the next tick is.
+    """
+
+    def __init__(self, timeout: float, now: float) -> None:
+        self._timeout = timeout
+        self._asked: dict[W, float] = {}
+        self.due = now + timeout / _TICKS
+
+    def answered(self, worker: W) -> None:
+        """Take note of an answer.
+
+        Raises:
+            ProtocolError: If nobody has asked.
+        """
+        if self._asked.pop(worker, None) is None:
+            raise ProtocolError("it answered a ping that nobody has sent")
+
+    def heard(self, worker: W, at: float) -> None:
+        """Take note that it said something else, behind which the answer may be."""
+        asked = self._asked.get(worker)
+        if asked is not None:
+            self._asked[worker] = max(asked, at)
+
+    def suspects(self, now: float) -> list[W]:
+        """Return those who are silent by *now*, unless what they have said is unread."""
+        asked_by = now - self._gap(now) - self._timeout
+        return [worker for worker, asked in self._asked.items() if asked <= asked_by]
+
+    def tick(self, up: Collection[W], now: float) -> tuple[list[W], list[W]]:
+        """Go on to the next tick.
+
+        Args:
+            up: The workers that take part; all others are forgotten.
+            now: The time.
+
+        Returns:
+            Those that are silent, which are forgotten too, and those that get a ping.
+        """
+        silent, gap = self.suspects(now), self._gap(now)
+        self._asked = {
+            worker: asked + gap
+            for worker, asked in self._asked.items()
+            if worker in up and worker not in silent
+        }
+        asked = [w for w in up if w not in self._asked and w not in silent]
+        self._asked.update(dict.fromkeys(asked, now))
+        self.due = now + self._timeout / _TICKS
+        return [worker for worker in silent if worker in up], asked
+
+    def _gap(self, now: float) -> float:
+        late = now - self.due
+        return late if late > LATE else 0.0

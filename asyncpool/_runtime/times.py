@@ -1,0 +1,130 @@
+"""The times of jobs: how long each may wait, run and be silent, and what comes of it then.
+
+Heartbeats do not move a job's next deadline.  When that has come, its worker's page tells
+whether there was one meanwhile, and if so, the deadline is set again.
+
+Whether a job's time is over is a matter of its limits (``_core/limits.py``); how it is
+then made to end is the core's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asyncpool._core.commands import Command
+from asyncpool._runtime.heartbeats import Heartbeats
+from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.last_words import LastWords
+from asyncpool._runtime.postmortem import timeout_error
+from asyncpool._runtime.state import PoolState, decision
+from asyncpool._runtime.timeouts import Timeouts
+
+__all__ = ["Times"]
+
+
+class Times:
+    """The times of a pool's jobs.
+
+    Args:
+        state: The pool.
+        perform: What carries out the core's commands.
+        heartbeats: What its jobs say.
+        last_words: What its workers say before they are killed.
+        take_out: Has a job that is settled, and was with this slot or none, take up no
+            place any more.
+    """
+
+    def __init__(
+        self,
+        state: PoolState,
+        perform: Callable[[list[Command]], None],
+        heartbeats: Heartbeats,
+        last_words: LastWords,
+        take_out: Callable[[Job[Any], int | None], None],
+    ) -> None:
+        self._state = state
+        self._perform = perform
+        self._heartbeats = heartbeats
+        self._last_words = last_words
+        self._take_out = take_out
+        self._timeouts = Timeouts(state.loop, state.book.deadlines, self._on_due)
+
+    def wait(self, job: Job[Any]) -> bool:
+        """Watch how long it waits, or end it since its time is over already."""
+        now = self._state.loop.time()
+        until = job.limits.queue_end(now)
+        if until is not None and until <= now:
+            job.exceeded = job.limits.exceeded(now, running=False)
+            self._state.book.fail(job, timeout_error(job))
+            return False
+        self._timeouts.watch(job.id, until)
+        return True
+
+    def begin_head(self, slot: int) -> None:
+        """Watch how long what is first in a worker's hands is running."""
+        head = self._state.core.head(slot)
+        job = self._state.book.jobs.get(head) if head is not None else None
+        if job is not None and job.began is None and type(job.payload) is bytes:
+            self.begin(job)
+
+    def begin(self, job: Job[Any]) -> None:
+        """Watch how long it is running, from now on."""
+        if job.limits.timed:
+            job.began = self._state.loop.time()
+            self._timeouts.watch(job.id, self._next_look(job))
+
+    def end(self, job: Job[Any]) -> None:
+        """Take note that it has ended in time, though its outcome is yet to be loaded.
+
+        Only a deadline is for the whole of it.
+        """
+        if job.limits.timed:
+            self._timeouts.watch(job.id, job.limits.deadline)
+
+    def stop(self) -> None:
+        """Watch nothing any more."""
+        self._timeouts.stop()
+
+    @decision
+    def _on_due(self, number: int, now: float) -> None:
+        """Make a job end, or not begin, whose time is over; or find out if it is."""
+        state, job = self._state, self._state.book.jobs.get(number)
+        if job is None or job.done():
+            return  # it is on its way out already
+        slot, began = job.slot, job.began
+        if began is None or slot is None:
+            # Its outcome may be here, and take long to load.
+            job.exceeded = job.limits.exceeded(now, running=began is not None)
+            state.book.fail(job, timeout_error(job))
+            self._take_out(job, slot)
+        elif state.core.head(slot) == number:
+            end = job.limits.run_end(began)
+            if end is None or now < end:
+                self._judge(job, slot, now)
+                return
+            job.exceeded = job.limits.exceeded(now, running=True)
+            press = job.limits.press
+            self._perform(state.core.expire(number, now, index=slot, press=press))
+            self._last_words.insist(state.handles[slot], now)
+
+    def _judge(self, job: Job[Any], slot: int, now: float) -> None:
+        """End a worker whose job has not beaten for too long."""
+        handle = self._state.handles[slot]
+        self._heartbeats.look(handle)
+        next_look = self._next_look(job)
+        if next_look is not None and now < next_look:
+            self._timeouts.watch(job.id, next_look)
+        else:
+            seconds = job.limits.heartbeat_timeout
+            self._last_words.hang(handle, f"no heartbeat for {seconds:g} s")
+
+    def _next_look(self, job: Job[Any]) -> float | None:
+        """Return until when a job may run on, as far as is known."""
+        began, pulse = job.began, job.pulse
+        assert began is not None
+        # After a gap in which this process did not run, the worker may not have either.
+        beat = max(began, self._timeouts.resumed_at)
+        if pulse is not None and pulse.attempt == job.attempt:
+            beat = max(beat, pulse.at)
+        return job.limits.next_look(began, beat)

@@ -1,0 +1,209 @@
+"""Tests of asyncpool/_core/entries.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool._core.entries import MAX_ENTRY, MAX_LEVEL, LogEntry, plain_fields
+from asyncpool.errors import ProtocolError
+
+# Surrogates without a partner included: a job may log anything.
+texts = st.text(st.characters(), max_size=100)
+numbers = st.integers(0, 2**63 - 1)
+plain = (
+    st.none()
+    | st.booleans()
+    | texts
+    | st.integers(-(10**17), 10**17)
+    | st.floats(-1e17, 1e17)
+)
+entries = st.builds(
+    LogEntry,
+    name=texts,
+    level=st.integers(0, MAX_LEVEL),
+    level_name=texts,
+    message=texts,
+    path=texts,
+    line=numbers,
+    function=texts,
+    created=st.floats(0, 1e10),
+    process=numbers,
+    process_name=texts,
+    thread=numbers,
+    thread_name=texts,
+    task_name=texts,
+    trace=texts,
+    stack=texts,
+    job=st.none() | numbers,
+    attempt=st.integers(0, 65_535),
+    fields=st.dictionaries(texts, plain, max_size=10),
+)
+
+ENTRY = LogEntry(
+    name="shop",
+    level=20,
+    level_name="INFO",
+    message="sold",
+    path="/shop.py",
+    line=7,
+    function="sell",
+    created=1000.5,
+    process=1,
+    process_name="MainProcess",
+    thread=2,
+    thread_name="MainThread",
+    task_name="",
+    trace="",
+    stack="",
+    job=3,
+    attempt=1,
+    fields={"price": 4.5},
+)
+
+
+@given(entries)
+def test_an_entry_comes_back_as_it_was(entry: LogEntry) -> None:
+    assert LogEntry.unpack(entry.pack()) == entry
+
+
+long = st.text(st.characters(), min_size=90, max_size=100).map(lambda text: text * 300)
+
+
+@given(long, long, st.integers(-(10**9), 10**9))
+def test_whatever_is_too_long_is_cut(one: str, other: str, level: int) -> None:
+    huge = ENTRY._replace(
+        name=one,
+        level=level,
+        level_name=other,
+        message=one,
+        path=other,
+        function=one,
+        process_name=other,
+        thread_name=one,
+        task_name=other,
+        trace=one,
+        stack=other,
+        fields=plain_fields((f"{n}", one[:1000]) for n in range(32)),
+    )
+    data = huge.pack()
+    assert len(data) <= MAX_ENTRY
+    entry = LogEntry.unpack(data)
+    assert one.startswith(entry.message.rpartition("... (")[0])
+    assert one.endswith(entry.trace)
+    assert entry.trace
+    assert other.endswith(entry.path)
+    assert entry.level == max(0, min(level, MAX_LEVEL))
+    assert (entry.line, entry.job, entry.created) == (7, 3, 1000.5)
+
+
+def test_the_worst_characters_fit_too() -> None:
+    worst = "\0" * 100_000
+    names: dict[str, Any] = dict.fromkeys(
+        [name for name in ENTRY._fields if isinstance(getattr(ENTRY, name), str)], worst
+    )
+    data = ENTRY._replace(**names).pack()
+    assert len(data) <= MAX_ENTRY
+    assert LogEntry.unpack(data).message.startswith("\0" * 1000 + "... (99000 char")
+
+
+def test_a_long_message_says_what_is_missing() -> None:
+    entry = LogEntry.unpack(ENTRY._replace(message="m" * 10_000).pack())
+    assert entry.message == "m" * 8192 + "... (1808 characters are left out here)"
+    exact = ENTRY._replace(message="m" * 8192)
+    assert LogEntry.unpack(exact.pack()) == exact
+
+
+def test_a_long_trace_keeps_its_end_beside_the_rest() -> None:
+    trace = "frame\n" * 5000 + "the error"
+    entry = LogEntry.unpack(ENTRY._replace(trace=trace).pack())
+    assert entry == ENTRY._replace(trace=trace[-12_288:])
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (None, True),
+        (True, True),
+        ("x" * 1000, True),
+        ("x" * 1001, False),
+        (10**17, True),
+        (-(10**18), False),
+        (10**400, False),
+        (1.5, True),
+        (math.nan, False),
+        (math.inf, False),
+        (b"bytes", False),
+        ([1], False),
+        (object(), False),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_only_plain_and_small_fields_are_kept(value: object, kept: bool) -> None:  # noqa: FBT001
+    assert plain_fields([("field", value)]) == ({"field": value} if kept else {})
+
+
+def test_fields_are_bounded() -> None:
+    fields = plain_fields((f"field {n}", n) for n in range(100))
+    assert fields == {f"field {n}": n for n in range(32)}
+    assert plain_fields([("n" * 200, 1), ("n" * 201, 2)]) == {"n" * 200: 1}
+
+
+def changed(**fields: Any) -> bytes:
+    return json.dumps(ENTRY._replace(**fields)).encode()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff",
+        b"7",
+        b"{}",
+        b"[]",
+        b"[" * 10_000,
+        json.dumps([*ENTRY, 1]).encode(),
+        json.dumps(ENTRY[:-1]).encode(),
+        changed(name=7),
+        changed(message=None),
+        changed(level="20"),
+        changed(level=-1),
+        changed(level=MAX_LEVEL + 1),
+        changed(line=1.5),
+        changed(job="3"),
+        changed(attempt=None),
+        changed(created="now"),
+        changed(created=-1.0),
+        changed(created=math.nan),
+        changed(created=math.inf),
+        changed(created=1e300),
+        changed(created=10**400),
+        changed(fields=[]),
+        changed(fields={"deep": []}),
+        changed(fields={"x": math.nan}),
+        changed(fields={f"{n}": n for n in range(33)}),
+        changed(message="m" * MAX_ENTRY),
+    ],
+)
+def test_what_cannot_be_read(payload: bytes) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        LogEntry.unpack(payload)
+    assert str(caught.value) == "a record of a logger cannot be read"
+
+
+def test_these_are_refused_for_what_was_changed() -> None:
+    assert LogEntry.unpack(changed()) == ENTRY
+    assert LogEntry.unpack(changed(job=None)).job is None
+
+
+@given(st.binary(max_size=100) | st.text(max_size=100).map(str.encode))
+def test_any_bytes_are_an_entry_or_an_offence(payload: bytes) -> None:
+    try:
+        LogEntry.unpack(payload)
+    except ProtocolError:
+        return
+    pytest.fail("there is no entry as short as this")

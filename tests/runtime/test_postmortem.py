@@ -1,0 +1,78 @@
+"""Tests of asyncpool/_runtime/postmortem.py."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from asyncpool._core.frames import HEADER_SIZE
+from asyncpool._core.functions import Function
+from asyncpool._core.limits import JobOptions
+from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.postmortem import deliveries
+
+pytestmark = pytest.mark.asyncio
+
+
+class Owner:
+    """What jobs ask."""
+
+    def is_running(self, _job: Job[Any], /) -> bool:
+        raise AssertionError
+
+    def on_cancel(self, _job: Job[Any], /) -> None:
+        raise AssertionError
+
+
+class DeadWorker:
+    """One that has not taken the last bytes that were put for it; its page, too."""
+
+    loading = False
+
+    def __init__(self, unsent: int, begun: int = 0) -> None:
+        self.unsent = unsent
+        self.page = self
+        self._begun = begun
+
+    def begun(self, job: int, attempt: int) -> bool:
+        return (job, attempt) == (self._begun, 1)
+
+
+def job_of(number: int, size: int, ahead: int = 0) -> Job[Any]:
+    loop = asyncio.get_running_loop()
+    job: Job[Any] = Job(number, Function(0, b""), JobOptions(), Owner(), loop)
+    job.attempt, job.payload, job.ahead = 1, bytes(size), ahead
+    return job
+
+
+LAST = HEADER_SIZE + 10
+MIDDLE = HEADER_SIZE + 20
+
+
+@pytest.mark.parametrize(
+    ("unsent", "expected"),
+    [
+        (0, ["sent", "sent", "sent"]),
+        (1, ["sent", "sent", "never sent"]),
+        (LAST, ["sent", "sent", "never sent"]),
+        (LAST + 1, ["sent", "never sent", "never sent"]),
+        (LAST + MIDDLE, ["sent", "never sent", "never sent"]),
+        # What goes ahead of a job does not tell against the one before.
+        (LAST + MIDDLE + 1, ["sent", "never sent", "never sent"]),
+        (LAST + MIDDLE + 50, ["sent", "never sent", "never sent"]),
+        (LAST + MIDDLE + 51, ["never sent", "never sent", "never sent"]),
+    ],
+)
+async def test_how_far_jobs_have_come(unsent: int, expected: list[str]) -> None:
+    jobs = [job_of(1, 30), job_of(2, 20, ahead=50), job_of(3, 10)]
+    worker = cast("WorkerHandle", DeadWorker(unsent))
+    assert deliveries(jobs, worker) == expected
+
+
+async def test_what_has_begun_was_sent() -> None:
+    jobs = [job_of(1, 30), job_of(2, 20, ahead=50)]
+    worker = cast("WorkerHandle", DeadWorker(MIDDLE + 50, begun=1))
+    assert deliveries(jobs, worker) == ["started", "never sent"]
