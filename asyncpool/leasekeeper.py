@@ -71,8 +71,8 @@ class LeaseKeeper(Generic[L]):
     Use it as an async context manager, around the pool whose jobs have the leases::
 
         async with LeaseKeeper(extend) as keeper, Pool() as pool:
-            job = pool.submit(work, message.body)
-            keeper.keep(message.id, job)
+            view = pool.options(lease=(keeper, message.id))
+            job = view.submit(work, message.body)
 
     In each cycle every lease gets a beat: ``await send(lease)``.  No more than *rate*
     of them begin in a second, one at a time; from 40 a second on, those of 50 ms

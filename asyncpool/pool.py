@@ -316,6 +316,9 @@ class Pool:
             priority: The lower number begins first, first come first served among
                 equals; but of every 64 jobs that leave the queue, at least one is the
                 one that has waited longest.  0 by default.
+            lease: A pair, a :class:`LeaseKeeper` and a lease of it: it is kept as long as
+                the job is queued or running, and the job is cancelled if it is lost.  Of
+                several jobs that are submitted with it only one may be open at a time.
 
         ``None`` stands for no limit.  A job whose time is over fails with
         :exc:`JobTimeoutError`; one that runs is made to end as if it were cancelled (but
@@ -515,7 +518,15 @@ class Pool:
         if not callable(fn):
             raise TypeError(f"submit() takes a callable first, not {fn!r}")
         supervisor = self._supervisor or self._running()
-        return supervisor.submit(fn, args, kwargs, options)
+        job = supervisor.submit(fn, args, kwargs, options)
+        if options.lease is not None:
+            keeper, lease = options.lease
+            try:
+                keeper.keep(lease, job)
+            except BaseException:
+                job.cancel()
+                raise
+        return job
 
 
 _COUNTERS = (

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.context import Context
 
-__all__ = ["KILL", "JobLimits", "JobOptions", "Limit", "OnCancel", "Press"]
+__all__ = ["KILL", "JobLimits", "JobOptions", "Keeper", "Limit", "OnCancel", "Press"]
 
 Limit = Literal["timeout", "queue_timeout", "deadline"]
 OnCancel = Literal["interrupt", "kill", "wait"]
 _PERIODS = ("timeout", "queue_timeout", "heartbeat_timeout")
 _WAYS: tuple[OnCancel, ...] = ("interrupt", "kill", "wait")
+
+
+class Keeper(Protocol):
+    """What a lease keeper does for a job."""
+
+    def keep(self, lease: Any, job: Any, /) -> None:
+        """Keep *lease* until *job* is done."""
 
 
 class Press(NamedTuple):
@@ -131,18 +139,29 @@ class JobOptions:
         attempts: How often it may be started.
         limits: How long it may take.
         priority: How urgent it is: a lower number is more urgent.
+        lease: A lease in an outside system that is kept meanwhile, behind its keeper.
 
     Raises:
-        TypeError: If *priority* is no int.
+        TypeError: If *priority* is no int, or *lease* not such a pair.
     """
 
     attempts: AttemptPolicy = field(default_factory=AttemptPolicy)
     limits: JobLimits = field(default_factory=JobLimits)
     priority: int = 0
+    lease: tuple[Keeper, Hashable] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.priority, int):
             raise TypeError(f"priority must be an int, not {self.priority!r}")
+        if self.lease is not None:
+            _check_lease(self.lease)
+
+
+def _check_lease(lease: Any) -> None:
+    pair = isinstance(lease, tuple) and len(lease) == 2  # noqa: PLR2004
+    if not pair or not callable(getattr(lease[0], "keep", None)):
+        raise TypeError(f"lease must be a pair (keeper, lease), not {lease!r}")
+    hash(lease[1])  # else it says what is wrong by itself
 
 
 def _earliest(

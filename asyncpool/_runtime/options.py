@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
 from asyncpool._core.attempts import AttemptPolicy
-from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
+from asyncpool._core.limits import JobLimits, JobOptions, Keeper, OnCancel
 from asyncpool.events import CrashKind
 
 __all__ = ["Options", "changed"]
@@ -25,6 +25,7 @@ class Options(TypedDict, total=False):
     on_cancel: OnCancel
     cancel_grace: float
     priority: int
+    lease: tuple[Keeper, Hashable] | None
 
 
 _ATTEMPTS = frozenset(field.name for field in fields(AttemptPolicy))
@@ -54,4 +55,5 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
         attempts=replace(options.attempts, **attempts),
         limits=replace(options.limits, **limits),
         priority=given.get("priority", options.priority),
+        lease=given.get("lease", options.lease),
     )

@@ -142,3 +142,37 @@ async def test_its_rate_is_what_it_makes_and_no_more() -> None:
         await outside.beaten("300", 1)
         # At this rate there are 25 beats at a tick; and timers may be late.
         assert loop.time() - began >= (300 - 25) / 500 - 0.002
+
+
+async def test_a_lease_can_be_an_option_of_its_job() -> None:
+    outside = Outside()
+    async with (
+        patience(),
+        Gate() as gate,
+        LeaseKeeper(outside.extend, rate=100.0, cycle=0.05) as keeper,
+        Pool(1) as pool,
+    ):
+        view = pool.options(lease=(keeper, "mine"), priority=1)
+        job = view.options(priority=0).submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        await outside.beaten("mine", 2)
+        with pytest.raises(ValueError, match="'mine' is kept already"):
+            view.submit(jobs.pid)
+        assert pool.stats().cancelled == 1, "what has no lease is not run"
+        visitor.release()
+        assert await job == "go"
+        assert keeper.stats().leases == 0
+        again = view.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor(nth=2)
+        outside.gone.add("mine")
+        with pytest.raises(asyncio.CancelledError):
+            await again
+        await visitor.gone()
+        assert await view.options(lease=None).submit(jobs.square, 3) == 9
+
+
+@pytest.mark.parametrize("lease", ["mine", ("mine",), ("keeper", "mine")])
+async def test_a_lease_without_its_keeper_is_refused(lease: object) -> None:
+    with pytest.raises(TypeError) as caught:
+        Pool(1).options(lease=lease)  # type: ignore[arg-type]
+    assert str(caught.value) == f"lease must be a pair (keeper, lease), not {lease!r}"
