@@ -43,6 +43,13 @@ class Peer(ABC):
         """Return what sends the open pool a job that may run for so long."""
         raise NotImplementedError
 
+    async def watched(self) -> tuple[Call, Call] | None:
+        """Return what sends jobs to a pool that watches them, and to one that does not.
+
+        ``None`` if that cannot be switched on and off.
+        """
+        return None
+
 
 class AsyncPool(Peer):
     package = "asyncpool"
@@ -69,6 +76,24 @@ class AsyncPool(Peer):
         view = self._pool.options(timeout=seconds, on_cancel="kill")
         submit: Call = view.submit
         return submit
+
+    async def watched(self) -> tuple[Call, Call]:
+        # Pings a hundred times as often as they are by default.
+        long = 3600.0
+        pools = (
+            self._make(
+                workers=2,
+                health_timeout=0.3,
+                timeout=long,
+                queue_timeout=long,
+                heartbeat_timeout=long,
+            ),
+            self._make(workers=2, health_timeout=None),
+        )
+        for pool in pools:
+            await pool.start()
+        with_all, without = (pool.submit for pool in pools)
+        return with_all, without
 
 
 class ProcessPool(Peer):

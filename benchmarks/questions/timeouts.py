@@ -1,5 +1,6 @@
 """How punctual timeouts are, and what it costs to have them."""
 
+import functools
 import time
 from collections.abc import Callable
 from statistics import median
@@ -28,28 +29,11 @@ STUCK: dict[str, tuple[Callable[..., object], object]] = {
 
 
 def measure(bench: Bench) -> Reading:
-    """Time out jobs that are stuck in three ways; run no-op jobs with and without a limit.
+    """Time out jobs that are stuck in three ways; run no-op jobs with and without limits.
 
-    How late a timeout is counts up to the error in the caller's hands.  The two kinds of
-    no-op jobs take turns, since a machine is not equally fast all the time.
+    How late a timeout is counts up to the error in the caller's hands.
     """
-    seconds, times = bench.scale.seconds, bench.scale.timeouts
-
-    def until(watch: Stopwatch) -> Callable[[int], bool]:
-        return lambda _: watch.seconds < seconds
-
-    async def rate(call: Call) -> float:
-        watch = Stopwatch()
-        jobs = await pump(call, in_flight=IN_FLIGHT, more=until(watch))
-        return jobs / watch.seconds
-
-    async def late(call: Call, stuck: tuple[Callable[..., object], object]) -> float:
-        began = time.perf_counter()
-        try:
-            await call(*stuck)
-        except TimeoutError:
-            return 1e3 * (time.perf_counter() - began - TIMEOUT)
-        raise AssertionError("it was not stuck")
+    times = bench.scale.timeouts
 
     async def body(call: Call) -> dict[str, float]:
         await workers_of(call, WORKERS)
@@ -61,14 +45,47 @@ def measure(bench: Bench) -> Reading:
                 samples.append(await late(timed, stuck))
                 await call(work.noop)
             found[name] = median(samples)
-        free, limited = [], []
-        for _ in range(times):
-            free.append(await rate(call))
-            limited.append(await rate(bench.peer.timed(FOR_EVER)))
-        found["cost"] = 100 * (1 - max(limited) / max(free))
+        found["cost"] = await cost(bench, bench.peer.timed(FOR_EVER), call)
+        both = await bench.peer.watched()
+        if both is not None:
+            found["watched"] = await cost(bench, *both)
         return found
 
     return Reading(bench.run(body))
+
+
+async def late(call: Call, stuck: tuple[Callable[..., object], object]) -> float:
+    """Return how many milliseconds after its time a job has ended."""
+    began = time.perf_counter()
+    try:
+        await call(*stuck)
+    except TimeoutError:
+        return 1e3 * (time.perf_counter() - began - TIMEOUT)
+    raise AssertionError("it was not stuck")
+
+
+async def cost(bench: Bench, limited: Call, free: Call) -> float:
+    """Return by how many percent no-op jobs are slower if they are *limited*.
+
+    The two take turns, since a machine is not equally fast all the time.
+    """
+    seconds = bench.scale.seconds
+
+    async def rate(call: Call) -> float:
+        watch = Stopwatch()
+        more = functools.partial(_before, watch, seconds)
+        return await pump(call, in_flight=IN_FLIGHT, more=more) / watch.seconds
+
+    for call in (limited, free):
+        await workers_of(call, WORKERS)
+    rates = [
+        (await rate(free), await rate(limited)) for _ in range(bench.scale.timeouts)
+    ]
+    return 100 * (1 - max(b for _, b in rates) / max(a for a, _ in rates))
+
+
+def _before(watch: Stopwatch, seconds: float, _: int) -> bool:
+    return watch.seconds < seconds
 
 
 QUESTION = Question(
@@ -78,7 +95,8 @@ QUESTION = Question(
         Figure("sleeping", "sleeping job", "ms"),
         Figure("computing", "computing job", "ms"),
         Figure("gil", "job that holds the GIL", "ms"),
-        Figure("cost", "throughput that limits cost", "%"),
+        Figure("cost", "throughput that a timeout costs", "%"),
+        Figure("watched", "that timeouts, heartbeats and pings cost", "%"),
     ),
     measure,
     limit=120,
