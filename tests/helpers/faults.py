@@ -22,7 +22,7 @@ from asyncpool._core.frames import HEADER_SIZE, VERSION, Kind, header
 from asyncpool._core.messages import pack_numbers
 from tests.helpers.jobs import arrive, wait_at
 
-__all__ = ["DEATHS", "FAULTS", "Fault", "by_name"]
+__all__ = ["DEATHS", "FAULTS", "HANGS", "Fault", "by_name"]
 
 
 @dataclass(frozen=True)
@@ -266,8 +266,57 @@ OFFENCES = (
 FAULTS = DEATHS + OFFENCES
 
 
+# The hangs: faults that nothing shows but time.
+
+
+def loop_for_ever() -> NoReturn:
+    while True:
+        pass
+
+
+def hold_the_gil() -> None:
+    pow(3, 10**8)
+
+
+def stop() -> NoReturn:
+    """Be stopped, as by a debugger or Ctrl-Z."""
+    while True:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def deadlock() -> None:
+    """Wait for a thread that waits for this one."""
+    mine, other = threading.Lock(), threading.Lock()
+
+    def body() -> None:
+        with other, mine:
+            pass
+
+    with mine:
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        while not other.locked():
+            time.sleep(0)
+        with other:
+            pass
+
+
+def sleep_for_ever() -> NoReturn:
+    while True:
+        time.sleep(3600)
+
+
+HANGS = (
+    Fault("python loop", loop_for_ever),
+    Fault("sleep", sleep_for_ever),
+    Fault("held gil", hold_the_gil),
+    Fault("stopped", stop),
+    Fault("deadlock", deadlock),
+)
+
+
 def by_name(name: str) -> Fault:
-    return next(fault for fault in FAULTS if fault.name == name)
+    return next(fault for fault in (*FAULTS, *HANGS) if fault.name == name)
 
 
 # Faults that need more than a moment.
