@@ -13,11 +13,17 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
 import anyio
 
 from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
-from asyncpool._core.messages import MAX_INITIALIZER, WorkerConfig
-from asyncpool._core.outcome import dumps
+from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Finish
 from asyncpool._core.wear import WorkerLimits
+from asyncpool._runtime.arguments import (
+    check_choice,
+    check_int,
+    check_seconds,
+    least_and_most,
+    pack_initializer,
+)
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.hub import EventStream
@@ -32,7 +38,7 @@ from asyncpool._runtime.options import Options, changed
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.propagation import Propagation
 from asyncpool._runtime.supervisor import Supervisor
-from asyncpool.errors import JobNotPicklableError, PoolClosedError
+from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
 
 __all__ = ["Pool", "PoolView"]
@@ -153,28 +159,23 @@ class Pool:
         max_shared_memory: int = 1 << 30,
     ) -> None:
         check_platform()
-        least_most = _least_and_most(usable_cpus() if workers is None else workers)
-        _check_int("surge", surge, at_least=0)
-        _check_int("unavailable", unavailable, at_least=0)
+        least_most = least_and_most(usable_cpus() if workers is None else workers)
+        check_int("surge", surge, at_least=0)
+        check_int("unavailable", unavailable, at_least=0)
         if not surge and not unavailable:
             raise ValueError("surge and unavailable cannot both be 0")
-        if not idle_timeout > 0:
-            raise ValueError(f"idle_timeout must be > 0 seconds, not {idle_timeout}")
+        check_seconds("idle_timeout", idle_timeout)
+        check_seconds("start_timeout", start_timeout)
+        check_seconds("health_timeout", health_timeout, optional=True)
         limits = limits or WorkerLimits()
         check_limits(limits)
         if max_pending is not None:
-            _check_int("max_pending", max_pending, at_least=0)
-        _check_int("max_message", max_message, at_least=1024)
-        _check_int("max_shared_memory", max_shared_memory, at_least=0)
-        if not start_timeout > 0:
-            raise ValueError(f"start_timeout must be > 0 seconds, not {start_timeout}")
-        if health_timeout is not None and not health_timeout > 0:
-            raise ValueError(
-                f"health_timeout must be > 0 seconds or None, not {health_timeout}"
-            )
-        _check_choice("launcher", launcher, ("forkserver", "spawn"))
-        _check_choice("loop", loop, ("asyncio", "uvloop"))
-        _check_choice("output", output, ("log", "inherit"))
+            check_int("max_pending", max_pending, at_least=0)
+        check_int("max_message", max_message, at_least=1024)
+        check_int("max_shared_memory", max_shared_memory, at_least=0)
+        check_choice("launcher", launcher, ("forkserver", "spawn"))
+        check_choice("loop", loop, ("asyncio", "uvloop"))
+        check_choice("output", output, ("log", "inherit"))
         for what, value in (("on_crash", on_crash), ("initializer", initializer)):
             if value is not None and not callable(value):
                 raise TypeError(f"{what} must be callable, not {value!r}")
@@ -197,10 +198,10 @@ class Pool:
             idle_timeout=idle_timeout,
             surge=surge,
             unavailable=unavailable,
-            propagation=_propagation(propagate),
+            propagation=Propagation(propagate) if propagate else None,
             worker=WorkerConfig(
                 sys_path=module_path(),
-                initializer=_pack_initializer(initializer, tuple(initargs)),
+                initializer=pack_initializer(initializer, tuple(initargs)),
                 max_payload=max_message,
                 nice=limits.nice,
                 cpus=limits.cpus,
@@ -339,7 +340,7 @@ class Pool:
         Raises:
             PoolClosedError: If the pool was never started.
         """
-        _check_int("buffer", buffer, at_least=1)
+        check_int("buffer", buffer, at_least=1)
         return self._running().hub.listen(buffer)
 
     def stats(self) -> PoolStats:
@@ -369,7 +370,7 @@ class Pool:
         Concurrency:
             The last call counts, and all return when the pool has that size.
         """
-        least, most = _least_and_most(workers)
+        least, most = least_and_most(workers)
         supervisor = self._open()
         await asyncio.shield(supervisor.rotator.resize(least, most))
 
@@ -424,7 +425,7 @@ class Pool:
             *finish* or an earlier end tightens what the others asked for.
         """
         if finish not in _FINISH:
-            _check_choice("finish", finish, tuple(_FINISH))
+            check_choice("finish", finish, tuple(_FINISH))
         if not timeout >= 0:
             raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")
         if self._supervisor is None:
@@ -544,51 +545,3 @@ _COUNTERS = (
     "dropped_events",
     "shared_memory",
 )
-
-
-def _pack_initializer(
-    initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
-) -> bytes | None:
-    if initializer is None:
-        return None
-    try:
-        payload = dumps((initializer, initargs))
-    except Exception as error:
-        raise JobNotPicklableError(
-            f"initializer or initargs cannot be pickled: {error}",
-            direction="arguments",
-            name="initializer",
-        ) from error
-    if len(payload) > MAX_INITIALIZER:
-        raise ValueError(
-            f"initializer and initargs have {len(payload)} bytes when pickled, and "
-            f"{MAX_INITIALIZER} is the most, since every new worker gets them: have "
-            "the initializer load what is large, from a file for example"
-        )
-    return payload
-
-
-def _least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
-    pair = workers if isinstance(workers, tuple) else (workers, workers)
-    if len(pair) != 2:  # noqa: PLR2004
-        raise TypeError(f"workers must be an int or two, not {workers!r}")
-    least, most = pair
-    _check_int("workers", least, at_least=1)
-    _check_int("workers", most, at_least=least)
-    return least, most
-
-
-def _propagation(variables: Iterable[ContextVar[Any] | str]) -> Propagation | None:
-    return Propagation(variables) if variables else None
-
-
-def _check_int(name: str, value: int, *, at_least: int) -> None:
-    if not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {value!r}")
-    if value < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, not {value}")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")

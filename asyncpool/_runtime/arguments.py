@@ -1,0 +1,98 @@
+"""Check the arguments of a pool, and bring them into shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asyncpool._core.messages import MAX_INITIALIZER
+from asyncpool._core.outcome import dumps
+from asyncpool.errors import JobNotPicklableError
+
+__all__ = [
+    "check_choice",
+    "check_int",
+    "check_seconds",
+    "least_and_most",
+    "pack_initializer",
+]
+
+
+def pack_initializer(
+    initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+) -> bytes | None:
+    """Pickle what each new worker calls first.
+
+    Raises:
+        JobNotPicklableError: If that cannot be done.
+        ValueError: If it is too large.
+    """
+    if initializer is None:
+        return None
+    try:
+        payload = dumps((initializer, initargs))
+    except Exception as error:
+        raise JobNotPicklableError(
+            f"initializer or initargs cannot be pickled: {error}",
+            direction="arguments",
+            name="initializer",
+        ) from error
+    if len(payload) > MAX_INITIALIZER:
+        raise ValueError(
+            f"initializer and initargs have {len(payload)} bytes when pickled, and "
+            f"{MAX_INITIALIZER} is the most, since every new worker gets them: have "
+            "the initializer load what is large, from a file for example"
+        )
+    return payload
+
+
+def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
+    """Return between which numbers of workers a pool is.
+
+    Raises:
+        TypeError: If *workers* is neither an int nor two.
+        ValueError: If there is to be none.
+    """
+    pair = workers if isinstance(workers, tuple) else (workers, workers)
+    if len(pair) != 2:  # noqa: PLR2004
+        raise TypeError(f"workers must be an int or two, not {workers!r}")
+    least, most = pair
+    check_int("workers", least, at_least=1)
+    check_int("workers", most, at_least=least)
+    return least, most
+
+
+def check_int(name: str, value: int, *, at_least: int) -> None:
+    """Check an argument.
+
+    Raises:
+        TypeError: If it is no int.
+        ValueError: If it is too small.
+    """
+    if not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, not {value}")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Check an argument.
+
+    Raises:
+        ValueError: If it is none of *choices*.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def check_seconds(name: str, value: float | None, *, optional: bool = False) -> None:
+    """Check an argument.
+
+    Raises:
+        ValueError: If it is no time at all.
+    """
+    if value is None and optional:
+        return
+    if value is None or not value > 0:
+        or_none = " or None" if optional else ""
+        raise ValueError(f"{name} must be > 0 seconds{or_none}, not {value}")
