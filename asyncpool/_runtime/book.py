@@ -160,7 +160,7 @@ class JobBook:
         for job, delivery in zip(jobs, deliveries(jobs, handle), strict=True):
             begun = delivery == "started"
             # One that was about to begin may be the reason too, and it alone.
-            first = job.id == slot.flight.head and not handle.loading
+            first = job.id == slot.flight.head and not handle.outbox.loading
             touched = begun or (first and not slot.planned)
             again = not touched or job.policy.after_crash(
                 kind=kind, delivery=delivery, attempt=job.attempt, returns=job.returns

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 import anyio
 
 from asyncpool._core.frames import Frame, Kind, header
-from asyncpool._core.functions import Function, Memory
 from asyncpool._core.messages import Failure, pack_numbers, unpack_numbers
-from asyncpool._core.parcels import Parcel
-from asyncpool._runtime.cargo import Cargo, Load
+from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.journal import Journal, Notes
 from asyncpool._runtime.launcher import Launcher
+from asyncpool._runtime.outbox import Outbox
 from asyncpool._runtime.output import Output, OutputMode
 from asyncpool._runtime.page import Page
 from asyncpool._runtime.process import Process
@@ -76,6 +75,7 @@ class WorkerHandle:
         generation: Which worker of it this is.
         process: Its process; ``None`` until there is one.
         page: What it has noted.
+        outbox: The way of jobs to it.
         status: Its exit status, once it has ended and if it is known.
         detail: What is known of the reason, if anything.
         silence: What it has failed to say for too long, if it was found hung.
@@ -100,10 +100,8 @@ class WorkerHandle:
         self.began_at = loop.time()
         self._loop = loop
         self._setup = s
-        self._memory = Memory()
-        self._context = b""  # the last that was put
         self._cargo = s.make_cargo()
-        self._load: Load | None = None
+        self.outbox = Outbox(self._cargo)
         self._jobs: Channel | None = None
         self._control: Channel | None = None
         self._notes: Notes | None = None
@@ -147,64 +145,6 @@ class WorkerHandle:
     def stderr_tail(self) -> tuple[str, ...]:
         """The last lines that it wrote to its stderr."""
         return self._stderr.tail if self._stderr is not None else ()
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes of its jobs it has not taken."""
-        return self._jobs.unsent if self._jobs is not None else 0
-
-    @property
-    def loading(self) -> bool:
-        """Whether a parcel is on its way to where it can see it."""
-        return self._load is not None
-
-    def put_job(
-        self, job: int, attempt: int, function: Function, payload: bytes, context: bytes
-    ) -> int:
-        """Have a job sent by the next flush.
-
-        Returns:
-            How many bytes go ahead of it, of what the worker does not know yet.
-        """
-        assert self._jobs is not None
-        number, ahead = function.number, 0
-        if context != self._context:
-            self._context = context
-            ahead = self._put(header(Kind.CONTEXT, len(context)), context)
-        if number and number not in self._memory:
-            self._memory.learn(number)
-            reference = function.payload
-            head = header(Kind.FUNCTION, len(reference), tag=number)
-            ahead += self._put(head, reference)
-        head = header(Kind.JOB, len(payload), job, attempt, number)
-        self._jobs.put(head, payload)
-        return ahead
-
-    def load(self, parcel: Parcel, send: Callable[[], None]) -> None:
-        """Put *parcel* where the worker sees it, then have *send* put its job."""
-
-        def sent() -> None:
-            self._load = None
-            send()
-
-        load = self._cargo.load(parcel, sent)
-        if not load.done:
-            self._load = load
-
-    def withdraw(self) -> bool:
-        """Give up a load, and tell whether there was one."""
-        load, self._load = self._load, None
-        return load is not None and load.withdraw()
-
-    def flush(self) -> None:
-        """Send what was put."""
-        assert self._jobs is not None
-        self._jobs.flush()
-
-    def flush_soon(self) -> None:
-        """Send what was put, and what is put until the end of this turn."""
-        assert self._jobs is not None
-        self._jobs.flush_soon()
 
     def revoke(self, places: tuple[int, ...]) -> None:
         """Ask it not to begin what it got in these places."""
@@ -274,11 +214,6 @@ class WorkerHandle:
             if part is not None:
                 part.close()
 
-    def _put(self, head: bytes, payload: bytes) -> int:
-        assert self._jobs is not None
-        self._jobs.put(head, payload)
-        return len(head) + len(payload)
-
     def _say(self, kind: Kind, payload: bytes) -> None:
         assert self._control is not None
         self._control.put(header(kind, len(payload)), payload)
@@ -330,6 +265,7 @@ class WorkerHandle:
             on_frames=self._on_control_frames,
             on_end=self._on_end,
         )
+        self.outbox.connect(self._jobs)
         self._cargo.connect(self._jobs, self._control)
         self._notes = Notes(setup.journal, self, self._control)
         page = self.page.open()

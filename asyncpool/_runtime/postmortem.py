@@ -112,7 +112,7 @@ class Coroner:
 def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delivery]:
     """Tell how far *jobs*, the last that were sent, have come on their way."""
     # A job that is being loaded is alone.
-    unsent = 1 if handle.loading else handle.unsent
+    unsent = 1 if handle.outbox.loading else handle.outbox.unsent
     found: list[Delivery] = []
     for job in reversed(jobs):
         if handle.page.begun(job.id, job.attempt):

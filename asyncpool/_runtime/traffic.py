@@ -158,7 +158,7 @@ class Traffic:
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""
         handle, in_hand = self._state.handles[slot], self._state.core.in_hand(slot)
-        count, worker = 0, handle.pid
+        count, worker, outbox = 0, handle.pid, handle.outbox
         for job in jobs:
             # Counted before the worker can die of it.
             job.attempt += 1
@@ -167,23 +167,23 @@ class Traffic:
             if isinstance(payload, Parcel):
                 self._load(handle, job, payload)
             else:
-                job.ahead = handle.put_job(
+                job.ahead = outbox.put_job(
                     job.id, job.attempt, job.function, payload, job.context
                 )
             count += 1
         if self._state.book.timed:
             self._times.begin_head(slot)
         if in_hand == count:
-            handle.flush()  # it has nothing to do
+            outbox.flush()  # it has nothing to do
         else:
-            handle.flush_soon()  # more may come in this turn
+            outbox.flush_soon()  # more may come in this turn
         if in_hand > 1 and self._stall_timer is None:
             self._look_later()
 
     def _load(self, handle: WorkerHandle, job: Job[Any], parcel: Parcel) -> None:
         """Have a worker, which has nothing else in hand, see what a job needs."""
         send = functools.partial(self._send_loaded, handle, job, job.attempt, parcel)
-        handle.load(parcel, send)
+        handle.outbox.load(parcel, send)
         self._packer.go_on()
 
     @decision
@@ -191,11 +191,12 @@ class Traffic:
         self, handle: WorkerHandle, job: Job[Any], attempt: int, parcel: Parcel
     ) -> None:
         """Send a job behind what its worker sees by now."""
+        outbox = handle.outbox
         # The pool may have been closed meanwhile, and the caller told so.
         if self._state.core.head(handle.slot) == job.id:
-            handle.put_job(job.id, attempt, job.function, parcel.payload, job.context)
+            outbox.put_job(job.id, attempt, job.function, parcel.payload, job.context)
             self._times.begin(job)
-        handle.flush()
+        outbox.flush()
 
     # Its way out.
 
@@ -302,7 +303,7 @@ class Traffic:
             self._perform(state.core.drop(job.id, now))
             self._perform(state.core.landed(job.id, now))
             self._packer.go_on()
-        elif state.core.head(slot) == job.id and state.handles[slot].withdraw():
+        elif state.core.head(slot) == job.id and state.handles[slot].outbox.withdraw():
             self._perform(state.core.withdraw(slot, job.id, now))
         else:
             self._perform(

@@ -233,7 +233,7 @@ async def _kill_while_loading(pool: Pool, job: Job[Any], times: int) -> None:
     seen: set[int] = set()
     for count in range(1, times + 1):
         await until(pool, lambda stats: stats.busy == 1)
-        assert supervisor_of(pool)._state.handles[0].loading
+        assert supervisor_of(pool)._state.handles[0].outbox.loading
         pid = job.worker
         assert pid is not None
         assert pid not in seen
@@ -391,7 +391,7 @@ async def test_cancelling_a_job_that_is_being_loaded_costs_nothing(way: str) -> 
             job = pool.submit(large.die_with, Block(pattern(3 * MIB)))
             queued = pool.submit(large.same, Block(pattern(3 * MIB, 1)))
             await stop.reached()
-            assert supervisor_of(pool)._state.handles[0].loading
+            assert supervisor_of(pool)._state.handles[0].outbox.loading
             assert job.cancel()
             # The worker is there for others at once.
             assert await queued == Block(pattern(3 * MIB, 1))

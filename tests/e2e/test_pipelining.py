@@ -318,14 +318,14 @@ async def test_nothing_is_sent_twice_to_a_worker_that_knows_it() -> None:
         supervisor = pool._supervisor
         assert supervisor is not None
         handle = supervisor._state.handles[0]
-        [number] = handle._memory
+        [number] = handle.outbox._memory
         sent: list[bytes] = []
         assert handle._jobs is not None
         put = handle._jobs.put
         handle._jobs.put = lambda *parts: (sent.extend(parts), put(*parts))[1]  # type: ignore[method-assign, func-returns-value]
         assert await pool.submit(jobs.square, 3) == 9
         assert not any(b"square" in part for part in sent)
-        assert list(handle._memory) == [number]
+        assert list(handle.outbox._memory) == [number]
 
 
 def stop(pid: int) -> None:
