@@ -30,8 +30,9 @@ def promised(source: str) -> str:
     return "".join(f"{line.removeprefix('# ')}\n" for line in output.splitlines())
 
 
-def test_the_quickstart_prints_what_it_says() -> None:
-    path = ROOT / "examples" / "quickstart.py"
+@pytest.mark.parametrize("name", ["quickstart", "resume"])
+def test_the_short_examples_print_what_they_say(name: str) -> None:
+    path = ROOT / "examples" / f"{name}.py"
     done = run(str(path))
     assert (done.returncode, done.stdout) == (0, promised(path.read_text()))
 
