@@ -21,8 +21,8 @@ from asyncpool._core.leases import (
     Slower,
     Verdict,
 )
-from asyncpool._runtime.beats import Beats, Problem
 from asyncpool._runtime.hub import EventHub, EventStream
+from asyncpool._runtime.lease_beats import Beats, Problem
 from asyncpool.events import (
     LeaseEvent,
     LeaseLost,
