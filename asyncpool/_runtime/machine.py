@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from asyncpool._core.wear import WorkerLimits
@@ -70,12 +71,23 @@ def usable_cpus() -> int:
 def _quota(root: Path) -> float | None:
     """Return the tightest CPU quota of the cgroups that this process is in."""
     quotas = []
+    for folder, second in _cgroups(root, "cpu"):
+        with contextlib.suppress(ValueError, ZeroDivisionError):
+            quotas.append(_quota_v2(folder) if second else _quota_v1(folder))
+    return min(quotas, default=None)
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of this process's cgroups, and whether they are of version 2.
+
+    Each is followed by those that it is in.
+    """
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            base, parse = root, _quota_v2
-        elif "cpu" in controllers.split(","):
-            base, parse = root / "cpu", _quota_v1
+            base = root
+        elif controller in controllers.split(","):
+            base = root / controller
         else:
             continue
         # In a container the path is often that of the host, and not visible.
@@ -83,9 +95,7 @@ def _quota(root: Path) -> float | None:
         for folder in (place, *place.parents):
             if not folder.is_relative_to(base):
                 break
-            with contextlib.suppress(ValueError, ZeroDivisionError):
-                quotas.append(parse(folder))
-    return min(quotas, default=None)
+            yield folder, not controllers
 
 
 def _quota_v2(folder: Path) -> float:
@@ -100,17 +110,23 @@ def _quota_v1(folder: Path) -> float:
     return quota / int(_read(folder / "cpu.cfs_period_us"))
 
 
-def oom_kills() -> int:
+def oom_kills() -> int | None:
     """Return how many processes the kernel has killed for want of memory.
 
-    The count is the whole machine's: that a worker was meant is likely when it
-    has just been killed by a SIGKILL that nobody here has sent.
+    Those of this process's cgroup, if it counts them, else of the machine; ``None`` if
+    nobody does.  That a worker was meant is likely when it has just been killed by a
+    SIGKILL that nobody here has sent.
     """
-    for line in _read(Path("/proc/vmstat")).splitlines():
-        name, _, count = line.partition(" ")
-        if name == "oom_kill":
-            return int(count)
-    return 0
+    files = [
+        folder / ("memory.events" if second else "memory.oom_control")
+        for folder, second in _cgroups(_CGROUPS, "memory")
+    ]
+    for file in (*files, Path("/proc/vmstat")):
+        for line in _read(file).splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None
 
 
 def private_memory(pid: int) -> int:

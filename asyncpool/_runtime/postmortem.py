@@ -63,7 +63,7 @@ class Coroner:
         if handle.status == -signal.SIGKILL and not handle.killed:
             before = self._oom_kills
             self.look()
-            if self._oom_kills > before:
+            if (self._oom_kills or 0) > (before or 0):
                 return "out of memory"
         return "crash"
 
@@ -85,6 +85,8 @@ class Coroner:
         detail, stack = handle.detail, ""
         if kind == "failed start" and handle.killed and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
+        if status == -signal.SIGKILL and not handle.killed and self._oom_kills is None:
+            detail = detail or "not by the pool: perhaps for want of memory"
         killed_by_us = handle.killed and detail != ""
         if kind == "hung":
             detail, stack, killed_by_us = (

@@ -105,11 +105,38 @@ def test_an_interpreter_that_does_not_know_itself_is_refused(
         Pool(1)
 
 
-def test_the_kernels_count_of_kills_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_read", lambda _: "pgfault 5\noom_kill 17\n")
-    assert machine.oom_kills() == 17
-    monkeypatch.setattr(machine, "_read", lambda _: "")
-    assert machine.oom_kills() == 0
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({"/proc/vmstat": "pgfault 5\noom_kill 17\n"}, 17),
+        (
+            {
+                "/proc/self/cgroup": "4:memory:/deep/er\n0::/\n",
+                "/cg/memory/deep/er/memory.oom_control": "under_oom 0\noom_kill 3\n",
+                "/cg/memory/memory.oom_control": "under_oom 0\noom_kill 9\n",
+                "/proc/vmstat": "oom_kill 17\n",
+            },
+            3,
+        ),
+        (
+            {
+                "/proc/self/cgroup": "0::/of/the/host\n",
+                "/cg/memory.events": "low 0\noom 2\noom_kill 1\noom_group_kill 5\n",
+                "/proc/vmstat": "oom_kill 17\n",
+            },
+            1,
+        ),
+        # Nobody counts.
+        ({}, None),
+    ],
+    ids=["machine", "version 1", "version 2", "nowhere"],
+)
+def test_the_nearest_count_of_kills_is_read(
+    files: dict[str, str], count: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_CGROUPS", Path("/cg"))
+    monkeypatch.setattr(machine, "_read", lambda path: files.get(str(path), ""))
+    assert machine.oom_kills() == count
 
 
 @pytest.mark.parametrize(

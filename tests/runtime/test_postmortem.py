@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any, cast
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from asyncpool._core.frames import HEADER_SIZE
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobOptions
+from asyncpool._core.slots import Slot
+from asyncpool._runtime import postmortem
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.postmortem import deliveries
+from asyncpool._runtime.postmortem import Coroner, deliveries
 
 pytestmark = pytest.mark.asyncio
 
@@ -28,13 +31,18 @@ class Owner:
 
 
 class DeadWorker:
-    """One that has not taken the last bytes that were put for it; its page, too."""
+    """One that has not taken the last bytes that were put for it; its page and outbox, too."""
 
-    loading = False
+    loading = killed = broke_protocol = False
+    status = -signal.SIGKILL
+    detail = silence = ""
+    slot = generation = pid = 1
+    began_at = 0.0
+    stderr_tail = ()
 
-    def __init__(self, unsent: int, begun: int = 0) -> None:
+    def __init__(self, unsent: int = 0, begun: int = 0) -> None:
         self.unsent = unsent
-        self.page = self
+        self.page = self.outbox = self
         self._begun = begun
 
     def begun(self, job: int, attempt: int) -> bool:
@@ -76,3 +84,26 @@ async def test_what_has_begun_was_sent() -> None:
     jobs = [job_of(1, 30), job_of(2, 20, ahead=50)]
     worker = cast("WorkerHandle", DeadWorker(MIDDLE + 50, begun=1))
     assert deliveries(jobs, worker) == ["started", "never sent"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "kind", "detail"),
+    [
+        ((3, 4), "out of memory", ""),
+        ((3, 3), "crash", ""),
+        ((None, None), "crash", "not by the pool: perhaps for want of memory"),
+    ],
+)
+async def test_who_was_killed_by_somebody_else(
+    counts: tuple[int | None, ...],
+    kind: str,
+    detail: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = iter(counts)
+    monkeypatch.setattr(postmortem, "oom_kills", lambda: next(answers))
+    coroner = Coroner(start_timeout=30.0)
+    worker = cast("WorkerHandle", DeadWorker())
+    found = coroner.kind_of(worker, Slot(0, ready_at=1.0))
+    crash = coroner.report(worker, kind=found, job=None, now=2.0, next_step="")
+    assert (crash.kind, crash.detail, crash.signal) == (kind, detail, "SIGKILL")
