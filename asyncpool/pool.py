@@ -167,7 +167,9 @@ class Pool:
         check_seconds("idle_timeout", idle_timeout)
         check_seconds("start_timeout", start_timeout)
         check_seconds("health_timeout", health_timeout, optional=True)
-        limits = limits or WorkerLimits()
+        limits = WorkerLimits() if limits is None else limits
+        if not isinstance(limits, WorkerLimits):
+            raise TypeError(f"limits must be a WorkerLimits, not {limits!r}")
         check_limits(limits)
         if max_pending is not None:
             check_int("max_pending", max_pending, at_least=0)

@@ -9,7 +9,7 @@ Programming, volume 3, section 6.4).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ class WorkerLimits:
     max_rss: int | None = None
     hard_rss: int | None = None
     nice: int = 0
-    cpu_affinity: Sequence[int] | None = None
+    cpu_affinity: Iterable[int] | None = None
     rlimits: Mapping[str, KernelLimit] = field(default_factory=dict)
     jitter: float = 0.1
     drain_timeout: float | None = 600.0
@@ -135,8 +135,8 @@ class WorkerLimits:
         )
 
 
-def _cpus(numbers: Sequence[int]) -> tuple[int, ...]:
-    cpus: tuple[Any, ...] = tuple(numbers)
+def _cpus(numbers: object) -> tuple[int, ...]:
+    cpus: tuple[Any, ...] = tuple(numbers) if isinstance(numbers, Iterable) else ()
     if not cpus or not all(isinstance(cpu, int) and cpu >= 0 for cpu in cpus):
         raise ValueError(f"cpu_affinity must be numbers of CPUs, not {numbers!r}")
     return cpus

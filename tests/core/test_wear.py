@@ -75,6 +75,11 @@ def test_a_worker_runs_at_least_one_job() -> None:
             "cpu_affinity must be numbers of CPUs, not []",
         ),
         (
+            {"cpu_affinity": 3},
+            ValueError,
+            "cpu_affinity must be numbers of CPUs, not 3",
+        ),
+        (
             {"cpu_affinity": [-1]},
             ValueError,
             "cpu_affinity must be numbers of CPUs, not [-1]",
