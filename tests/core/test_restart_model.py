@@ -79,6 +79,7 @@ class LedgerMachine(RuleBasedStateMachine):
             policy.healthy_after, 2 * self.last_delay[slot]
         ):
             life.clear()
+            self.last_delay[slot] = 0.0
         counts = policy.count_blamed or not blamed
         life.append(Past(self.now, run, not counts, outcomes))
         if counts:
