@@ -13,7 +13,7 @@ from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import by_events, closing, idle, until
+from tests.helpers.pools import closing, idle, next_of, until
 
 pytestmark = BOTH_LOOPS
 
@@ -75,7 +75,7 @@ async def test_a_pool_is_resized_while_it_works() -> None:
         assert pool.stats().busy == 3
         resize = asyncio.create_task(pool.resize(1))
         events = pool.events()
-        first = await anext(by_events(events, Retiring))
+        first = await next_of(events, Retiring)
         assert first.reason == "resize"
         assert pool.stats().workers == 1
         assert not resize.done(), "they have jobs to finish"

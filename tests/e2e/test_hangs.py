@@ -32,7 +32,7 @@ from tests.helpers.faults import HANGS, Fault
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, by_events, closing, idle, until
+from tests.helpers.pools import assert_serves, closing, idle, next_of, until
 
 pytestmark = BOTH_LOOPS
 
@@ -210,9 +210,9 @@ async def test_while_it_is_to_leave(hang: Fault) -> None:
     async with patience(), Gate() as gate, pool:
         culprit = pool.submit(faults.commit_at, gate.path, hang.name)
         visitor = await gate.visitor(hang.name)
-        retirings = by_events(pool.events(), Retiring)
+        events = pool.events()
         roll = asyncio.create_task(pool.roll())
-        assert (await anext(retirings)).reason == "roll"
+        assert (await next_of(events, Retiring)).reason == "roll"
         visitor.release()
         assert await roll == RollResult(replaced=1, trouble="", crash=None)
         with pytest.raises(Exception, match="it was to leave"):

@@ -8,7 +8,6 @@ import resource
 import signal
 from pathlib import Path
 from pickle import PickleBuffer
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, by_events, closing, idle, until
+from tests.helpers.pools import assert_serves, closing, idle, next_of, until
 
 pytestmark = BOTH_LOOPS
 
@@ -42,7 +41,6 @@ def pids(pool: Pool) -> set[int | None]:
 
 
 async def test_a_worker_that_has_done_its_jobs_is_replaced_and_no_job_waits() -> None:
-    events: list[Any] = []
     limits = WorkerLimits(max_jobs=5, jitter=0.0)
     async with patience(), Pool(2, limits=limits) as pool:
         await idle(pool)
@@ -85,9 +83,8 @@ async def test_a_worker_that_is_old_is_replaced() -> None:
     async with patience(), Pool(1, limits=limits) as pool:
         events = pool.events()
         old = await pool.submit(jobs.pid)
-        retirings = by_events(events, Retiring)
         for _ in range(2):
-            assert (await anext(retirings)).reason == "max_age"
+            assert (await next_of(events, Retiring)).reason == "max_age"
         assert await pool.submit(jobs.pid) != old
         assert pool.stats().crashes == 0
 
@@ -136,7 +133,7 @@ async def test_a_worker_with_too_much_memory_is_replaced_after_its_job() -> None
         events = pool.events()
         job = pool.submit(jobs.leak, 100 * MIB, gate.path)
         visitor = await gate.visitor()
-        retiring = await anext(by_events(events, Retiring))
+        retiring = await next_of(events, Retiring)
         assert retiring.reason == "max_rss"
         assert not job.done()
         assert await pool.submit(jobs.pid) != visitor.pid

@@ -29,6 +29,7 @@ __all__ = [
     "crash_of",
     "idle",
     "launcher_of",
+    "next_of",
     "until",
 ]
 
@@ -110,6 +111,14 @@ async def crash_of(
     assert error.job_id == crash.job_id
     assert error.attempt == crash.attempt == attempts
     return crash
+
+
+async def next_of(events: EventStream[Event], kind: type[E]) -> E:
+    """Return the next event of a kind."""
+    async for event in events:
+        if isinstance(event, kind):
+            return event
+    raise AssertionError("the pool has ended")
 
 
 async def by_events(events: EventStream[Event], kind: type[E]) -> AsyncIterator[E]:
