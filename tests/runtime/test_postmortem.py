@@ -12,7 +12,8 @@ from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobOptions
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.postmortem import deliveries
+from asyncpool._runtime.postmortem import crash_error, deliveries
+from asyncpool.events import Crash
 
 pytestmark = pytest.mark.asyncio
 
@@ -48,6 +49,21 @@ def job_of(number: int, size: int, ahead: int = 0) -> Job[Any]:
     return job
 
 
+CRASH = Crash(
+    slot=0,
+    generation=1,
+    pid=4242,
+    exit_code=3,
+    signal=None,
+    kind="crash",
+    uptime=1.0,
+    job_id=None,
+    attempt=0,
+    detail="",
+    stderr_tail=(),
+    next_step="",
+)
+
 LAST = HEADER_SIZE + 10
 MIDDLE = HEADER_SIZE + 20
 
@@ -76,3 +92,12 @@ async def test_what_has_begun_was_sent() -> None:
     jobs = [job_of(1, 30), job_of(2, 20, ahead=50)]
     worker = cast("WorkerHandle", DeadWorker(MIDDLE + 50, begun=1))
     assert deliveries(jobs, worker) == ["started", "never sent"]
+
+
+@pytest.mark.parametrize(("begun", "expected"), [(0, "sent"), (1, "started")])
+async def test_an_earlier_attempt_may_have_had_effects_too(
+    begun: int, expected: str
+) -> None:
+    job = job_of(1, 30)
+    job.attempt, job.crashes = begun, (CRASH,)
+    assert crash_error(job, "sent").delivery == expected
