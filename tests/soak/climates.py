@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
-from asyncpool import Pool, RestartPolicy, WorkerLimits
+from asyncpool import RestartPolicy, WorkerLimits
 from tests.soak import work
 
 __all__ = ["Climate", "draw_climate"]
@@ -43,6 +43,9 @@ class Climate:
         seconds: After how many seconds the pool is closed.
         finish: What the close finishes.
         closes_in: How many seconds the close has.
+        ending: How it is closed: by one close, by one whose caller is cancelled, by
+            another one soon after that finishes nothing, or by an error that leaves the
+            pool's context.
     """
 
     options: dict[str, Any]
@@ -53,6 +56,7 @@ class Climate:
     seconds: float
     finish: Any
     closes_in: float
+    ending: Literal["one", "cancelled", "second", "error"]
 
     @property
     def health(self) -> bool:
@@ -90,7 +94,8 @@ class Climate:
             ends.add("broken")
         if self.limits.hard_rss is not None:
             ends.add("out of memory")
-        if self.finish != "all" or self.closes_in < PATIENT_CLOSE:
+        hasty = self.finish != "all" or self.closes_in < PATIENT_CLOSE
+        if hasty or self.ending in {"second", "error"}:
             ends.add("closed")
         return frozenset(ends)
 
@@ -114,11 +119,12 @@ def draw_climate(rng: Random) -> Climate:
         initializer, initargs = None, ()
     finish = rng.choice(("all", "all", "all", "running", "none"))
     return Climate(
+        ending=rng.choice(("one", "one", "one", "cancelled", "second", "error")),
         kills=kills,
         stops=stops,
         launcher=launcher,
         frail=frail,
-        seconds=rng.uniform(0.05, 6.0) if rng.random() < 0.9 else 0.0,
+        seconds=rng.uniform(0.05, 5.0) if rng.random() < 0.9 else 0.0,
         finish=finish,
         closes_in=PATIENT_CLOSE if rng.random() < 0.7 else rng.choice((0.0, 0.3, 2.0)),
         options={
@@ -149,11 +155,6 @@ def _draw_limits(rng: Random, *, calm: bool) -> WorkerLimits:
         max_age=rng.choice((None, None, 0.5, 2.0)),
         max_rss=memory,
         hard_rss=200 * _MB if memory and not calm and rng.random() < 0.5 else None,
-        drain_timeout=DRAIN_LONG if calm else rng.choice((DRAIN_LONG, 0.5, 0.0)),
+        drain_timeout=DRAIN_LONG if calm else rng.choice((DRAIN_LONG, 0.5, 0.02)),
         jitter=rng.choice((0.0, 0.1)),
     )
-
-
-def make_pool(climate: Climate, name: str, **more: Any) -> Pool:
-    """Make the pool of a climate."""
-    return Pool(**climate.options, name=name, **more)

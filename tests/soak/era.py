@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from asyncpool import (
@@ -40,22 +40,28 @@ class Era:
 
     Attributes:
         pool: The pool.
-        open: Whether nobody has begun to close it.
+        closing: Set when somebody begins to close it.
+        largest: The most workers that it was ever to have.
     """
 
-    def __init__(
-        self, name: str, climate: Climate, tally: Tally, folder: Path
-    ) -> None:
+    def __init__(self, name: str, climate: Climate, tally: Tally, folder: Path) -> None:
         self.name = name
         self.climate = climate
         self.tally = tally
-        self.open = True
+        self.closing = asyncio.Event()
         self.largest = climate.most
         self._book = folder / name
         self._records: list[Record] = []
         self._crashes: list[Crash] = []
         self._living: dict[tuple[int, int], bool] = {}
         self.pool = Pool(**climate.options, name=name, on_crash=self._crashes.append)
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait, and tell whether it is not being closed by then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.closing.wait()
+        return not self.closing.is_set()
 
     # Jobs.
 
@@ -77,7 +83,7 @@ class Era:
             self.tally.deed(self.name, "refused: broken")
             return None
         except PoolClosedError:
-            self.demand(not self.open, "it is closed")
+            self.demand(self.closing.is_set(), "it is closed")
             return None
         record = Record(plan, key, job)
         self._records.append(record)
@@ -107,6 +113,7 @@ class Era:
                 await self.pool.start()
         except PoolBrokenError:
             self.demand(self.climate.frail, "it did not come up")
+            self.closing.set()  # that is what start() does then
         listener = asyncio.create_task(self._listen())
         async with asyncio.TaskGroup() as tasks:
             for life in lives:
@@ -119,15 +126,40 @@ class Era:
     async def _close(self) -> None:
         climate = self.climate
         await asyncio.sleep(climate.seconds)
-        self.open = False
-        how = f"close: {climate.finish}"
+        self.closing.set()
+        how = f"close: {climate.finish}, {climate.ending}"
         self.tally.deed(self.name, how, f"in {climate.closes_in:g} s")
         try:
             async with asyncio.timeout(climate.closes_in + BOUND):
-                await self.pool.close(finish=climate.finish, timeout=climate.closes_in)
+                await self._end()
         except TimeoutError:
             raise FailureError(f"{self.name} does not close: {self.pool!r}") from None
         self.tally.deed(self.name, "closed pools")
+
+    async def _end(self) -> None:
+        """Close the pool, in one of the ways."""
+        pool, climate = self.pool, self.climate
+        close = functools.partial(
+            pool.close, finish=climate.finish, timeout=climate.closes_in
+        )
+        match climate.ending:
+            case "one":
+                await close()
+            case "cancelled":
+                closing = asyncio.create_task(close())
+                await asyncio.sleep(0.01)
+                closing.cancel()
+                await asyncio.wait([closing])
+                await close()
+            case "second":
+                closing = asyncio.create_task(close())
+                await asyncio.sleep(0.3)
+                summary = await pool.close(finish="none", timeout=0.0)
+                self.demand(summary == await closing, "two closes, two summaries")
+            case "error":
+                with suppress(LookupError):
+                    async with pool:
+                        raise LookupError
 
     async def _listen(self) -> None:
         async for event in self.pool.events(buffer=100_000):
@@ -169,7 +201,9 @@ class Era:
         self.demand(gone == stats.submitted, f"{stats}")
         cancelled = ends.count("cancelled")
         self.demand(stats.cancelled == cancelled, f"{cancelled} cancelled: {stats}")
-        self.demand(stats.crashes == len(self._crashes), f"on_crash missed some: {stats}")
+        self.demand(
+            stats.crashes == len(self._crashes), f"on_crash missed some: {stats}"
+        )
         self.demand(stats.shared_memory == 0, f"shared memory is left: {stats}")
         left = [worker for worker, lives in self._living.items() if lives]
         self.demand(not left, f"nobody has told of the end of {left}")
@@ -179,8 +213,3 @@ class Era:
         """Fail unless *fact* holds."""
         if not fact:
             raise FailureError(f"pool {self.name}: {what}")
-
-
-def suppressed() -> contextlib.suppress:
-    """Return what lets pass that a pool closed, or broke, in the middle."""
-    return contextlib.suppress(PoolClosedError, PoolBrokenError)

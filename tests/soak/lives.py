@@ -21,12 +21,12 @@ __all__ = ["draw_lives"]
 Life = Callable[[Era], Coroutine[Any, Any, None]]
 
 # Jobs that a client may have open.
-_OPEN = 12
+_OPEN = 40
 
 
 def draw_lives(rng: Random, era: Era) -> list[Life]:
     """Draw who does something to a pool; each of them has choices of its own."""
-    kinds = [client] * rng.randint(1, 4)
+    kinds = [client] * rng.randint(1, 6)
     kinds += [owner] * rng.randint(0, 2)
     climate = era.climate
     if climate.kills or climate.stops:
@@ -41,13 +41,13 @@ def client(rng: Random) -> Life:
 
     async def live(era: Era) -> None:
         waiting: list[Record] = []
-        while era.open:
+        while not era.closing.is_set():
             plans = [draw_plan(rng, era.climate)]
             if rng.random() < 0.08:
                 plans = [square(rng, era.climate) for _ in range(rng.choice((20, 200)))]
                 era.tally.deed(era.name, "batch")
             cancels = [_draw_cancel(rng) for _ in plans]
-            pause = rng.choice((0.0, 0.0, 0.002, 0.02, 0.1))
+            pause = rng.choice((0.0, 0.0, 0.0, 0.002, 0.02, 0.05))
             records = [era.submit(plan) for plan in plans]
             async with asyncio.TaskGroup() as tasks:
                 for record, when in zip(records, cancels, strict=True):
@@ -55,7 +55,8 @@ def client(rng: Random) -> Life:
                         waiting.append(record)
                         if when is not None:
                             tasks.create_task(_cancel(era, record, when))
-            await asyncio.sleep(pause)
+            refused = None in records
+            await asyncio.sleep(pause + 0.02 * refused)
             most = rng.randrange(_OPEN)
             while len(waiting) > most:
                 await era.settle(waiting.pop(0))
@@ -73,8 +74,8 @@ def _draw_cancel(rng: Random) -> float | None:
 
 async def _cancel(era: Era, record: Record, when: float) -> None:
     if when < 0:
-        while record.job.state == "queued" and era.open:
-            await asyncio.sleep(0.001)
+        while record.job.state == "queued" and await era.pause(0.001):
+            pass  # no job tells that it begins
     elif when:
         await asyncio.wait([record.job], timeout=when)
     phase = record.job.state
@@ -86,12 +87,11 @@ def owner(rng: Random) -> Life:
     """Roll and resize."""
 
     async def live(era: Era) -> None:
-        while era.open:
-            await _pause(era, rng.choice((0.05, 0.3, 1.0)))
-            if not era.open:
-                return
+        while await era.pause(rng.choice((0.05, 0.3, 1.0))):
             least, more = rng.randint(1, 4), rng.choice((0, 0, 2))
-            act = _roll(era) if rng.random() < 0.5 else _resize(era, least, least + more)
+            act = (
+                _roll(era) if rng.random() < 0.5 else _resize(era, least, least + more)
+            )
             with suppress(PoolClosedError):
                 try:
                     await act
@@ -115,7 +115,7 @@ async def _roll(era: Era) -> None:
     era.tally.deed(era.name, "rolled" if result.ok else "not rolled", result.trouble)
     climate = era.climate
     rough = climate.frail or climate.stumbles or climate.kills or climate.stops
-    may_fail = rough or climate.launcher or not era.open
+    may_fail = rough or climate.launcher or era.closing.is_set()
     era.demand(result.ok or may_fail, f"{result}")
 
 
@@ -135,13 +135,12 @@ def killer(rng: Random) -> Life:
 
     async def live(era: Era) -> None:
         climate, stopped = era.climate, list[int]()
-        while era.open:
-            await _pause(era, rng.choice((0.01, 0.1, 0.4, 1.0)))
+        while await era.pause(rng.choice((0.01, 0.1, 0.4, 1.0))):
             which, stop, go_on = rng.random(), rng.random() < 0.4, rng.random() < 0.5
             pids = [slot.pid for slot in era.pool.stats().slots if slot.pid is not None]
             if go_on and stopped:
                 _send(stopped.pop(0), signal.SIGCONT)
-            if not pids or not era.open:
+            if not pids:
                 continue
             pid = pids[int(which * len(pids))]
             if stop and climate.stops:
@@ -159,24 +158,16 @@ def killer_of_launchers(rng: Random) -> Life:
     """Kill the launcher, now and then."""
 
     async def live(era: Era) -> None:
-        while era.open:
-            await _pause(era, rng.choice((0.3, 1.0, 2.0)))
+        while await era.pause(rng.choice((0.3, 1.0, 2.0))):
             parents = {
                 _parent(slot.pid) for slot in era.pool.stats().slots if slot.pid
             } & set(marked_processes())
-            if parents and era.open:
+            if parents:
                 launcher = min(parents)
                 era.tally.deed(era.name, "kill the launcher", launcher)
                 _send(launcher, signal.SIGKILL)
 
     return live
-
-
-async def _pause(era: Era, seconds: float) -> None:
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    while era.open and loop.time() < until:
-        await asyncio.sleep(min(0.05, max(until - loop.time(), 0.0)))
 
 
 def _send(pid: int, number: signal.Signals) -> None:
@@ -187,7 +178,6 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _parent(pid: int) -> int:
-    with suppress(OSError, ValueError):
-        with open(f"/proc/{pid}/stat") as stat:
-            return int(stat.read().rpartition(")")[2].split()[1])
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
     return 0

@@ -164,7 +164,8 @@ def _name_crash(record: Record, error: WorkerCrashedError) -> str:
     record.demand(len(error.crashes) <= most, "too many crashes")
     record.demand(error.attempt <= plan.max_attempts, "there is no such attempt")
     if error.delivery == "started":
-        record.demand(last.job_id == record.job.id, "it did not die of this job")
+        of_it = [c.attempt for c in error.crashes if c.job_id == record.job.id]
+        record.demand(of_it, "none has died of this job")
         record.demand(last.attempt == error.attempt, "it is another attempt")
     return error.kind
 
@@ -183,7 +184,8 @@ def check_attempts(record: Record, attempts: list[int]) -> None:
     """Compare how often a job has begun with what may be, when all is over."""
     plan, job = record.plan, record.job
     record.demand(
-        attempts == sorted(set(attempts)), f"its attempts were {attempts}, in this order"
+        attempts == sorted(set(attempts)),
+        f"its attempts were {attempts}, in this order",
     )
     if attempts:
         most = min(plan.max_attempts, job.attempt)
@@ -195,5 +197,9 @@ def check_attempts(record: Record, attempts: list[int]) -> None:
         late = [n for n in attempts if n > record.unsent_after]
         record.demand(not late, f"attempts {late} began after it was cancelled")
     error = None if job.cancelled() else job.exception()
-    if isinstance(error, PoolClosedError) and error.delivery == "never sent":
-        record.demand(not attempts, f"never sent, but its attempts were {attempts}")
+    if isinstance(error, PoolClosedError):
+        # What was sent may have begun since.
+        unbegun = error.delivery == "never sent"
+    else:
+        unbegun = isinstance(error, WorkerCrashedError) and error.delivery != "started"
+    record.demand(not (unbegun and attempts), f"its attempts were {attempts}")

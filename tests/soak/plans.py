@@ -177,18 +177,18 @@ def hang(rng: Random, climate: Climate) -> Plan:
     found_by = rng.choice(("timeout", "heartbeat", "deadline"))
     if climate.health and how in {"gil", "stop"} and rng.random() < 0.5:
         found_by = "ping"
-    options: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
         "timeout": {"timeout": seconds, "retry_on": [JobTimeoutError, "crash", "hung"]},
         "heartbeat": {"heartbeat_timeout": seconds},
         "deadline": {"within": seconds + 0.5},
         "ping": {},
-    }[found_by]
+    }
     bad = {"timeout": "timeout", "deadline": "deadline"}.get(found_by, "hung")
-    # With a deadline there may be no time left for a second attempt, nor for a first.
-    ends = {"value"} if attempt <= most and found_by != "deadline" else {bad}
-    if attempt <= most and found_by != "deadline":
-        # A loaded machine may need as long for the good attempt.
-        ends.add(bad)
+    ends = {bad}
+    if attempt <= most:
+        # A loaded machine may need all of its time for the good attempt.  After a
+        # deadline there is none, but the first one may have died before.
+        ends.add("value")
     if climate.health and how in {"gil", "stop"}:
         ends |= {"hung", "value"} if attempt <= most else {"hung"}
     return _plan(
@@ -200,7 +200,7 @@ def hang(rng: Random, climate: Climate) -> Plan:
         ends="|".join(sorted(ends)),
         max_attempts=most,
         cancel_grace=rng.choice((0.0, 0.2)),
-        **options,
+        **ways[found_by],
     )
 
 

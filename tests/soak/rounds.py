@@ -8,10 +8,8 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from tests.helpers.guards import Snapshot
 from tests.helpers.loops import loop_factories

@@ -41,7 +41,9 @@ class Tally:
 
     def note(self, where: str, what: object) -> None:
         """Write into the diary."""
-        self._diary.append(f"{time.monotonic() - self._began:9.3f}  {where}  {what!s:.300}")
+        self._diary.append(
+            f"{time.monotonic() - self._began:9.3f}  {where}  {what!s:.300}"
+        )
 
     def deed(self, where: str, what: str, more: object = "") -> None:
         """Count what is done, and write it down."""
