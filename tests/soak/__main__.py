@@ -28,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seed", type=int, help="which choices; drawn if not given")
     parser.add_argument("--minutes", type=float, default=1.0, help="for how long")
-    parser.add_argument("--rounds", type=int, default=0, help="only so many rounds")
+    parser.add_argument("--round", type=int, help="only this one of the seed's rounds")
     args = parser.parse_args()
     seed = SystemRandom().randrange(1_000_000) if args.seed is None else args.seed
     say(f"soak: seed {seed}, {args.minutes:g} minutes")
@@ -36,32 +36,36 @@ def main() -> int:
     warm_up()
     tally = Tally()
     watch(tally)
-    number, ends_at = 0, time.monotonic() + 60 * args.minutes
+    done, ends_at = 0, time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        while time.monotonic() < ends_at and (not args.rounds or number < args.rounds):
-            number += 1
+        while time.monotonic() < ends_at and not (args.round and done):
+            number = args.round or done + 1
             faulthandler.dump_traceback_later(_STUCK, exit=True)
             try:
                 run_round(Random(f"{seed}/{number}"), number, tally, Path(folder))
             except Exception:  # noqa: BLE001 - it is told, whatever it is
-                fail(seed, number, args.minutes, tally)
+                fail(seed, number, tally)
                 return 1
+            done += 1
     faulthandler.cancel_dump_traceback_later()
     say(tally.table())
-    missing = tally.missing() if args.minutes >= 1 and not args.rounds else []
+    missing = tally.missing() if args.minutes >= 1 and not args.round else []
     for line in missing:
         say(f"soak: too little happened: {line}")
-    say(f"soak: seed {seed}, {number} rounds, {'bad' if missing else 'all good'}")
+    say(f"soak: seed {seed}, {done} rounds, {'bad' if missing else 'all good'}")
     return 1 if missing else 0
 
 
-def fail(seed: int, number: int, minutes: float, tally: Tally) -> None:
+def fail(seed: int, number: int, tally: Tally) -> None:
     """Tell what has failed, and how to see it again; leave no process behind."""
     say(tally.diary())
-    traceback.print_exc()
+    say("\n".join(tally.setups))
+    traceback.print_exc(file=sys.stdout)
     say(
-        f"soak: failed in round {number}; again with\n"
-        f"    python -m tests.soak --seed {seed} --minutes {minutes:g}"
+        f"soak: failed in round {number} of seed {seed}; the same choices again, of that "
+        f"round or of all:\n"
+        f"    python -m tests.soak --seed {seed} --round {number}\n"
+        f"    python -m tests.soak --seed {seed} --minutes {tally.minutes() + 1:.0f}"
     )
     for pid in marked_processes():
         with suppress(ProcessLookupError):

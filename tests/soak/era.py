@@ -107,7 +107,6 @@ class Era:
 
     async def run(self, *lives: Callable[[Era], Any]) -> None:
         """Start the pool, do all these things to it, close it and look back."""
-        self.tally.note(self.name, self.climate)
         try:
             async with asyncio.timeout(BOUND):
                 await self.pool.start()

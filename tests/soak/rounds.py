@@ -62,6 +62,7 @@ def run_round(rng: Random, number: int, tally: Tally, folder: Path) -> None:
         (f"{number}{letter}", draw_climate(rng), rng.getrandbits(64))
         for letter in "ab"[: rng.choice((1, 1, 2))]
     ]
+    tally.setups = [f"{name}: {loop_name}, {climate}" for name, climate, _ in eras]
     tally.deed("round", loop_name, f"number {number}")
 
     async def main() -> None:

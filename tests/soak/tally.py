@@ -31,11 +31,13 @@ class Tally:
     Attributes:
         ends: How often each kind of job ended with what.
         deeds: How often each thing was done to a pool, and events of each type.
+        setups: The pools of this round.
     """
 
     def __init__(self) -> None:
         self.ends: Counter[tuple[str, str]] = Counter()
         self.deeds: Counter[str] = Counter()
+        self.setups: list[str] = []
         self._diary: deque[str] = deque(maxlen=_LAST)
         self._began = time.monotonic()
 
@@ -49,6 +51,10 @@ class Tally:
         """Count what is done, and write it down."""
         self.deeds[what] += 1
         self.note(where, f"{what} {more}")
+
+    def minutes(self) -> float:
+        """Return for how long it has been kept."""
+        return (time.monotonic() - self._began) / 60
 
     def diary(self) -> str:
         """Return the last lines."""
