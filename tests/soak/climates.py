@@ -41,6 +41,7 @@ class Climate:
         launcher: Whether the launcher is killed.
         frail: Whether the pool may break.
         seconds: After how many seconds the pool is closed.
+        rest: Whether its clients go before that, and it is to recover.
         finish: What the close finishes.
         closes_in: How many seconds the close has.
         ending: How it is closed: by one close, by one whose caller is cancelled, by
@@ -54,6 +55,7 @@ class Climate:
     launcher: bool
     frail: bool
     seconds: float
+    rest: bool
     finish: Any
     closes_in: float
     ending: Literal["one", "cancelled", "second", "error"]
@@ -125,6 +127,7 @@ def draw_climate(rng: Random) -> Climate:
         launcher=launcher,
         frail=frail,
         seconds=rng.uniform(0.05, 5.0) if rng.random() < 0.9 else 0.0,
+        rest=rng.random() < 0.4,
         finish=finish,
         closes_in=PATIENT_CLOSE if rng.random() < 0.7 else rng.choice((0.0, 0.3, 2.0)),
         options={

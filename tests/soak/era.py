@@ -16,6 +16,7 @@ from asyncpool import (
     PoolBrokenError,
     PoolClosedError,
     PoolFullError,
+    PoolStats,
     events,
 )
 from tests.soak.climates import Climate
@@ -115,17 +116,31 @@ class Era:
             self.closing.set()  # that is what start() does then
         listener = asyncio.create_task(self._listen())
         async with asyncio.TaskGroup() as tasks:
-            for life in lives:
-                tasks.create_task(life(self))
+            living = [tasks.create_task(life(self)) for life in lives]
+            await asyncio.sleep(self.climate.seconds)
+            self.closing.set()
+            if self.climate.rest:
+                await asyncio.wait(living)
+                await self._recover()
             await self._close()
         await self.settle(*self._records)
         await listener
         self._look_back()
 
+    async def _recover(self) -> None:
+        """Wait until all workers are there and idle; nobody does anything any more."""
+        if self.climate.frail:
+            return  # it may be broken
+        loop = asyncio.get_running_loop()
+        give_up_at, stats = loop.time() + BOUND, self.pool.stats()
+        while stats.waiting or not stats.idle == stats.workers == _up(stats):
+            self.demand(loop.time() < give_up_at, f"it does not recover: {stats}")
+            await asyncio.sleep(0.01)
+            stats = self.pool.stats()
+        self.tally.deed(self.name, "recovered")
+
     async def _close(self) -> None:
         climate = self.climate
-        await asyncio.sleep(climate.seconds)
-        self.closing.set()
         how = f"close: {climate.finish}, {climate.ending}"
         self.tally.deed(self.name, how, f"in {climate.closes_in:g} s")
         try:
@@ -212,3 +227,8 @@ class Era:
         """Fail unless *fact* holds."""
         if not fact:
             raise FailureError(f"pool {self.name}: {what}")
+
+
+def _up(stats: PoolStats) -> int:
+    """Return how many workers there are, those included that come and go."""
+    return sum(slot.pid is not None for slot in stats.slots)

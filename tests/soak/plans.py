@@ -199,6 +199,8 @@ def hang(rng: Random, climate: Climate) -> Plan:
         good=_is("moved"),
         ends="|".join(sorted(ends)),
         max_attempts=most,
+        # "wait" would leave it there for ever.
+        on_cancel=rng.choice(("interrupt", "kill")),
         cancel_grace=rng.choice((0.0, 0.2)),
         **ways[found_by],
     )
@@ -211,6 +213,7 @@ def clean_up(rng: Random, _: Climate) -> Plan:
         rng.choice((0.05, 0.3, 1.0)),
         ends="timeout",
         timeout=rng.choice(_SHORT),
+        on_cancel=rng.choice(("interrupt", "kill")),
         cancel_grace=rng.choice((0.1, 0.5)),
     )
 
@@ -265,5 +268,6 @@ def draw_plan(rng: Random, climate: Climate) -> Plan:
     if rng.random() < 0.3:
         plan.options["priority"] = rng.randrange(-2, 3)
     if rng.random() < 0.2:
-        plan.options["on_cancel"] = rng.choice(("interrupt", "kill", "wait"))
+        how = rng.choice(("interrupt", "kill", "wait"))
+        plan.options.setdefault("on_cancel", how)
     return plan

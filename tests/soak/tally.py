@@ -19,6 +19,7 @@ _FLOORS = {
     ("crash",): 3,
     ("hung", "timeout", "deadline"): 5,
     ("closed pools",): 4,
+    ("recovered",): 1,
     ("Ready",): 20,
     ("Retiring",): 5,
     ("Crashed",): 10,
