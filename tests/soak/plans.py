@@ -190,7 +190,9 @@ def hang(rng: Random, climate: Climate) -> Plan:
         # deadline there is none, but the first one may have died before.
         ends.add("value")
     if climate.health and how in {"gil", "stop"}:
-        ends |= {"hung", "value"} if attempt <= most else {"hung"}
+        ends.add("hung")
+    if climate.stops and how == "stop":
+        ends.add("value")  # who lets another stop end lets this one end too
     return _plan(
         f"hang, {found_by}",
         work.hang_before,
