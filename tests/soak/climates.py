@@ -157,7 +157,7 @@ def _draw_limits(rng: Random, *, calm: bool) -> WorkerLimits:
         max_jobs=rng.choice((None, None, 5, 100)),
         max_age=rng.choice((None, None, 0.5, 2.0)),
         max_rss=memory,
-        hard_rss=200 * _MB if memory and not calm and rng.random() < 0.5 else None,
+        hard_rss=140 * _MB if not calm and rng.random() < 0.3 else None,
         drain_timeout=DRAIN_LONG if calm else rng.choice((DRAIN_LONG, 0.5, 0.02)),
         jitter=rng.choice((0.0, 0.1)),
     )

@@ -110,9 +110,11 @@ def retire(_: Random, __: Climate) -> Plan:
     return _plan("retire", work.retire, good=_is("retired"))
 
 
-def leak(rng: Random, _: Climate) -> Plan:
-    size = rng.choice((10, 60)) << 20
-    return _plan("leak", work.leak, size, good=_is(size))
+def leak(rng: Random, climate: Climate) -> Plan:
+    size, seconds = rng.choice(((10, 0.0), (60, 0.0), (60, 0.3)))
+    if climate.limits.hard_rss is not None and rng.random() < 0.5:
+        size, seconds = 150, 0.6  # so long that somebody looks
+    return _plan("leak", work.leak, size << 20, seconds, good=_is(size << 20))
 
 
 def fork(rng: Random, climate: Climate) -> Plan:

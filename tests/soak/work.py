@@ -105,10 +105,11 @@ def retire(book: str, key: int) -> tuple[Signature, str]:
     return signature, "retired"
 
 
-def leak(book: str, key: int, size: int) -> tuple[Signature, int]:
+def leak(book: str, key: int, size: int, seconds: float) -> tuple[Signature, int]:
     """Keep *size* bytes for as long as the worker lives."""
     signature = sign(book, key)
     _leaks.append(b"x" * size)
+    time.sleep(seconds)
     return signature, size
 
 
