@@ -140,7 +140,8 @@ def draw_climate(rng: Random) -> Climate:
             "restart": rng.choice(_FRAIL) if frail else _FORGIVING,
             "limits": _draw_limits(rng, calm=calm),
             "health_timeout": health,
-            "start_timeout": 5.0,
+            # Who is stopped while it starts is found by that alone.
+            "start_timeout": 5.0 if stops else 30.0,
             "initializer": initializer,
             "initargs": initargs,
             "max_pending": rng.choice((None, None, 40)),

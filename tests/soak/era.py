@@ -19,6 +19,7 @@ from asyncpool import (
     PoolStats,
     events,
 )
+from tests.helpers.patience import PATIENCE
 from tests.soak.climates import Climate
 from tests.soak.oracle import FailureError, Record, check_attempts, judge, read_book
 from tests.soak.plans import Plan
@@ -27,7 +28,7 @@ from tests.soak.tally import Tally
 __all__ = ["BOUND", "Era"]
 
 # Seconds in which everything settles.
-BOUND = 60.0
+BOUND = 3 * PATIENCE
 
 
 class Era:
