@@ -55,6 +55,8 @@ def client(rng: Random) -> Life:
                         waiting.append(record)
                         if when is not None:
                             tasks.create_task(_cancel(era, record, when))
+                        if record.plan.kind == "count":
+                            tasks.create_task(_follow(era, record))
             refused = None in records
             await asyncio.sleep(pause + 0.02 * refused)
             most = rng.randrange(_OPEN)
@@ -81,6 +83,21 @@ async def _cancel(era: Era, record: Record, when: float) -> None:
     phase = record.job.state
     if record.cancel():
         era.tally.deed(era.name, f"cancelled {phase}", record.job.id)
+
+
+async def _follow(era: Era, record: Record) -> None:
+    """Listen to what a job says of itself, which must not miss the last step."""
+    try:
+        async with asyncio.timeout(BOUND):
+            steps = [step async for step in record.job.progress()]
+    except TimeoutError:
+        record.demand(False, "its progress does not end")
+        raise
+    era.tally.deed(era.name, "followed", steps[-1:])
+    record.demand(record.job.done(), "its progress has ended before it")
+    record.demand(steps == sorted(set(steps)), f"its steps were {steps}")
+    if not record.cancelled and record.job.exception() is None:
+        record.demand(steps[-1:] == [record.plan.args[0]], f"its steps were {steps}")
 
 
 def owner(rng: Random) -> Life:
