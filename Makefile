@@ -6,6 +6,7 @@
 PYTHON ?= python3
 VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(patsubst python%,%,$(notdir $(PYTHON))))
 ARGS ?=
+SOAK ?= --seed 1 --minutes 1
 
 OLDEST := 3.11
 SUPPORTED := 3.11 3.12 3.13
@@ -16,7 +17,7 @@ PY := $(BIN)/python
 .DELETE_ON_ERROR:
 # Two installations at once into one environment would break it.
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit format test-all bench torture clean
+.PHONY: help demo test lint types soak unit format test-all bench torture clean
 
 help: ## Print the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=\"options of the program\"]"
@@ -26,7 +27,7 @@ help: ## Print the targets
 demo: $(VENV)/.installed-demo ## Parse the whole standard library in a pool; ARGS="--chaos 0.02"
 	@$(PY) examples/stdlib_census.py $(ARGS)
 
-test: lint types unit ## Everything a change must pass: lint, types and all tests
+test: lint types soak unit ## Everything a change must pass: lint, types and all tests
 
 lint: $(VENV)/.installed-test ## Style, formatting and the direction of imports
 	$(PY) -m ruff check .
@@ -35,6 +36,9 @@ lint: $(VENV)/.installed-test ## Style, formatting and the direction of imports
 
 types: $(VENV)/.installed-test ## mypy in its strict mode
 	$(PY) -m mypy
+
+soak: $(VENV)/.installed-test ## Pools under random faults; SOAK="--seed 7 --minutes 10"
+	$(PY) -m tests.soak $(SOAK)
 
 unit: $(VENV)/.installed-test ## The tests alone; ARGS="-k takeover"
 	$(PY) -m pytest -q $(ARGS)

@@ -105,7 +105,8 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
 
     Attributes:
         job_id: The job, or ``None`` if the pool refused to take one.
-        delivery: ``"started"`` if the job may have had effects.
+        delivery: ``"started"`` if the job may have had effects, in an earlier attempt
+            too.
     """
 
     job_id: int | None
@@ -333,7 +334,7 @@ class WorkerCrashedError(JobError):
     Attributes:
         crashes: Every crash that this job was in, oldest first.
         delivery: ``"never sent"``, ``"sent"`` (a worker had it but had not begun)
-            or ``"started"`` (it may have had effects).
+            or ``"started"`` (it may have had effects, in an earlier attempt too).
         kind, slot, generation, pid, exit_code, signal, stderr_tail, stack: Those of
             the last crash, see :class:`asyncpool.Crash`.
     """

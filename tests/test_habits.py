@@ -12,8 +12,10 @@ TESTS = Path(__file__).parent
 CORE = TESTS.parent / "asyncpool" / "_core"
 
 FILES = sorted(TESTS.rglob("*.py"))
-# Helpers may wait, with a bound and for a reason: they are where patience lives.
-SUITE = [path for path in FILES if TESTS / "helpers" not in path.parents]
+# Helpers may wait, with a bound and for a reason: they are where patience lives.  The
+# soak is no test: it pauses between what it does, as the users of a pool do.
+PATIENT = {TESTS / "helpers", TESTS / "soak"}
+SUITE = [path for path in FILES if PATIENT.isdisjoint(path.parents)]
 
 MOCKS = ("unittest.mock", "mock", "pytest_mock")
 

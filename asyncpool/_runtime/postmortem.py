@@ -128,6 +128,8 @@ def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delive
 
 def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
     """Return the error for a job that is not tried again."""
+    if job.attempt:
+        delivery = "started"  # in an earlier attempt, if not in this one
     cls = _ERRORS[job.crashes[-1].kind]
     return cls(job_id=job.id, crashes=job.crashes, delivery=delivery)
 

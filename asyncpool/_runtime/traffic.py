@@ -365,8 +365,8 @@ class Traffic:
         delivery: events.Delivery = "never sent"
         if job.slot is not None:
             [delivery] = deliveries([job], self._state.handles[job.slot])
-        elif job.id in self._unpacker.jobs:
-            delivery = "started"
+        if job.attempt > (job.slot is not None):
+            delivery = "started"  # an earlier attempt, or it is being unpickled
         text = f"the pool was closed before job {job.id} was done"
         return PoolClosedError(text, job_id=job.id, delivery=delivery)
 

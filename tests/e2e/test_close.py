@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from pathlib import Path
 from typing import Any, Literal
 
 import anyio
@@ -102,6 +103,24 @@ async def test_a_cancelled_scope_of_anyio_is_left_without_spinning(
 
 def _brief(outcome: object) -> object:
     return outcome.delivery if isinstance(outcome, PoolClosedError) else outcome
+
+
+async def test_what_has_begun_before_counts_as_started(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    async with patience(), Gate() as gate:
+        initargs = (str(flag), gate.path)
+        pool = await started(1, initializer=jobs.wait_if_there, initargs=initargs)
+        job = pool.options(max_attempts=2).submit(jobs.wait_in_every_attempt, gate.path)
+        fresh = pool.submit(jobs.square, 3)
+        visitor = await gate.visitor("attempt 1")
+        flag.touch()
+        visitor.release("die")
+        await gate.visitor("initializer")
+        # Both wait for the next worker.
+        assert (job.state, fresh.state) == ("queued", "queued")
+        await pool.close(finish="none")
+        outcomes = await asyncio.gather(job, fresh, return_exceptions=True)
+        assert [_brief(outcome) for outcome in outcomes] == ["started", "never sent"]
 
 
 @pytest.mark.parametrize("finish", ["all", "running", "none"])

@@ -15,7 +15,8 @@ from asyncpool._core.slots import Slot
 from asyncpool._runtime import postmortem
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.postmortem import Coroner, deliveries
+from asyncpool._runtime.postmortem import Coroner, crash_error, deliveries
+from asyncpool.events import Crash
 
 pytestmark = pytest.mark.asyncio
 
@@ -55,6 +56,21 @@ def job_of(number: int, size: int, ahead: int = 0) -> Job[Any]:
     job.attempt, job.payload, job.ahead = 1, bytes(size), ahead
     return job
 
+
+CRASH = Crash(
+    slot=0,
+    generation=1,
+    pid=4242,
+    exit_code=3,
+    signal=None,
+    kind="crash",
+    uptime=1.0,
+    job_id=None,
+    attempt=0,
+    detail="",
+    stderr_tail=(),
+    next_step="",
+)
 
 LAST = HEADER_SIZE + 10
 MIDDLE = HEADER_SIZE + 20
@@ -107,3 +123,12 @@ async def test_who_was_killed_by_somebody_else(
     found = coroner.kind_of(worker, Slot(0, ready_at=1.0))
     crash = coroner.report(worker, kind=found, job=None, now=2.0, next_step="")
     assert (crash.kind, crash.detail, crash.signal) == (kind, detail, "SIGKILL")
+
+
+@pytest.mark.parametrize(("begun", "expected"), [(0, "sent"), (1, "started")])
+async def test_an_earlier_attempt_may_have_had_effects_too(
+    begun: int, expected: str
+) -> None:
+    job = job_of(1, 30)
+    job.attempt, job.crashes = begun, (CRASH,)
+    assert crash_error(job, "sent").delivery == expected

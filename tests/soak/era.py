@@ -1,0 +1,235 @@
+"""One pool, from its start to its close, and everything that happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from asyncpool import (
+    Crash,
+    Job,
+    Pool,
+    PoolBrokenError,
+    PoolClosedError,
+    PoolFullError,
+    PoolStats,
+    events,
+)
+from tests.helpers.patience import PATIENCE
+from tests.soak.climates import Climate
+from tests.soak.oracle import FailureError, Record, check_attempts, judge, read_book
+from tests.soak.plans import Plan
+from tests.soak.tally import Tally
+
+__all__ = ["BOUND", "Era"]
+
+# Seconds in which everything settles.
+BOUND = 3 * PATIENCE
+
+
+class Era:
+    """A pool, and what is known about its jobs.
+
+    Args:
+        name: The pool's.
+        climate: How it is set up.
+        tally: Where everything is counted.
+        folder: Where its jobs sign.
+
+    Attributes:
+        pool: The pool.
+        closing: Set when somebody begins to close it.
+        largest: The most workers that it was ever to have.
+    """
+
+    def __init__(self, name: str, climate: Climate, tally: Tally, folder: Path) -> None:
+        self.name = name
+        self.climate = climate
+        self.tally = tally
+        self.closing = asyncio.Event()
+        self.largest = climate.most
+        self._book = folder / name
+        self._records: list[Record] = []
+        self._crashes: list[Crash] = []
+        self._living: dict[tuple[int, int], bool] = {}
+        self.pool = Pool(**climate.options, name=name, on_crash=self._crashes.append)
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait, and tell whether it is not being closed by then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.closing.wait()
+        return not self.closing.is_set()
+
+    # Jobs.
+
+    def submit(self, plan: Plan) -> Record | None:
+        """Submit a job, unless the pool is full, broken or closed; those tell why."""
+        key, options = len(self._records), dict(plan.options)
+        within = options.pop("within", None)
+        if within is not None:
+            options["deadline"] = asyncio.get_running_loop().time() + within
+        view = self.pool.options(**options)
+        try:
+            job: Job[Any] = view.submit(plan.function, str(self._book), key, *plan.args)
+        except PoolFullError as error:
+            self.demand(error.waiting >= error.max_pending == 40, f"{error}")
+            self.tally.deed(self.name, "refused: full")
+            return None
+        except PoolBrokenError as error:
+            self.demand(self.climate.frail, f"it is broken: {error}")
+            self.tally.deed(self.name, "refused: broken")
+            return None
+        except PoolClosedError:
+            self.demand(self.closing.is_set(), "it is closed")
+            return None
+        record = Record(plan, key, job)
+        self._records.append(record)
+        return record
+
+    async def settle(self, *records: Record) -> None:
+        """Wait until jobs are settled, and judge them."""
+        jobs = [record.job for record in records]
+        if jobs:
+            await asyncio.wait(jobs, timeout=BOUND)
+        for record in records:
+            record.demand(record.job.done(), f"it has not settled within {BOUND:g} s")
+        await asyncio.sleep(0)  # their callbacks
+        for record in records:
+            if not record.end:
+                judge(record, self.climate.ambient)
+                self.tally.ends[record.plan.kind, record.end] += 1
+                self.tally.note(self.name, f"{record.job!r}: {record.end}")
+
+    # The life of the pool.
+
+    async def run(self, *lives: Callable[[Era], Any]) -> None:
+        """Start the pool, do all these things to it, close it and look back."""
+        try:
+            async with asyncio.timeout(BOUND):
+                await self.pool.start()
+        except PoolBrokenError:
+            self.demand(self.climate.frail, "it did not come up")
+            self.closing.set()  # that is what start() does then
+        listener = asyncio.create_task(self._listen())
+        async with asyncio.TaskGroup() as tasks:
+            living = [tasks.create_task(life(self)) for life in lives]
+            await asyncio.sleep(self.climate.seconds)
+            self.closing.set()
+            if self.climate.rest:
+                await asyncio.wait(living)
+                await self._recover()
+            await self._close()
+        await self.settle(*self._records)
+        await listener
+        self._look_back()
+
+    async def _recover(self) -> None:
+        """Wait until all workers are there and idle; nobody does anything any more."""
+        if self.climate.frail:
+            return  # it may be broken
+        loop = asyncio.get_running_loop()
+        give_up_at, stats = loop.time() + BOUND, self.pool.stats()
+        while stats.waiting or not stats.idle == stats.workers == _up(stats):
+            self.demand(loop.time() < give_up_at, f"it does not recover: {stats}")
+            await asyncio.sleep(0.01)
+            stats = self.pool.stats()
+        self.tally.deed(self.name, "recovered")
+
+    async def _close(self) -> None:
+        climate = self.climate
+        how = f"close: {climate.finish}, {climate.ending}"
+        self.tally.deed(self.name, how, f"in {climate.closes_in:g} s")
+        try:
+            async with asyncio.timeout(climate.closes_in + BOUND):
+                await self._end()
+        except TimeoutError:
+            raise FailureError(f"{self.name} does not close: {self.pool!r}") from None
+        self.tally.deed(self.name, "closed pools")
+
+    async def _end(self) -> None:
+        """Close the pool, in one of the ways."""
+        pool, climate = self.pool, self.climate
+        close = functools.partial(
+            pool.close, finish=climate.finish, timeout=climate.closes_in
+        )
+        match climate.ending:
+            case "one":
+                await close()
+            case "cancelled":
+                closing = asyncio.create_task(close())
+                await asyncio.sleep(0.01)
+                closing.cancel()
+                await asyncio.wait([closing])
+                await close()
+            case "second":
+                closing = asyncio.create_task(close())
+                await asyncio.sleep(0.3)
+                summary = await pool.close(finish="none", timeout=0.0)
+                self.demand(summary == await closing, "two closes, two summaries")
+            case "error":
+                with suppress(LookupError):
+                    async with pool:
+                        raise LookupError
+
+    async def _listen(self) -> None:
+        async for event in self.pool.events(buffer=100_000):
+            self.tally.deeds[type(event).__name__] += 1
+            self.tally.note(self.name, event)
+            match event:
+                case events.Spawned(slot, generation):
+                    self._living[slot, generation] = True
+                    self._count_workers()
+                case events.Exited(slot, generation):
+                    self._bury(slot, generation)
+                case events.Crashed(crash):
+                    self._bury(crash.slot, crash.generation)
+                case _:
+                    pass
+
+    def _bury(self, slot: int, generation: int) -> None:
+        # Those of the first moment were started before anybody listened.
+        was = self._living.get((slot, generation))
+        self.demand(was is not False, f"slot {slot}/{generation} ended twice")
+        self._living[slot, generation] = False
+
+    def _count_workers(self) -> None:
+        most = self.largest + self.climate.options["surge"]
+        living = sum(self._living.values())
+        self.demand(living <= most, f"{living} workers, and {most} are the most")
+
+    # What must hold when it is over.
+
+    def _look_back(self) -> None:
+        stats, ends = self.pool.stats(), [record.end for record in self._records]
+        book = read_book(self._book)
+        for record in self._records:
+            check_attempts(record, book.get(record.key, []))
+        self._book.unlink(missing_ok=True)
+        self.demand(stats.state == "closed", f"it is {stats.state}")
+        self.demand(stats.submitted == len(ends), f"{len(ends)} submitted: {stats}")
+        gone = stats.completed + stats.failed + stats.cancelled
+        self.demand(gone == stats.submitted, f"{stats}")
+        cancelled = ends.count("cancelled")
+        self.demand(stats.cancelled == cancelled, f"{cancelled} cancelled: {stats}")
+        self.demand(
+            stats.crashes == len(self._crashes), f"on_crash missed some: {stats}"
+        )
+        self.demand(stats.shared_memory == 0, f"shared memory is left: {stats}")
+        left = [worker for worker, lives in self._living.items() if lives]
+        self.demand(not left, f"nobody has told of the end of {left}")
+        self._records.clear()  # results hold shared memory
+
+    def demand(self, fact: object, what: str) -> None:
+        """Fail unless *fact* holds."""
+        if not fact:
+            raise FailureError(f"pool {self.name}: {what}")
+
+
+def _up(stats: PoolStats) -> int:
+    """Return how many workers there are, those included that come and go."""
+    return sum(slot.pid is not None for slot in stats.slots)

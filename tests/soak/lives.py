@@ -1,0 +1,200 @@
+"""What is done to a pool: by its clients, its owner, and the world."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+from asyncpool import PoolBrokenError, PoolClosedError, RollInProgressError
+from tests.helpers.guards import marked_processes
+from tests.soak.era import BOUND, Era
+from tests.soak.oracle import Record
+from tests.soak.plans import draw_plan, square
+
+__all__ = ["draw_lives"]
+
+Life = Callable[[Era], Coroutine[Any, Any, None]]
+
+# Jobs that a client may have open.
+_OPEN = 40
+
+
+def draw_lives(rng: Random, era: Era) -> list[Life]:
+    """Draw who does something to a pool; each of them has choices of its own."""
+    kinds = [client] * rng.randint(1, 6)
+    kinds += [owner] * rng.randint(0, 2)
+    climate = era.climate
+    if climate.kills or climate.stops:
+        kinds.append(killer)
+    if climate.launcher:
+        kinds.append(killer_of_launchers)
+    return [kind(Random(rng.getrandbits(64))) for kind in kinds]
+
+
+def client(rng: Random) -> Life:
+    """Submit jobs, wait for them or cancel them."""
+
+    async def live(era: Era) -> None:
+        waiting: list[Record] = []
+        while not era.closing.is_set():
+            plans = [draw_plan(rng, era.climate)]
+            if rng.random() < 0.08:
+                plans = [square(rng, era.climate) for _ in range(rng.choice((20, 200)))]
+                era.tally.deed(era.name, "batch")
+            cancels = [_draw_cancel(rng) for _ in plans]
+            pause = rng.choice((0.0, 0.0, 0.0, 0.002, 0.02, 0.05))
+            records = [era.submit(plan) for plan in plans]
+            async with asyncio.TaskGroup() as tasks:
+                for record, when in zip(records, cancels, strict=True):
+                    if record is not None:
+                        waiting.append(record)
+                        if when is not None:
+                            tasks.create_task(_cancel(era, record, when))
+                        if record.plan.kind == "count":
+                            tasks.create_task(_follow(era, record))
+            refused = None in records
+            await asyncio.sleep(pause + 0.02 * refused)
+            most = rng.randrange(_OPEN)
+            while len(waiting) > most:
+                await era.settle(waiting.pop(0))
+        await era.settle(*waiting)
+
+    return live
+
+
+def _draw_cancel(rng: Random) -> float | None:
+    """Draw after how many seconds a job is cancelled; below 0 when it runs."""
+    if rng.random() < 0.8:
+        return None
+    return rng.choice((0.0, 0.0, 0.001, 0.01, 0.1, 0.5, -1.0, -1.0))
+
+
+async def _cancel(era: Era, record: Record, when: float) -> None:
+    if when < 0:
+        while record.job.state == "queued" and await era.pause(0.001):
+            pass  # no job tells that it begins
+    elif when:
+        await asyncio.wait([record.job], timeout=when)
+    phase = record.job.state
+    if record.cancel():
+        era.tally.deed(era.name, f"cancelled {phase}", record.job.id)
+
+
+async def _follow(era: Era, record: Record) -> None:
+    """Listen to what a job says of itself, which must not miss the last step."""
+    try:
+        async with asyncio.timeout(BOUND):
+            steps = [step async for step in record.job.progress()]
+    except TimeoutError:
+        record.demand(False, "its progress does not end")
+        raise
+    era.tally.deed(era.name, "followed", steps[-1:])
+    record.demand(record.job.done(), "its progress has ended before it")
+    record.demand(steps == sorted(set(steps)), f"its steps were {steps}")
+    if not record.cancelled and record.job.exception() is None:
+        record.demand(steps[-1:] == [record.plan.args[0]], f"its steps were {steps}")
+
+
+def owner(rng: Random) -> Life:
+    """Roll and resize."""
+
+    async def live(era: Era) -> None:
+        while await era.pause(rng.choice((0.05, 0.3, 1.0))):
+            least, more = rng.randint(1, 4), rng.choice((0, 0, 2))
+            act = (
+                _roll(era) if rng.random() < 0.5 else _resize(era, least, least + more)
+            )
+            with suppress(PoolClosedError):
+                try:
+                    await act
+                except PoolBrokenError:
+                    era.demand(era.climate.frail, "it is broken")
+
+    return live
+
+
+async def _roll(era: Era) -> None:
+    era.tally.deed(era.name, "roll")
+    try:
+        async with asyncio.timeout(BOUND):
+            result = await era.pool.roll()
+    except RollInProgressError:
+        era.tally.deed(era.name, "roll refused")
+        return
+    except TimeoutError:
+        era.demand(False, f"a roll does not end: {era.pool.stats()}")
+        raise
+    era.tally.deed(era.name, "rolled" if result.ok else "not rolled", result.trouble)
+    climate = era.climate
+    rough = climate.frail or climate.stumbles or climate.kills or climate.stops
+    may_fail = rough or climate.launcher or era.closing.is_set()
+    era.demand(result.ok or may_fail, f"{result}")
+
+
+async def _resize(era: Era, least: int, most: int) -> None:
+    era.tally.deed(era.name, "resize", (least, most))
+    era.largest = max(era.largest, most)
+    try:
+        async with asyncio.timeout(BOUND):
+            await era.pool.resize((least, most))
+    except TimeoutError:
+        era.demand(False, f"it is not resized to {least}, {most}: {era.pool.stats()}")
+    era.tally.deed(era.name, "resized")
+
+
+def killer(rng: Random) -> Life:
+    """Kill and stop workers."""
+
+    async def live(era: Era) -> None:
+        climate, stopped = era.climate, list[int]()
+        while await era.pause(rng.choice((0.01, 0.1, 0.4, 1.0))):
+            which, stop, go_on = rng.random(), rng.random() < 0.4, rng.random() < 0.5
+            pids = [slot.pid for slot in era.pool.stats().slots if slot.pid is not None]
+            if go_on and stopped:
+                _send(stopped.pop(0), signal.SIGCONT)
+            if not pids:
+                continue
+            pid = pids[int(which * len(pids))]
+            if stop and climate.stops:
+                era.tally.deed(era.name, "stop a worker", pid)
+                _send(pid, signal.SIGSTOP)
+                stopped.append(pid)
+            elif climate.kills:
+                era.tally.deed(era.name, "kill a worker", pid)
+                _send(pid, signal.SIGKILL)
+
+    return live
+
+
+def killer_of_launchers(rng: Random) -> Life:
+    """Kill the launcher, now and then."""
+
+    async def live(era: Era) -> None:
+        while await era.pause(rng.choice((0.3, 1.0, 2.0))):
+            parents = {
+                _parent(slot.pid) for slot in era.pool.stats().slots if slot.pid
+            } & set(marked_processes())
+            if parents:
+                launcher = min(parents)
+                era.tally.deed(era.name, "kill the launcher", launcher)
+                _send(launcher, signal.SIGKILL)
+
+    return live
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that is ours, if it is there yet."""
+    if pid in marked_processes():
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+    return 0

@@ -1,0 +1,205 @@
+"""Tell what a job has ended with, and whether that may be."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpool import (
+    Job,
+    JobNotPicklableError,
+    JobRaisedError,
+    JobTimeoutError,
+    PoolBrokenError,
+    PoolClosedError,
+    WorkerCrashedError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+)
+from asyncpool._core.attempts import MAX_FREE_RETURNS
+from tests.soak.plans import Plan
+from tests.soak.work import OwnError
+
+__all__ = ["FailureError", "Record", "check_attempts", "judge", "read_book"]
+
+_CRASHES: dict[type[WorkerCrashedError], frozenset[str]] = {
+    WorkerCrashedError: frozenset(("crash", "protocol")),
+    WorkerHungError: frozenset(("hung",)),
+    WorkerOutOfMemoryError: frozenset(("out of memory",)),
+}
+
+
+class FailureError(AssertionError):
+    """Something is wrong with the pool, or with the soak."""
+
+
+@dataclass(slots=True)
+class Record:
+    """One job that was submitted.
+
+    Attributes:
+        plan: What it was to be.
+        key: Its number in the book.
+        job: The pool's side of it.
+        cancelled: Whether it was cancelled in time.
+        unsent_after: The attempt that it had come to when it was cancelled while it was
+            with no worker; there may be none after that.
+        settled: How often its callbacks were called.
+        end: What it has ended with.
+    """
+
+    plan: Plan
+    key: int
+    job: Job[Any]
+    cancelled: bool = False
+    unsent_after: int | None = None
+    settled: int = 0
+    end: str = ""
+
+    def __post_init__(self) -> None:
+        self.job.add_done_callback(self._on_done)
+
+    def _on_done(self, _: asyncio.Future[Any]) -> None:
+        self.settled += 1
+
+    def demand(self, fact: object, what: str) -> None:
+        """Fail unless *fact* holds."""
+        if not fact:
+            raise FailureError(f"{what}: {self}")
+
+    def cancel(self) -> bool:
+        """Cancel the job, and keep in mind how far it was."""
+        sent, attempt = self.job.worker is not None, self.job.attempt
+        queued = self.job.state == "queued"
+        if not self.job.cancel():
+            return False
+        self.cancelled = True
+        if queued and not sent:
+            self.unsent_after = attempt
+        return True
+
+    def __str__(self) -> str:
+        outcome = "open"
+        if self.job.cancelled():
+            outcome = "cancelled"
+        elif self.job.done():
+            outcome = repr(self.job.exception() or "value")[:2000]
+        return (
+            f"key {self.key}, {self.plan.kind}{self.plan.args!r:.200} "
+            f"{self.plan.options}, may end with {sorted(self.plan.ends)}: "
+            f"{self.job!r} ended with {self.end or outcome}: {outcome}"
+        )
+
+
+def judge(record: Record, ambient: frozenset[str]) -> None:
+    """Check what a job that is done has ended with, and note it."""
+    job, plan = record.job, record.plan
+    record.demand(record.settled == 1, f"settled {record.settled} times")
+    if job.cancelled():
+        record.end = "cancelled"
+        record.demand(record.cancelled, "nobody has cancelled it")
+        return
+    record.demand(not record.cancelled, "it was cancelled")
+    error = job.exception()
+    if error is None:
+        (key, attempt), *rest = job.result()
+        record.end = "value"
+        record.demand(key == record.key, f"got the result of {key}")
+        record.demand(attempt == job.attempt, f"the result is of attempt {attempt}")
+        record.demand(plan.good(tuple(rest)), "the value is wrong")
+    else:
+        record.end = _name(record, error)
+    record.demand(record.end in plan.ends | ambient, "it must not end like this")
+
+
+def _name(record: Record, error: BaseException) -> str:  # noqa: PLR0911 - a table
+    match error:
+        case OwnError():
+            record.demand(error.key == record.key, "it is another job's")
+            record.demand(error.__cause__ is not None, "it has no traceback")
+            return "raised"
+        case JobTimeoutError():
+            return _name_timeout(record, error)
+        case WorkerCrashedError():
+            return _name_crash(record, error)
+        case PoolClosedError():
+            record.demand(error.job_id == record.job.id, "it is another job's")
+            return "closed"
+        case PoolBrokenError():
+            record.demand(error.crashes and error.reason, "it does not say why")
+            return "broken"
+        case JobRaisedError():
+            record.demand(error.job_id == record.job.id, "it is another job's")
+            return f"raised {type(error.exception).__name__}"
+        case JobNotPicklableError():
+            record.demand(error.job_id == record.job.id, "it is another job's")
+            record.demand(error.direction == "result", "it is not the result")
+            return "not picklable"
+        case _:
+            return repr(error)
+
+
+def _name_timeout(record: Record, error: JobTimeoutError) -> str:
+    plan = record.plan
+    record.demand(error.job_id == record.job.id, "it is another job's")
+    if error.limit != "deadline":
+        same = error.seconds == plan.options.get(error.limit)
+        record.demand(same, "it is not its limit")
+    if error.limit == "queue_timeout":
+        record.demand(error.attempt == 0, "it waited in an attempt")
+    elif error.limit == "timeout":
+        good = 1 <= error.attempt <= plan.max_attempts
+        record.demand(good, "there is no such attempt")
+    return error.limit
+
+
+def _name_crash(record: Record, error: WorkerCrashedError) -> str:
+    last, plan = error.crashes[-1], record.plan
+    most = plan.max_attempts + MAX_FREE_RETURNS
+    record.demand(error.job_id == record.job.id, "it is another job's")
+    record.demand(error.kind == last.kind, "the kind is not the last one's")
+    record.demand(error.kind in _CRASHES[type(error)], "the type is wrong")
+    record.demand(len(error.crashes) <= most, "too many crashes")
+    record.demand(error.attempt <= plan.max_attempts, "there is no such attempt")
+    if error.delivery == "started":
+        of_it = [c.attempt for c in error.crashes if c.job_id == record.job.id]
+        record.demand(of_it, "none has died of this job")
+        record.demand(last.attempt == error.attempt, "it is another attempt")
+    return error.kind
+
+
+def read_book(path: Path) -> dict[int, list[int]]:
+    """Return the attempts of each key, in the order in which they have begun."""
+    found: dict[int, list[int]] = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            key, attempt = map(int, line.split())
+            found.setdefault(key, []).append(attempt)
+    return found
+
+
+def check_attempts(record: Record, attempts: list[int]) -> None:
+    """Compare how often a job has begun with what may be, when all is over."""
+    plan, job = record.plan, record.job
+    record.demand(
+        attempts == sorted(set(attempts)),
+        f"its attempts were {attempts}, in this order",
+    )
+    if attempts:
+        most = min(plan.max_attempts, job.attempt)
+        record.demand(attempts[-1] <= most, f"its attempts were {attempts}")
+        record.demand(attempts[0] >= 1, f"its attempts were {attempts}")
+    if record.end == "value":
+        record.demand(attempts[-1:] == [job.attempt], f"its attempts were {attempts}")
+    if record.unsent_after is not None:
+        late = [n for n in attempts if n > record.unsent_after]
+        record.demand(not late, f"attempts {late} began after it was cancelled")
+    error = None if job.cancelled() else job.exception()
+    if isinstance(error, PoolClosedError):
+        # What was sent may have begun since.
+        unbegun = error.delivery == "never sent"
+    else:
+        unbegun = isinstance(error, WorkerCrashedError) and error.delivery != "started"
+    record.demand(not (unbegun and attempts), f"its attempts were {attempts}")

@@ -1,0 +1,253 @@
+"""What the soak's jobs do, in the workers.  Nothing heavy is imported here.
+
+Each of them signs first, in a file: so it is known which attempts have begun, whatever
+becomes of them.  Those that end well return what :func:`sign` does, and something more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import asyncpool
+from tests.helpers.large import Block
+
+__all__: list[str] = []
+
+# Seconds after which whatever hangs has been forgotten by the pool.
+FOR_EVER = 3600.0
+
+Signature = tuple[int, int]
+
+
+class OwnError(Exception):
+    """What jobs raise on purpose; *key* tells whose it is."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def sign(book: str, key: int) -> Signature:
+    """Leave a line that says which attempt has begun."""
+    attempt = asyncpool.current_job().attempt
+    fd = os.open(book, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{key} {attempt}\n".encode())
+    os.close(fd)
+    return key, attempt
+
+
+# As an initializer.
+
+
+def prepare() -> None:
+    asyncpool.worker_state().prepared = os.getpid()
+
+
+def stumble(one_in: int) -> None:
+    """Fail in some workers."""
+    if os.getpid() % one_in == 0:
+        raise LookupError("an initializer that stumbles")
+
+
+# What ends well.
+
+
+def square(book: str, key: int, number: int) -> tuple[Signature, int]:
+    return sign(book, key), number * number
+
+
+def nap(book: str, key: int, seconds: float) -> tuple[Signature, float]:
+    signature = sign(book, key)
+    time.sleep(seconds)
+    return signature, seconds
+
+
+def compute(book: str, key: int, seconds: float) -> tuple[Signature, float]:
+    signature = sign(book, key)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+    return signature, seconds
+
+
+def turn_round(book: str, key: int, block: Block) -> tuple[Signature, int, Block]:
+    """Return the checksum of what has come, and something as large."""
+    signature = sign(book, key)
+    return signature, zlib.crc32(block.data), Block(bytearray(block.data)[::-1])
+
+
+def exchange(book: str, key: int, table: dict[int, str]) -> Any:
+    signature = sign(book, key)
+    return signature, {value: number for number, value in table.items()}
+
+
+def talk(book: str, key: int, lines: int) -> tuple[Signature, int]:
+    import logging
+
+    signature = sign(book, key)
+    for number in range(lines):
+        logging.getLogger("tests.soak.job").info("line %d of job %d", number, key)
+        os.write(1, b"out\n")
+        os.write(2, b"err\n")
+    return signature, lines
+
+
+def retire(book: str, key: int) -> tuple[Signature, str]:
+    signature = sign(book, key)
+    asyncpool.retire_worker()
+    return signature, "retired"
+
+
+def leak(book: str, key: int, size: int, seconds: float) -> tuple[Signature, int]:
+    """Keep *size* bytes for as long as the worker lives."""
+    signature = sign(book, key)
+    _leaks.append(b"x" * size)
+    time.sleep(seconds)
+    return signature, size
+
+
+_leaks: list[bytes] = []
+
+
+def fork(book: str, key: int, new_session: int) -> tuple[Signature, str]:
+    """Leave a process behind, besides one that ends."""
+    signature = sign(book, key)
+    ends = os.fork()
+    if ends == 0:
+        os._exit(0)
+    os.waitpid(ends, 0)
+    if os.fork() == 0:
+        if new_session:
+            os.setsid()
+        time.sleep(FOR_EVER)
+        os._exit(0)
+    return signature, "forked"
+
+
+def raise_in_thread(book: str, key: int) -> tuple[Signature, str]:
+    """Return, and have the worker replaced nevertheless."""
+
+    def body() -> NoReturn:
+        raise OwnError(key)
+
+    signature = sign(book, key)
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    return signature, "raised"
+
+
+# What is tried again.
+
+
+def fail_before(book: str, key: int, attempt: int) -> tuple[Signature, str]:
+    """Raise in all attempts before this one."""
+    signature = sign(book, key)
+    if signature[1] < attempt:
+        raise OwnError(key)
+    return signature, "passed"
+
+
+def die_before(book: str, key: int, attempt: int, how: str) -> tuple[Signature, str]:
+    signature = sign(book, key)
+    if signature[1] < attempt:
+        DEATHS[how]()
+    return signature, "survived"
+
+
+def hang_before(book: str, key: int, attempt: int, how: str) -> tuple[Signature, str]:
+    signature = sign(book, key)
+    if signature[1] < attempt:
+        HANGS[how]()
+    return signature, "moved"
+
+
+def count(book: str, key: int, steps: int, die_at: int) -> tuple[Signature, int, int]:
+    """Beat at each step, and go on after a death where the last attempt was."""
+    signature = sign(book, key)
+    start = asyncpool.current_job().last_details or 0
+    for step in range(start + 1, steps + 1):
+        asyncpool.heartbeat(step)
+        time.sleep(0.001)
+        if step == die_at and signature[1] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return signature, start, steps
+
+
+def clean_up(book: str, key: int, seconds: float) -> NoReturn:
+    """Take some time to end when asked to."""
+    sign(book, key)
+    try:
+        time.sleep(FOR_EVER)
+    finally:
+        time.sleep(seconds)
+    raise AssertionError
+
+
+# What does not get through.
+
+
+def return_lock(book: str, key: int) -> Any:
+    sign(book, key)
+    return threading.Lock()
+
+
+def leave_politely(book: str, key: int) -> NoReturn:
+    sign(book, key)
+    sys.exit(key)
+
+
+# How to die, and how to hang.
+
+
+def _die_by(number: signal.Signals) -> Callable[[], None]:
+    def die() -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(FOR_EVER)
+
+    return die
+
+
+DEATHS: dict[str, Callable[[], None]] = {
+    "SIGKILL": _die_by(signal.SIGKILL),
+    "SIGSEGV": _die_by(signal.SIGSEGV),
+    "SIGTERM": _die_by(signal.SIGTERM),
+    "abort": os.abort,
+    "exit": lambda: os._exit(3),
+}
+
+
+def _loop() -> NoReturn:
+    while True:
+        pass
+
+
+def _deadlock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def _swallow() -> None:
+    while True:
+        try:
+            time.sleep(FOR_EVER)
+        except asyncpool.JobCancelled:
+            continue
+
+
+HANGS: dict[str, Callable[[], Any]] = {
+    "loop": _loop,
+    "sleep": lambda: time.sleep(FOR_EVER),
+    "deadlock": _deadlock,
+    "swallow": _swallow,
+    "gil": lambda: pow(3, 10**8),  # takes years, and no other thread ever runs
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
