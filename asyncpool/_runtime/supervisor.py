@@ -182,7 +182,7 @@ class Supervisor:
             await handle.live()
         except (LaunchError, OSError) as error:
             handle.detail = str(error)
-            if handle.killed and self._core.closing is None:
+            if handle.killed and not self._core.slots[handle.slot].planned:
                 self._launcher.abort()  # it has not answered for start_timeout
         self._on_ended(handle)
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import pytest
 
-from asyncpool import Crash, Pool, PoolBrokenError, RestartPolicy
+from asyncpool import Crash, Pool, PoolBrokenError, RestartPolicy, WorkerCrashedError
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
@@ -182,6 +182,19 @@ async def test_a_launcher_that_hangs_is_replaced() -> None:
         await until(pool, lambda stats: stats.crashes >= 1)
         await assert_serves(pool)
         assert await launcher_of(pool) != first
+
+
+async def test_a_launcher_that_hangs_is_replaced_for_the_last_jobs_too() -> None:
+    async with patience():
+        pool = Pool(1, start_timeout=0.5, restart=PATIENT)
+        await pool.start()
+        os.kill(await launcher_of(pool), signal.SIGSTOP)
+        with pytest.raises(WorkerCrashedError):
+            await pool.submit(jobs.perhaps_die, 1, how="kill")
+        job = pool.submit(jobs.square, 3)
+        summary = await pool.close(timeout=3600)
+        assert await job == 9
+    assert (summary.finished, summary.failed) == (1, 0)
 
 
 # A process that may open no more.

@@ -38,7 +38,7 @@ class Climate:
         options: The arguments of the pool.
         kills: Whether workers are killed from outside.
         stops: Whether workers are stopped from outside.
-        launcher: Whether the launcher is killed.
+        launcher: Whether the launcher is killed; where workers are stopped, it is too.
         frail: Whether the pool may break.
         seconds: After how many seconds the pool is closed.
         rest: Whether its clients go before that, and it is to recover.

@@ -172,17 +172,22 @@ def killer(rng: Random) -> Life:
 
 
 def killer_of_launchers(rng: Random) -> Life:
-    """Kill the launcher, now and then."""
+    """Kill the launcher, now and then, or stop it."""
 
     async def live(era: Era) -> None:
         while await era.pause(rng.choice((0.3, 1.0, 2.0))):
+            stop = rng.random() < 0.5
             parents = {
                 _parent(slot.pid) for slot in era.pool.stats().slots if slot.pid
             } & set(marked_processes())
             if parents:
                 launcher = min(parents)
-                era.tally.deed(era.name, "kill the launcher", launcher)
-                _send(launcher, signal.SIGKILL)
+                if stop and era.climate.stops:
+                    era.tally.deed(era.name, "stop the launcher", launcher)
+                    _send(launcher, signal.SIGSTOP)
+                else:
+                    era.tally.deed(era.name, "kill the launcher", launcher)
+                    _send(launcher, signal.SIGKILL)
 
     return live
 
