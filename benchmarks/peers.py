@@ -85,7 +85,6 @@ class AsyncPool(Peer):
                 workers=2,
                 health_timeout=0.3,
                 timeout=long,
-                queue_timeout=long,
                 heartbeat_timeout=long,
             ),
             self._make(workers=2, health_timeout=None),

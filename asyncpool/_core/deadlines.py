@@ -39,6 +39,11 @@ class Deadlines:
         else:
             heappush(heap, (when, job))
 
+    def is_set(self, job: int, by: float) -> bool:
+        """Tell whether the time of *job* is over at *by* anyway, or before."""
+        when = self._when.get(job)
+        return when is not None and when <= by
+
     def discard(self, job: int) -> None:
         """Give *job* all the time it wants."""
         self._when.pop(job, None)

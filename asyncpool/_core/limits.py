@@ -57,6 +57,7 @@ class JobLimits:
 
     Attributes:
         timed: Whether there is any limit of time.
+        patience: For how long an attempt need not be looked at, whatever it does.
         context: What tells a job of these limits, packed: the same object for all.
 
     Raises:
@@ -72,6 +73,7 @@ class JobLimits:
     cancel_grace: float = 2.0
     # Asked for several times a job, hence no property.
     timed: bool = field(init=False, repr=False, compare=False)
+    patience: float | None = field(init=False, repr=False, compare=False)
     context: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,6 +99,9 @@ class JobLimits:
             )
         timed = any(getattr(self, name) is not None for name in (*_PERIODS, "deadline"))
         object.__setattr__(self, "timed", timed)
+        spans = (self.timeout, self.heartbeat_timeout)
+        patience = min((span for span in spans if span is not None), default=None)
+        object.__setattr__(self, "patience", patience)
         context = Context(timeout=self.timeout, deadline=self.deadline).pack()
         object.__setattr__(self, "context", context)
 
@@ -120,6 +125,10 @@ class JobLimits:
     def run_end(self, now: float) -> float | None:
         """Return until when an attempt that begins *now* may run."""
         return _earliest(now, self.timeout, self.deadline)
+
+    def first_look(self, now: float) -> float | None:
+        """Return when to look at an attempt that begins *now*; ``None`` for never."""
+        return _earliest(now, self.patience, self.deadline)
 
     def next_look(self, began: float, beat: float) -> float | None:
         """Return when to look whether an attempt may run on; ``None`` for never.

@@ -48,7 +48,8 @@ class Timeouts:
             self._deadlines.discard(job)
             return
         self._deadlines.set(job, until)
-        self._ring_by(until)
+        if self._timer is None or until < self._when:
+            self._ring_by(until)
 
     def stop(self) -> None:
         """Call back no more."""

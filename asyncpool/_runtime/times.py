@@ -44,6 +44,7 @@ class Times:
         take_out: Callable[[Job[Any], int | None], None],
     ) -> None:
         self._state = state
+        self._time = state.loop.time
         self._perform = perform
         self._heartbeats = heartbeats
         self._last_words = last_words
@@ -52,10 +53,13 @@ class Times:
 
     def wait(self, job: Job[Any]) -> bool:
         """Watch how long it waits, or end it since its time is over already."""
-        now = self._state.loop.time()
-        until = job.limits.queue_end(now)
+        limits = job.limits
+        if limits.queue_timeout is None and limits.deadline is None:
+            return True
+        now = self._time()
+        until = limits.queue_end(now)
         if until is not None and until <= now:
-            job.exceeded = job.limits.exceeded(now, running=False)
+            job.exceeded = limits.exceeded(now, running=False)
             self._state.book.fail(job, timeout_error(job))
             return False
         self._timeouts.watch(job.id, until)
@@ -71,8 +75,11 @@ class Times:
     def begin(self, job: Job[Any]) -> None:
         """Watch how long it is running, from now on."""
         if job.limits.timed:
-            job.began = self._state.loop.time()
-            self._timeouts.watch(job.id, self._next_look(job))
+            job.began = now = self._time()
+            look = job.limits.first_look(now)
+            # If it was to begin before that, it is looked at then, which is soon enough.
+            if look is None or not self._state.book.deadlines.is_set(job.id, look):
+                self._timeouts.watch(job.id, look)
 
     def end(self, job: Job[Any]) -> None:
         """Take note that it has ended in time, though its outcome is yet to be loaded.

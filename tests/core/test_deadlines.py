@@ -40,6 +40,10 @@ class DeadlinesMachine(RuleBasedStateMachine):
     def both_agree(self) -> None:
         assert len(self.deadlines) == len(self.model)
         assert self.deadlines.next() == min(self.model.values(), default=None)
+        for job in range(10):
+            for by in (0.0, 25.0, 50.0):
+                found = self.deadlines.is_set(job, by)
+                assert found is (self.model.get(job, 51.0) <= by)
 
 
 TestDeadlines = DeadlinesMachine.TestCase

@@ -229,6 +229,22 @@ async def test_a_timeout_is_no_crash_to_retry_after() -> None:
     assert not [e async for e in events if isinstance(e, Crashed | TakenOver)]
 
 
+async def test_a_timeout_that_begins_before_the_queue_timeout_ends_still_counts() -> (
+    None
+):
+    """Then one look is for both."""
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        view = pool.options(queue_timeout=SHORT, timeout=2 * SHORT, on_cancel="kill")
+        error = await timeout_of(view.submit(jobs.sleep, gate.path, ""))
+        assert (error.limit, error.attempt) == ("timeout", 1)
+        long = pool.options(queue_timeout=SHORT)
+        job = long.submit(jobs.wait_at, gate.path, "long")
+        visitor = await gate.visitor("long")
+        await timeout_of(long.submit(jobs.pid))
+        visitor.release()
+        assert await job == "go", "it has begun in time"
+
+
 async def test_the_pools_own_times_are_the_default() -> None:
     async with patience(), Gate() as gate, Pool(2, timeout=SHORT) as pool:
         free = pool.options(timeout=None).submit(jobs.wait_at, gate.path, "free")
