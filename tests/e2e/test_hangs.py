@@ -151,16 +151,27 @@ async def test_while_running_in_silence(hang: Fault) -> None:
 
 
 @every_hang
-async def test_while_running_and_then_cancelled(hang: Fault) -> None:
+@pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
+@pytest.mark.parametrize("phase", ["unpickling", "running", "pickling"])
+async def test_and_then_cancelled(phase: str, hang: Fault, on_cancel: Any) -> None:
     async with patience(), Gate() as gate, Pool(1, cancel_grace=0.1) as pool:
-        culprit = pool.submit(faults.commit_at, gate.path, hang.name)
+        view = pool.options(on_cancel=on_cancel)
+        culprit: Job[Any]
+        if phase == "unpickling":
+            trap = faults.TrapAt(gate.path, hang.name)
+            culprit = view.submit(jobs.take, trap)
+        elif phase == "running":
+            culprit = view.submit(faults.commit_at, gate.path, hang.name)
+        else:
+            culprit = view.submit(faults.make_bomb_at, gate.path, hang.name)
         others = [pool.submit(jobs.square, n) for n in range(20)]
         visitor = await gate.visitor(hang.name)
         visitor.release()
-        culprit.cancel()
+        assert culprit.cancel()
         assert await asyncio.gather(*others) == [n * n for n in range(20)]
         await visitor.gone()
-        assert pool.stats().crashes == 0
+        stats = pool.stats()
+    assert (stats.crashes, stats.cancelled) == (0, 1)
 
 
 @every_hang

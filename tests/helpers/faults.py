@@ -119,6 +119,17 @@ class Trap:
         return commit, (self.name,)
 
 
+class TrapAt(Trap):
+    """Commits a fault where it is unpickled, when it is let go there."""
+
+    def __init__(self, gate: str, name: str) -> None:
+        super().__init__(name)
+        self.gate = gate
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return commit_at, (self.gate, self.name)
+
+
 class Bomb:
     """Commits a fault where it is pickled."""
 
@@ -132,6 +143,22 @@ class Bomb:
 
 def make_bomb(name: str) -> Bomb:
     return Bomb(name)
+
+
+class BombAt(Bomb):
+    """Commits a fault where it is pickled, when it is let go there."""
+
+    def __init__(self, gate: str, name: str) -> None:
+        super().__init__(name)
+        self.gate = gate
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        commit_at(self.gate, self.name)
+        return BombAt, (self.gate, self.name)
+
+
+def make_bomb_at(gate: str, name: str) -> Bomb:
+    return BombAt(gate, name)
 
 
 # The faults.
