@@ -21,6 +21,7 @@ from asyncpool._core.leases import (
     Slower,
     Verdict,
 )
+from asyncpool._runtime.arguments import check_int
 from asyncpool._runtime.hub import EventHub, EventStream
 from asyncpool._runtime.lease_beats import Beats, Problem
 from asyncpool.events import (
@@ -117,10 +118,7 @@ class LeaseKeeper(Generic[L]):
     ) -> None:
         if not callable(send):
             raise TypeError(f"send must be callable, not {send!r}")
-        if not isinstance(max_retries, int):
-            raise TypeError(f"max_retries must be an int, not {max_retries!r}")
-        if max_retries < 0:
-            raise ValueError(f"max_retries must be at least 0, not {max_retries}")
+        check_int("max_retries", max_retries, at_least=0)
         if timeout is None:
             timeout = cycle / (2 * (1 + max_retries))
         for name, value in (("rate", rate), ("cycle", cycle), ("timeout", timeout)):
@@ -200,8 +198,7 @@ class LeaseKeeper(Generic[L]):
         Raises:
             ValueError: If *buffer* is not positive.
         """
-        if buffer < 1:
-            raise ValueError(f"buffer must be at least 1, not {buffer}")
+        check_int("buffer", buffer, at_least=1)
         return self._hub.listen(buffer)
 
     def stats(self) -> LeaseStats:

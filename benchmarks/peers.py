@@ -63,6 +63,7 @@ class AsyncPool(Peer):
         self._make = partial(Pool, preload=("benchmarks.work",), **options)
 
     async def open(self, workers: int) -> Call:
+        self._workers = workers
         self._pool = self._make(workers=workers)
         await self._pool.start()
         submit: Call = self._pool.submit
@@ -82,12 +83,12 @@ class AsyncPool(Peer):
         long = 3600.0
         pools = (
             self._make(
-                workers=2,
+                workers=self._workers,
                 health_timeout=0.3,
                 timeout=long,
                 heartbeat_timeout=long,
             ),
-            self._make(workers=2, health_timeout=None),
+            self._make(workers=self._workers, health_timeout=None),
         )
         for pool in pools:
             await pool.start()

@@ -16,26 +16,34 @@ from __future__ import annotations
 
 import struct
 
+from asyncpool._core.beats import MAX_DETAILS
 from asyncpool._core.records import Record
 from asyncpool.errors import ProtocolError
 
 __all__ = [
     "MAX_CONTEXT",
-    "MAX_DETAILS",
     "MAX_VARIABLES",
     "PLAIN",
     "Context",
+    "end_of",
     "with_details",
     "with_variables",
 ]
 
-# The most bytes of each part, and of the whole.
-MAX_DETAILS = 1 << 19
+# The most bytes of the variables, and of the whole.
 MAX_VARIABLES = 1 << 16
 
 _HEAD = struct.Struct("!?d?dI")
 
 MAX_CONTEXT = _HEAD.size + MAX_DETAILS + MAX_VARIABLES
+
+
+def end_of(began: float, seconds: float | None, deadline: float | None) -> float | None:
+    """Return when that many seconds are over, or the deadline has come."""
+    if seconds is None:
+        return deadline
+    end = began + seconds
+    return end if deadline is None else min(end, deadline)
 
 
 class Context(Record):
@@ -100,10 +108,7 @@ class Context(Record):
 
     def end(self, began: float) -> float | None:
         """Return until when an attempt that began then may run."""
-        if self.timeout is None:
-            return self.deadline
-        end = began + self.timeout
-        return end if self.deadline is None else min(end, self.deadline)
+        return end_of(began, self.timeout, self.deadline)
 
 
 PLAIN = Context()

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-__all__ = ["Deadlines"]
+__all__ = ["Deadlines", "earliest"]
 
 # Below that, nothing is gained by cleaning up.
 _FEW = 64
+
+
+def earliest(*times: float | None) -> float | None:
+    """Return the first of *times*; ``None`` stands for never."""
+    return min((when for when in times if when is not None), default=None)
 
 
 class Deadlines:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from asyncpool._core.attempts import AttemptPolicy
-from asyncpool._core.context import Context
+from asyncpool._core.context import Context, end_of
+from asyncpool._core.deadlines import earliest
 
 __all__ = ["KILL", "JobLimits", "JobOptions", "Keeper", "Limit", "OnCancel", "Press"]
 
@@ -99,8 +100,7 @@ class JobLimits:
             )
         timed = any(getattr(self, name) is not None for name in (*_PERIODS, "deadline"))
         object.__setattr__(self, "timed", timed)
-        spans = (self.timeout, self.heartbeat_timeout)
-        patience = min((span for span in spans if span is not None), default=None)
+        patience = earliest(self.timeout, self.heartbeat_timeout)
         object.__setattr__(self, "patience", patience)
         context = Context(timeout=self.timeout, deadline=self.deadline).pack()
         object.__setattr__(self, "context", context)
@@ -120,15 +120,15 @@ class JobLimits:
 
     def queue_end(self, now: float) -> float | None:
         """Return until when a job that is submitted *now* may wait."""
-        return _earliest(now, self.queue_timeout, self.deadline)
+        return end_of(now, self.queue_timeout, self.deadline)
 
     def run_end(self, now: float) -> float | None:
         """Return until when an attempt that begins *now* may run."""
-        return _earliest(now, self.timeout, self.deadline)
+        return end_of(now, self.timeout, self.deadline)
 
     def first_look(self, now: float) -> float | None:
         """Return when to look at an attempt that begins *now*; ``None`` for never."""
-        return _earliest(now, self.patience, self.deadline)
+        return end_of(now, self.patience, self.deadline)
 
     def next_look(self, began: float, beat: float) -> float | None:
         """Return when to look whether an attempt may run on; ``None`` for never.
@@ -137,7 +137,7 @@ class JobLimits:
             began: When it began.
             beat: When it was last heard of.
         """
-        return _earliest(beat, self.heartbeat_timeout, self.run_end(began))
+        return end_of(beat, self.heartbeat_timeout, self.run_end(began))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +171,3 @@ def _check_lease(lease: Any) -> None:
     if not pair or not callable(getattr(lease[0], "keep", None)):
         raise TypeError(f"lease must be a pair (keeper, lease), not {lease!r}")
     hash(lease[1])  # else it says what is wrong by itself
-
-
-def _earliest(
-    now: float, seconds: float | None, deadline: float | None
-) -> float | None:
-    if seconds is None:
-        return deadline
-    end = now + seconds
-    return end if deadline is None else min(end, deadline)

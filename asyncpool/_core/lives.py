@@ -23,6 +23,7 @@ from asyncpool._core.commands import (
     Stop,
     Terminate,
 )
+from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.restart import Break, Park, RestartLedger, RestartPolicy
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
@@ -157,7 +158,10 @@ class Lives:
             outcomes=slot.outcomes,
             roll=roll,
         )
-        if not needed and (self.broken is not None or not isinstance(verdict, Break)):
+        # A broken pool needs one seat at least, to find out whether that is over.
+        broken = self.broken is not None
+        spare = self._will_probe() if broken else not isinstance(verdict, Break)
+        if spare and not needed:
             return self.leave_empty(slot)
         if self.broken is not None:
             return self._park(slot, self.broken, now)
@@ -202,10 +206,7 @@ class Lives:
 
     def next_deadline(self) -> float | None:
         """When something is due; ``None`` if nothing is."""
-        times = [slot.due for slot in self.slots if slot.due is not None]
-        if self._probe_at is not None:
-            times.append(self._probe_at)
-        return min(times, default=None)
+        return earliest(self._probe_at, *(slot.due for slot in self.slots))
 
     def on_timer(self, now: float) -> list[Command]:
         """Do what is due."""
@@ -244,6 +245,12 @@ class Lives:
 
     def _probing(self) -> bool:
         return any(slot.probing for slot in self.slots)
+
+    def _will_probe(self) -> bool:
+        """Tell whether there is a seat for finding out about a broken pool."""
+        return any(
+            slot.probing or slot.state is SlotState.PARKED for slot in self.slots
+        )
 
     def _probe(self, now: float) -> list[Command]:
         for slot in self.slots:

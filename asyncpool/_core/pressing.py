@@ -12,7 +12,7 @@ from asyncpool._core.commands import Command, Interrupt, Revoke, WriteStacks
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.limits import Press
 from asyncpool._core.lives import Lives
-from asyncpool._core.slots import Ending, Slot, SlotState
+from asyncpool._core.slots import UP, Ending, Slot, SlotState
 
 __all__ = ["REVOKE_GRACE", "STACK_GRACE", "Pressing"]
 
@@ -22,8 +22,6 @@ REVOKE_GRACE = 0.1
 # Seconds that a worker has at the most to write down where it is, before it is killed
 # anyway: on an idle machine it needs 1 to 8 ms.
 STACK_GRACE = 0.03
-
-_UP = frozenset({SlotState.IDLE, SlotState.BUSY})
 
 
 class Pressing:
@@ -71,7 +69,7 @@ class Pressing:
 
     def hang(self, slot: Slot, now: float) -> list[Command]:
         """Have a worker that is silent say where it is, if it can, and killed."""
-        if slot.state not in _UP or slot.hung or slot.doomed is not None:
+        if slot.state not in UP or slot.hung or slot.doomed is not None:
             return []
         slot.hung = True
         due = now + STACK_GRACE

@@ -25,15 +25,15 @@ from asyncpool._core.commands import (
     Revoke,
     Rolled,
 )
+from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.lives import EMPTY, Lives
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.sizing import Sizing
-from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
+from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
 
 __all__ = ["Rotation"]
 
-_UP = frozenset({SlotState.IDLE, SlotState.BUSY})
 _NOT_NEEDED = frozenset({SlotState.SPARE, SlotState.RETIRED})
 
 
@@ -98,7 +98,7 @@ class Rotation:
 
     def wear_out(self, slot: Slot, why: str, now: float) -> list[Command]:
         """Have another worker take the place of *slot*'s."""
-        if slot.state not in _UP or slot.leaving or slot.worn is not None:
+        if slot.state not in UP or slot.leaving or slot.worn is not None:
             return []
         slot.worn = why
         return self.step(now)
@@ -110,7 +110,7 @@ class Rotation:
 
         *unsent* is the job that was assigned to it, and was not sent yet.
         """
-        if slot.state not in _UP:
+        if slot.state not in UP:
             return []
         commands = self._leave(slot, why, now)
         # The first one may not have begun either.
@@ -119,7 +119,7 @@ class Rotation:
 
     def oversized(self, slot: Slot, reason: str, now: float) -> list[Command]:
         """Kill the worker of *slot*, which has more memory than it may."""
-        if slot.state not in _UP:
+        if slot.state not in UP:
             return []
         slot.oversized = True
         return self._lives.end(slot, Ending.KILLED, now, reason=reason)
@@ -135,7 +135,7 @@ class Rotation:
 
     def roll(self, now: float) -> list[Command]:
         """Replace every worker that is there now, one after the other."""
-        up = [slot for slot in self._slots if slot.state in _UP and not slot.leaving]
+        up = [slot for slot in self._slots if slot.state in UP and not slot.leaving]
         self._to_roll = deque((slot, slot.generation) for slot in up)
         self._rolled = 0
         return self.step(now)
@@ -156,19 +156,26 @@ class Rotation:
             if other.replaces == slot.index:
                 other.replaces = None
 
+    def count(self, now: float) -> None:
+        """Take note that a worker has come or gone: there may be jobs for which none is."""
+        if self.sizing.watching and self._dispatcher.waiting > self._coming:
+            self.sizing.crowded(now)
+
     def failed(self, slot: Slot, old: Slot, now: float, roll: float) -> list[Command]:
         """Take note that the worker of *slot*, to replace that of *old*, never came up."""
         slot.apply(SlotEvent.SPARE)
         self._failed += 1
+        commands: list[Command] = []
         if self._to_roll and self._to_roll[0][0] is old:
-            old.worn = None
-            return [
-                Keep(slot.index, None),
-                *self.stop_roll("a replacement did not start"),
-            ]
+            commands += self._end_roll("a replacement did not start")
+            if old.worn == "roll":
+                old.worn = None
+                self._age(now)
+            if old.worn is None:
+                return [Keep(slot.index, None), *commands]
         delay = self._policy.delay(self._failed + 1, roll=roll)
         self._retry_at = now + delay
-        return [Keep(slot.index, delay)]
+        return [Keep(slot.index, delay), *commands]
 
     def stop(self, why: str) -> list[Command]:
         """Grant nothing more, since the pool ends; who has come stays."""
@@ -179,10 +186,10 @@ class Rotation:
         """Forget who was to replace whom."""
         for slot in self._slots:
             slot.replaces = slot.worn = None
-        return self.stop_roll(why)
+        return self._end_roll(why)
 
-    def stop_roll(self, why: str) -> list[Command]:
-        """End a roll before it is complete."""
+    def _end_roll(self, why: str) -> list[Command]:
+        """End a roll, if there is one, for that reason, or since it is complete."""
         if self._to_roll is None:
             return []
         self._to_roll = None
@@ -197,7 +204,7 @@ class Rotation:
             leaving = self._leaving > 0
             times += [self.sizing.next_deadline(leaving=leaving), self._retry_at]
             times += [_old_at(slot) for slot in self._slots]
-        return min((when for when in times if when is not None), default=None)
+        return earliest(*times)
 
     def on_timer(self, now: float) -> list[Command]:
         """Do what is due."""
@@ -211,10 +218,6 @@ class Rotation:
                 commands += self._lives.end(slot, Ending.KILLED, now, reason=reason)
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
-        for slot in self._slots:
-            old_at = _old_at(slot)
-            if old_at is not None and old_at <= now:
-                slot.worn = "max_age"
         return [*commands, *self.step(now)]
 
     # What follows.
@@ -223,14 +226,21 @@ class Rotation:
         """Grant what the budget allows."""
         if self._stopped or self._lives.broken is not None:
             return []
-        size, coming = self.sizing.size, self._count(SlotState.STARTING)
-        self.sizing.grow(now, waiting=self._dispatcher.waiting, coming=coming)
+        self._age(now)
+        size, waiting = self.sizing.size, self._dispatcher.waiting
+        self.sizing.grow(now, waiting=waiting, coming=self._coming)
         commands = self._report(size)
         commands += self._fill(now)
         commands += self._thin_out(now)
         commands += self._let_idle_go(now)
         commands += self._roll_on()
         return [*commands, *self._replace(now)]
+
+    def _age(self, now: float) -> None:
+        for slot in self._slots:
+            old_at = _old_at(slot)
+            if old_at is not None and old_at <= now:
+                slot.worn = "max_age"
 
     def _report(self, before: int) -> list[Command]:
         return [] if self.sizing.size == before else [Resized(self.sizing.size)]
@@ -273,7 +283,7 @@ class Rotation:
             return commands
         coming = {slot.replaces for slot in self._slots}
         for slot in self._slots:
-            if slot.worn is None or slot.leaving or slot.state not in _UP:
+            if slot.worn is None or slot.leaving or slot.state not in UP:
                 continue
             if slot.index in coming:
                 continue
@@ -289,15 +299,15 @@ class Rotation:
         while self._to_roll:
             slot, generation = self._to_roll[0]
             if slot.generation == generation and slot.state not in EMPTY:
-                if slot.state in _UP and slot.worn is None:
+                if slot.state in UP and slot.worn is None:
                     slot.worn = "roll"
                 return []
             self._to_roll.popleft()
             self._rolled += 1
-        return self.stop_roll("")
+        return self._end_roll("")
 
     def _leave(self, slot: Slot, why: str, now: float) -> list[Command]:
-        if slot.leaving or slot.state not in _UP | {SlotState.STARTING}:
+        if slot.leaving or slot.state not in UP | {SlotState.STARTING}:
             return []
         slot.leaving = True
         self._dispatcher.worker_gone(slot.index)
@@ -321,14 +331,15 @@ class Rotation:
 
     def _spared(self) -> int:
         """How many workers are missing."""
-        taking = sum(slot.state in _UP and not slot.leaving for slot in self._slots)
+        taking = sum(slot.state in UP and not slot.leaving for slot in self._slots)
         return self.sizing.size - taking
 
     def _spare(self) -> Slot:
         return next(slot for slot in self._slots if slot.state is SlotState.SPARE)
 
-    def _count(self, state: SlotState) -> int:
-        return sum(slot.state is state for slot in self._slots)
+    @property
+    def _coming(self) -> int:
+        return sum(slot.state is SlotState.STARTING for slot in self._slots)
 
 
 def _ask_back(slot: Slot, jobs: list[int]) -> list[Command]:
@@ -350,7 +361,7 @@ def _old_at(slot: Slot) -> float | None:
     age = slot.wear.age
     if age is None or slot.ready_at is None or slot.worn is not None:
         return None
-    return None if slot.leaving or slot.state not in _UP else slot.ready_at + age
+    return None if slot.leaving or slot.state not in UP else slot.ready_at + age
 
 
 def _worth(slot: Slot) -> tuple[int, float]:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from asyncpool._core.deadlines import earliest
+
 __all__ = ["GROW_EVERY", "Sizing"]
 
 # Seconds that jobs wait before there are more workers, and then more again.  A worker is
@@ -50,12 +52,12 @@ class Sizing:
         self._resize(min(max(self.size, least), most), now)
 
     def crowded(self, now: float) -> None:
-        """Take note that a job waits, while *watching*."""
+        """Take note that a job waits for which nobody comes, while *watching*."""
         if self.watching:
             self.watching, self._grow_at = False, now + GROW_EVERY
 
     def grow(self, now: float, *, waiting: int, coming: int) -> None:
-        """Grow, if it is time for that.
+        """Grow, if it is time for that, but for no job that a coming worker is for.
 
         Args:
             now: The time.
@@ -65,14 +67,13 @@ class Sizing:
         if self._grow_at is None or now < self._grow_at:
             return
         self._grow_at = None
-        if waiting:
-            more = min(self._burst, waiting - coming)
-            if more > 0:
-                self._burst *= 2
-                self._resize(min(self.size + more, self.most), now)
+        more = min(self._burst, waiting - coming)
+        if more > 0:
+            self._burst *= 2
+            self._resize(min(self.size + more, self.most), now)
             if self.size < self.most:
                 self._grow_at = now + GROW_EVERY
-        else:
+        elif not waiting:
             self._burst = 1
         self.watching = self._grow_at is None and self.size < self.most
 
@@ -99,8 +100,7 @@ class Sizing:
 
         While somebody is *leaving*, nobody else does.
         """
-        times = (self._grow_at, None if leaving else self._shrink_at)
-        return min((when for when in times if when is not None), default=None)
+        return earliest(self._grow_at, None if leaving else self._shrink_at)
 
     def _resize(self, size: int, now: float) -> None:
         self.size = size

@@ -26,6 +26,7 @@ from asyncpool._core.wear import NEVER, Wear
 
 __all__ = [
     "TRANSITIONS",
+    "UP",
     "Ending",
     "IllegalTransitionError",
     "Slot",
@@ -111,6 +112,10 @@ def next_state(state: SlotState, event: SlotEvent) -> SlotState:
         return TRANSITIONS[state][event]
     except KeyError:
         raise IllegalTransitionError(f"{event.name} in state {state.name}") from None
+
+
+# A worker that is ready, and not on its way out, is in these.
+UP = frozenset({SlotState.IDLE, SlotState.BUSY})
 
 
 @dataclass(slots=True)

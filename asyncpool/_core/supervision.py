@@ -21,6 +21,7 @@ from asyncpool._core.commands import (
     Revoke,
     Unassign,
 )
+from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.flight import Flight
 from asyncpool._core.limits import KILL, Press
@@ -195,6 +196,7 @@ class Supervision:
             commands += self._lives.probe_succeeded(slot, now)
         commands += self._feed(slot)
         commands += self.rotation.ready(slot, now)
+        self.rotation.count(now)
         return [*commands, *self._settle(now)]
 
     def ended(
@@ -238,7 +240,9 @@ class Supervision:
             slot.apply(SlotEvent.PARK)
         else:
             commands.append(self._lives.spawn(slot, now))
-        return [*commands, *self.rotation.step(now), *self._settle(now)]
+        commands += self.rotation.step(now)
+        self.rotation.count(now)
+        return [*commands, *self._settle(now)]
 
     def faulty(self, index: int, now: float) -> list[Command]:
         """Replace the worker in slot *index*, once it has nothing more in hand."""
@@ -383,12 +387,11 @@ class Supervision:
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`on_timer`; ``None`` if nothing is due."""
-        times = (
+        return earliest(
             self._lives.next_deadline(),
             self.rotation.next_deadline(),
             self._close_at,
         )
-        return min((when for when in times if when is not None), default=None)
 
     def on_timer(self, now: float) -> list[Command]:
         """Do what is due."""

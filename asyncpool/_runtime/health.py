@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 
 from asyncpool._core.health import HealthLedger
-from asyncpool._core.slots import SlotState
+from asyncpool._core.slots import UP
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.state import PoolState, decision
 
 __all__ = ["Health"]
-
-_UP = frozenset({SlotState.IDLE, SlotState.BUSY})
 
 
 class Health:
@@ -56,7 +54,7 @@ class Health:
         up = [
             state.handles[slot.index]
             for slot in state.core.slots
-            if slot.state in _UP and not slot.hung
+            if slot.state in UP and not slot.hung
         ]
         silent, asked = self._ledger.tick(up, now)
         self._timer = self._set_timer()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from asyncpool import events
 from asyncpool._core import commands as cmd
-from asyncpool._core.slots import Slot, SlotState
+from asyncpool._core.slots import UP, Slot
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.machine import private_memory
 from asyncpool._runtime.state import PoolState, decision
@@ -17,8 +17,6 @@ __all__ = ["Rotator"]
 
 # Seconds between two looks at the workers' memory.  One takes 10 us for each of them.
 _LOOK_EVERY = 0.25
-
-_UP = frozenset({SlotState.IDLE, SlotState.BUSY})
 
 
 class Rotator:
@@ -91,7 +89,7 @@ class Rotator:
         Raises:
             RollInProgressError: If that is under way already.
         """
-        if self._roll is not None:
+        if self._rotation.rolling:
             raise RollInProgressError(
                 f"pool {self._state.config.name} is being rolled: one roll at a time"
             )
@@ -154,7 +152,7 @@ class Rotator:
     @decision
     def _look_at_memory(self) -> None:
         for slot in list(self._state.core.slots):
-            if slot.state in _UP:
+            if slot.state in UP:
                 self._weigh(slot)
         self._look_later()
 

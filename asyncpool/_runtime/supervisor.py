@@ -51,6 +51,7 @@ class Supervisor:
         done: Done when nothing of the pool is left.
         hub: The pool's events.
         submit: The way in for jobs, see :meth:`Traffic.submit`.
+        check_open: See :meth:`Traffic.check_open`.
         rotator: The way to planned exits.
     """
 
@@ -84,6 +85,7 @@ class Supervisor:
         )
         self.hub = self._state.hub
         self.submit = self._traffic.submit
+        self.check_open = self._traffic.check_open
         self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
         self._journal = Journal(loop)
         levels, disabled = explicit_levels()
@@ -155,18 +157,6 @@ class Supervisor:
             for future in (self.up, self.done):
                 if not future.done():
                     future.set_result(None)
-
-    def check_open(self) -> None:
-        """Check that there is a pool to do something with.
-
-        Raises:
-            PoolClosedError: If it is closed.
-            PoolBrokenError: If it is broken.
-        """
-        if self._core.closing is not None:
-            raise PoolClosedError
-        if self._core.broken is not None:
-            raise self._traffic.broken_errors()(None)
 
     @decision
     def close(self, finish: Finish, timeout: float) -> None:

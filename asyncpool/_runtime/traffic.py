@@ -257,12 +257,22 @@ class Traffic:
         self._state.book.fail(job, error)
         self._perform(self._state.core.drop(job.id, self._state.loop.time()))
 
+    def check_open(self) -> None:
+        """Check that there is a pool to do something with.
+
+        Raises:
+            PoolClosedError: If it is closed.
+            PoolBrokenError: If it is broken.
+        """
+        if self._state.core.closing is not None:
+            raise PoolClosedError
+        if self._state.core.broken is not None:
+            raise self.broken_errors()(None)
+
     def _check_admission(self) -> None:
         core, limit = self._state.core, self._state.config.max_pending
-        if core.closing is not None:
-            raise PoolClosedError
-        if core.broken is not None:
-            raise self.broken_errors()(None)
+        if core.closing is not None or core.broken is not None:
+            self.check_open()
         idle = core.dispatcher.idle
         if limit is None or idle > core.dispatcher.waiting:
             return

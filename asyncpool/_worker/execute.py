@@ -79,12 +79,10 @@ class Executor:
     def _run(self, frame: Frame, place: int) -> bytes | Parcel:
         # A function of its own, so that arguments and result are gone when it returns.
         context = self.context
-        if context is PLAIN:
-            running.set((frame.job, frame.attempt, context, 0.0))
-            self._interrupts.begin(place)
-        else:
-            running.set((frame.job, frame.attempt, context, monotonic()))
-            self._interrupts.begin(place)
+        began = 0.0 if context is PLAIN else monotonic()
+        running.set((frame.job, frame.attempt, context, began))
+        self._interrupts.begin(place)
+        if context.variables:
             set_variables(context.variables)
         known = self._recall(frame.tag) if frame.tag else None
         function, args, kwargs = load_job(self._complete(frame.payload), known)

@@ -8,9 +8,9 @@ import pickle
 import pytest
 from hypothesis import given, strategies as st
 
+from asyncpool._core.beats import MAX_DETAILS
 from asyncpool._core.context import (
     MAX_CONTEXT,
-    MAX_DETAILS,
     MAX_VARIABLES,
     PLAIN,
     Context,

@@ -10,6 +10,7 @@ from asyncpool._core.commands import (
     FailJobs,
     GiveUp,
     Kill,
+    LeaveEmpty,
     ParkSlot,
     Recover,
     ScheduleRestart,
@@ -49,12 +50,12 @@ def lives_of(workers: int, dispatcher: Dispatcher | None = None) -> Lives:
     return lives
 
 
-def bury(lives: Lives, index: int, now: float) -> list[Command]:
+def bury(lives: Lives, index: int, now: float, *, needed: bool = True) -> list[Command]:
     """Let a worker end unasked that was never ready."""
     slot = lives.slots[index]
-    slot.due = None
+    slot.due, slot.probing = None, False
     slot.apply(SlotEvent.EXITED)
-    return lives.judge(slot, now, needed=True, blamed=False, roll=0.0)
+    return lives.judge(slot, now, needed=needed, blamed=False, roll=0.0)
 
 
 def test_a_start_that_takes_too_long_is_ended_by_force() -> None:
@@ -145,6 +146,23 @@ def test_a_pool_without_hope_gives_up_and_comes_back() -> None:
     lives.slots[0].apply(SlotEvent.READY)
     assert lives.probe_succeeded(lives.slots[0], 12.0) == [Recover(0), Spawn(1, 3)]
     assert lives.broken is None
+
+
+def test_a_broken_pool_goes_on_probing_in_a_seat_that_it_does_not_need() -> None:
+    lives = lives_of(3)
+    bury(lives, 0, 1.0)
+    bury(lives, 0, 1.0)
+    bury(lives, 1, 1.0)
+    bury(lives, 1, 1.0, needed=False)
+    assert lives.broken == "4 workers crashed within 60 s"
+    assert bury(lives, 2, 1.0, needed=False) == [LeaveEmpty(2)], "0 and 1 are there"
+    slot = lives.slots[1]
+    slot.apply(SlotEvent.SPARE)
+    for probe in range(3):
+        now = 1.0 + 10 * (probe + 1)
+        assert lives.next_deadline() == now
+        assert lives.on_timer(now) == [Spawn(0, 3 + probe)]
+        assert bury(lives, 0, now, needed=False) == [ParkSlot(0, lives.broken, 10)]
 
 
 def test_when_every_slot_is_retired_nothing_is_due() -> None:

@@ -288,6 +288,20 @@ def test_a_roll_that_cannot_go_on_ends(
         assert core.next_deadline() is None, "nothing is tried again"
 
 
+@pytest.mark.parametrize("rolled_at", [19.0, 20.5])
+def test_who_is_old_when_a_roll_fails_is_replaced_later(rolled_at: float) -> None:
+    core = pool(1, limits=WorkerLimits(max_age=20.0, jitter=0.0))
+    commands = core.on_timer(20.0) if rolled_at > 20.0 else []
+    commands += core.rotation.roll(rolled_at)
+    assert commands == [Spawn(1, 1)]
+    delay = POLICY.delay(2, roll=0.5)
+    trouble = Rolled(0, "a replacement did not start")
+    assert gone(core, 1, 21.0) == [Keep(1, delay), trouble]
+    assert core.next_deadline() == 21.0 + delay
+    assert core.on_timer(21.0 + delay) == [Spawn(1, 2)]
+    assert core.ready(1, 23.0) == [Retiring(0, "max_age"), Stop(0)]
+
+
 def test_a_pool_that_breaks_is_not_rolled() -> None:
     core = pool(2, policy=RestartPolicy(max_crashes=1, base=0.0))
     core.rotation.roll(1.0)

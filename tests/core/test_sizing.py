@@ -60,8 +60,12 @@ def test_no_more_are_started_than_there_are_jobs_without_one() -> None:
     sizing.crowded(0.0)
     assert grow(sizing, GROW_EVERY, waiting=1) == 2
     assert grow(sizing, 2 * GROW_EVERY, waiting=1, coming=1) == 2
-    assert grow(sizing, 3 * GROW_EVERY, waiting=3, coming=1) == 4
-    assert grow(sizing, 4 * GROW_EVERY, waiting=1, coming=3) == 4
+    # It is no matter of time any more, but of the next one that waits.
+    assert sizing.next_deadline(leaving=True) is None
+    assert sizing.watching
+    sizing.crowded(1.0)
+    assert grow(sizing, 1.0 + GROW_EVERY, waiting=3, coming=1) == 4
+    assert grow(sizing, 1.0 + 2 * GROW_EVERY, waiting=1, coming=3) == 4
 
 
 def test_whoever_has_been_idle_for_longest_goes_first_and_one_at_a_time() -> None:

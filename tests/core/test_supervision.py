@@ -49,7 +49,7 @@ policies = st.builds(
 limits = st.builds(
     WorkerLimits,
     max_jobs=st.sampled_from([None, None, 3]),
-    max_age=st.sampled_from([None, None, 100.0]),
+    max_age=st.sampled_from([None, 20.0]),
     drain_timeout=st.sampled_from([600.0, 5.0, None]),
 )
 plans = st.fixed_dictionaries(
@@ -125,6 +125,14 @@ class SupervisionMachine(RuleBasedStateMachine):
     def submit_short_jobs(self, count: int, priority: int) -> None:
         for _ in range(count):
             self.shell.submit(10.0, priority)
+
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @rule(count=st.integers(1, 3))
+    def submit_urgent_jobs_before_a_long_one(self, count: int) -> None:
+        """All may begin, or wait in a worker, whoever waits in the queue."""
+        self.shell.submit(UNKNOWN)
+        for _ in range(count):
+            self.shell.submit(10.0, min(PRIORITIES))
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
     @rule(costs=st.lists(st.sampled_from([math.inf, *COSTS]), min_size=1, max_size=3))
@@ -679,7 +687,7 @@ def test_the_machine_exercises_what_it_is_for() -> None:
     run_state_machine_as_test(
         CountedMachine,
         settings=settings(
-            max_examples=360, stateful_step_count=60, derandomize=True, database=None
+            max_examples=480, stateful_step_count=60, derandomize=True, database=None
         ),
     )
     seen = CountedMachine.seen

@@ -19,7 +19,6 @@ from asyncpool import (
     CloseSummary,
     Crash,
     Job,
-    JobTimeoutError,
     Pool,
     PoolClosedError,
     RollResult,
@@ -32,7 +31,7 @@ from tests.helpers.faults import HANGS, Fault
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, closing, idle, next_of, until
+from tests.helpers.pools import assert_serves, closing, idle, next_of, timeout_of, until
 
 pytestmark = BOTH_LOOPS
 
@@ -50,9 +49,8 @@ total = pytest.mark.parametrize(
 
 
 async def times_out(job: Job[Any]) -> None:
-    with pytest.raises(JobTimeoutError) as caught:
-        await job
-    assert (caught.value.limit, caught.value.job_id) == ("timeout", job.id)
+    error = await timeout_of(job)
+    assert (error.limit, error.job_id) == ("timeout", job.id)
 
 
 @every_hang

@@ -22,7 +22,7 @@ from tests.helpers.gate import Gate
 from tests.helpers.large import supervisor_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.pools import assert_serves, by_events, idle
+from tests.helpers.pools import assert_serves, idle, next_of
 
 pytestmark = BOTH_LOOPS
 
@@ -31,9 +31,7 @@ LONG = 3600.0
 
 
 async def next_crash(pool: Pool) -> Crash:
-    async for event in by_events(pool.events(), Crashed):
-        return event.crash
-    raise AssertionError("the pool has ended")
+    return (await next_of(pool.events(), Crashed)).crash
 
 
 async def test_a_stopped_idle_worker_is_replaced() -> None:

@@ -17,19 +17,12 @@ from tests.helpers.gate import Gate
 from tests.helpers.large import Stop, crowd, supervisor_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, idle
+from tests.helpers.pools import assert_serves, idle, timeout_of
 
 pytestmark = BOTH_LOOPS
 
 SHORT = 0.05
 LONG = 3600.0
-
-
-async def timeout_of(job: Job[Any]) -> JobTimeoutError:
-    with pytest.raises(TimeoutError) as caught:
-        await job
-    assert type(caught.value) is JobTimeoutError
-    return caught.value
 
 
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill", "wait"])

@@ -14,6 +14,7 @@ from asyncpool._core.beats import Beat, place_of
 from asyncpool._core.frames import Kind, header
 from asyncpool._core.page import BEATS_START
 from asyncpool._signals import INTERRUPT
+from tests.helpers import faults
 from tests.helpers.faults import say, say_to_control
 from tests.helpers.jobs import arrive, sleep, wait_at
 
@@ -125,9 +126,7 @@ def hang_once(gate: str, work: Any) -> str:
 
 def deadlock(gate: str, word: str) -> None:
     with arrive(gate, word):
-        lock = threading.Lock()
-        lock.acquire()
-        lock.acquire()
+        faults.deadlock()
 
 
 def log_without_end(gate: str, word: str) -> NoReturn:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import asyncpool
 from asyncpool._core.frames import HEADER_SIZE, VERSION, Kind, header
 from asyncpool._core.messages import pack_numbers
-from tests.helpers.jobs import arrive, wait_at
+from tests.helpers.jobs import arrive, spin, wait_at
 
 __all__ = ["DEATHS", "FAULTS", "HANGS", "Fault", "by_name"]
 
@@ -296,11 +296,6 @@ FAULTS = DEATHS + OFFENCES
 # The hangs: faults that nothing shows but time.
 
 
-def loop_for_ever() -> NoReturn:
-    while True:
-        pass
-
-
 def hold_the_gil() -> None:
     pow(3, 10**8)
 
@@ -334,7 +329,7 @@ def sleep_for_ever() -> NoReturn:
 
 
 HANGS = (
-    Fault("python loop", loop_for_ever),
+    Fault("python loop", spin),
     Fault("sleep", sleep_for_ever),
     Fault("held gil", hold_the_gil),
     Fault("stopped", stop),

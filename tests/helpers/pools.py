@@ -13,6 +13,8 @@ from asyncpool import (
     CloseSummary,
     Crash,
     EventStream,
+    Job,
+    JobTimeoutError,
     Pool,
     PoolStats,
     WorkerCrashedError,
@@ -30,6 +32,7 @@ __all__ = [
     "idle",
     "launcher_of",
     "next_of",
+    "timeout_of",
     "until",
 ]
 
@@ -68,6 +71,14 @@ async def assert_serves(pool: Pool) -> None:
     await idle(pool)
     results = await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(20)))
     assert results == [n * n for n in range(20)]
+
+
+async def timeout_of(job: Job[Any]) -> JobTimeoutError:
+    """Wait for the end of a job whose time is over, and return the error."""
+    with pytest.raises(TimeoutError) as caught:
+        await job
+    assert type(caught.value) is JobTimeoutError
+    return caught.value
 
 
 def assert_told(crash: Crash, fault: Fault, *, kind: CrashKind | None = None) -> None:

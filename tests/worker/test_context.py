@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from time import monotonic
 
-from asyncpool._core.context import MAX_DETAILS
+from asyncpool._core.beats import MAX_DETAILS
 from asyncpool._core.frames import Kind
 from tests.helpers import jobs
 from tests.worker.by_hand import Door, Worker, context_frame, encode, job_frame
