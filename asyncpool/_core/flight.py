@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from asyncpool._core.profiles import UNKNOWN, Profile
+from asyncpool._core.profiles import LEAST, UNKNOWN, Profile
 from asyncpool.errors import ProtocolError
 
 __all__ = ["Flight"]
@@ -41,6 +41,14 @@ class Flight:
     def head(self) -> int | None:
         """The job that is running, or about to."""
         return next(iter(self.jobs), None)
+
+    @property
+    def assured(self) -> float:
+        """What there is to do at the least, even if the one that is running ends now."""
+        if not self.jobs:
+            return 0.0
+        head = next(iter(self.jobs.values()))[1]
+        return self.backlog - head - LEAST * (len(self.jobs) - 1)
 
     @property
     def asking(self) -> bool:

@@ -8,12 +8,13 @@ and is forgotten after some dozens.
 
 from __future__ import annotations
 
-__all__ = ["ALONE", "BUDGET", "DEEPEST", "REFILL", "UNKNOWN", "Profile"]
+__all__ = ["ALONE", "BUDGET", "DEEPEST", "LEAST", "REFILL", "UNKNOWN", "Profile"]
 
-# How much work may be in a worker's hands at once: two jobs of 1 ms, so that those
-# too need not wait for the pool (90 % of the cores, not 83 %; with 4000 or 8000 the
-# same).  A job that waits there for a slow one is revoked after some milliseconds.
-BUDGET = 2500.0
+# How much work may be in a worker's hands at once: so much that half of it bridges a
+# round, see ``Supervision.may_rest`` (95 % of the cores for jobs of 1 ms; with 5000 and
+# shorter rests 94 %, with 2500 and none 91 %).  A job that waits there for a slow one is
+# revoked after some milliseconds.
+BUDGET = 8000.0
 
 # A worker gets more when it has this left, so that it gets several at a time.
 REFILL = BUDGET / 2
@@ -21,7 +22,8 @@ REFILL = BUDGET / 2
 # The most jobs that a worker holds: beyond it nothing is gained (128 jobs of no work
 # are half a millisecond).
 DEEPEST = 128
-_LEAST = BUDGET / DEEPEST
+# What a call costs at the least, by this reckoning.
+LEAST = BUDGET / DEEPEST
 
 # What a job may cost of which nothing is known: more than any budget.
 UNKNOWN = 1e9
@@ -43,10 +45,10 @@ class Profile:
 
     def note(self, duration: float) -> None:
         """Take note of a call that took *duration*."""
-        if duration <= _LEAST:
-            if self.cost == _LEAST:
+        if duration <= LEAST:
+            if self.cost == LEAST:
                 return
-            duration = _LEAST
+            duration = LEAST
         if self.cost == UNKNOWN:
             self.cost = duration
         else:

@@ -159,6 +159,16 @@ class Supervision:
             commands += self.rotation.wear_out(slot, "max_jobs", now)
         return commands if self.closing is None else [*commands, *self._settle(now)]
 
+    def may_rest(self, index: int) -> bool:
+        """Tell whether the worker in slot *index* may be left alone for a round.
+
+        It has enough to do until then, and where so many wait, a little later is not late.
+        """
+        flight = self.slots[index].flight
+        if flight.assured <= REFILL:
+            return False
+        return self.dispatcher.waiting >= len(flight.jobs) * self.rotation.sizing.size
+
     def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
         """Put *jobs* at the head of the queue, or send them to workers with room."""
         return [*self._return(jobs), *self._settle(now)]

@@ -167,6 +167,17 @@ class WorkerHandle:
         assert self._control is not None
         self._control.read()
 
+    def rest(self) -> None:
+        """Leave it alone: read none of its outcomes until :meth:`wake`."""
+        assert self._jobs is not None
+        self._jobs.pause()
+
+    def wake(self) -> None:
+        """Read what it has sent meanwhile, and go on."""
+        assert self._jobs is not None
+        self._jobs.resume()
+        self._jobs.read()
+
     @property
     def heard_at(self) -> float:
         """When it last said something on its control channel, or was kept waiting."""

@@ -27,6 +27,7 @@ from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.packing import Packer, Unpacker
 from asyncpool._runtime.postmortem import broken_error, deliveries
+from asyncpool._runtime.rounds import Rounds
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.threads import Threads
 from asyncpool._runtime.times import Times
@@ -39,9 +40,6 @@ from asyncpool.errors import (
 )
 
 __all__ = ["Traffic"]
-
-# Seconds after which a job that others wait behind is long; twice that, at the most.
-_STALLED = 0.005
 
 # Failing a job takes some microseconds, and a queue may have a million of them.
 _FAILED_A_TURN = 500
@@ -84,7 +82,7 @@ class Traffic:
         )
         self._unpacker = Unpacker(threads, self._on_loaded)
         self._times = Times(state, perform, heartbeats, last_words, self._take_out)
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self._rounds = Rounds(state, perform)
         self._saturated = False
 
     # A job's way in.
@@ -177,8 +175,8 @@ class Traffic:
             outbox.flush()  # it has nothing to do
         else:
             outbox.flush_soon()  # more may come in this turn
-        if in_hand > 1 and self._stall_timer is None:
-            self._look_later()
+        if in_hand > 1 and not self._rounds.on:
+            self._rounds.go()
 
     def _load(self, handle: WorkerHandle, job: Job[Any], parcel: Parcel) -> None:
         """Have a worker, which has nothing else in hand, see what a job needs."""
@@ -228,6 +226,7 @@ class Traffic:
         # The worker gets its next jobs before these outcomes are even looked at.
         now = self._state.loop.time()
         self._perform(core.refill(handle.slot, now))
+        self._rounds.leave_alone(handle)
         if book.timed:
             self._times.begin_head(handle.slot)
         for job, frame in settled:
@@ -337,16 +336,6 @@ class Traffic:
         else:
             self._perform(commands)
 
-    def _look_later(self) -> None:
-        self._stall_timer = self._state.loop.call_later(_STALLED, self._look_for_stalls)
-
-    @decision
-    def _look_for_stalls(self) -> None:
-        self._stall_timer = None
-        self._perform(self._state.core.look_for_stalls())
-        if self._state.core.pipelining:
-            self._look_later()
-
     # The end of many at once.
 
     def fail_jobs(self, numbers: tuple[int, ...], why: str) -> Iterator[None]:
@@ -383,5 +372,4 @@ class Traffic:
     def stop(self) -> None:
         """Look for nothing any more."""
         self._times.stop()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
+        self._rounds.stop()

@@ -30,7 +30,7 @@ IDLE_TIMEOUT = 2.0
 
 # What jobs cost in these stories: those in the middle may share a worker.  Of one that
 # has large arguments this is infinite.
-COSTS = (UNKNOWN, 10.0, 200.0, 450.0, 900.0, 2_000.0)
+COSTS = (UNKNOWN, 80.0, 650.0, 1_450.0, 2_900.0, 6_400.0)
 
 
 @dataclass

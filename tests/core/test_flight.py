@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncpool._core.flight import Flight
-from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
+from asyncpool._core.profiles import ALONE, LEAST, UNKNOWN, Profile
 from asyncpool.errors import ProtocolError
 
 # Their sums are exact, in any order.
@@ -215,12 +215,24 @@ def test_a_job_keeps_what_was_known_when_it_was_sent() -> None:
     flight, profile = Flight(), Profile()
     flight.add(7, profile)
     assert flight.jobs == {7: (1, UNKNOWN, profile)}
-    profile.note(50)
+    profile.note(500)
     flight.add(8, profile)
-    assert flight.jobs == {7: (1, UNKNOWN, profile), 8: (2, 50.0, profile)}
-    assert flight.backlog == UNKNOWN + 50
+    assert flight.jobs == {7: (1, UNKNOWN, profile), 8: (2, 500.0, profile)}
+    assert flight.backlog == UNKNOWN + 500
     flight.land(7)
-    assert flight.backlog == 50.0
+    assert flight.backlog == 500.0
+
+
+def test_what_is_running_and_what_is_short_assure_nothing() -> None:
+    flight = flight_of(cost=300.0)
+    assert flight.assured == 0.0
+    flight.add(7, known(UNKNOWN))
+    assert flight.assured == 0.0
+    for job in (8, 9):
+        flight.add(job, known(LEAST + 300.0))
+    assert flight.assured == 600.0
+    flight.land(7)
+    assert flight.assured == 300.0
 
 
 def test_places_are_never_given_twice() -> None:

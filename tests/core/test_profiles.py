@@ -10,13 +10,14 @@ from asyncpool._core.profiles import (
     ALONE,
     BUDGET,
     DEEPEST,
+    LEAST,
     REFILL,
     UNKNOWN,
     Profile,
 )
 
 # The least that a call counts for.
-FLOOR = 19.53125
+FLOOR = 62.5
 
 durations = st.integers(0, 2**32 - 1)
 
@@ -29,11 +30,12 @@ def after(*durations: float) -> float:
 
 
 def test_the_figures() -> None:
-    assert (BUDGET, REFILL, DEEPEST, UNKNOWN) == (2500.0, 1250.0, 128, 1e9)
+    assert (BUDGET, REFILL, DEEPEST, UNKNOWN) == (8000.0, 4000.0, 128, 1e9)
     assert set(profiles.__all__) == {
         "ALONE",
         "BUDGET",
         "DEEPEST",
+        "LEAST",
         "REFILL",
         "UNKNOWN",
         "Profile",
@@ -60,11 +62,11 @@ def test_the_first_call_is_taken_at_its_word() -> None:
     [
         ((80, 160), 90.0),
         ((160, 80), 150.0),
-        ((800, 0), 702.44140625),
+        ((800, 0), 707.8125),
         ((64, 128, 64, 128), 78.125),
         ((500, 500, 500), 500.0),
-        ((20, 20, 20020), 2520.0),
-        ((1_000_000, 24), 875_003.0),
+        ((80, 80, 20080), 2580.0),
+        ((1_000_000, 80), 875_010.0),
     ],
 )
 def test_each_further_call_counts_for_an_eighth(
@@ -73,7 +75,7 @@ def test_each_further_call_counts_for_an_eighth(
     assert after(*calls) == cost
 
 
-@pytest.mark.parametrize("duration", [0, 1, 7, 19, 19.53125])
+@pytest.mark.parametrize("duration", [0, 1, 7, 62, 62.5])
 def test_a_call_of_no_time_counts_for_the_least(duration: float) -> None:
     assert after(duration) == FLOOR
     assert after(duration, duration) == FLOOR
@@ -81,11 +83,12 @@ def test_a_call_of_no_time_counts_for_the_least(duration: float) -> None:
 
 
 def test_a_call_just_above_the_least_counts_for_itself() -> None:
-    assert after(20) == 20.0
+    assert after(63) == 63.0
 
 
 def test_as_many_calls_as_a_worker_may_hold_are_a_budget() -> None:
-    assert FLOOR * DEEPEST == BUDGET
+    assert FLOOR == LEAST
+    assert LEAST * DEEPEST == BUDGET
 
 
 @given(st.lists(durations, min_size=1, max_size=30))
@@ -106,22 +109,22 @@ def test_the_average_moves_towards_each_call(calls: list[int], last: int) -> Non
 def test_one_long_call_among_short_ones_is_noticed_at_once_and_forgotten() -> None:
     profile = Profile()
     for _ in range(100):
-        profile.note(20)
-    assert profile.cost == 20.0
-    profile.note(24_020)
-    assert profile.cost == 3020.0, "nothing travels ahead for a while"
+        profile.note(100)
+    assert profile.cost == 100.0
+    profile.note(80_100)
+    assert profile.cost == 10_100.0, "nothing travels ahead for a while"
     costs = []
     for _ in range(60):
         costs.append(profile.cost)
-        profile.note(20)
+        profile.note(100)
     assert costs == sorted(costs, reverse=True)
     assert sum(cost > BUDGET for cost in costs) == 2
-    assert sum(cost > REFILL for cost in costs) == 7
-    assert sum(cost > 21 for cost in costs) == 60
-    assert profile.cost < 21.5
+    assert sum(cost > REFILL for cost in costs) == 8
+    assert sum(cost > 101 for cost in costs) == 60
+    assert profile.cost < 105
 
 
-@given(st.integers(20, 100), st.integers(10_000, 2**32 - 1))
+@given(st.integers(63, 300), st.integers(32_000, 2**32 - 1))
 def test_any_long_call_keeps_others_from_waiting_behind_the_next(
     short: int, long: int
 ) -> None:
@@ -132,5 +135,5 @@ def test_any_long_call_keeps_others_from_waiting_behind_the_next(
 
 def test_functions_are_known_one_by_one() -> None:
     first, second = Profile(), Profile()
-    first.note(50)
-    assert (first.cost, second.cost) == (50.0, UNKNOWN)
+    first.note(500)
+    assert (first.cost, second.cost) == (500.0, UNKNOWN)

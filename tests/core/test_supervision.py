@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from typing import Any, ClassVar, get_args
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -25,7 +26,7 @@ from asyncpool._core.commands import Assign, Command, ParkSlot, Spawn, Stop
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import EMPTY
 from asyncpool._core.pressing import REVOKE_GRACE
-from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
+from asyncpool._core.profiles import ALONE, LEAST, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, SlotState
 from asyncpool._core.supervision import Finish, Supervision
@@ -671,6 +672,39 @@ def test_a_broken_pool_does_not_count_on_a_probe_that_was_stopped() -> None:
     die(1, 3.0)
     assert die(0, 3.5) == []
     assert core.next_deadline() == 4.0
+
+
+@pytest.mark.parametrize(
+    ("workers", "cost", "waiting", "what"),
+    [
+        (1, 1000.0, 8, "rest"),
+        (1, 1000.0, 7, "work"),  # as many as it has in hand, or a little later is late
+        (2, 1000.0, 16, "rest"),
+        (2, 1000.0, 15, "work"),
+        (1, 2600.0, 10, "rest"),
+        (1, 2700.0, 10, "work"),  # one of two may be over soon
+        (1, 9000.0, 10, "work"),  # and so may the only one
+        (1, UNKNOWN, 10, "work"),
+        (1, 2.1 * LEAST, 1000, "rest"),
+        (1, LEAST, 1000, "work"),  # they may take much less than they count for
+    ],
+)
+def test_a_worker_rests_that_has_enough_to_do_when_many_wait(
+    workers: int, cost: float, waiting: int, what: str
+) -> None:
+    core = Supervision(
+        workers=(workers, workers), policy=RestartPolicy(), start_timeout=20.0
+    )
+    core.start(0.0)
+    for index in range(workers):
+        core.ready(index, 0.0)
+    profile = Profile()
+    profile.cost = cost
+    job = 0
+    while core.dispatcher.waiting < waiting:
+        core.submit(job, profile)
+        job += 1
+    assert {core.may_rest(index) for index in range(workers)} == {what == "rest"}
 
 
 TestSupervision = SupervisionMachine.TestCase

@@ -23,7 +23,8 @@ from asyncpool import (
     WorkerCrashedError,
 )
 from asyncpool._core.attempts import MAX_FREE_RETURNS
-from asyncpool._runtime import traffic
+from asyncpool._core.profiles import LEAST
+from asyncpool._runtime import rounds
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -34,7 +35,7 @@ pytestmark = BOTH_LOOPS
 
 
 async def learn(
-    pool: Pool, function: Callable[..., Any], *args: Any, under: float = 60.0
+    pool: Pool, function: Callable[..., Any], *args: Any, under: float = 2 * LEAST
 ) -> None:
     """Let the pool find out that a call of *function* takes so few microseconds."""
     await idle(pool)
@@ -259,7 +260,7 @@ async def test_jobs_that_wait_in_a_worker_count_as_pending() -> None:
 async def test_an_idle_worker_takes_a_job_whatever_waits_inside_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(traffic, "_STALLED", 3600.0)  # or those are moved to it
+    monkeypatch.setattr(rounds, "EVERY", 3600.0)  # or those are moved to it
     async with patience(), Gate() as gate, Pool(2, max_pending=2) as pool:
         await learn(pool, jobs.perhaps_wait)
         alone = pool.submit(jobs.wait_at, gate.path)

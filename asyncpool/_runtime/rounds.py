@@ -1,0 +1,75 @@
+"""The rounds: a look, every few milliseconds, at workers that have several jobs in hand.
+
+One that has plenty of them may be left alone until the next round, when its outcomes are
+read together.  With one wake-up for each, a pool that is busy all the time takes much of
+the cores from its own workers: jobs of 1 ms then have 91 % of them, so 95 %.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from asyncpool._core.commands import Command
+from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.state import PoolState, decision
+
+__all__ = ["EVERY", "Rounds"]
+
+# Seconds from one round to the next.  A job that others wait behind, and that is the same
+# in two of them, is long.
+EVERY = 0.004
+
+
+class Rounds:
+    """The rounds of one pool, as long as there is a reason for them.
+
+    Args:
+        state: The pool.
+        perform: What carries out the core's commands.
+    """
+
+    def __init__(
+        self, state: PoolState, perform: Callable[[list[Command]], None]
+    ) -> None:
+        self._state = state
+        self._perform = perform
+        self._timer: asyncio.TimerHandle | None = None
+        self._resting: list[WorkerHandle] = []
+
+    @property
+    def on(self) -> bool:
+        """Whether there is a next round."""
+        return self._timer is not None
+
+    def go(self) -> None:
+        """Make a round soon."""
+        if self._timer is None:
+            self._timer = self._state.loop.call_later(EVERY, self._go_round)
+
+    def leave_alone(self, handle: WorkerHandle) -> None:
+        """Read no outcomes of a worker's until the next round, if it has enough to do."""
+        if self._state.core.may_rest(handle.slot):
+            handle.rest()
+            self._resting.append(handle)
+            self.go()
+
+    def stop(self) -> None:
+        """Make no more rounds."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _go_round(self) -> None:
+        self._timer = None
+        # First of all: whose outcomes have not been read does not hang.
+        resting, self._resting = self._resting, []
+        for handle in resting:
+            handle.wake()
+        self._look_for_stalls()
+
+    @decision
+    def _look_for_stalls(self) -> None:
+        self._perform(self._state.core.look_for_stalls())
+        if self._state.core.pipelining:
+            self.go()

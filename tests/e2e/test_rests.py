@@ -1,0 +1,125 @@
+"""Workers that are left alone for a round: their outcomes are read together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncpool import Crash, Pool, WorkerCrashedError
+from asyncpool._core.frames import Frame
+from asyncpool._runtime import rounds
+from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.traffic import Traffic
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.large import supervisor_of
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, closing, idle
+
+pytestmark = BOTH_LOOPS
+
+
+async def expect(pool: Pool, function: Callable[..., Any], cost: float) -> None:
+    """Have the pool believe that a call of *function* takes so many microseconds."""
+    await idle(pool)
+    supervisor_of(pool)._traffic._functions.find(function).profile.cost = cost
+
+
+@pytest.fixture
+def rested(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when a worker is left alone."""
+    event, rest = asyncio.Event(), WorkerHandle.rest
+
+    def note(self: WorkerHandle) -> None:
+        event.set()
+        rest(self)
+
+    monkeypatch.setattr(WorkerHandle, "rest", note)
+    return event
+
+
+async def test_outcomes_of_a_worker_that_has_enough_to_do_are_read_together(
+    monkeypatch: pytest.MonkeyPatch, rested: asyncio.Event
+) -> None:
+    reads: list[int] = []
+    on_outcomes = Traffic.on_outcomes
+
+    def count(self: Traffic, handle: WorkerHandle, frames: list[Frame]) -> None:
+        reads.append(len(frames))
+        on_outcomes(self, handle, frames)
+
+    monkeypatch.setattr(Traffic, "on_outcomes", count)
+    async with patience(), Pool(1) as pool:
+        await expect(pool, time.sleep, 1000.0)
+        many = [pool.submit(time.sleep, 0.001) for _ in range(400)]
+        await asyncio.gather(*many)
+        assert rested.is_set()
+        assert sum(reads) == 400
+        assert len(reads) <= 200
+        await assert_serves(pool)
+
+
+async def test_what_a_worker_has_done_counts_though_it_dies_while_it_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, rested: asyncio.Event
+) -> None:
+    monkeypatch.setattr(rounds, "EVERY", 3600.0)  # nobody looks but as told below
+    crashes: list[Crash] = []
+    async with patience(), Pool(1, on_crash=crashes.append) as pool:
+        await expect(pool, jobs.perhaps_die, 1000.0)
+        before = [pool.submit(jobs.perhaps_die, n) for n in range(4)]
+        culprit = pool.submit(jobs.perhaps_die, 4, how="kill")
+        behind = [pool.submit(jobs.perhaps_die, n) for n in range(5, 40)]
+        await rested.wait()
+        with pytest.raises(WorkerCrashedError) as caught:
+            await culprit
+        assert caught.value.delivery == "started"
+        assert await asyncio.gather(*before) == [0, 1, 2, 3]
+        go_round = supervisor_of(pool)._traffic._rounds._go_round
+        while not behind[-1].done():
+            go_round()
+            await asyncio.sleep(0)
+        assert await asyncio.gather(*behind) == list(range(5, 40))
+        assert [job.attempt for job in (*before, *behind)] == [1] * 39
+    assert [crash.job_id for crash in crashes] == [culprit.id]
+
+
+async def test_a_job_that_turns_out_to_be_long_is_noticed_in_a_worker_left_alone(
+    rested: asyncio.Event,
+) -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await expect(pool, jobs.perhaps_wait, 1000.0)
+        before = [pool.submit(jobs.perhaps_wait) for _ in range(6)]
+        long = pool.submit(jobs.perhaps_wait, gate.path)
+        behind = [pool.submit(jobs.perhaps_wait) for _ in range(60)]
+        visitor = await gate.visitor()
+        await asyncio.gather(*before, *behind)
+        assert rested.is_set()
+        assert not long.done()
+        visitor.release()
+        assert isinstance(await long, int)
+        assert pool.stats().spawned == 2
+
+
+@pytest.mark.parametrize("finish", ["all", "running", "none"])
+async def test_a_pool_may_be_closed_while_its_workers_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, rested: asyncio.Event, finish: Any
+) -> None:
+    if finish == "none":
+        monkeypatch.setattr(rounds, "EVERY", 3600.0)
+    async with patience():
+        pool = Pool(2)
+        await pool.start()
+        await expect(pool, time.sleep, 1000.0)
+        many = [pool.submit(time.sleep, 0.001) for _ in range(100)]
+        await rested.wait()
+        summary = await (await closing(pool, finish=finish))
+        results = await asyncio.gather(*many, return_exceptions=True)
+        failed = sum(isinstance(result, Exception) for result in results)
+    assert failed == summary.failed
+    assert (failed == 0) is (finish == "all")
+    assert not supervisor_of(pool)._traffic._rounds.on
