@@ -150,6 +150,8 @@ class Supervisor:
             self._core.closing, self._core.finished = Finish.NONE, True
             self._state.book.fail_all(reason)
             self._segments.close()
+            for handle in self._state.handles.values():
+                handle.page.close()  # in case that it was not buried
             with anyio.CancelScope(shield=True):
                 await self._threads.close()
                 await self._launcher.close()
