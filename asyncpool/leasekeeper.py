@@ -160,9 +160,13 @@ class LeaseKeeper(Generic[L]):
     def keep(self, lease: L, job: asyncio.Future[Any]) -> None:
         """Keep *lease* until *job* is done, and cancel the job if the lease is lost.
 
+        A pool's job is done when it is cancelled, though it may run on for a while, to
+        clean up.  Have it submitted by ``pool.options(lease=(keeper, lease))``, which
+        also keeps the lease until then.
+
         Args:
             lease: Any hashable value that tells it from the others.
-            job: A :class:`asyncpool.Job`, or any other future or task of this loop.
+            job: Any future or task of this loop.
 
         Raises:
             TypeError: If *job* is no such future.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -284,6 +285,7 @@ class Pool:
             PoolBrokenError: If no worker can be kept alive.
             PoolFullError: If *max_pending* jobs are waiting.
             RuntimeError: If called outside the pool's event loop.
+            ValueError: If the job is to have a lease that another one still has.
 
         Cancellation:
             Cancelling the job, or the task that awaits it, takes a queued job out
@@ -320,8 +322,11 @@ class Pool:
                 equals; but of every 64 jobs that leave the queue, at least one is the
                 one that has waited longest.  0 by default.
             lease: A pair, a :class:`LeaseKeeper` and a lease of it: it is kept as long as
-                the job is queued or running, and the job is cancelled if it is lost.  Of
-                several jobs that are submitted with it only one may be open at a time.
+                the job is queued or running, and the job is cancelled if it is lost.  A
+                job that is cancelled and still runs (it cleans up, or *on_cancel* lets
+                it) has its lease until it has ended, or its worker is dead.  Only one
+                job at a time has it: for another one, ``submit`` raises
+                :exc:`ValueError`.
 
         ``None`` stands for no limit.  A job whose time is over fails with
         :exc:`JobTimeoutError`; one that runs is made to end as if it were cancelled (but
@@ -521,15 +526,10 @@ class Pool:
         if not callable(fn):
             raise TypeError(f"submit() takes a callable first, not {fn!r}")
         supervisor = self._supervisor or self._running()
-        job = supervisor.submit(fn, args, kwargs, options)
-        if options.lease is not None:
-            keeper, lease = options.lease
-            try:
-                keeper.keep(lease, job)
-            except BaseException:
-                job.cancel()
-                raise
-        return job
+        if options.lease is None:
+            return supervisor.submit(fn, args, kwargs, options)
+        submit = functools.partial(supervisor.submit, fn, args, kwargs, options)
+        return supervisor.leases.submit(options.lease, submit)
 
 
 _COUNTERS = (

@@ -165,10 +165,9 @@ class Consumer:
 
     async def handle(self, entry: str, fields: Fields) -> None:
         """Run one entry, and end it with its job: done, failed, or somebody else's."""
-        job = self.pool.submit(
+        job = self.pool.options(lease=(self.keeper, entry)).submit(
             work, entry, fields, self.options.consumer, self.options.journal
         )
-        self.keeper.keep(entry, job)
         try:
             await job
         except asyncio.CancelledError:

@@ -52,7 +52,10 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Unassign:
-    """Take note that *jobs* are with no worker any more; none of them has begun."""
+    """Take note that *jobs* are with no worker any more; none of them has begun.
+
+    Some may have been given up before.
+    """
 
     jobs: tuple[int, ...]
 

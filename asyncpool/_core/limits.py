@@ -21,8 +21,8 @@ _WAYS: tuple[OnCancel, ...] = ("interrupt", "kill", "wait")
 class Keeper(Protocol):
     """What a lease keeper does for a job."""
 
-    def keep(self, lease: Any, job: Any, /) -> None:
-        """Keep *lease* until *job* is done."""
+    def keep(self, lease: Any, holder: Any, /) -> None:
+        """Keep *lease* until *holder*, a future, is done; cancel that if it is lost."""
 
 
 class Press(NamedTuple):

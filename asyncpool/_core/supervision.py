@@ -308,11 +308,11 @@ class Supervision:
         return self._pressing.stacks_written(self.slots[index], now)
 
     def withdraw(self, index: int, job: int, now: float) -> list[Command]:
-        """Give up *job*, which was assigned to slot *index* and was not sent yet."""
+        """Take back *job*, which was assigned to slot *index* and was not sent yet."""
         slot = self.slots[index]
         slot.flight.withdraw(job)
         self._pressing.forgive(slot, job)
-        return [*self.refill(index, now), *self._settle(now)]
+        return [Unassign((job,)), *self.refill(index, now), *self._settle(now)]
 
     def look_for_stalls(self) -> list[Command]:
         """Take back what has waited behind one job since the last look."""
@@ -343,7 +343,7 @@ class Supervision:
         wanted = {job: back[job] for job in back if job not in slot.unwanted}
         for job in back:
             self._pressing.forgive(slot, job)
-        commands: list[Command] = [Unassign(tuple(wanted))] if wanted else []
+        commands: list[Command] = [Unassign(tuple(back))] if back else []
         commands += self._pressing.kept(slot, kept, now)
         if self.closing is not None and self.closing >= Finish.RUNNING:
             commands += fail_jobs(list(wanted), "closed")

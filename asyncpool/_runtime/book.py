@@ -18,6 +18,7 @@ from asyncpool._core.slots import Slot, SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.leases import Leases
 from asyncpool._runtime.postmortem import deliveries, timeout_error
 from asyncpool.errors import (
     JobNotPicklableError,
@@ -101,10 +102,12 @@ class JobBook:
         jobs: The jobs.
         deadlines: When the time of each is over; of those that wait, or run.
         timed: How many of them have limits of time.
+        leases: Who holds leases.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[int, Job[Any]] = {}
+        self.leases = Leases()
         self.deadlines = Deadlines()
         self.timed = 0
         self.takeovers = self.crashes = self.restarts = self.spawned = 0
@@ -181,8 +184,16 @@ class JobBook:
             self.unassign(job)
         return losses
 
-    def unassign(self, job: Job[Any]) -> None:
+    def give_back(self, number: int) -> None:
         """Take note that a job is with no worker any more, and has not begun."""
+        job = self.jobs.get(number)
+        if job is None:  # it was given up before
+            self.leases.give_back(number)
+        else:
+            self.unassign(job)
+
+    def unassign(self, job: Job[Any]) -> None:
+        """Take note that an open job is with no worker, and has not begun."""
         job.attempt -= 1
         job.worker = job.slot = None
         self._return(job)
@@ -296,6 +307,8 @@ class JobBook:
         if job.limits.timed:
             self.timed -= 1
             self.deadlines.discard(job.id)
+        if self.leases.open:
+            self.leases.settle(job)
         job.slot = job.worker = None
         job.payload = b""
 

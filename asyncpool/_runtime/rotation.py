@@ -64,9 +64,8 @@ class Rotator:
         self._perform(self._rotation.retire(slot, why, now, unsent=unsent))
         if unsent is not None:
             self._perform(core.withdraw(slot.index, unsent, now))
-            job = book.jobs[unsent]
-            book.unassign(job)
-            self._perform(core.give_back({job.id: job.profile}, now))
+            profile = book.jobs[unsent].profile
+            self._perform(core.give_back({unsent: profile}, now))
 
     def resize(self, least: int, most: int) -> asyncio.Future[None]:
         """Have the pool grow or shrink; return what is done when it has."""

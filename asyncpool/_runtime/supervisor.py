@@ -51,6 +51,7 @@ class Supervisor:
         done: Done when nothing of the pool is left.
         hub: The pool's events.
         submit: The way in for jobs, see :meth:`Traffic.submit`.
+        leases: The way in for those with leases.
         check_open: See :meth:`Traffic.check_open`.
         rotator: The way to planned exits.
     """
@@ -85,6 +86,7 @@ class Supervisor:
         )
         self.hub = self._state.hub
         self.submit = self._traffic.submit
+        self.leases = self._state.book.leases
         self.check_open = self._traffic.check_open
         self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
         self._journal = Journal(loop)
@@ -150,9 +152,12 @@ class Supervisor:
             self._core.closing, self._core.finished = Finish.NONE, True
             self._state.book.fail_all(reason)
             self._segments.close()
+            for handle in self._state.handles.values():
+                handle.page.close()  # in case that it was not buried
             with anyio.CancelScope(shield=True):
                 await self._threads.close()
                 await self._launcher.close()
+            self._state.book.leases.close()
             self.hub.end()
             for future in (self.up, self.done):
                 if not future.done():
@@ -251,6 +256,7 @@ class Supervisor:
             self._reporter.report(crash)
         for loss in losses:
             self._settle_loss(loss, crash)
+        self._state.book.leases.worker_gone(handle.slot)
         self.rotator.look()
 
     def _settle_loss(self, loss: Loss, crash: events.Crash) -> None:
@@ -286,7 +292,7 @@ class Supervisor:
                 self._spawn(slot, generation)
             case cmd.Unassign(jobs):
                 for number in jobs:
-                    self._state.book.unassign(self._state.book.jobs[number])
+                    self._state.book.give_back(number)
             case cmd.Revoke(slot, places):
                 self._state.handles[slot].revoke(places)
             case cmd.Interrupt(slot, place):

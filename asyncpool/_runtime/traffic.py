@@ -213,7 +213,9 @@ class Traffic:
             except ProtocolError as error:
                 handle.accuse(str(error))
                 break
-            if job is not None:  # else its caller has given it up
+            if job is None:  # its caller has given it up
+                book.leases.give_back(frame.job)
+            else:
                 job.function.profile.note(frame.tag)
                 job.slot = job.worker = None
                 payload = frame.payload

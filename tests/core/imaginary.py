@@ -307,7 +307,10 @@ class ImaginaryShell:
         job = process.running or 0
         if job in process.unwanted and process.hand.get(job) in answered:
             self._make_end(process, job, process.unwanted[job])
-        self.feed(self.core.revoked(slot, won, self.now))
+        commands = self.core.revoked(slot, won, self.now)
+        left = [c.jobs for c in commands if isinstance(c, cmd.Unassign)]
+        assert left == [tuple(back)] * bool(back), "each is with no worker any more"
+        self.feed(commands)
         # What was wanted is somewhere now.
         placed = {job for p in self.processes.values() for job in p.hand}
         assert self.open == placed.difference(
@@ -381,7 +384,6 @@ class ImaginaryShell:
             del process.hand[unsent]
             self._forgive(process, unsent, "a job withdrawn")
             self.feed(self.core.withdraw(slot, unsent, self.now))
-            self.queue.give_back([unsent])
             profile = self.profiles[unsent]
             self.feed(self.core.give_back({unsent: profile}, self.now))
 
@@ -522,6 +524,7 @@ class ImaginaryShell:
         del process.hand[job]
         self._forgive(process, job, "a job withdrawn")
         commands = self.core.withdraw(process.slot, job, self.now)
+        assert commands[0] == cmd.Unassign((job,))
         news = [type(command) for command in commands]
         assert cmd.Revoke not in news, "there is nothing to ask for"
         assert cmd.Kill not in news or process.faulty, "the worker has done nothing"
@@ -640,7 +643,7 @@ class ImaginaryShell:
                 assert not any(
                     job in p.hand for p in self.processes.values() for job in jobs
                 )
-                self.queue.give_back(jobs)
+                self.queue.give_back([job for job in jobs if job in self.open])
             case cmd.Revoke(slot, places):
                 assert places
                 self.processes[slot].questions.append(places)

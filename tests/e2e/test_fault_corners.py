@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -283,3 +284,24 @@ async def test_a_death_and_a_close_at_the_same_moment() -> None:
         with pytest.raises(PoolClosedError):
             await queued
         assert (await close).failed == 2
+
+
+async def test_a_bug_in_the_pool_ends_it_and_leaves_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        running = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        assert pool._supervisor is not None
+        pool._supervisor._core.ended = has_a_bug  # type: ignore[method-assign]
+        dying = pool.submit(os._exit, 3)
+        for job in (running, dying):
+            with pytest.raises(PoolClosedError, match="the supervisor failed"):
+                await job
+        await visitor.gone()
+    assert "LookupError: a bug" in caplog.text
+
+
+def has_a_bug(*_: Any, **__: Any) -> Any:
+    raise LookupError("a bug")

@@ -21,6 +21,7 @@ from asyncpool import (
     Crash,
     Job,
     JobError,
+    LeaseKeeper,
     Pool,
     PoolBrokenError,
     PoolClosedError,
@@ -386,13 +387,16 @@ async def test_what_is_not_wanted_any_more_is_not_pickled_to_its_end() -> None:
 @pytest.mark.usefixtures("fill_passes_by", "create_passes_by")
 @pytest.mark.parametrize("way", ["created", "filled"])
 async def test_cancelling_a_job_that_is_being_loaded_costs_nothing(way: str) -> None:
-    async with patience(), Pool(1) as pool:
+    async with patience(), LeaseKeeper(extend) as keeper, Pool(1) as pool:
         with Stop(way, most=1) as stop:
-            job = pool.submit(large.die_with, Block(pattern(3 * MIB)))
+            view = pool.options(lease=(keeper, "mine"))
+            job = view.submit(large.die_with, Block(pattern(3 * MIB)))
             queued = pool.submit(large.same, Block(pattern(3 * MIB, 1)))
             await stop.reached()
             assert supervisor_of(pool)._state.handles[0].outbox.loading
             assert job.cancel()
+            await asyncio.sleep(0)
+            assert keeper.stats().leases == 0
             # The worker is there for others at once.
             assert await queued == Block(pattern(3 * MIB, 1))
             small = [pool.submit(jobs.square, n) for n in range(50)]
@@ -405,6 +409,10 @@ async def test_cancelling_a_job_that_is_being_loaded_costs_nothing(way: str) -> 
         stats = pool.stats()
         await assert_places(pool)
     assert (stats.cancelled, stats.spawned, stats.crashes) == (1, 1, 0)
+
+
+async def extend(_: str) -> None:
+    pass
 
 
 async def test_cancelling_a_job_that_runs_costs_its_worker_and_its_memory() -> None:
