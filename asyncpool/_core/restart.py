@@ -7,7 +7,9 @@ or a broken program becomes a fork bomb.  The first question is whose fault it w
   once: this cannot spin, since each such crash consumes an attempt of a job, and
   it must not be rationed, since then a few hostile inputs a minute would take the
   service down.  Only when ``fruitless_limit`` generations of a slot in a row end
-  without a single outcome does its backoff begin: then it is the environment.
+  without a single outcome does its backoff begin: then it is the environment.  Not if
+  meanwhile a job kills a worker of another slot that had delivered some: then it is
+  the jobs.
 * Every other crash (failed start, failed initializer, death while idle) is the
   pool's own.  Three counters judge it, because each alone can be defeated: failed
   starts in a row (a slot that never comes up), short runs in a row (one that comes
@@ -50,7 +52,8 @@ class RestartPolicy:
             ``None`` means ``max(5, 1 + 2 * workers)``.
         period: Length of the sliding window of *max_crashes*.
         fruitless_limit: Generations of a slot that may end in a row without any
-            outcome of a job before its restarts are delayed.
+            outcome of a job before its restarts are delayed, unless jobs kill workers
+            of other slots that have delivered some.
         count_blamed: Count crashes in the middle of a job too, as if they were the
             pool's own.
         probe_after: How long a parked slot or a broken pool waits before it tries
@@ -224,6 +227,10 @@ class RestartLedger:
             self._records[slot] = record = _Record()
         if outcomes:
             record.fruitless = 0
+        if outcomes and blamed:
+            # Workers that have served are killed by jobs, too: so it is the jobs.
+            for other in self._records.values():
+                other.fruitless = 0
         if blamed and not self.policy.count_blamed:
             return self._after_blamed(record, outcomes, roll)
         return self._after_own(record, now, run, outcomes, roll)

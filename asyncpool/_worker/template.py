@@ -34,10 +34,12 @@ from asyncpool._descriptors import receive_fds
 from asyncpool._worker.kernel import adopt_orphans, die_with_parent
 from asyncpool._worker.loop import work
 from asyncpool._worker.reaper import Reaper
+from asyncpool._worker.spare import Spare
 from asyncpool._worker.stdio import reset_signals, take_stdio
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
 
 __all__ = ["FDS_PER_WORKER", "main"]
@@ -46,6 +48,9 @@ __all__ = ["FDS_PER_WORKER", "main"]
 FDS_PER_WORKER = 5
 
 _MAX_REQUEST = 1 << 20
+
+# Milliseconds without a request after which a process is forked for the next one.
+_SPARE_AFTER = 20
 
 
 def main(channel_fd: int) -> NoReturn:
@@ -88,6 +93,8 @@ class Template:
         self._config: LauncherConfig | None = None
         self._wake_out, self._wake_in = os.pipe()
         self._serving = True
+        self._spare: Spare | None = None
+        self._spare_wanted = False
         self._parent = os.getppid()
 
     def run(self) -> None:
@@ -107,7 +114,10 @@ class Template:
 
     def _serve(self, poll: select.poll) -> None:
         while True:
-            for fd, _ in poll.poll():
+            ready = poll.poll(_SPARE_AFTER if self._spare_wanted else None)
+            if not ready:
+                self._fork_spare()
+            for fd, _ in ready:
                 if fd == self._wake_out:
                     os.read(self._wake_out, 4096)
                     self._report_ends()
@@ -188,21 +198,39 @@ class Template:
         if truncated or len(fds) != FDS_PER_WORKER:
             self._refuse(frame, "the launcher may open no more descriptors")
         else:
-            # A SIGTERM meant for the new worker must not run the launcher's handler
-            # in it; it waits until the worker has let go of that.
-            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
             try:
-                pid = os.fork()
-                if pid == 0:
-                    raise _Forked(self._become_worker(fds))
-                self._reaper.add(pid)
+                pid = self._take_spare(fds) or self._fork(lambda: fds)
                 self._report_start(frame, pid)
             except OSError as error:
                 self._refuse(frame, str(error))
-            finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         for fd in fds:
             os.close(fd)
+        self._spare_wanted = self._config is not None and self._config.fork
+
+    def _take_spare(self, fds: list[int]) -> int | None:
+        """Make a worker of the process that was forked ahead, if there is one."""
+        spare, self._spare = self._spare, None
+        return spare.pid if spare is not None and spare.hand_over(fds) else None
+
+    def _fork_spare(self) -> None:
+        """Fork ahead, since nothing else is to be done: the next worker needs it less."""
+        self._spare_wanted = False
+        with contextlib.suppress(OSError):
+            self._spare = Spare(self._fork)
+
+    def _fork(self, await_fds: Callable[[], list[int]]) -> int:
+        """Fork a process that is a worker when it has its descriptors."""
+        # A SIGTERM meant for the new worker must not run the launcher's handler in it;
+        # it waits until the worker has let go of that.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+        try:
+            pid = os.fork()
+            if pid == 0:
+                raise _Forked(self._become_worker(await_fds))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+        self._reaper.add(pid)
+        return pid
 
     def _refuse(self, frame: Frame, reason: str) -> None:
         self._send(Kind.FAILED, Failure("fork", reason).pack(), frame.job)
@@ -231,7 +259,7 @@ class Template:
             data = data[sent:]
         self._channel.sendall(data)
 
-    def _become_worker(self, fds: list[int]) -> list[int]:
+    def _become_worker(self, await_fds: Callable[[], list[int]]) -> list[int]:
         """Leave the launcher's life behind; this is the forked process."""
         config = self._config
         try:
@@ -240,7 +268,7 @@ class Template:
             self._channel.close()
             os.close(self._wake_out)
             os.close(self._wake_in)
-            job, control, page, out, err = fds
+            job, control, page, out, err = await_fds()
             take_stdio(out, err)
             if config is not None and not config.fork:
                 self._exec(config, job, control, page)

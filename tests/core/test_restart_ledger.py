@@ -29,6 +29,12 @@ class OneSlot:
         """Crash with no job to blame, *after* seconds."""
         return self.record(run, blamed=False, after=after)
 
+    def elsewhere(self, *, blamed: bool, outcomes: int) -> None:
+        """Crash in another slot."""
+        self.ledger.record(
+            1, now=self.now, run=0.0, blamed=blamed, outcomes=outcomes, roll=0.0
+        )
+
     def served(self) -> Verdict:
         """Crash with no job to blame, having delivered outcomes before."""
         return self.record(0.0, blamed=False, outcomes=5)
@@ -257,6 +263,19 @@ def test_an_outcome_ends_it_also_in_a_worker_that_no_job_has_killed() -> None:
     assert delays([slot.blamed()]) == [0]
     slot.served()
     assert delays([slot.blamed(), slot.blamed()]) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("blamed", "outcomes", "then"),
+    [(True, 1, [0, 1]), (True, 0, [4, 8]), (False, 1, [4, 8]), (False, 0, [4, 8])],
+)
+def test_it_ends_if_jobs_kill_workers_elsewhere_that_have_served(
+    *, blamed: bool, outcomes: int, then: list[float]
+) -> None:
+    slot = OneSlot(lenient(base=1.0, cap=8.0, fruitless_limit=2, max_crashes=9))
+    assert delays([slot.blamed() for _ in range(3)]) == [0, 1, 2]
+    slot.elsewhere(blamed=blamed, outcomes=outcomes)
+    assert delays([slot.blamed(), slot.blamed()]) == then
 
 
 def test_a_healthy_run_ends_the_fruitless_backoff() -> None:

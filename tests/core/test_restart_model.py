@@ -39,6 +39,7 @@ class Past:
     run: float | None
     blamed: bool
     outcomes: int
+    number: int
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -52,6 +53,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.counted: list[float] = []  # times of the pool's own crashes
         self.lives: list[list[Past]] = [[] for _ in range(WORKERS)]
         self.last_delay = [0.0] * WORKERS
+        self.crashes = 0
+        self.absolved = 0  # the last one of a worker that had served, by a job
 
     @rule(
         slot=st.integers(0, WORKERS - 1),
@@ -81,7 +84,10 @@ class LedgerMachine(RuleBasedStateMachine):
             life.clear()
             self.last_delay[slot] = 0.0
         counts = policy.count_blamed or not blamed
-        life.append(Past(self.now, run, not counts, outcomes))
+        self.crashes += 1
+        if blamed and outcomes:
+            self.absolved = self.crashes
+        life.append(Past(self.now, run, not counts, outcomes, self.crashes))
         if counts:
             self.counted.append(self.now)
         verdict = self.ledger.record(
@@ -97,7 +103,8 @@ class LedgerMachine(RuleBasedStateMachine):
         if life[-1].blamed:
             fruitless = 0
             for past in life:
-                fruitless = 0 if past.outcomes else fruitless + past.blamed
+                barren = past.blamed and past.number > self.absolved
+                fruitless = 0 if past.outcomes else fruitless + barren
             return Restart(
                 policy.delay(max(0, fruitless - policy.fruitless_limit + 2), roll=roll)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 import re
 import resource
 import signal
@@ -344,6 +345,29 @@ def stray_descriptors() -> list[str]:
         except OSError:
             continue
     return sorted(found)
+
+
+def surroundings() -> dict[str, object]:
+    """Return what a process inherits, or arranges for itself before its first job."""
+    handlers = {
+        number.name: repr(signal.getsignal(number)).split(" at ")[0]
+        for number in signal.Signals
+    }
+    return {
+        "descriptors": [re.sub(r"\d+", "N", name) for name in stray_descriptors()],
+        "handlers": handlers,
+        "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "argv": sys.argv,
+        "path": sys.path,
+        "directory": os.getcwd(),
+        "leads": os.getsid(0) == os.getpgrp() == os.getpid(),
+        "stdin": os.read(0, 1),
+        "modules": modules(),
+    }
+
+
+def dice() -> float:
+    return random.random()
 
 
 def modules() -> list[str]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 from asyncpool import (
@@ -32,6 +33,7 @@ __all__ = [
     "idle",
     "launcher_of",
     "next_of",
+    "spare_of",
     "timeout_of",
     "until",
 ]
@@ -56,6 +58,19 @@ async def idle(pool: Pool) -> PoolStats:
 async def launcher_of(pool: Pool) -> int:
     """Return the pid of the launcher that an idle worker of *pool* has come from."""
     return await pool.submit(os.getppid)
+
+
+async def spare_of(pool: Pool) -> int:
+    """Wait until the launcher of an idle pool has forked a process ahead; return its pid."""
+    await idle(pool)
+    launcher = psutil.Process(await launcher_of(pool))
+    workers = {slot.pid for slot in pool.stats().slots}
+    while True:
+        ahead = {child.pid for child in launcher.children()} - workers
+        if ahead:
+            [pid] = ahead
+            return pid
+        await asyncio.sleep(0)
 
 
 async def closing(pool: Pool, **options: Any) -> asyncio.Task[CloseSummary]:
