@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         SlotStats,
     )
     from asyncpool.leasekeeper import LeaseKeeper
+    from asyncpool.mapping import Map, Outcome
     from asyncpool.pool import Pool, PoolView
 
 __version__ = "0.1.0"
@@ -93,6 +94,7 @@ _HOMES = {
         "SlotStats",
     ),
     "asyncpool.leasekeeper": ("LeaseKeeper",),
+    "asyncpool.mapping": ("Map", "Outcome"),
     "asyncpool.pool": ("Pool", "PoolView"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -112,6 +114,8 @@ __all__ = [
     "LeaseGoneError",
     "LeaseKeeper",
     "LeaseStats",
+    "Map",
+    "Outcome",
     "Pool",
     "PoolBrokenError",
     "PoolClosedError",

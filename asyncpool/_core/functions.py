@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     _Numbered = dict
 
-__all__ = ["MEMORY", "Function", "FunctionTable", "Memory"]
+__all__ = ["MEMORY", "Function", "FunctionTable", "Memory", "travels_by_name"]
 
 # As many functions as this are remembered, by the pool and by each worker.
 MEMORY = 256
@@ -76,6 +76,11 @@ class FunctionTable:
             del self._functions[next(iter(self._functions))]
         entry = self._functions[key] = Function(number, payload)
         return entry
+
+
+def travels_by_name(function: Callable[..., Any]) -> bool:
+    """Tell whether *function* means the same at every call, whoever looks it up."""
+    return type(function) in _PLAIN and bool(_reference_to(function))
 
 
 class Memory(_Numbered):

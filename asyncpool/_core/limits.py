@@ -149,6 +149,8 @@ class JobOptions:
         limits: How long it may take.
         priority: How urgent it is: a lower number is more urgent.
         lease: A lease in an outside system that is kept meanwhile, behind its keeper.
+        begun: How many attempts there were before it was submitted.
+        chunk: Whether it has several items of a map; see ``chunks.py``.
 
     Raises:
         TypeError: If *priority* is no int, or *lease* not such a pair.
@@ -158,6 +160,8 @@ class JobOptions:
     limits: JobLimits = field(default_factory=JobLimits)
     priority: int = 0
     lease: tuple[Keeper, Hashable] | None = None
+    begun: int = 0
+    chunk: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.priority, int):

@@ -39,6 +39,7 @@ __all__ = [
     "pack_job",
     "pack_value",
     "text_of",
+    "too_large",
 ]
 
 # What holds nothing else.
@@ -138,6 +139,16 @@ def pack_value(value: object) -> bytes | Parcel:
             direction="result",
             name=name,
         ) from error
+
+
+def too_large(size: int, max_payload: int) -> JobNotPicklableError:
+    """Return the error for a result of *size* bytes."""
+    return JobNotPicklableError(
+        f"the job's result has {size} bytes when pickled, and max_message is "
+        f"{max_payload}",
+        direction="result",
+        name="",
+    )
 
 
 def load_value(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from asyncpool._core.chunks import CHUNK_SIZE, LOST
 from asyncpool._core.context import with_details
 from asyncpool._core.deadlines import Deadlines
 from asyncpool._core.frames import Frame, Kind
@@ -17,7 +18,7 @@ from asyncpool._core.raised import load_error
 from asyncpool._core.slots import Slot, SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.handle import WorkerHandle
-from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.jobs import ChunkJob, Job
 from asyncpool._runtime.leases import Leases
 from asyncpool._runtime.postmortem import deliveries, timeout_error
 from asyncpool.errors import (
@@ -33,7 +34,7 @@ from asyncpool.events import (
     SlotStats,
 )
 
-__all__ = ["Failed", "JobBook", "Loss", "load_outcome", "overdue"]
+__all__ = ["Failed", "JobBook", "Loss", "load_outcome", "outcome_of"]
 
 
 _VALUE = Kind.VALUE
@@ -66,7 +67,21 @@ def load_outcome(frame: Frame, pause: Callable[[], None] | None = None) -> Any:
     return Failed(load_error(frame.payload, pause), raised=True)
 
 
-def overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
+def outcome_of(job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
+    """Return what comes of a job whose outcome is there: see :func:`load_outcome`."""
+    if job.exceeded is None:
+        return load_outcome(frame)
+    if isinstance(job, ChunkJob):
+        result = load_outcome(frame)
+        if isinstance(result, Failed):  # it was ended where its result was made
+            job.found = [LOST] * CHUNK_SIZE
+        else:
+            # The last one was running when the time was over, whatever came of it.
+            job.found = result.load()[:-1]
+    return _overdue(job, handle)
+
+
+def _overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
     """Return what comes of a job that has ended since its time was over, or after it.
 
     There is no other attempt after a deadline.
@@ -170,10 +185,12 @@ class JobBook:
             )
             error: BaseException | None = None
             if job.exceeded is not None:
-                error, retried = overdue(job, handle)
+                error, retried = _overdue(job, handle)
                 again = retried and job.policy.after_exception(
                     error, attempt=job.attempt
                 )
+            if begun and isinstance(job, ChunkJob):
+                job.found = handle.page.log(job.id, job.attempt)
             attempt = job.attempt if begun else 0
             losses.append(Loss(job, delivery, attempt, touched, again, error))
             if begun:

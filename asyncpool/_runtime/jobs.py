@@ -12,7 +12,7 @@ from asyncpool._core.profiles import ALONE, Profile
 from asyncpool._runtime.progress import Progress, Pulse
 from asyncpool.events import Crash
 
-__all__ = ["Job", "JobState"]
+__all__ = ["ChunkJob", "Job", "JobState"]
 
 R = TypeVar("R")
 
@@ -76,7 +76,7 @@ class Job(asyncio.Future[R], Generic[R]):
     ) -> None:
         super().__init__(loop=loop)
         self.id = number
-        self.attempt = 0
+        self.attempt = options.begun
         self.worker: int | None = None
         self.slot: int | None = None
         self.function = function
@@ -146,3 +146,27 @@ class Job(asyncio.Future[R], Generic[R]):
     def __repr__(self) -> str:
         attempt = f" attempt {self.attempt}" if self.attempt else ""
         return f"<Job {self.id} {self.state}{attempt}>"
+
+
+class ChunkJob(Job[R]):
+    """Several items of a map that travel together; see ``_core/chunks.py``.
+
+    Attributes:
+        found: The outcomes of the items that were done, if there is no result for all;
+            ``None`` if the job has not begun with the first one.
+        rounds: How many rounds have found it running.
+    """
+
+    __slots__ = ("found", "rounds")
+
+    def __init__(
+        self,
+        number: int,
+        function: Function,
+        options: JobOptions,
+        owner: JobOwner,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(number, function, options, owner, loop)
+        self.found: list[Any] | None = None
+        self.rounds = 0

@@ -6,11 +6,14 @@ import fcntl
 import mmap
 import os
 import tempfile
+from typing import Any
 
 from asyncpool._core.beats import Beat, read
+from asyncpool._core.chunks import ask_to_stop, read_log
 from asyncpool._core.page import (
     BEATS_START,
     BEGUN,
+    LOG_START,
     PAGE_SIZE,
     STACKS_SIZE,
     STACKS_START,
@@ -63,6 +66,17 @@ class Page:
                 if found := read(self._memory, BEATS_START):
                     return found
         return []
+
+    def log(self, job: int, attempt: int) -> list[Any] | None:
+        """Return what has become of the items of that chunk, if it was the last one."""
+        if self._memory is None:
+            return None
+        return read_log(self._memory, LOG_START, job, attempt)
+
+    def stop_chunk(self) -> None:
+        """Have no other item of the chunk begin that is running now."""
+        if self._memory is not None:
+            ask_to_stop(self._memory, LOG_START)
 
     @property
     def stacks_size(self) -> int:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from asyncpool._core.commands import Command
 from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.jobs import ChunkJob, Job
 from asyncpool._runtime.state import PoolState, decision
 
 __all__ = ["EVERY", "Rounds"]
@@ -20,6 +22,9 @@ __all__ = ["EVERY", "Rounds"]
 # in two of them, is long.
 EVERY = 0.004
 
+# How many of them find a job of several items running that is longer than it should be.
+_LONG = 2
+
 
 class Rounds:
     """The rounds of one pool, as long as there is a reason for them.
@@ -27,13 +32,19 @@ class Rounds:
     Args:
         state: The pool.
         perform: What carries out the core's commands.
+        begin_again: Counts the time of a job from now on.
     """
 
     def __init__(
-        self, state: PoolState, perform: Callable[[list[Command]], None]
+        self,
+        state: PoolState,
+        perform: Callable[[list[Command]], None],
+        *,
+        begin_again: Callable[[Job[Any]], None],
     ) -> None:
         self._state = state
         self._perform = perform
+        self._begin_again = begin_again
         self._timer: asyncio.TimerHandle | None = None
         self._resting: list[WorkerHandle] = []
 
@@ -71,5 +82,21 @@ class Rounds:
     @decision
     def _look_for_stalls(self) -> None:
         self._perform(self._state.core.look_for_stalls())
-        if self._state.core.pipelining:
+        if self._look_for_long_chunks() or self._state.core.pipelining:
             self.go()
+
+    def _look_for_long_chunks(self) -> bool:
+        """Have items go on elsewhere behind one that takes long; tell whether to go on."""
+        watched = False
+        for slot, handle in self._state.handles.items():
+            head = self._state.core.head(slot)
+            job = self._state.book.jobs.get(head) if head is not None else None
+            if not isinstance(job, ChunkJob):
+                continue
+            job.rounds += 1
+            watched = watched or job.rounds <= _LONG
+            if job.rounds == _LONG:
+                handle.page.stop_chunk()
+                # Its time is that of the item that it is at, and ends with.
+                self._begin_again(job)
+        return watched

@@ -163,6 +163,27 @@ class Supervisor:
                 if not future.done():
                     future.set_result(None)
 
+    @property
+    def most_workers(self) -> int:
+        """How many workers there may be."""
+        return self._core.rotation.sizing.most
+
+    @property
+    def max_payload(self) -> int:
+        """The most bytes that an outcome may have."""
+        return self._config.worker.max_payload
+
+    async def room(self) -> None:
+        """Wait until the queue, which was full, is empty; or the pool is closed.
+
+        Cancellation:
+            Safe.
+        """
+        if self._traffic.saturated:
+            async for event in self.hub.listen(64):
+                if isinstance(event, events.Drained):
+                    return
+
     @decision
     def close(self, finish: Finish, timeout: float) -> None:
         """Begin to close, or close faster than was asked before."""

@@ -20,10 +20,10 @@ from asyncpool._core.limits import JobOptions
 from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
 from asyncpool._core.profiles import ALONE
-from asyncpool._runtime.book import load_outcome, overdue
+from asyncpool._runtime.book import outcome_of
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.heartbeats import Heartbeats
-from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.jobs import ChunkJob, Job
 from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.packing import Packer, Unpacker
 from asyncpool._runtime.postmortem import broken_error, deliveries
@@ -41,6 +41,11 @@ from asyncpool.errors import (
 
 __all__ = ["Traffic"]
 
+_ELSEWHERE = (
+    "submit() must be called in the pool's event loop; from another thread use "
+    "asyncio.run_coroutine_threadsafe() or loop.call_soon_threadsafe()"
+)
+
 # Failing a job takes some microseconds, and a queue may have a million of them.
 _FAILED_A_TURN = 500
 
@@ -55,6 +60,9 @@ class Traffic:
         heartbeats: What jobs say.
         last_words: What workers say before they are killed.
         on_crowd: Called when a job waits and there may be more workers.
+
+    Attributes:
+        saturated: Whether the queue was full, and has not been empty since.
     """
 
     def __init__(
@@ -82,8 +90,8 @@ class Traffic:
         )
         self._unpacker = Unpacker(threads, self._on_loaded)
         self._times = Times(state, perform, heartbeats, last_words, self._take_out)
-        self._rounds = Rounds(state, perform)
-        self._saturated = False
+        self._rounds = Rounds(state, perform, begin_again=self._times.begin)
+        self.saturated = False
 
     # A job's way in.
 
@@ -97,16 +105,15 @@ class Traffic:
         """Queue a call, or send it to a worker at once; return its future."""
         state = self._state
         if asyncio._get_running_loop() is not state.loop:  # noqa: SLF001 - 30 ns, not 90
-            raise RuntimeError(
-                "submit() must be called in the pool's event loop; from another thread "
-                "use asyncio.run_coroutine_threadsafe() or loop.call_soon_threadsafe()"
-            )
+            raise RuntimeError(_ELSEWHERE)
         # As @decision does, whose call costs 0.4 us.
         before, state.deciding = state.deciding, True
         try:
             self._check_admission()
             known = self._functions.find(function)
-            job: Job[Any] = Job(state.book.next_id(), known, options, self, state.loop)
+            job: Job[Any] = (ChunkJob if options.chunk else Job)(
+                state.book.next_id(), known, options, self, state.loop
+            )
             try:
                 if self._propagation is not None:
                     job.context = self._propagation.add_to(job.context)
@@ -175,7 +182,7 @@ class Traffic:
             outbox.flush()  # it has nothing to do
         else:
             outbox.flush_soon()  # more may come in this turn
-        if in_hand > 1 and not self._rounds.on:
+        if (in_hand > 1 or isinstance(job, ChunkJob)) and not self._rounds.on:
             self._rounds.go()
 
     def _load(self, handle: WorkerHandle, job: Job[Any], parcel: Parcel) -> None:
@@ -232,13 +239,10 @@ class Traffic:
         if book.timed:
             self._times.begin_head(handle.slot)
         for job, frame in settled:
-            loaded = (
-                load_outcome(frame) if job.exceeded is None else overdue(job, handle)
-            )
-            if book.settle(job, loaded):
+            if book.settle(job, outcome_of(job, handle, frame)):
                 self._perform(core.give_back({job.id: job.profile}, now))
-        if self._saturated and not core.waiting:
-            self._saturated = False
+        if self.saturated and not core.waiting:
+            self.saturated = False
             self._state.hub.publish(events.Drained())
 
     @decision
@@ -280,8 +284,8 @@ class Traffic:
         # Some will not wait: those still being pickled, for whom workers are idle.
         waiting = core.waiting
         if waiting - idle >= limit:
-            if not self._saturated:
-                self._saturated = True
+            if not self.saturated:
+                self.saturated = True
                 self._state.hub.publish(events.Saturated(waiting))
             raise PoolFullError(waiting=waiting, max_pending=limit)
 

@@ -9,7 +9,7 @@ from time import monotonic, perf_counter_ns
 from asyncpool._core.context import PLAIN
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.functions import Memory
-from asyncpool._core.outcome import load_job, pack_value
+from asyncpool._core.outcome import load_job, pack_value, too_large
 from asyncpool._core.parcels import Bundle, Parcel
 from asyncpool._core.raised import pack_error
 from asyncpool._worker.context import running, set_variables
@@ -88,12 +88,7 @@ class Executor:
         function, args, kwargs = load_job(self._complete(frame.payload), known)
         result = pack_value(function(*args, **kwargs))
         if len(result) > self.max_payload:
-            raise JobNotPicklableError(
-                f"the job's result has {len(result)} bytes when pickled, and "
-                f"max_message is {self.max_payload}",
-                direction="result",
-                name="",
-            )
+            raise too_large(len(result), self.max_payload)
         return result
 
     def _recall(self, number: int) -> Callable[..., Any]:

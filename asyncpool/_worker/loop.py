@@ -12,6 +12,7 @@ import sys
 import traceback
 from functools import partial
 
+from asyncpool._core import chunks
 from asyncpool._core.context import MAX_CONTEXT, Context
 from asyncpool._core.frames import Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
@@ -19,6 +20,7 @@ from asyncpool._core.page import BEGUN, STACKS_START
 from asyncpool._worker.beats import Beats, install
 from asyncpool._worker.bounds import apply_bounds
 from asyncpool._worker.cargo import Cargo
+from asyncpool._worker.chunks import Log, run_chunk
 from asyncpool._worker.control import Control
 from asyncpool._worker.execute import Executor
 from asyncpool._worker.interrupts import Interrupts
@@ -60,6 +62,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     page = mmap.mmap(page_fd, STACKS_START)
     beats = Beats(page, interrupts, control.ring)
     install(beats)
+    chunks.install(partial(run_chunk, Log(page)))
 
     def running_job() -> tuple[int, int] | None:
         if interrupts.running is None:

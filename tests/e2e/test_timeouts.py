@@ -41,7 +41,9 @@ async def test_a_job_that_runs_too_long_ends_and_says_where_it_was(
     work: Callable[[str, str], Any], line: str, on_cancel: Any
 ) -> None:
     crashes: list[Crash] = []
-    async with patience(), Gate() as gate, Pool(1, on_crash=crashes.append) as pool:
+    # On a loaded machine the import of the job's module alone takes longer than it may.
+    pool = Pool(1, on_crash=crashes.append, preload=[jobs.__name__])
+    async with patience(), Gate() as gate, pool:
         view = pool.options(timeout=SHORT, cancel_grace=SHORT, on_cancel=on_cancel)
         job = view.submit(work, gate.path, "")
         visitor = await gate.visitor()

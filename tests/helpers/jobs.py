@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import asyncpool
@@ -403,3 +404,65 @@ def fork_quietly() -> int:
 
 def say_at_exit(text: str) -> None:
     atexit.register(lambda: os.write(2, f"{text}\n".encode()))
+
+
+# What maps call.
+
+
+def pair(one: Any, other: Any) -> tuple[Any, Any]:
+    return one, other
+
+
+def choose(item: tuple[str, Any]) -> Any:
+    """Do what an item says, such as ``("return", 3)``."""
+    what, argument = item
+    return _CHOICES[what](argument)
+
+
+_SHARED: list[int] = []
+_variable: ContextVar[int] = ContextVar("_variable", default=0)
+
+
+def _swap(value: int) -> int:
+    before = _variable.get()
+    _variable.set(value)
+    return before
+
+
+_CHOICES: dict[str, Callable[[Any], Any]] = {
+    "return": lambda value: value,
+    "raise": fail,
+    "die": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "wait": wait_at,
+    "sign": lambda call: sign(*call),
+    "make": bytearray,
+    "shared": lambda _: _SHARED,
+    "swap": _swap,
+    "unpicklable": lambda _: threading.Lock(),
+    "pid": lambda _: os.getpid(),
+    "attempt": lambda _: asyncpool.current_job().attempt,
+    "sleep": time.sleep,
+    "exhaust": lambda _: exhaust_memory(),
+}
+
+
+def fail_before_attempt_3(item: int) -> tuple[int, int]:
+    attempt = asyncpool.current_job().attempt
+    if attempt < 3:
+        raise LookupError(attempt)
+    return item, attempt
+
+
+class Poison:
+    """Cannot be unpickled in a worker."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _raise_in_a_worker, ()
+
+
+def _raise_in_a_worker() -> None:
+    raise LookupError("poison")
+
+
+def call_or_return(value: Any) -> Any:
+    return value() if callable(value) else value

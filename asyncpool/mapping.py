@@ -1,0 +1,207 @@
+"""What :meth:`asyncpool.Pool.map` returns, and what it yields."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from asyncpool._core.chunks import Failure
+from asyncpool._runtime.mapping import Batch, Crew, Mapping, Task
+from asyncpool._runtime.sources import open_source
+
+__all__ = ["Map", "Outcome", "Plan"]
+
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[R]):
+    """What has become of one item of a map.
+
+    Attributes:
+        index: Which item it was, counting from 0.
+        item: The item; a tuple, if there are several arguments.
+        error: Why there is no result, or ``None``.
+    """
+
+    index: int
+    item: Any
+    error: BaseException | None
+    _value: R | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a result."""
+        return self.error is None
+
+    def result(self) -> R:
+        """Return the result.
+
+        Raises:
+            BaseException: The error, if there is one.
+        """
+        if self.error is not None:
+            raise self.error
+        return cast("R", self._value)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that a map needs to begin."""
+
+    crew: Crew
+    task: Task
+    iterables: tuple[Any, ...]
+    chunk: int | None
+    window: int | None
+
+
+class Map(Generic[R]):
+    """The results of a function for many items; :meth:`asyncpool.Pool.map` makes it.
+
+    Await it for a list, or iterate over it with ``async for``; both once, and nothing is
+    drawn or submitted before that.  Results come in the order of the items, and the first
+    error is raised where its result would be, with a note which item it was.
+
+    Whoever leaves the loop early need do nothing: what is under way is cancelled when the
+    iteration is dropped.  To have that done at a certain point, close it
+    (:meth:`aclose`, or ``async with contextlib.aclosing(...)``).
+
+    Cancellation:
+        Of the task that iterates, or awaits: cancels what is under way.
+    """
+
+    def __init__(
+        self, plan: Plan, *, ordered: bool = True, telling: bool = False
+    ) -> None:
+        self._plan = plan
+        self._ordered = ordered
+        self._telling = telling
+        self._iteration: AsyncGenerator[R, None] | None = None
+        self._begun = False
+
+    def unordered(self) -> Map[R]:
+        """Return the same, but yielding results as they come."""
+        return Map(self._plan, ordered=False, telling=self._telling)
+
+    def outcomes(self) -> Map[Outcome[R]]:
+        """Return the same, but yielding an :class:`Outcome` for each item.
+
+        So an error ends nothing, and each can be told from the others.
+        """
+        return Map(self._plan, ordered=self._ordered, telling=True)
+
+    def __aiter__(self) -> AsyncIterator[R]:
+        return self._begin()
+
+    def __anext__(self) -> Any:
+        """Return an awaitable of the next result."""
+        if self._iteration is None:
+            self._begin()
+        assert self._iteration is not None
+        return self._iteration.__anext__()
+
+    def __await__(self) -> Generator[Any, None, list[R]]:
+        return _all(self._pieces()).__await__()
+
+    async def aclose(self) -> None:
+        """Cancel what is under way, and draw no more.
+
+        Cancellation:
+            Safe: what is left is done when the iteration is dropped.
+        """
+        if self._iteration is not None:
+            await self._iteration.aclose()
+
+    def __len__(self) -> int:
+        """Return how many results there will be.
+
+        Raises:
+            TypeError: If the length of none of the iterables is known.
+        """
+        sizes = [
+            len(items) for items in self._plan.iterables if hasattr(items, "__len__")
+        ]
+        if not sizes:
+            raise TypeError("it has no length: that of its inputs is not known")
+        return min(sizes)
+
+    def __length_hint__(self) -> int:
+        hints = [operator.length_hint(items, -1) for items in self._plan.iterables]
+        known = [hint for hint in hints if hint >= 0]
+        return min(known) if known else NotImplemented
+
+    # What it does.
+
+    def _begin(self) -> AsyncGenerator[R, None]:
+        self._iteration = _flat(self._pieces())
+        return self._iteration
+
+    def _pieces(self) -> AsyncGenerator[Iterable[R], None]:
+        """Return what yields some results at a time; the last may end in an error."""
+        if self._begun:
+            raise RuntimeError("a map can be iterated over, or awaited, only once")
+        self._begun = True
+        return _read(self._plan, ordered=self._ordered, telling=self._telling)
+
+
+# None of these knows the map: it has the iteration, which must end when it is dropped.
+
+
+async def _flat(pieces: AsyncGenerator[Iterable[R], None]) -> AsyncGenerator[R, None]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            for result in piece:
+                yield result
+
+
+async def _all(pieces: AsyncGenerator[Iterable[R], None]) -> list[R]:
+    found: list[R] = []
+    async with aclosing(pieces):
+        async for piece in pieces:
+            found.extend(piece)
+    return found
+
+
+async def _read(
+    plan: Plan, *, ordered: bool, telling: bool
+) -> AsyncGenerator[Iterable[Any], None]:
+    news = asyncio.Event()
+    mapping = Mapping(
+        plan.crew,
+        plan.task,
+        open_source(plan.iterables, news.set),
+        news,
+        chunk=plan.chunk,
+        window=plan.window,
+        ordered=ordered,
+    )
+    async with aclosing(mapping.batches()) as batches:
+        async for batch in batches:
+            if telling:
+                yield _outcomes(batch)
+            else:
+                yield _until_failure(batch) if batch.failed else batch.outcomes
+
+
+def _outcomes(batch: Batch) -> Iterator[Outcome[Any]]:
+    for index, (item, found) in enumerate(
+        zip(batch.items, batch.outcomes, strict=True), batch.first
+    ):
+        if type(found) is Failure:
+            yield Outcome(index, item, found.error, None)
+        else:
+            yield Outcome(index, item, None, found)
+
+
+def _until_failure(batch: Batch) -> Iterator[Any]:
+    for index, found in enumerate(batch.outcomes, batch.first):
+        if type(found) is Failure:
+            found.error.add_note(f"It is the error of item {index} of a map.")
+            raise found.error
+        yield found

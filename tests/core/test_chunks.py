@@ -1,0 +1,107 @@
+"""Tests of asyncpool/_core/chunks.py: what is found in the log of a dead worker."""
+
+from __future__ import annotations
+
+import marshal
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool import JobNotPicklableError
+from asyncpool._core.chunks import (
+    CHUNK_SIZE,
+    LOG_HEAD,
+    LOG_SIZE,
+    LOST,
+    ChunkResult,
+    Failure,
+    ask_to_stop,
+    read_log,
+)
+from asyncpool._core.raised import pack_error
+
+flat = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+)
+
+
+def log_of(*outcomes: Any, done: int | None = None, job: int = 7) -> bytearray:
+    """Return memory with a log at 64, of the first attempt at *job*."""
+    memory = bytearray(64 + LOG_SIZE)
+    count = len(outcomes) if done is None else done
+    LOG_HEAD.pack_into(memory, 64, count, 0, job, 1)
+    data = b"".join(map(marshal.dumps, outcomes))
+    memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(data)] = data
+    return memory
+
+
+def found(memory: bytearray, job: int = 7, attempt: int = 1) -> list[Any] | None:
+    return read_log(bytes(memory), 64, job, attempt)
+
+
+@given(st.lists(flat, max_size=20))
+def test_plain_values_are_found(values: list[Any]) -> None:
+    assert found(log_of(*values)) == values
+    assert ChunkResult(values, []).load() == values
+
+
+def test_other_values_and_errors_are_found() -> None:
+    error = pack_error(ValueError("mine"), skip=0)
+    outcomes = [(pickle.dumps([1, {2: 3}]),), (error, True), 5]
+    for load in (found(log_of(*outcomes)), ChunkResult(outcomes, []).load()):
+        assert load is not None
+        value, failure, last = load
+        assert (value, last) == ([1, {2: 3}], 5)
+        assert type(failure) is Failure
+        assert repr(failure.error) == "ValueError('mine')"
+    assert ChunkResult([1], [{"large": 2}]).load() == [1, {"large": 2}]
+
+
+def test_a_value_that_cannot_be_unpickled_here_is_a_failure() -> None:
+    load = ChunkResult([(b"no pickle",)], []).load()
+    assert isinstance(load[0].error, JobNotPicklableError)
+
+
+@pytest.mark.parametrize(("job", "attempt"), [(8, 1), (7, 2), (0, 0)])
+def test_the_log_of_another_attempt_says_nothing(job: int, attempt: int) -> None:
+    assert found(log_of(1, 2), job, attempt) is None
+
+
+def test_what_is_not_noted_yet_does_not_count() -> None:
+    assert found(log_of(1, 2, 3, done=2)) == [1, 2]
+    assert found(log_of(done=0)) == []
+
+
+def test_what_makes_no_sense_is_lost_and_what_is_before_it_is_not() -> None:
+    memory = log_of(1, 2, 3)
+    size = len(marshal.dumps(1))
+    memory[64 + LOG_HEAD.size + size] = 0x63  # as if it were code
+    assert found(memory) == [1, LOST, LOST]
+    assert found(log_of(1, done=3)) == [1, LOST, LOST]
+    assert found(log_of(1, done=CHUNK_SIZE + 1)) is None
+
+
+@given(st.binary(max_size=300), st.integers(0, 30))
+def test_any_garbage_is_read(garbage: bytes, done: int) -> None:
+    memory = log_of(done=done)
+    memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(garbage)] = garbage
+    load = found(memory)
+    assert load is not None
+    assert len(load) == done
+
+
+def test_a_chunk_is_asked_to_stop_and_nothing_else_is_changed() -> None:
+    memory = log_of(1, 2)
+    before = LOG_HEAD.unpack_from(memory, 64)
+    ask_to_stop(memory, 64)  # type: ignore[arg-type]
+    after = LOG_HEAD.unpack_from(memory, 64)
+    assert (before[1], after[1]) == (0, 1)
+    assert (after[0], after[2:]) == (before[0], before[2:])
+    assert found(memory) == [1, 2]

@@ -1,0 +1,205 @@
+"""Items that travel together, and one of them kills, hangs or takes long."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool import (
+    Crash,
+    JobTimeoutError,
+    Pool,
+    WorkerCrashedError,
+    WorkerOutOfMemoryError,
+)
+from tests.helpers import faults, jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves
+
+pytestmark = BOTH_LOOPS
+
+Item = tuple[str, Any]
+
+
+def signing(path: Path, count: int) -> list[Item]:
+    """Return items that each leave a line, so that it is known which were run."""
+    return [("sign", (str(path), n)) for n in range(count)]
+
+
+def signed(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()]
+
+
+@pytest.mark.parametrize("at", [0, 1, 5, 9])
+async def test_a_crash_costs_one_item_and_none_is_run_twice(
+    tmp_path: Path, at: int
+) -> None:
+    crashes: list[Crash] = []
+    path = tmp_path / "log"
+    items = signing(path, 10)
+    items[at] = ("die", None)
+    async with patience(), Pool(1, on_crash=crashes.append) as pool:
+        found = await pool.map(jobs.choose, items, chunk=10, window=40).outcomes()
+        await assert_serves(pool)
+    assert [one.index for one in found if not one.ok] == [at]
+    error = found[at].error
+    assert isinstance(error, WorkerCrashedError)
+    assert (error.delivery, len(crashes)) == ("started", 1)
+    assert [one.result() for one in found if one.ok] == [
+        n for n in range(10) if n != at
+    ]
+    assert signed(path) == [n for n in range(10) if n != at]
+
+
+async def test_results_of_any_kind_survive_the_worker() -> None:
+    values: list[Any] = [
+        None,
+        True,
+        3,
+        -(2**70),
+        2.5,
+        "ä",
+        b"\0",
+        [1, [2]],
+        {"a": (1,)},
+    ]
+    items: list[Item] = [("return", value) for value in values]
+    items += [("raise", LookupError("kept")), ("die", None), ("return", "after")]
+    async with patience(), Pool(1) as pool:
+        found = await pool.map(jobs.choose, items, chunk=12, window=48).outcomes()
+    assert [one.result() for one in found[:9]] == values
+    assert repr(found[9].error) == "LookupError('kept')"
+    assert isinstance(found[10].error, WorkerCrashedError)
+    assert found[11].result() == "after"
+
+
+async def test_many_crashes_cost_as_many_items(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    items = signing(path, 300)
+    killers = set(range(7, 300, 31))
+    for n in killers:
+        items[n] = ("die", None)
+    async with patience(), Pool(2) as pool:
+        found = await pool.map(jobs.choose, items, chunk=20, window=200).outcomes()
+    assert {one.index for one in found if not one.ok} == killers
+    assert sorted(signed(path)) == [n for n in range(300) if n not in killers]
+
+
+async def test_only_the_item_that_was_lost_is_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    items = [*signing(path, 4), ("die", None), *[("attempt", None)] * 2]
+    async with patience(), Pool(1) as pool:
+        view = pool.options(max_attempts=3)
+        found = await view.map(jobs.choose, items, chunk=7, window=28).outcomes()
+        assert pool.stats().crashes == 3
+        assert pool.stats().takeovers == 1, "alone it was taken over once more"
+    error = found[4].error
+    assert isinstance(error, WorkerCrashedError)
+    assert [one.result() for one in found[5:]] == [1, 1]
+    assert signed(path) == [0, 1, 2, 3]
+
+
+async def test_what_was_raised_is_tried_again_alone() -> None:
+    async with patience(), Pool(1) as pool:
+        view = pool.options(max_attempts=3, retry_on=[LookupError])
+        items = [1, 2, 3]
+        found = await view.map(jobs.fail_before_attempt_3, items, chunk=3, window=12)
+        assert found == [(1, 3), (2, 3), (3, 3)]
+
+
+async def test_items_behind_one_that_takes_long_go_on_elsewhere() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        items: list[Item] = [("pid", None), ("wait", gate.path), *[("pid", None)] * 6]
+        running = pool.map(jobs.choose, items, chunk=8, window=64).outcomes()
+        results = asyncio.ensure_future(collect(running.unordered()))
+        visitor = await gate.visitor()
+        # The batch is not complete, but all others of it are done.
+        while pool.stats().busy > 1 or pool.stats().waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        visitor.release()
+        found = {one.index: one.result() for one in await results}
+        assert found[1] == "go"
+        assert found[0] == visitor.pid
+        assert len(found) == 8
+
+
+async def collect(results: Any) -> list[Any]:
+    return [result async for result in results]
+
+
+@pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
+async def test_the_timeout_is_for_each_item(tmp_path: Path, on_cancel: Any) -> None:
+    path = tmp_path / "log"
+    items = [*signing(path, 5), ("sleep", 3600.0), *signing(path, 3)]
+    async with patience(), Pool(1) as pool:
+        view = pool.options(timeout=0.2, on_cancel=on_cancel)
+        found = await view.map(jobs.choose, items, chunk=9, window=36).outcomes()
+        await assert_serves(pool)
+    assert [one.index for one in found if not one.ok] == [5]
+    error = found[5].error
+    assert isinstance(error, JobTimeoutError)
+    assert (error.limit, error.seconds) == ("timeout", 0.2)
+    assert "choose" in error.stack
+    assert signed(path) == [0, 1, 2, 3, 4, 0, 1, 2]
+
+
+async def test_items_may_take_longer_together_than_each_may() -> None:
+    async with patience(), Pool(1) as pool:
+        items: list[Item] = [("sleep", 0.02)] * 20
+        view = pool.options(timeout=0.15)
+        assert await view.map(jobs.choose, items, chunk=20, window=80) == [None] * 20
+
+
+async def test_memory_that_is_bounded_is_each_items_own() -> None:
+    async with patience(), Pool(1) as pool:
+        items: list[Item] = [("return", 1), ("exhaust", None), ("return", 2)]
+        found = await pool.map(jobs.choose, items, chunk=3, window=12).outcomes()
+        assert [one.ok for one in found] == [True, False, True]
+        assert isinstance(found[1].error, MemoryError)
+        assert not isinstance(found[1].error, WorkerOutOfMemoryError)
+
+
+async def test_more_results_than_the_log_holds() -> None:
+    async with patience(), Pool(2) as pool:
+        items: list[Item] = [("make", 3000)] * 500
+        found = await pool.map(jobs.choose, items, chunk=100, window=1000)
+        assert [len(one) for one in found] == [3000] * 500
+
+
+async def test_a_worker_that_dies_of_what_it_unpickles_costs_that_item() -> None:
+    async with patience(), Pool(1) as pool:
+        items = [1, faults.Trap("exit 3"), 3]
+        found = await pool.map(
+            jobs.call_or_return, items, chunk=3, window=12
+        ).outcomes()
+    assert [one.ok for one in found] == [True, False, True]
+    assert isinstance(found[1].error, WorkerCrashedError)
+
+
+async def test_a_flood_of_deaths_while_a_map_runs() -> None:
+    async with patience(), Pool(2) as pool:
+        results = pool.map(jobs.square, range(50_000)).unordered()
+        hostile = []
+        found = []
+        async for result in results:
+            found.append(result)
+            if len(found) % 5000 == 1:
+                hostile.append(pool.submit(faults.commit, "SIGKILL"))
+        deaths = await asyncio.gather(*hostile, return_exceptions=True)
+    assert sorted(found) == [n * n for n in range(50_000)]
+    assert {type(death) for death in deaths} == {WorkerCrashedError}
+
+
+async def test_endless_errors_do_not_slow_it_down() -> None:
+    async with patience(), Pool(2) as pool:
+        items = itertools.islice(
+            itertools.cycle([("return", 1), ("raise", ValueError("no"))]), 4000
+        )
+        found = await pool.map(jobs.choose, items).outcomes()
+    assert [one.ok for one in found] == [True, False] * 2000

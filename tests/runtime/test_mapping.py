@@ -1,0 +1,369 @@
+"""Maps against a pool that does whatever a pool may do, in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from asyncpool import (
+    Crash,
+    JobNotPicklableError,
+    PoolClosedError,
+    PoolFullError,
+    WorkerCrashedError,
+)
+from asyncpool._core.attempts import AttemptPolicy
+from asyncpool._core.chunks import ChunkResult, run_chunk
+from asyncpool._core.functions import Function
+from asyncpool._core.limits import JobOptions
+from asyncpool._core.raised import pack_error
+from asyncpool._runtime.jobs import ChunkJob, Job
+from asyncpool._runtime.mapping import Task
+from asyncpool.mapping import Map, Outcome, Plan
+
+CRASH = Crash(
+    slot=0,
+    generation=1,
+    pid=7,
+    exit_code=3,
+    signal=None,
+    kind="crash",
+    uptime=1.0,
+    job_id=1,
+    attempt=1,
+    detail="",
+    stderr_tail=(),
+    next_step="",
+)
+
+
+class Owner:
+    def is_running(self, _: Job[Any], /) -> bool:
+        return False
+
+    def on_cancel(self, _: Job[Any], /) -> None:
+        pass
+
+
+def identity(item: Any) -> Any:
+    return item
+
+
+class FakePool:
+    """Runs items when it is told to; an item is a number and what happens to it.
+
+    Attributes:
+        ran: How often each item was begun.
+        open: The jobs that have no outcome.
+    """
+
+    most_workers = 2
+    max_payload = 1 << 30
+
+    def __init__(self, most_open: int | None = None) -> None:
+        self.ran: Counter[int] = Counter()
+        self.open: list[tuple[Job[Any], list[Any]]] = []
+        self.closed = False
+        self.together = 0
+        self._most_open = most_open
+
+    async def room(self) -> None:
+        await asyncio.sleep(0)
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        _: dict[str, Any],
+        options: JobOptions,
+    ) -> Job[Any]:
+        if self.closed:
+            raise PoolClosedError
+        if self._most_open is not None and len(self.open) >= self._most_open:
+            raise PoolFullError(waiting=len(self.open), max_pending=self._most_open)
+        loop = asyncio.get_running_loop()
+        chunk = function is run_chunk
+        assert chunk is options.chunk
+        make = ChunkJob if chunk else Job
+        job: Job[Any] = make(1, Function(0, b""), options, Owner(), loop)
+        self.together += chunk
+        self.open.append((job, args[1] if chunk else [args[0]]))
+        return job
+
+    def finish(self, index: int, stop: int) -> None:
+        """End one job; if it has several items, perhaps with the first *stop* of them."""
+        job, items = self.open.pop(index % len(self.open))
+        if job.done():
+            return
+        if isinstance(job, ChunkJob):
+            self._finish_chunk(job, items, stop)
+            return
+        job.function.profile.note(60)
+        [(number, what)] = items
+        self.ran[number] += 1
+        if what == "die":
+            job.set_exception(crash())
+        elif what == "raise":
+            job.set_exception(LookupError(number))
+        else:
+            job.set_result(number)
+
+    def _finish_chunk(self, job: ChunkJob[Any], items: list[Any], stop: int) -> None:
+        if any(what == "poison" for _, what in items):
+            job.set_exception(LookupError("poison"))
+            return
+        outcomes: list[Any] = []
+        for number, what in items:
+            self.ran[number] += 1
+            if what == "die":
+                job.found = ChunkResult(outcomes, []).load()
+                job.set_exception(crash())
+                return
+            if what == "raise":
+                payload = pack_error(LookupError(number), skip=0)
+                outcomes.append((payload, True))
+            else:
+                outcomes.append(number)
+            if len(outcomes) == stop:
+                break
+        job.set_result(ChunkResult(outcomes, [], 1.0 * len(outcomes)))
+
+
+def crash() -> WorkerCrashedError:
+    return WorkerCrashedError(job_id=1, crashes=(CRASH,), delivery="started")
+
+
+Item = tuple[int, str]
+kinds = st.sampled_from(["ok", "ok", "ok", "ok", "raise", "die", "poison"])
+
+
+class Inputs:
+    """Count what is drawn."""
+
+    def __init__(self, items: list[Item], error: Exception | None = None) -> None:
+        self.items = items
+        self.error = error
+        self.drawn = 0
+
+    def __iter__(self) -> Iterator[Item]:
+        for item in self.items:
+            self.drawn += 1
+            yield item
+        if self.error is not None:
+            raise self.error
+
+    async def slowly(self) -> AsyncIterator[Item]:
+        for item in self:
+            await asyncio.sleep(0)
+            yield item
+
+
+def map_of(
+    pool: FakePool,
+    inputs: Any,
+    *,
+    chunk: int | None,
+    window: int | None,
+    attempts: int = 1,
+) -> Map[Any]:
+    options = JobOptions(attempts=AttemptPolicy(max_attempts=attempts))
+    task = Task(identity, False, options, pool.submit)
+    return Map(Plan(pool, task, (inputs,), chunk, window))
+
+
+# Which job ends next, if any, and with how many items done.
+steps = st.tuples(st.integers(-5, 20), st.integers(1, 6))
+
+
+async def drive(
+    pool: FakePool, data: st.DataObject, running: asyncio.Future[Any]
+) -> None:
+    """End jobs, in any order, until the map is done."""
+    while not running.done():
+        await asyncio.sleep(0)
+        if pool.open:
+            index, stop = data.draw(steps)
+            if index >= 0:
+                pool.finish(index, stop)
+
+
+plans = st.fixed_dictionaries(
+    {
+        "chunk": st.none() | st.integers(1, 8),
+        "window": st.none() | st.integers(1, 60),
+        "attempts": st.integers(1, 2),
+    }
+)
+manners = st.fixed_dictionaries({"ordered": st.booleans(), "slowly": st.booleans()})
+
+
+@settings(max_examples=4 * settings().max_examples)
+@given(
+    st.data(),
+    st.lists(kinds, max_size=40),
+    plans,
+    manners,
+    st.none() | st.integers(1, 3),
+)
+def test_each_item_has_its_own_outcome(
+    data: st.DataObject,
+    whats: list[str],
+    plan: dict[str, Any],
+    manner: dict[str, bool],
+    most_open: int | None,
+) -> None:
+    pool, inputs = FakePool(most_open), Inputs(list(enumerate(whats)))
+
+    async def take() -> list[Outcome[Any]]:
+        source = inputs.slowly() if manner["slowly"] else inputs
+        results = map_of(pool, source, **plan).outcomes()
+        found: list[Outcome[Any]] = []
+        async for outcome in results if manner["ordered"] else results.unordered():
+            if plan["window"] is not None:
+                assert inputs.drawn - len(found) <= plan["window"], "drawn too early"
+            found.append(outcome)
+        return found
+
+    async def main() -> list[Outcome[Any]]:
+        running = asyncio.ensure_future(take())
+        await drive(pool, data, running)
+        return await running
+
+    found = asyncio.run(main())
+    if not manner["ordered"]:
+        found.sort(key=lambda outcome: outcome.index)
+    assert [outcome.index for outcome in found] == list(range(len(whats)))
+    assert [outcome.item for outcome in found] == inputs.items
+    for outcome, what in zip(found, whats, strict=True):
+        if what == "die":
+            assert isinstance(outcome.error, WorkerCrashedError)
+        elif what == "raise":
+            assert repr(outcome.error) == f"LookupError({outcome.index})"
+        else:
+            assert outcome.result() == outcome.index
+        # What is lost alone is tried again by the pool.
+        most = plan["attempts"] if what == "die" else 1
+        assert 1 <= pool.ran[outcome.index] <= most
+    assert not pool.open
+
+
+@given(
+    st.data(),
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.none() | st.integers(1, 8),
+    st.booleans(),
+)
+def test_whoever_leaves_early_leaves_nothing_under_way(
+    data: st.DataObject,
+    count: int,
+    taken: int,
+    chunk: int | None,
+    slowly: bool,  # noqa: FBT001
+) -> None:
+    pool, inputs = FakePool(), Inputs([(n, "ok") for n in range(count)])
+
+    async def take() -> list[int]:
+        results = map_of(
+            pool, inputs.slowly() if slowly else inputs, chunk=chunk, window=20
+        )
+        found: list[int] = []
+        async for result in results:
+            if len(found) == taken:
+                break
+            found.append(result)
+        await results.aclose()
+        return found
+
+    async def main() -> list[int]:
+        running = asyncio.ensure_future(take())
+        await drive(pool, data, running)
+        return await running
+
+    assert asyncio.run(main()) == list(range(min(count, taken)))
+    assert all(job.cancelled() for job, _ in pool.open)
+
+
+@given(st.data(), st.integers(0, 20), st.none() | st.integers(1, 5), st.booleans())
+def test_an_error_of_the_inputs_comes_last(
+    data: st.DataObject,
+    count: int,
+    chunk: int | None,
+    slowly: bool,  # noqa: FBT001
+) -> None:
+    error = OSError("inputs")
+    pool, inputs = FakePool(), Inputs([(n, "ok") for n in range(count)], error)
+    found: list[int] = []
+
+    async def take() -> None:
+        source = inputs.slowly() if slowly else inputs
+        async for result in map_of(pool, source, chunk=chunk, window=20):
+            found.append(result)  # noqa: PERF401
+
+    async def main() -> BaseException | None:
+        running = asyncio.ensure_future(take())
+        await drive(pool, data, running)
+        return running.exception()
+
+    assert asyncio.run(main()) is error
+    assert found == list(range(count))
+
+
+def test_many_short_items_become_few_jobs_and_memory_is_bounded() -> None:
+    async def main() -> None:
+        pool = FakePool()
+        results = map_of(
+            pool,
+            zip(itertools.count(), itertools.repeat("ok")),
+            chunk=None,
+            window=None,
+        )
+        jobs = 0
+        pending = asyncio.ensure_future(anext(results))
+        for _ in range(200_000):
+            while not pending.done():
+                await asyncio.sleep(0)
+                if pool.open:
+                    jobs += 1
+                    pool.finish(0, 10**6)
+            pending = asyncio.ensure_future(anext(results))
+        pending.cancel()
+        await asyncio.wait([pending])
+        await results.aclose()
+        assert jobs < 1000
+        assert pool.together > 100
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_pool_that_is_closed_is_the_error_of_what_was_not_sent(chunk: int) -> None:
+    async def main() -> None:
+        pool = FakePool()
+        pool.closed = True
+        found = await map_of(
+            pool, [(0, "ok"), (1, "ok")], chunk=chunk, window=20
+        ).outcomes()
+        assert [type(one.error) for one in found] == [PoolClosedError] * 2
+
+    asyncio.run(main())
+
+
+def test_a_result_that_is_too_large_together_is_nobodys_second_run() -> None:
+    async def main() -> None:
+        pool = FakePool()
+        results = map_of(pool, [(n, "ok") for n in range(4)], chunk=4, window=40)
+        running = asyncio.ensure_future(results.outcomes())
+        await asyncio.sleep(0)
+        [(job, _)] = pool.open
+        error = JobNotPicklableError("too large", direction="result", name="")
+        job.set_exception(error)
+        assert [one.error for one in await running] == [error] * 4
+
+    asyncio.run(main())
