@@ -17,7 +17,7 @@ PACKAGE = Path(asyncpool.__file__).parent
 PUBLIC = """
     AsyncPoolError CloseSummary Crash CurrentJob EventStream Job JobCancelled JobError
     JobNotPicklableError JobRaisedError JobTimeoutError LeaseGoneError LeaseKeeper
-    LeaseStats Pool PoolBrokenError PoolClosedError PoolFullError PoolStats PoolView
+    LeaseStats Map Outcome Pool PoolBrokenError PoolClosedError PoolFullError PoolStats PoolView
     ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult SlotStats
     ThrottledError UnsupportedPlatformError WorkerCrashedError WorkerHungError
     WorkerLimits WorkerOutOfMemoryError WorkerStartError current_job heartbeat

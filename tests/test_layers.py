@@ -24,6 +24,8 @@ PURE = {
     "heapq",
     "io",
     "json",
+    "marshal",
+    "math",
     "pickle",
     "struct",
     "traceback",
