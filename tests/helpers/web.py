@@ -66,6 +66,7 @@ class Service:
         assert status in {0, -signal.SIGTERM}, log
         assert "Application shutdown complete" in log
         assert "Traceback" not in log
+        assert "Warning" not in log
 
 
 @asynccontextmanager
@@ -77,7 +78,7 @@ async def run_service(
     names = {f"THUMBNAILS_{k.upper()}": str(v) for k, v in settings.items()}
     with log.open("w") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "error", "-m", "uvicorn"),
+            *(sys.executable, "-W", "always", "-m", "uvicorn"),
             *("--app-dir", str(EXAMPLES), "--port", "0", "--loop", loop),
             "thumbnails.app:app",
             env={**os.environ, **names},
