@@ -65,8 +65,14 @@ class TestOverHttp:
                     assert answer.headers["content-type"] == "image/webp"
                     thumbnail = opened(answer.content)
                     assert (thumbnail.format, thumbnail.size) == ("WEBP", expected)
+            # Several MB, which travel through shared memory.
+            noise, file = Image.effect_noise((3000, 2000), 100), io.BytesIO()
+            noise.save(file, "PNG")
+            answer = await service.thumbnail(file.getvalue())
+            assert opened(answer.content).size == (256, 171)
             health = await service.health()
-            assert (health["state"], health["completed"]) == ("running", 12)
+            assert (health["state"], health["completed"]) == ("running", 13)
+            assert health["shared_memory"] > 1 << 20
 
     async def test_what_is_no_image_is_refused_and_hurts_nobody(
         self, tmp_path: Path, loop: str
@@ -127,6 +133,15 @@ class TestOverHttp:
             status, body = await converse(service, b"Content-Length: 9\r\n\r\nslow")
             assert (status, body) == (408, b'{"error":"the upload takes too long"}')
             assert (await service.thumbnail(GOOD)).status_code == 200
+
+    async def test_a_client_may_leave_before_it_has_sent_everything(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        async with run_service(tmp_path, loop=loop, workers=1) as service:
+            writer = await send_away(service, GOOD, only=len(CUT))
+            writer.close()
+            assert (await service.thumbnail(GOOD)).status_code == 200
+            await service.stop()  # which waits for both, and looks for a traceback
 
     async def test_images_that_kill_their_workers_hurt_nobody_else(
         self, tmp_path: Path, loop: str
@@ -378,11 +393,13 @@ async def converse(service: Service, rest: bytes) -> tuple[int, bytes]:
     return int(head.split()[1]), body
 
 
-async def send_away(service: Service, upload: bytes) -> asyncio.StreamWriter:
-    """Post an image on a connection of its own, and do not wait for the answer."""
+async def send_away(
+    service: Service, upload: bytes, *, only: int | None = None
+) -> asyncio.StreamWriter:
+    """Post an image, or some of it, on a connection of its own; wait for no answer."""
     _, writer = await asyncio.open_connection(*service.address)
     head = b"POST /thumbnails HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
-    writer.write(head % len(upload) + upload)
+    writer.write(head % len(upload) + upload[:only])
     await writer.drain()
     return writer
 
