@@ -67,9 +67,8 @@ async def thumbnails(request: Request) -> Response:
     if size is None:
         raise HTTPException(400, f"size must be one of {', '.join(SIZES)}")
     upload = await read_upload(request)
-    # It takes no harm if it is made twice, and the first worker may have died of
-    # something else.
     deadline = asyncio.get_running_loop().time() + TIMEOUT
+    # It may be made twice, and the first worker may have died of something else.
     view = request.state.pool.options(deadline=deadline, max_attempts=2)
     job = view.submit(make_thumbnail, upload, size)
     return Response(await unless_client_leaves(request, job), media_type="image/webp")
