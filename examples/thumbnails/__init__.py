@@ -1,0 +1,1 @@
+"""A web service that makes thumbnails of uploaded images."""

@@ -1,0 +1,451 @@
+"""The example that makes thumbnails: over HTTP, of any image, while workers die."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import random
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from hypothesis import given, strategies as st
+from PIL import Image
+
+import asyncpool
+from tests.helpers.images import image, opened, progressive_jpeg, vast_png
+from tests.helpers.loops import LOOP_NAMES, loop_factories
+from tests.helpers.patience import patience
+from tests.helpers.web import Service, run_service
+from thumbnails.app import app
+from thumbnails.images import BadImageError, make_thumbnail
+
+ROOT = Path(__file__).parents[1]
+
+GOOD = image("JPEG")
+CUT = GOOD[: len(GOOD) // 2]
+
+# 96 MB of coefficients, gone through for a second or two.
+SLOW = progressive_jpeg(4000, rounds=100)
+# 96 MB of coefficients, gone through for minutes if nobody stops it.
+ENDLESS = progressive_jpeg(4000, rounds=5000)
+# 216 MB of them, for some seconds.
+GREEDY = progressive_jpeg(6000, rounds=200)
+ENOUGH = 160 << 20  # bytes: between the two
+
+
+@pytest.fixture(params=LOOP_NAMES)
+def loop(request: pytest.FixtureRequest) -> str:
+    """The event loop that serves."""
+    if request.param not in loop_factories():
+        pytest.skip(f"{request.param} is not installed")
+    return str(request.param)
+
+
+class TestOverHttp:
+    pytestmark = pytest.mark.asyncio
+
+    async def test_images_become_thumbnails(self, tmp_path: Path, loop: str) -> None:
+        async with run_service(tmp_path, loop=loop, workers=2) as service:
+            for kind in ("JPEG", "PNG", "GIF", "WEBP"):
+                for size, expected in {
+                    "small": (64, 48),
+                    "medium": (256, 192),
+                    "large": (640, 480),  # nothing is gained by enlarging it
+                }.items():
+                    answer = await service.thumbnail(image(kind), size)
+                    assert answer.status_code == 200, answer.text
+                    assert answer.headers["content-type"] == "image/webp"
+                    thumbnail = opened(answer.content)
+                    assert (thumbnail.format, thumbnail.size) == ("WEBP", expected)
+            # Several MB, which travel through shared memory.
+            noise, file = Image.effect_noise((3000, 2000), 100), io.BytesIO()
+            noise.save(file, "PNG")
+            answer = await service.thumbnail(file.getvalue())
+            assert opened(answer.content).size == (256, 171)
+            health = await service.health()
+            assert (health["state"], health["completed"]) == ("running", 13)
+            assert health["shared_memory"] > 1 << 20
+
+    async def test_what_is_no_image_is_refused_and_hurts_nobody(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        bad = {
+            b"": "this is no GIF, JPEG, PNG or WebP image",
+            b"hello": "this is no GIF, JPEG, PNG or WebP image",
+            image("TIFF"): "this is no GIF, JPEG, PNG or WebP image",
+            CUT: "this image cannot be read: image file is truncated",
+            vast_png(
+                50_000
+            ): "this image cannot be read: Image size (2500000000 pixels)",
+            vast_png(8_000): "this image cannot be read: Image size (64000000 pixels)",
+        }
+        async with run_service(tmp_path, loop=loop, workers=2) as service:
+            for upload, reason in bad.items():
+                answer = await service.thumbnail(upload)
+                assert answer.status_code == 422
+                assert answer.json()["error"].startswith(reason)
+            assert (await service.thumbnail(GOOD)).status_code == 200
+            health = await service.health()
+            assert (health["completed"], health["crashes"]) == (7, 0)
+
+    async def test_other_nonsense_is_refused(self, tmp_path: Path, loop: str) -> None:
+        async with run_service(tmp_path, loop=loop, workers=1) as service:
+            answer = await service.thumbnail(GOOD, "huge")
+            assert answer.status_code == 400
+            reason = "size must be one of small, medium, large"
+            assert answer.json() == {"error": reason}
+            answer = await service.client.get("/thumbnails")
+            assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+            assert (await service.client.get("/")).status_code == 404
+            assert (await service.health())["submitted"] == 0
+
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            # Nothing of the body is sent, since the client waits to be asked for it.
+            b"Content-Length: 1001\r\nExpect: 100-continue\r\n\r\n",
+            # It does not say how much there will be, and has not come to the end.
+            b"Transfer-Encoding: chunked\r\n\r\n3e9\r\n" + 1001 * b"x",
+        ],
+        ids=["announced", "streamed"],
+    )
+    async def test_an_upload_is_bounded(
+        self, tmp_path: Path, loop: str, request_: bytes
+    ) -> None:
+        async with run_service(tmp_path, loop=loop, max_upload=1000) as service:
+            status, body = await converse(service, request_)
+            assert status == 413
+            assert body == b'{"error":"an image may have 1000 bytes"}'
+            assert (await service.thumbnail(1000 * b"x")).status_code == 422
+
+    async def test_an_upload_that_never_ends_is_given_up(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        async with run_service(tmp_path, loop=loop, timeout=0.5) as service:
+            status, body = await converse(service, b"Content-Length: 9\r\n\r\nslow")
+            assert (status, body) == (408, b'{"error":"the upload takes too long"}')
+            assert (await service.thumbnail(GOOD)).status_code == 200
+
+    async def test_a_client_may_leave_before_it_has_sent_everything(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        async with run_service(tmp_path, loop=loop, workers=1) as service:
+            writer = await send_away(service, GOOD, only=len(CUT))
+            writer.close()
+            assert (await service.thumbnail(GOOD)).status_code == 200
+            await service.stop()  # which waits for both, and looks for a traceback
+
+    async def test_images_that_kill_their_workers_hurt_nobody_else(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        settings = {"workers": 2, "max_memory": ENOUGH, "timeout": 5}
+        async with (
+            run_service(tmp_path, loop=loop, **settings) as service,
+            patience(),
+            asyncio.TaskGroup() as group,
+        ):
+            greedy = group.create_task(service.thumbnail(GREEDY))
+            await service.until(lambda health: health["busy"])
+            for _ in range(20):
+                assert (await service.thumbnail(GOOD)).status_code == 200
+            assert (await greedy).status_code == 500
+            reason = "this image needs too much memory"
+            assert greedy.result().json() == {"error": reason}
+
+            endless = group.create_task(service.thumbnail(ENDLESS))
+            await service.until(lambda health: health["busy"])
+            for _ in range(20):
+                assert (await service.thumbnail(GOOD)).status_code == 200
+            assert (await endless).status_code == 504
+            assert endless.result().json() == {
+                "error": "this image was not done in time"
+            }
+
+            health = await service.until(lambda health: health["idle"] == 2)
+            # The second one was killed as planned.
+            assert (health["crashes"], health["restarts"]) == (1, 2)
+            assert (health["completed"], health["failed"]) == (40, 2)
+
+    async def test_a_thumbnail_is_tried_again_but_not_for_ever(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        async with (
+            run_service(tmp_path, loop=loop, workers=1, timeout=600) as service,
+            asyncio.TaskGroup() as group,
+        ):
+            lucky = group.create_task(service.thumbnail(SLOW))
+            await kill_at_work(service)
+            assert (await lucky).status_code == 200
+            unlucky = group.create_task(service.thumbnail(ENDLESS))
+            await kill_at_work(service)
+            await kill_at_work(service)
+            assert (await unlucky).status_code == 500
+            reason = "each worker that tried this image died"
+            assert unlucky.result().json() == {"error": reason}
+            assert (await service.thumbnail(GOOD)).status_code == 200
+            health = await service.health()
+            assert (health["crashes"], health["takeovers"]) == (3, 2)
+
+    async def test_a_client_that_goes_away_takes_its_job_along(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        settings = {"workers": 1, "timeout": 600}
+        async with run_service(tmp_path, loop=loop, **settings) as service:
+            running = await send_away(service, ENDLESS)
+            (pid,) = await pids(service)
+            await service.until(lambda health: health["busy"] == 1)
+            waiting = await send_away(service, GOOD)
+            await service.until(lambda health: health["waiting"] == 1)
+            waiting.close()
+            await service.until(lambda health: health["cancelled"] == 1)
+            running.close()
+            health = await service.until(lambda health: health["idle"] == 1)
+            assert (health["cancelled"], health["crashes"]) == (2, 0)
+            assert [pid] != await pids(service)
+            assert (await service.thumbnail(GOOD)).status_code == 200
+            health = await service.health()
+            assert (health["completed"], health["failed"]) == (1, 0)
+
+    async def test_load_is_shed_and_who_was_accepted_is_served(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        settings = {"workers": 1, "max_pending": 2}
+        async with (
+            run_service(tmp_path, loop=loop, **settings) as service,
+            asyncio.TaskGroup() as group,
+        ):
+            pid = await stop_worker(service)
+            accepted = [group.create_task(service.thumbnail(GOOD)) for _ in range(3)]
+            await service.until(
+                lambda health: (health["busy"], health["waiting"]) == (1, 2)
+            )
+            for _ in range(5):
+                refused = await service.thumbnail(GOOD)
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"] == "1"
+                assert refused.json() == {"error": "too many images are waiting"}
+            os.kill(pid, signal.SIGCONT)
+            assert [(await answer).status_code for answer in accepted] == 3 * [200]
+            assert (await service.thumbnail(GOOD)).status_code == 200
+
+    async def test_workers_are_killed_while_many_are_served(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        dice, kills = random.Random(21), 0
+        requests = iter(range(200))
+        statuses: list[int] = []
+
+        async def ask(service: Service) -> None:
+            nonlocal kills
+            for number in requests:
+                answer = await service.thumbnail(GOOD, "small")
+                statuses.append(answer.status_code)
+                if answer.status_code == 200:
+                    assert opened(answer.content).size == (64, 48)
+                else:
+                    reason = "each worker that tried this image died"
+                    assert answer.json() == {"error": reason}
+                if number % 25 == 12:
+                    victim = dice.choice(await pids(service))
+                    with suppress(ProcessLookupError):  # it is being replaced already
+                        os.kill(victim, signal.SIGKILL)
+                        kills += 1
+
+        async with run_service(tmp_path, loop=loop, workers=4) as service:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(8):
+                    group.create_task(ask(service))
+            assert len(statuses) == 200
+            # It takes two dead workers to fail one request.
+            assert set(statuses) <= {200, 500}
+            assert statuses.count(500) <= kills / 2
+            health = await service.until(lambda health: health["idle"] == 4)
+            assert (health["state"], health["busy"]) == ("running", 0)
+            assert 1 <= health["crashes"] <= kills <= 8
+            assert (await service.thumbnail(GOOD)).status_code == 200
+
+    async def test_a_shutdown_answers_what_is_under_way_and_leaves_nothing(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        async with (
+            run_service(tmp_path, loop=loop, workers=1) as service,
+            asyncio.TaskGroup() as group,
+        ):
+            pid = await stop_worker(service)
+            running = group.create_task(service.thumbnail(GOOD))
+            await service.until(lambda health: health["busy"] == 1)
+            waiting = group.create_task(service.thumbnail(GOOD))
+            await service.until(lambda health: health["waiting"] == 1)
+            below = psutil.Process(service.process.pid).children(recursive=True)
+            assert pid in {process.pid for process in below}
+            service.process.terminate()
+            await service.said("Waiting for connections to close")
+            os.kill(pid, signal.SIGCONT)
+            for answer in (await running, await waiting):
+                assert answer.status_code == 200
+                assert opened(answer.content).size == (256, 192)
+            await service.stop()
+            assert not [process for process in below if process.is_running()]
+
+
+class TestHealth:
+    pytestmark = pytest.mark.asyncio
+
+    async def test_a_pool_that_cannot_work_is_not_healthy(self) -> None:
+        restart = asyncpool.RestartPolicy.limited(1, 60.0)
+        async with asyncpool.Pool(1, restart=restart) as pool, served(pool) as client:
+            health = await client.get("/health")
+            assert (health.status_code, health.json()["state"]) == (200, "running")
+            for _ in range(2):
+                with suppress(asyncpool.WorkerCrashedError, asyncpool.PoolBrokenError):
+                    await pool.submit(os._exit, 1)
+            health = await client.get("/health")
+            assert (health.status_code, health.json()["state"]) == (503, "broken")
+            answer = await client.post("/thumbnails", content=GOOD)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json() == {"error": "no worker can be kept alive"}
+
+    async def test_neither_is_one_that_is_closed(self) -> None:
+        async with asyncpool.Pool(1) as pool:
+            pass
+        async with served(pool) as client:
+            health = await client.get("/health")
+            assert (health.status_code, health.json()["state"]) == (503, "closed")
+            answer = await client.post("/thumbnails", content=GOOD)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json() == {"error": "the service is being stopped"}
+
+
+class TestImages:
+    def test_transparency_is_kept(self) -> None:
+        for mode in ("RGBA", "LA"):
+            clear = Image.new(mode, (640, 480))
+            file = io.BytesIO()
+            clear.save(file, "PNG")
+            assert opened(make_thumbnail(file.getvalue(), 64)).mode == "RGBA"
+        assert opened(make_thumbnail(image("PNG"), 64)).mode == "RGB"
+
+    def test_an_image_that_lies_on_its_side_is_put_upright(self) -> None:
+        lying, file = Image.new("RGB", (640, 480)), io.BytesIO()
+        exif = lying.getexif()
+        exif[0x0112] = 6  # the orientation: a quarter turn
+        lying.save(file, "JPEG", exif=exif)
+        thumbnail = opened(make_thumbnail(file.getvalue(), 64))
+        assert thumbnail.size == (48, 64)
+        assert not thumbnail.getexif()
+
+    def test_a_palette_is_scaled_as_smoothly_as_its_colours(self) -> None:
+        stripes = Image.new("P", (640, 480))
+        stripes.putpalette([0, 0, 0, 255, 255, 255])
+        stripes.putdata([x % 2 for _ in range(480) for x in range(640)])
+        file = io.BytesIO()
+        stripes.save(file, "GIF")
+        thumbnail = opened(make_thumbnail(file.getvalue(), 64)).convert("L")
+        assert all(100 < level < 156 for level in thumbnail.tobytes())
+
+    @given(data=st.data(), kind=st.sampled_from(("JPEG", "PNG", "GIF", "WEBP")))
+    def test_a_damaged_image_is_a_bad_image_or_none(
+        self, data: st.DataObject, kind: str
+    ) -> None:
+        damaged = bytearray(image(kind, 64, 48))
+        places = st.integers(0, len(damaged) - 1)
+        for at, byte in data.draw(
+            st.dictionaries(places, st.integers(0, 255), max_size=8)
+        ).items():
+            damaged[at] = byte
+        end = data.draw(st.just(len(damaged)) | st.integers(0, len(damaged)))
+        try:
+            thumbnail = make_thumbnail(damaged[:end], 32)
+        except BadImageError:
+            return
+        assert max(opened(thumbnail).size) <= 32
+
+
+CHAPTER = (ROOT / "docs" / "web-service.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "block", re.findall(r"```python\n(.*?)```", CHAPTER, re.DOTALL)
+)
+def test_the_chapter_shows_the_service_as_it_is(block: str) -> None:
+    assert block in (ROOT / "examples" / "thumbnails" / "app.py").read_text()
+
+
+async def converse(service: Service, rest: bytes) -> tuple[int, bytes]:
+    """Post *rest*, headers and as much of a body as there is; return the answer."""
+    host, port = service.address
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"POST /thumbnails HTTP/1.1\r\nHost: localhost\r\n" + rest)
+    async with patience():
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split()[0])
+        body = await reader.readexactly(length)
+    writer.close()
+    await writer.wait_closed()
+    return int(head.split()[1]), body
+
+
+async def send_away(
+    service: Service, upload: bytes, *, only: int | None = None
+) -> asyncio.StreamWriter:
+    """Post an image, or some of it, on a connection of its own; wait for no answer."""
+    _, writer = await asyncio.open_connection(*service.address)
+    head = b"POST /thumbnails HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    writer.write(head % len(upload) + upload[:only])
+    await writer.drain()
+    return writer
+
+
+def occupied(health: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the slots that have a worker."""
+    return [slot for slot in health["slots"] if slot["pid"] is not None]
+
+
+async def pids(service: Service) -> list[int]:
+    return [slot["pid"] for slot in occupied(await service.health())]
+
+
+async def stop_worker(service: Service) -> int:
+    """Stop the only worker, so that what it gets stays under way; return its pid."""
+    (pid,) = await pids(service)
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+async def kill_at_work(service: Service) -> None:
+    """Kill the only worker as soon as it reads an image, not before it has begun."""
+    first_seen: dict[tuple[int, int], float] = {}
+
+    def is_reading(health: dict[str, Any]) -> bool:
+        """Tell whether the worker has computed since it was first seen with its job."""
+        if not health["busy"]:
+            return False
+        (slot,) = occupied(health)
+        used = psutil.Process(slot["pid"]).cpu_times().user
+        at_first = first_seen.setdefault((slot["pid"], slot["job_id"]), used)
+        return used > at_first + 0.1
+
+    health = await service.until(is_reading)
+    (slot,) = occupied(health)
+    os.kill(slot["pid"], signal.SIGKILL)
+    await service.until(lambda later: later["crashes"] > health["crashes"])
+
+
+@asynccontextmanager
+async def served(pool: asyncpool.Pool) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of the service, in this process and with this pool."""
+
+    async def with_pool(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "state": {"pool": pool}}, receive, send)
+
+    transport = httpx.ASGITransport(with_pool)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        yield client
