@@ -50,6 +50,13 @@ class Peer(ABC):
         """
         return None
 
+    async def sweep(self, fn: Callable[[int], Any], count: int, chunk: int) -> None:
+        """Call *fn* with each of *count* numbers, and take the results one by one.
+
+        *chunk* is how many of them go together; 0 for what the pool finds best.
+        """
+        raise NotImplementedError
+
 
 class AsyncPool(Peer):
     package = "asyncpool"
@@ -95,6 +102,10 @@ class AsyncPool(Peer):
         with_all, without = (pool.submit for pool in pools)
         return with_all, without
 
+    async def sweep(self, fn: Callable[[int], Any], count: int, chunk: int) -> None:
+        async for _ in self._pool.map(fn, range(count), chunk=chunk or None):
+            pass
+
 
 class ProcessPool(Peer):
     """``ProcessPoolExecutor`` through ``run_in_executor``."""
@@ -116,6 +127,10 @@ class ProcessPool(Peer):
 
     async def close(self) -> None:
         await asyncio.to_thread(self._pool.shutdown)
+
+    async def sweep(self, fn: Callable[[int], Any], count: int, chunk: int) -> None:
+        for _ in self._pool.map(fn, range(count), chunksize=chunk):
+            pass
 
 
 class Loky(Peer):
@@ -249,6 +264,10 @@ class MultiprocessingPool(Peer):
     async def close(self) -> None:
         self._pool.close()
         await asyncio.to_thread(self._pool.join)
+
+    async def sweep(self, fn: Callable[[int], Any], count: int, chunk: int) -> None:
+        for _ in self._pool.imap(fn, range(count), chunksize=chunk):
+            pass
 
 
 class OneAtATime(AsyncPool):

@@ -6,6 +6,7 @@ from benchmarks.questions import (
     idle,
     imports,
     latency,
+    maps,
     memory,
     mixed,
     queue,
@@ -22,6 +23,7 @@ QUESTIONS: dict[str, Question] = {
     for module in (
         latency,
         throughput,
+        maps,
         bandwidth,
         recovery,
         start,
