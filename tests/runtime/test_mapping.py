@@ -367,3 +367,27 @@ def test_a_result_that_is_too_large_together_is_nobodys_second_run() -> None:
         assert [one.error for one in await running] == [error] * 4
 
     asyncio.run(main())
+
+
+def test_nothing_is_sent_after_the_end() -> None:
+    async def main() -> None:
+        pool = FakePool()
+        items = [(n, "ok") for n in range(8)]
+        results = map_of(pool, items, chunk=4, window=40)
+
+        async def take() -> None:
+            async for _ in results:
+                break
+            await results.aclose()
+
+        task = asyncio.create_task(take())
+        await asyncio.sleep(0)
+        pool.finish(0, 9)
+        await asyncio.sleep(0)
+        # This one is heard of in the very turn in which the map ends.
+        pool.finish(0, 1)
+        await task
+        await asyncio.sleep(0)
+        assert not pool.open
+
+    asyncio.run(main())
