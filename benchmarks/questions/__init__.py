@@ -3,6 +3,7 @@
 from benchmarks.base import Question
 from benchmarks.questions import (
     bandwidth,
+    executor,
     idle,
     imports,
     latency,
@@ -22,6 +23,7 @@ QUESTIONS: dict[str, Question] = {
     for module in (
         latency,
         throughput,
+        executor,
         bandwidth,
         recovery,
         start,

@@ -226,6 +226,10 @@ def start_thread(gate: str, word: str) -> None:
     threading.Thread(target=wait_at, args=(gate, word), daemon=True).start()
 
 
+def throw(error: BaseException) -> NoReturn:
+    raise error
+
+
 def raise_in_thread(text: str) -> str:
     def body() -> NoReturn:
         raise LookupError(text)
