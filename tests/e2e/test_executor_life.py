@@ -9,6 +9,8 @@ import multiprocessing
 import sys
 import threading
 import weakref
+from collections import OrderedDict
+from concurrent.futures import wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 import asyncpool
+from asyncpool._engine import Call
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import run_script
@@ -143,6 +146,21 @@ def test_calls_leave_the_queue_when_they_are_cancelled() -> None:
         assert executor._engine is not None
         assert not executor._engine._queue
         room.release()
+
+
+def test_a_call_that_is_cancelled_in_the_last_moment_is_not_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with asyncpool.Executor(1) as executor:
+        executor.submit(int).result()
+        engine, call = executor._engine, Call()
+        assert engine is not None
+        call.queue = OrderedDict()  # the loop has just taken it out
+        assert call.cancel()
+        assert wait([call], timeout=0).done == set()
+        assert not engine._begin(call, (int, (), {}))
+        assert wait([call], timeout=0).done == {call}
+    assert not caplog.records
 
 
 def test_the_end_of_the_program_waits_for_pending_calls(tmp_path: Path) -> None:

@@ -226,6 +226,10 @@ def start_thread(gate: str, word: str) -> None:
     threading.Thread(target=wait_at, args=(gate, word), daemon=True).start()
 
 
+def knows(name: str) -> bool:
+    return name in globals()
+
+
 def throw(error: BaseException) -> NoReturn:
     raise error
 
