@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from typing import Any
 
+    from asyncpool import to_process
     from asyncpool._core.restart import RestartPolicy
     from asyncpool._core.wear import WorkerLimits
     from asyncpool._runtime.hub import EventStream
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         RollResult,
         SlotStats,
     )
+    from asyncpool.executor import Executor
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
     from asyncpool.pool import Pool, PoolView
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "asyncpool": ("to_process",),  # a module
     "asyncpool._core.restart": ("RestartPolicy",),
     "asyncpool._core.wear": ("WorkerLimits",),
     "asyncpool._runtime.hub": ("EventStream",),
@@ -93,6 +96,7 @@ _HOMES = {
         "RollResult",
         "SlotStats",
     ),
+    "asyncpool.executor": ("Executor",),
     "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.mapping": ("Map", "Outcome"),
     "asyncpool.pool": ("Pool", "PoolView"),
@@ -105,6 +109,7 @@ __all__ = [
     "Crash",
     "CurrentJob",
     "EventStream",
+    "Executor",
     "Job",
     "JobCancelled",
     "JobError",
@@ -138,6 +143,7 @@ __all__ = [
     "current_job",
     "heartbeat",
     "retire_worker",
+    "to_process",
     "worker_state",
 ]
 
@@ -146,6 +152,8 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'asyncpool' has no attribute {name!r}")
+    if home == __name__:
+        return importlib.import_module(f"{home}.{name}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

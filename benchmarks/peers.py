@@ -39,6 +39,10 @@ class Peer(ABC):
     async def close(self) -> None:
         """Close the pool gracefully."""
 
+    def executor(self, workers: int) -> Executor:
+        """Make what it has in the way of ``concurrent.futures``."""
+        raise NotImplementedError
+
     def timed(self, seconds: float) -> Call:
         """Return what sends the open pool a job that may run for so long."""
         raise NotImplementedError
@@ -66,6 +70,7 @@ class AsyncPool(Peer):
     def __init__(self, **options: Any) -> None:
         from asyncpool import Pool
 
+        self._launcher = options.get("launcher", "forkserver")
         # As the documentation has it; who forks the service inherits as much.
         self._make = partial(Pool, preload=("benchmarks.work",), **options)
 
@@ -78,6 +83,12 @@ class AsyncPool(Peer):
 
     async def close(self) -> None:
         await self._pool.close()
+
+    def executor(self, workers: int) -> Executor:
+        from asyncpool import Executor
+
+        context = multiprocessing.get_context(self._launcher)
+        return Executor(workers, mp_context=context)
 
     def timed(self, seconds: float) -> Call:
         # As pebble does it, which does not ask first.
@@ -125,6 +136,10 @@ class ProcessPool(Peer):
         self._pool: Executor = self._make(workers)
         return partial(asyncio.get_running_loop().run_in_executor, self._pool)
 
+    def executor(self, workers: int) -> Executor:
+        executor: Executor = self._make(workers)
+        return executor
+
     async def close(self) -> None:
         await asyncio.to_thread(self._pool.shutdown)
 
@@ -156,6 +171,10 @@ class Loky(Peer):
                 return loop.run_in_executor(self._pool, fn, *args)
 
         return call
+
+    def executor(self, workers: int) -> Executor:
+        executor: Executor = self._get(max_workers=workers)
+        return executor
 
     async def close(self) -> None:
         await asyncio.to_thread(self._pool.shutdown)

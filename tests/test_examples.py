@@ -30,7 +30,7 @@ def promised(source: str) -> str:
     return "".join(f"{line.removeprefix('# ')}\n" for line in output.splitlines())
 
 
-@pytest.mark.parametrize("name", ["quickstart", "resume"])
+@pytest.mark.parametrize("name", ["quickstart", "resume", "with_dask", "with_joblib"])
 def test_the_short_examples_print_what_they_say(name: str) -> None:
     path = ROOT / "examples" / f"{name}.py"
     done = run(str(path))

@@ -15,13 +15,13 @@ from asyncpool import errors, events
 PACKAGE = Path(asyncpool.__file__).parent
 
 PUBLIC = """
-    AsyncPoolError CloseSummary Crash CurrentJob EventStream Job JobCancelled JobError
+    AsyncPoolError CloseSummary Crash CurrentJob EventStream Executor Job JobCancelled JobError
     JobNotPicklableError JobRaisedError JobTimeoutError LeaseGoneError LeaseKeeper
     LeaseStats Map Outcome Pool PoolBrokenError PoolClosedError PoolFullError PoolStats PoolView
     ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult SlotStats
     ThrottledError UnsupportedPlatformError WorkerCrashedError WorkerHungError
     WorkerLimits WorkerOutOfMemoryError WorkerStartError current_job heartbeat
-    retire_worker worker_state
+    retire_worker to_process worker_state
 """
 
 EVENTS = """

@@ -387,6 +387,11 @@ class Supervisor:
 
     # Figures.
 
+    @property
+    def queued(self) -> int:
+        """How many jobs are with no worker."""
+        return self._core.dispatcher.waiting
+
     def stats(self) -> events.PoolStats:
         """Return the pool as it stands."""
         return self._state.book.stats(

@@ -3,6 +3,7 @@
 from benchmarks.base import Question
 from benchmarks.questions import (
     bandwidth,
+    executor,
     idle,
     imports,
     latency,
@@ -24,6 +25,7 @@ QUESTIONS: dict[str, Question] = {
         latency,
         throughput,
         maps,
+        executor,
         bandwidth,
         recovery,
         start,

@@ -227,6 +227,14 @@ def start_thread(gate: str, word: str) -> None:
     threading.Thread(target=wait_at, args=(gate, word), daemon=True).start()
 
 
+def knows(name: str) -> bool:
+    return name in globals()
+
+
+def throw(error: BaseException) -> NoReturn:
+    raise error
+
+
 def raise_in_thread(text: str) -> str:
     def body() -> NoReturn:
         raise LookupError(text)

@@ -1,0 +1,142 @@
+"""``anyio.to_process``, on a pool of the running event loop.
+
+The pool starts with the first call.  It ends with the loop, when that cancels its tasks,
+as :func:`asyncio.run`, :class:`asyncio.Runner` and :func:`anyio.run` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
+
+import anyio
+import anyio.to_process
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.kinship import also
+from asyncpool.errors import PoolBrokenError, PoolClosedError, WorkerCrashedError
+from asyncpool.pool import Pool
+
+__all__ = ["current_default_process_limiter", "run_sync"]
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+# Theirs, for calls of both.
+current_default_process_limiter = anyio.to_process.current_default_process_limiter
+
+# Seconds that an idle worker is kept, as anyio does it.
+_IDLE_TIMEOUT = 300.0
+
+
+async def run_sync(
+    func: Callable[[*Ts], R],
+    *args: *Ts,
+    cancellable: bool = False,
+    limiter: anyio.CapacityLimiter | None = None,
+) -> R:
+    """Call ``func(*args)`` in a worker process, and return what it returns.
+
+    Args:
+        func: Any callable; lambdas and closures too.
+        *args: Its arguments.
+        cancellable: Whether a cancellation ends the call while it runs.
+        limiter: Bounds how many calls run at once, and with them the workers.  If it is
+            left out, :func:`current_default_process_limiter` does.
+
+    Raises:
+        WorkerCrashedError: If the worker dies of the call.  It is an
+            :exc:`anyio.BrokenWorkerProcess` too, and so are :exc:`PoolBrokenError`, if no
+            worker can be started, and :exc:`PoolClosedError`, if the loop ends first.
+        JobNotPicklableError: If something cannot cross.
+        JobRaisedError: Around ``SystemExit`` and the like.
+        NoEventLoopError: If no event loop runs in this thread; anyio's, of its newer
+            versions.
+        RuntimeError: If the event loop is not asyncio's.
+
+    And whatever *func* raises.
+
+    Cancellation:
+        If *cancellable*, the worker is killed by SIGKILL, and another one started when it
+        is needed.  Otherwise the call is waited for, and cancelled is who waits, after it.
+    """
+    await checkpoint_if_cancelled()
+    async with limiter or current_default_process_limiter():
+        resident = await _of_this_loop()
+        resident.calls += 1
+        try:
+            await resident.grow()
+            submit = resident.submit_killable if cancellable else resident.pool.submit
+            job = submit(func, *args)
+            return await (job if cancellable else _outlast(job))
+        except (WorkerCrashedError, PoolBrokenError, PoolClosedError) as error:
+            also(error, anyio.BrokenWorkerProcess)
+            raise
+        finally:
+            resident.calls -= 1
+
+
+class _Resident:
+    """The pool of one loop.
+
+    Attributes:
+        pool: The pool.
+        up: Done when it has started.
+        calls: How many calls are under way.
+        submit_killable: Submits what dies with its caller.
+    """
+
+    def __init__(self) -> None:
+        self._most = 1
+        self.pool = Pool((1, self._most), idle_timeout=_IDLE_TIMEOUT, name="to_process")
+        # A task of its own, since a start that is cancelled closes the pool.
+        self.up = asyncio.create_task(self.pool.start())
+        self.calls = 0
+        self.submit_killable = self.pool.options(on_cancel="kill").submit
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended, or never came up."""
+        return self.up.done() and self.pool._running().done.done()  # noqa: SLF001
+
+    async def grow(self) -> None:
+        """See to it that each call may have a worker: the limiter is the limit."""
+        if self.calls > self._most:
+            self._most = self.calls
+            await self.pool.resize((1, self._most))
+
+
+_residents: dict[asyncio.AbstractEventLoop, _Resident] = {}
+
+
+async def _of_this_loop() -> _Resident:
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "asyncpool.to_process needs an event loop of asyncio's; with another one use "
+            "anyio.to_process"
+        ) from None
+    resident = _residents.get(loop)
+    if resident is None or resident.gone:
+        for other in [other for other in _residents if other.is_closed()]:
+            del _residents[other]
+        resident = _residents[loop] = _Resident()
+    await asyncio.shield(resident.up)
+    return resident
+
+
+async def _outlast(job: Job[R]) -> R:
+    """Wait for the end of *job*, also if this task is cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not job.done():
+            try:
+                await asyncio.wait([job])
+            except asyncio.CancelledError as error:
+                cancelled = error  # not a scope's, but a Task.cancel()
+    if cancelled is not None:
+        raise cancelled
+    return job.result()

@@ -1,0 +1,72 @@
+"""A backend of joblib's on supervised workers, and what happens when one of them dies."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import joblib
+from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
+
+import asyncpool
+
+
+class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc] # untyped
+    """Runs batches of calls in an executor, which lasts for one ``Parallel``."""
+
+    supports_retrieve_callback = True
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """Return how many workers are meant; -1 stands for one on each CPU."""
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        if n_jobs is None:
+            return 1
+        return n_jobs if n_jobs > 0 else max(1, joblib.cpu_count() + 1 + n_jobs)
+
+    def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
+        """Begin a ``Parallel``."""
+        self.parallel = parallel
+        workers = self.effective_n_jobs(n_jobs)
+        self.executor = asyncpool.Executor(workers)
+        return workers
+
+    def terminate(self) -> None:
+        """End it."""
+        self.executor.shutdown(cancel_futures=True)
+
+    def submit(
+        self, func: Callable[[], Any], callback: Callable[[Future[Any]], None]
+    ) -> Future[Any]:
+        """Run a batch."""
+        future = self.executor.submit(func)
+        future.add_done_callback(callback)
+        return future
+
+    def retrieve_result_callback(self, out: Future[Any]) -> Any:
+        """Return what came of a batch."""
+        return out.result()
+
+
+joblib.register_parallel_backend("asyncpool", AsyncpoolBackend)
+
+
+def square(number: int) -> int:
+    """Compute."""
+    return number * number
+
+
+if __name__ == "__main__":
+    with joblib.parallel_config(backend="asyncpool", n_jobs=2):
+        parallel = joblib.Parallel()
+        print(sum(parallel(joblib.delayed(square)(n) for n in range(100))))
+        try:
+            parallel([joblib.delayed(os._exit)(3)])
+        except asyncpool.WorkerCrashedError as error:
+            print("exit code", error.exit_code)
+        print("the next sum:", sum(parallel([joblib.delayed(square)(12)])))
+
+# Output:
+# 328350
+# exit code 3
+# the next sum: 144

@@ -1,0 +1,239 @@
+"""How an executor's thread and workers begin and end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from concurrent.futures import wait
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import asyncpool
+from asyncpool._engine import Call
+from tests.helpers import jobs
+from tests.helpers.patience import PATIENCE
+from tests.helpers.scripts import run_script
+from tests.helpers.waiting_room import WaitingRoom
+
+
+def threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("asyncpool")]
+
+
+def test_nothing_starts_before_the_first_call() -> None:
+    executor = asyncpool.Executor(1)
+    assert threads() == []
+    assert executor.submit(jobs.square, 3).result() == 9
+    assert len(threads()) == 1
+    executor.shutdown()
+    assert threads() == []
+    assert repr(executor).endswith("shut down: 1 workers>")
+
+
+def test_an_executor_that_nobody_has_any_more_ends() -> None:
+    with WaitingRoom() as room:
+        executor = asyncpool.Executor(1)
+        running = executor.submit(jobs.wait_at, room.path)
+        pending = executor.submit(jobs.square, 3)
+        room.admit()
+        [thread] = threads()
+        gone = weakref.ref(executor)
+        del executor
+        gc.collect()
+        assert gone() is None
+        assert not running.done()
+        room.release()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    # What was pending is done first.
+    assert (running.result(), pending.result()) == ("go", 9)
+
+
+def test_the_results_of_map_need_no_executor() -> None:
+    results = asyncpool.Executor(1).map(jobs.square, range(20), chunksize=3)
+    assert list(results) == [n * n for n in range(20)]
+    for thread in threads():
+        thread.join(PATIENCE)
+
+
+def test_a_callback_may_shut_it_down_and_does_not_wait() -> None:
+    executor = asyncpool.Executor(1)
+    over = threading.Event()
+
+    def end(_: object) -> None:
+        executor.shutdown()
+        over.set()
+
+    with WaitingRoom() as room:
+        future = executor.submit(jobs.wait_at, room.path)
+        future.add_done_callback(end)
+        room.admit()
+        room.release()
+        assert over.wait(PATIENCE)
+    executor.shutdown()
+
+
+def test_a_callback_that_raises_anything_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with asyncpool.Executor(1) as executor, WaitingRoom() as room:
+        future = executor.submit(jobs.wait_at, room.path)
+        future.add_done_callback(lambda _: sys.exit(3))
+        room.admit()
+        room.release()
+        assert executor.submit(jobs.square, 3).result(PATIENCE) == 9
+    assert [r.message.partition(" of ")[0] for r in caplog.records] == ["a callback"]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_the_start_method_is_that_of_the_context(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    with asyncpool.Executor(1, context) as executor:
+        line = Path("/proc") / str(executor.submit(jobs.pid).result()) / "cmdline"
+        # A worker that was forked has the command line of its launcher.
+        last = executor.submit(line.read_text).result().split("\0")
+    assert ("worker" in last) == (method == "spawn")
+
+
+def test_a_context_must_be_one() -> None:
+    wrong: Any = "fork"
+    with pytest.raises(TypeError, match="must be a context of multiprocessing"):
+        asyncpool.Executor(1, wrong)
+
+
+def test_what_breaks_the_executor_is_told_to_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    boom = partial(jobs.throw, OSError("no licence"))
+    with asyncpool.Executor(2, initializer=boom) as executor:
+        futures = [executor.submit(jobs.pid) for _ in range(3)]
+        for future in futures:
+            error = future.exception()
+            assert isinstance(error, asyncpool.PoolBrokenError)
+            assert "OSError: no licence" in str(error)
+            assert error.retry_after is None
+        with pytest.raises(asyncpool.PoolBrokenError, match="no licence"):
+            executor.submit(jobs.pid)
+
+
+def test_a_call_from_a_loop_that_is_closed_meanwhile_is_settled() -> None:
+    async def main() -> Any:
+        return executor.submit(jobs.wait_at, room.path)
+
+    with asyncpool.Executor(1) as executor, WaitingRoom() as room:
+        future = asyncio.run(main())
+        room.admit()
+        room.release()
+        assert future.result(PATIENCE) == "go"
+
+
+def test_calls_leave_the_queue_when_they_are_cancelled() -> None:
+    with asyncpool.Executor(1) as executor, WaitingRoom() as room:
+        executor.submit(jobs.wait_at, room.path)
+        room.admit()
+        futures = [executor.submit(jobs.square, n) for n in range(10_000)]
+        assert sum(future.cancel() for future in futures) > 9_000
+        assert executor._engine is not None
+        assert not executor._engine._queue
+        room.release()
+
+
+def test_a_call_that_is_cancelled_in_the_last_moment_is_not_made(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with asyncpool.Executor(1) as executor:
+        executor.submit(int).result()
+        engine, call = executor._engine, Call()
+        assert engine is not None
+        call.queue = OrderedDict()  # the loop has just taken it out
+        assert call.cancel()
+        assert wait([call], timeout=0).done == set()
+        assert not engine._begin(call, (int, (), {}))
+        assert wait([call], timeout=0).done == {call}
+    assert not caplog.records
+
+
+def test_the_end_of_the_program_waits_for_pending_calls(tmp_path: Path) -> None:
+    source = """
+        import asyncpool, atexit
+
+        executor = asyncpool.Executor(1)
+        executor.submit(pow, 2, 3).add_done_callback(lambda f: print(f.result()))
+        executor.submit(pow, 2, 4).add_done_callback(lambda f: print(f.result()))
+        atexit.register(lambda: print("end"))
+        """
+    assert run_script(tmp_path, source).splitlines() == ["8", "16", "end"]
+
+
+def test_no_calls_at_the_end_of_the_program(tmp_path: Path) -> None:
+    source = """
+        import asyncpool, atexit
+
+        started, fresh = asyncpool.Executor(1), asyncpool.Executor(1)
+        started.submit(int).result()
+
+        def late():
+            for executor in started, fresh:
+                try:
+                    executor.submit(int)
+                except RuntimeError as error:
+                    print(error)
+
+        atexit.register(late)
+        """
+    text = "cannot schedule new futures after interpreter shutdown"
+    assert run_script(tmp_path, source).splitlines() == [text, text]
+
+
+def test_a_fork_is_told_that_the_executor_is_not_its_own(tmp_path: Path) -> None:
+    source = """
+        import asyncpool, os, warnings
+
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks, from 3.12 on
+        executor = asyncpool.Executor(1)
+        executor.submit(int).result()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                executor.submit(int)
+            except RuntimeError as error:
+                print(str(error).replace(str(os.getppid()), "PARENT"))
+            executor.shutdown()
+            with asyncpool.Executor(1) as other:
+                print(other.submit(pow, 2, 3).result(), flush=True)
+        else:
+            print(os.waitpid(pid, 0)[1], executor.submit(pow, 3, 2).result())
+        """
+    text = "this executor belongs to process PARENT, which has forked this one"
+    assert run_script(tmp_path, source).splitlines() == [
+        f"{text}: make another one here",
+        "8",
+        "0 9",
+    ]
+
+
+def test_tqdm_maps_with_it(tmp_path: Path) -> None:
+    pytest.importorskip("tqdm")
+    source = """
+        import concurrent.futures, multiprocessing
+        import asyncpool
+        from tqdm import tqdm
+        from tqdm.contrib.concurrent import process_map
+
+        if __name__ == "__main__":
+            # The standard library's needs as much, unless it forks this process.
+            tqdm.set_lock(multiprocessing.get_context("forkserver").RLock())
+            concurrent.futures.ProcessPoolExecutor = asyncpool.Executor
+            print(*process_map(abs, range(9), max_workers=2, chunksize=2, disable=True))
+        """
+    assert run_script(tmp_path, source) == "0 1 2 3 4 5 6 7 8\n"

@@ -1,0 +1,202 @@
+"""What anyio documents of ``to_process.run_sync``, and a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+from typing import Any
+
+import anyio
+import anyio.to_process
+import psutil
+import pytest
+
+import asyncpool
+from asyncpool import to_process
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import loop_factories
+from tests.helpers.patience import patience
+from tests.helpers.waiting_room import WaitingRoom
+
+LOOPS = loop_factories()
+
+
+@pytest.fixture(params=LOOPS.values(), ids=list(LOOPS))
+def run(request: pytest.FixtureRequest) -> Any:
+    """Run a coroutine function in a loop of its own, since the pool ends with it."""
+
+    def in_loop(main: Any) -> Any:
+        async def patient() -> Any:
+            async with patience():
+                return await main()
+
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(patient())
+
+    return in_loop
+
+
+def test_it_returns_what_the_function_returns(run: Any) -> None:
+    async def main() -> tuple[int, int, int]:
+        pid = await to_process.run_sync(jobs.pid)
+        return await to_process.run_sync(jobs.square, 5), pid, await again()
+
+    async def again() -> int:
+        return await to_process.run_sync(jobs.pid)
+
+    square, first, second = run(main)
+    assert (square, first) == (25, second)
+    assert first != os.getpid()
+
+
+def test_it_raises_what_the_function_raises(run: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(LookupError, match="nothing there"):
+            await to_process.run_sync(jobs.throw, LookupError("nothing there"))
+
+    run(main)
+
+
+def test_a_call_that_is_cancelled_takes_its_worker_along(run: Any) -> None:
+    async def main() -> None:
+        async with Gate() as gate, anyio.create_task_group() as group:
+            with anyio.CancelScope() as scope:
+                group.start_soon(cancel_at, gate, scope)
+                await to_process.run_sync(jobs.wait_at, gate.path, cancellable=True)
+            assert scope.cancelled_caught
+            await (await gate.visitor()).gone()
+            assert await to_process.run_sync(jobs.square, 3) == 9
+
+    async def cancel_at(gate: Gate, scope: anyio.CancelScope) -> None:
+        await gate.visitor()
+        scope.cancel()
+
+    run(main)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_call_is_waited_for_unless_it_may_be_cancelled(
+    run: Any,
+    native: bool,  # noqa: FBT001
+) -> None:
+    async def main() -> None:
+        async with Gate() as gate:
+            ended: list[str] = []
+            scope = anyio.CancelScope()
+
+            async def wait() -> None:
+                with scope:
+                    try:
+                        ended.append(await to_process.run_sync(jobs.wait_at, gate.path))
+                    finally:
+                        ended.append("end")
+
+            task = asyncio.create_task(wait())
+            visitor = await gate.visitor()
+            task.cancel() if native else scope.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not ended
+            visitor.release()
+            await asyncio.wait([task])
+            assert task.cancelled() == native
+            assert ended == (["end"] if native else ["go", "end"])
+
+    run(main)
+
+
+def test_it_takes_part_in_cancellation_before_it_begins(run: Any) -> None:
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await to_process.run_sync(jobs.pid)
+        assert scope.cancelled_caught
+
+    run(main)
+
+
+def test_the_limiter_is_the_limit(run: Any) -> None:
+    async def main() -> None:
+        limiter = anyio.CapacityLimiter(3)
+        async with Gate() as gate, anyio.create_task_group() as group:
+
+            async def call() -> None:
+                await to_process.run_sync(jobs.wait_at, gate.path, limiter=limiter)
+
+            for _ in range(4):
+                group.start_soon(call)
+            first = [await gate.visitor(nth=n) for n in (1, 2, 3)]
+            assert len({visitor.pid for visitor in first}) == 3
+            assert limiter.borrowed_tokens == 3
+            assert limiter.statistics().tasks_waiting == 1
+            for visitor in first:
+                visitor.release()
+            (await gate.visitor(nth=4)).release()
+
+    run(main)
+
+
+def test_the_default_limiter_is_that_of_anyio(run: Any) -> None:
+    async def main() -> None:
+        limiter = anyio.to_process.current_default_process_limiter()
+        assert to_process.current_default_process_limiter() is limiter
+        async with Gate() as gate, anyio.create_task_group() as group:
+            call: Any = to_process.run_sync
+            group.start_soon(call, jobs.wait_at, gate.path)
+            visitor = await gate.visitor()
+            assert limiter.borrowed_tokens == 1
+            visitor.release()
+
+    run(main)
+
+
+def test_a_crash_is_that_of_one_call(run: Any) -> None:
+    async def main() -> BaseException:
+        with pytest.raises(anyio.BrokenWorkerProcess) as caught:
+            await to_process.run_sync(os._exit, 3)
+        assert await to_process.run_sync(jobs.square, 3) == 9
+        return caught.value
+
+    error = run(main)
+    assert isinstance(error, asyncpool.WorkerCrashedError)
+    assert error.exit_code == 3
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (type(error), str(error))
+
+
+def test_what_cannot_be_sent_is_told(run: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[0\]"):
+            await to_process.run_sync(id, threading.Lock())
+
+    run(main)
+
+
+def test_the_pool_ends_with_the_loop_and_each_loop_has_its_own(run: Any) -> None:
+    async def main() -> int:
+        return await to_process.run_sync(jobs.pid)
+
+    first, second = run(main), run(main)
+    assert first != second
+    assert not psutil.pid_exists(first)
+
+
+def test_a_loop_that_ends_does_not_wait_for_a_call(run: Any) -> None:
+    with WaitingRoom() as room:
+
+        async def main() -> asyncio.Task[str]:
+            call = to_process.run_sync(jobs.wait_at, room.path)
+            task = asyncio.create_task(call)
+            await asyncio.to_thread(room.admit)
+            return task
+
+        assert run(main).cancelled()
+
+
+def test_it_needs_an_event_loop_of_asyncio() -> None:
+    trio = pytest.importorskip("trio")
+    with pytest.raises(RuntimeError, match="an event loop of asyncio's"):
+        trio.run(to_process.run_sync, jobs.pid)
