@@ -14,7 +14,7 @@ import click
 from asyncpool._cli.failures import describe
 from asyncpool._cli.parameters import Exit, Trouble, error_console, pool_options, say
 from asyncpool._cli.progress import WorkerLines
-from asyncpool._cli.run import INTERRUPTS, Interrupted, Plan, make_pool, options
+from asyncpool._cli.run import Interrupted, Plan, interrupts, make_pool, options
 from asyncpool._cli.targets import (
     FunctionRaisedError,
     TargetError,
@@ -101,7 +101,7 @@ async def _call(
         task.cancel()
 
     loop = asyncio.get_running_loop()
-    for number in INTERRUPTS:
+    for number in interrupts():
         loop.add_signal_handler(number, end, number)
     try:
         return await task

@@ -98,17 +98,16 @@ def open_input(path: str | None, pattern: str | None, format: Format | None) -> 
     """
     if path is None:
         return _matching(pattern or "")
-    if path == "-":
-        fd, name, size = os.dup(0), "-", None
-    else:
-        try:
-            fd = os.open(path, os.O_RDONLY)
-            os.read(fd, 0)  # a folder can be opened, but not read
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from None
-        name = str(Path(path).resolve())
-        status = os.fstat(fd)
-        size = status.st_size if stat.S_ISREG(status.st_mode) else None
+    try:
+        fd = os.dup(0) if path == "-" else os.open(path, os.O_RDONLY)
+        os.read(fd, 0)  # a folder can be opened, but not read
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    name = "-" if path == "-" else str(Path(path).resolve())
+    status = os.fstat(fd)
+    # What is redirected to stdin may have begun anywhere in its file.
+    is_file = path != "-" and stat.S_ISREG(status.st_mode)
+    size = status.st_size if is_file else None
     kind = format or _SUFFIXES.get(Path(path).suffix.lower(), "lines")
     read = {"jsonl": _filled_lines, "csv": _records, "lines": _lines}[kind]
     return Input(name, _FORMS[kind], size, None, lambda self: read(self, fd))

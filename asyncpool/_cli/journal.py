@@ -187,8 +187,10 @@ class Journal:
         """
         with self._lock:
             known = self._load("identity")
-            if known is None:
+            if known is None or not self._batch:
+                # Nothing is done yet: the last run may have had a name misspelt.
                 self._save("identity", asdict(identity))
+                self._save("size", size)
             elif known != asdict(identity):
                 raise JournalError(self._difference(known, asdict(identity)))
             before = self._load("size")

@@ -189,6 +189,8 @@ def _check_paths(asked: Asked) -> None:
         if path is None or path == "-" or (place := Path(path)).is_char_device():
             continue
         place = place.resolve()
+        if role != "INPUT" and not place.parent.is_dir():
+            raise click.UsageError(f"There is no folder {place.parent} for {role}.")
         if place in seen:
             raise click.UsageError(
                 f"{role} and {seen[place]} are the same file: {path}"

@@ -17,25 +17,25 @@ class Sink:
     Args:
         path: The file; ``-`` is stdout.
         start: How many of its bytes stay.
-        lazy: Make it only when there is something to write.
-
-    Raises:
-        OSError: If it cannot be opened.
     """
 
-    def __init__(self, path: str, start: int, *, lazy: bool = False) -> None:
+    def __init__(self, path: str, start: int) -> None:
         self.path = path
         self._at = start
         self._fd = -1
         self._dirty = False
-        if lazy and not start:
-            # One of another run would be taken for this one's.
-            if Path(path).is_file():
-                Path(path).unlink()
-            return
-        self._open()
 
-    def _open(self) -> None:
+    def open(self, *, lazy: bool = False) -> None:
+        """Open it; if *lazy*, make it only when there is something to write.
+
+        Raises:
+            OSError: If it cannot be opened.
+        """
+        if lazy and not self._at:
+            # One of another run would be taken for this one's.
+            if Path(self.path).is_file():
+                Path(self.path).unlink()
+            return
         if self.path == "-":
             self._fd = os.dup(1)
             return
@@ -51,7 +51,7 @@ class Sink:
             OSError: If they cannot be written, or only in part.
         """
         if self._fd < 0:
-            self._open()
+            self.open()
         data = memoryview(("\n".join(lines) + "\n").encode())
         self._dirty = True
         while data:
@@ -81,9 +81,6 @@ class Outputs:
         failed: The path for failures.
         ordered: Whether they are in the input's order.
         position: How far they are at the beginning.
-
-    Raises:
-        OSError: If one of them cannot be opened.
     """
 
     def __init__(
@@ -94,7 +91,16 @@ class Outputs:
         self._batch = position.batch
         self._held: dict[int, Done] | None = {} if ordered else None
         self._output = Sink(output, position.output_bytes)
-        self._failed = Sink(failed, position.failed_bytes, lazy=True)
+        self._failed = Sink(failed, position.failed_bytes)
+
+    def open(self) -> None:
+        """Cut off what is behind the position; until then nothing is touched.
+
+        Raises:
+            OSError: If one of the files cannot be opened.
+        """
+        self._output.open()
+        self._failed.open(lazy=True)
 
     def write(self, done: list[Done], batch: int) -> list[Done]:
         """Write what can be written now; return that.

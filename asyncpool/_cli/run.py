@@ -21,9 +21,16 @@ from asyncpool.errors import PoolBrokenError, PoolClosedError
 from asyncpool.events import PoolStats
 from asyncpool.pool import Pool, PoolView
 
-__all__ = ["INTERRUPTS", "Files", "Interrupted", "Plan", "Run", "Tally", "make_pool"]
-
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+__all__ = [
+    "Files",
+    "Interrupted",
+    "Plan",
+    "Run",
+    "Tally",
+    "interrupts",
+    "make_pool",
+    "options",
+]
 
 _GRACE = 5.0  # s that running items have when a run is interrupted
 _LAST_WRITES = 5.0  # s for what is finished by then, if stdout is a pipe that stalls
@@ -83,6 +90,12 @@ class Tally:
     done: int = 0
     failed: int = 0
     written: int = 0
+
+
+def interrupts() -> list[signal.Signals]:
+    """Return the signals that end a run; nohup and shells have some of them ignored."""
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [n for n in asked if signal.getsignal(n) is not signal.SIG_IGN]
 
 
 def make_pool(plan: Plan) -> Pool:
@@ -147,7 +160,8 @@ class Run:
         """
         loop = asyncio.get_running_loop()
         self._stop = loop.create_future()
-        for number in INTERRUPTS:
+        numbers = interrupts()
+        for number in numbers:
             loop.add_signal_handler(number, self._interrupt, number)
         try:
             await self._unless_stopped(self._pool.start())
@@ -157,7 +171,7 @@ class Run:
             finally:
                 await self._end_pool()
         finally:
-            for number in INTERRUPTS:
+            for number in numbers:
                 loop.remove_signal_handler(number)
         return self.tally
 
@@ -183,6 +197,7 @@ class Run:
 
     async def _go_through(self) -> None:
         files = self._files
+        files.outputs.open()
         self._writer = Writer(
             files.journal, files.outputs, self._on_written, self._stop_for
         )

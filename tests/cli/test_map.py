@@ -443,7 +443,7 @@ def test_a_journal_without_room_loses_nothing(folder: Path) -> None:
         (["work:asynchronous", "in.jsonl"], "is an async function"),
         (["broken:f", "in.jsonl"], "broken cannot be imported:"),
         (["work:double", "in.jsonl", "-o", "in.jsonl"], "--output and INPUT are the"),
-        (["work:double", "in.jsonl", "-o", "no/out"], "cannot write no/out: No such"),
+        (["work:double", "in.jsonl", "-o", "no/out"], "no for --output."),
         (["work:double", "in.jsonl", "--timeout", "-1"], "is no number of seconds"),
         (["work:double", "in.jsonl", "--max-rss", "much"], "is no size, such as 512M"),
         (["work:double", "in.jsonl", "--retry-failed"], "needs the --journal"),
@@ -466,3 +466,79 @@ def test_mistakes_are_told_without_a_traceback(
     # The user's own, of the module that cannot be imported, is all there may be.
     assert ("Traceback" in err) == (asked[0] == "broken:f")
     assert (folder / "in.jsonl").read_text() == "0\n1\n2\n"
+
+
+def test_a_mistake_costs_no_files_and_no_journal(folder: Path) -> None:
+    numbers(folder, 3)
+    rest = ("in.jsonl", "-o", "out", "--journal", "run.db")
+    for name in ("out", "failed.jsonl"):
+        (folder / name).write_text("of an earlier run\n")
+    assert run_command(folder, "map", "work:doble", *rest).code == 2
+    for name in ("out", "failed.jsonl"):
+        assert (folder / name).read_text() == "of an earlier run\n"
+    done = run_command(folder, "map", "work:double", *rest)
+    assert done.code == 0, done.err
+    assert len(lines(folder / "out")) == 3
+
+
+def test_a_run_under_nohup_outlives_its_terminal(folder: Path) -> None:
+    numbers(folder, 1000)
+    (folder / "go").touch()
+    command = (
+        sys.executable,
+        "-m",
+        "asyncpool",
+        "map",
+        "work:double",
+        "-",
+        "-o",
+        "out",
+    )
+    process = subprocess.Popen(
+        ["nohup", *command, "--format", "jsonl"],
+        cwd=folder,
+        env=command_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write("1\n")
+    process.stdin.flush()
+    wait_until(folder / "out", 1)  # so its handlers are there
+    os.kill(process.pid, signal.SIGHUP)
+    done = finish_command(process, "2\n")
+    assert done.code == 0, done.err
+    assert [line["result"] for line in lines(folder / "out")] == [2, 4]
+
+
+def test_a_module_that_crashes_costs_no_more_than_workers(folder: Path) -> None:
+    numbers(folder, 3)
+    write_module(folder, "import os; os.abort()", "deadly")
+    process = start_command(folder, "map", "deadly:f", "in.jsonl")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (3, "")
+    assert "SIGABRT" in err
+    assert "Traceback" not in err
+
+
+def test_order_does_not_wait_for_room(folder: Path) -> None:
+    """The first item is the last one to be done, behind more than is held back."""
+    write_module(
+        folder,
+        """
+        import time
+        from pathlib import Path
+
+        def f(n):
+            while n == 0 and not Path("go").exists():
+                time.sleep(0.01)
+            if n == 60_000:
+                Path("go").touch()
+        """,
+    )
+    numbers(folder, 70_000)
+    done = run_command(folder, "map", "work:f", "in.jsonl", "-o", "out", "-w", "2")
+    assert done.code == 0
+    assert [line["index"] for line in lines(folder / "out")] == list(range(70_000))
