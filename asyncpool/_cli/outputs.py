@@ -88,7 +88,7 @@ class Outputs:
     ) -> None:
         self.position = position
         self._next = position.next
-        self._batch = position.batch
+        self._batch: int | None = position.batch
         self._held: dict[int, Done] | None = {} if ordered else None
         self._output = Sink(output, position.output_bytes)
         self._failed = Sink(failed, position.failed_bytes)
@@ -102,12 +102,13 @@ class Outputs:
         self._output.open()
         self._failed.open(lazy=True)
 
-    def write(self, done: list[Done], batch: int) -> list[Done]:
+    def write(self, done: list[Done], batch: int | None) -> list[Done]:
         """Write what can be written now; return that.
 
         Args:
             done: What was finished, each item once.
-            batch: The batch of the journal that it came with at the latest.
+            batch: The batch of the journal that it came with; ``None`` if all of it was
+                there before, and there may be more of that.
 
         Raises:
             OSError: If there is no room, nobody who reads, or the disk fails.
@@ -132,14 +133,18 @@ class Outputs:
 
     def sync(self) -> Position:
         """Have all that was written on the disk; return how far that is."""
-        return Position(
+        if self._held is None and self._batch is None:
+            # In the midst of what was there before: no batch tells how far that is.
+            return self.position
+        self.position = Position(
             next=self._next,
-            batch=self._batch,
+            batch=self._batch or 0,
             output=_name(self._output.path),
             output_bytes=self._output.sync(),
             failed=_name(self._failed.path),
             failed_bytes=self._failed.sync(),
         )
+        return self.position
 
     def close(self) -> None:
         """Let go of the files."""

@@ -78,7 +78,9 @@ class Writer:
             if self._queue.empty():
                 break
             more = self._queue.get()
-        batch = 0 if self._journal is None else self._commit(self._journal, fresh)
+        batch = None
+        if self._journal is not None and fresh:
+            batch = self._commit(self._journal, fresh)
         ready = self._outputs.write(fresh + replayed, batch)
         size = sum(len(done.line) for done in ready)
         self._loop.call_soon_threadsafe(self._on_written, len(ready), size)

@@ -35,14 +35,19 @@ class Server:
         self._process = process
 
     def run(
-        self, folder: Path, seed: int, kill_after: float | None, *, ordered: bool
+        self,
+        folder: Path,
+        seed: int,
+        kill: tuple[int, float] | None,
+        *,
+        ordered: bool,
     ) -> int:
         """Return the exit status of a run; its log is of this run alone."""
         (folder / "begun.log").unlink(missing_ok=True)
         asked = {
             "folder": str(folder),
             "seed": seed,
-            "kill_after": kill_after,
+            "kill": kill,
             "ordered": ordered,
         }
         assert self._process.stdin is not None
@@ -120,8 +125,8 @@ def test_two_hundred_kills_lose_nothing(server: Server, tmp_path: Path) -> None:
         known: dict[int, str] = {}
         # The last one may finish; about ten kills go before it.
         while kills < ROUNDS:
-            delay = draw.choice((0.01, 0.05, 0.15)) * draw.random()
-            status = server.run(folder, kills, delay, ordered=ordered)
+            kill = draw.choice((0, 1, 2000, 4000)), 0.02 * draw.random()
+            status = server.run(folder, kills, kill, ordered=ordered)
             again = known.keys() & set(begun(folder))
             assert not again, "these ran although the journal had them"
             known = journaled(folder)

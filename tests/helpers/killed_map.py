@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+from asyncpool._cli import writer
 from asyncpool._cli.inputs import open_input
 from asyncpool._cli.journal import START, Journal, RunIdentity
 from asyncpool._cli.outputs import Outputs, usable
@@ -108,18 +109,33 @@ def map_all(folder: Path, *, ordered: bool, seed: int) -> None:
     journal.close()
 
 
+def kill_at(pid: int, log: Path, lines: int, delay: float) -> int:
+    """Kill a run when it has begun so many items, and a while later; return its status."""
+    while lines and (not log.exists() or log.read_bytes().count(b"\n") < lines):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        time.sleep(0.001)
+    time.sleep(delay)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
 def serve() -> None:
     """Answer the lines of stdin."""
+    # The files are synced in each run, then, and not only in long ones.
+    writer._SYNC_EVERY = 0.01
     for line in sys.stdin:
         asked = json.loads(line)
+        folder, kill = Path(asked["folder"]), asked["kill"]
         pid = os.fork()
         if pid == 0:
-            map_all(Path(asked["folder"]), ordered=asked["ordered"], seed=asked["seed"])
+            map_all(folder, ordered=asked["ordered"], seed=asked["seed"])
             os._exit(0)
-        if asked["kill_after"] is not None:
-            time.sleep(asked["kill_after"])
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
+        if kill is not None:
+            status = kill_at(pid, folder / "begun.log", *kill)
+        else:
+            _, status = os.waitpid(pid, 0)
         sys.stdout.write(f"{status}\n")
         sys.stdout.flush()
 
