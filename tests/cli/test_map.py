@@ -542,3 +542,43 @@ def test_order_does_not_wait_for_room(folder: Path) -> None:
     done = run_command(folder, "map", "work:f", "in.jsonl", "-o", "out", "-w", "2")
     assert done.code == 0
     assert [line["index"] for line in lines(folder / "out")] == list(range(70_000))
+
+
+def test_files_that_are_begun_anew_are_noted_first(folder: Path) -> None:
+    numbers(folder, 10)
+    asked = ("map", "work:double", "in.jsonl", "-o", "out", "--journal", "run.db")
+    assert run_command(folder, *asked).code == 0
+    (folder / "out").unlink()
+    write_module(folder, "")
+    assert run_command(folder, *asked).code == 2
+    database = sqlite3.connect(folder / "run.db")
+    query = "SELECT value FROM run WHERE name = 'position'"
+    (position,) = database.execute(query).fetchone()
+    database.close()
+    assert json.loads(position)["output_bytes"] == 0
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_second_signal_ends_what_is_running(folder: Path, times: int) -> None:
+    write_module(
+        folder,
+        """
+        import time
+        from pathlib import Path
+
+        def f(n):
+            Path("begun").write_text("1\\n")
+            time.sleep(4)  # less than an interrupted run gives it
+            Path("finished").touch()
+        """,
+    )
+    numbers(folder, 1)
+    process = start_command(folder, "map", "work:f", "in.jsonl", "-o", "out")
+    wait_until(folder / "begun", 1)
+    for number in (signal.SIGINT, signal.SIGTERM)[:times]:
+        os.kill(process.pid, number)
+    done = finish_command(process)
+    assert done.code in {130, 143}
+    assert "with --journal FILE the next run could go on here" in done.err
+    assert (folder / "finished").exists() == (times == 1)
+    assert len(lines(folder / "out")) == (1 if times == 1 else 0)
