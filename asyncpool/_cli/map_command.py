@@ -7,12 +7,13 @@ import json
 import shlex
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
 from asyncpool._cli.inputs import Format, Input, InputError, open_input
 from asyncpool._cli.journal import START, Journal, JournalError, Position, RunIdentity
@@ -242,28 +243,36 @@ def _resume(asked: Asked, journal: Journal, source: Input) -> Position:
     return position
 
 
+async def _execute(asked: Asked, run: Run, source: Input, console: Console) -> None:
+    """Do it, and show how far it is, if there is somebody to see it."""
+
+    def announce(seconds: float) -> None:
+        text = f"ending: running items have {seconds:g} s, Ctrl-C again ends at once"
+        with suppress(OSError):  # the terminal may be gone
+            console.print(text)
+
+    if not asked.as_json:
+        run.on_interrupt = announce
+    # Results at a terminal are there to be seen.
+    covered = asked.output == "-" and sys.stdout.isatty()
+    shown = None
+    if console.is_terminal and not asked.as_json and not covered:
+        progress = Progress(run, source, console, asked.target)
+        shown = asyncio.create_task(progress.show())
+    try:
+        await run.execute()
+    finally:
+        if shown is not None:
+            shown.cancel()
+            await asyncio.wait({shown})
+
+
 def _carry_out(asked: Asked, run: Run, source: Input) -> tuple[int, str]:
     """Do it; return the exit code, and what is to be said if it did not end well."""
     console = error_console()
-    live = console.is_terminal and not asked.as_json
-    if asked.output == "-" and sys.stdout.isatty():
-        live = False  # the results are there to be seen
-
-    async def execute() -> None:
-        shown = None
-        if live:
-            progress = Progress(run, source, console, asked.target)
-            shown = asyncio.create_task(progress.show())
-        try:
-            await run.execute()
-        finally:
-            if shown is not None:
-                shown.cancel()
-                await asyncio.wait({shown})
-
     try:
         with WorkerLines.on(console):
-            asyncio.run(execute())
+            asyncio.run(_execute(asked, run, source, console))
     except Interrupted as signal:
         return 128 + signal.number, "interrupted"
     except (TargetError, InputError, JournalError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,9 +127,13 @@ class Run:
         plan: What to do.
         files: From where, and to where.
         pool: The one that :func:`make_pool` makes; it is started and closed here.
+
+    Attributes:
+        on_interrupt: Called with the seconds that running items have, at a first signal.
     """
 
     def __init__(self, plan: Plan, files: Files, pool: Pool) -> None:
+        self.on_interrupt: Callable[[float], object] = lambda _: None
         self.tally = Tally()
         self._plan = plan
         self._files = files
@@ -292,6 +296,8 @@ class Run:
     def _interrupt(self, number: int) -> None:
         self._interrupts += 1
         self._stop_for(Interrupted(number))
+        if self._interrupts == 1:
+            self.on_interrupt(_GRACE)
         if self._interrupts > 1:
             # It tightens the close that is under way.
             self._tightening = asyncio.create_task(self._end_pool())
