@@ -19,6 +19,7 @@ __all__ = [
     "check_limits",
     "check_platform",
     "is_stopped",
+    "memory_limit",
     "module_path",
     "oom_kills",
     "private_memory",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 60
 
 
 def check_platform() -> None:
@@ -127,6 +129,17 @@ def oom_kills() -> int | None:
             if name == "oom_kill":
                 return int(count)
     return None
+
+
+def memory_limit() -> int | None:
+    """Return how many bytes the tightest of this process's cgroups allows, if any does."""
+    limits = []
+    for folder, second in _cgroups(_CGROUPS, "memory"):
+        file = folder / ("memory.max" if second else "memory.limit_in_bytes")
+        with contextlib.suppress(ValueError):  # "max" is no number, hence no limit
+            limits.append(int(_read(file)))
+    # Version 1 says "none" by a number that no machine has.
+    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
 def private_memory(pid: int) -> int:

@@ -156,3 +156,32 @@ def test_a_stopped_process_is_told_by_its_state(
 ) -> None:
     monkeypatch.setattr(machine, "_read", lambda _: stat)
     assert machine.is_stopped(17) is stopped
+
+
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        ({}, None),
+        ({"a/b/memory.max": "max\n"}, None),
+        ({"a/b/memory.max": "max\n", "a/memory.max": "4096\n"}, 4096),
+        ({"a/b/memory.max": "8192\n", "a/memory.max": "4096\n"}, 4096),
+    ],
+)
+def test_a_limit_of_memory_of_cgroup_v2(
+    limits: dict[str, str], found: int | None, groups: Path
+) -> None:
+    put(groups / "self", UNIFIED)
+    for name, text in limits.items():
+        put(groups / name, text)
+    assert machine.memory_limit() == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("9223372036854771712\n", None), ("4096\n", 4096)]
+)
+def test_a_limit_of_memory_of_cgroup_v1(
+    text: str, found: int | None, groups: Path
+) -> None:
+    put(groups / "self", LEGACY)
+    put(groups / "memory" / "a" / "memory.limit_in_bytes", text)
+    assert machine.memory_limit() == found

@@ -1,0 +1,30 @@
+"""The command line: ``asyncpool map``, ``asyncpool call``, ``asyncpool doctor``.
+
+Nothing is imported here: workers import :mod:`asyncpool._cli.targets`, and they are to
+start light.
+"""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+_NEEDED = frozenset(("click", "rich"))
+_USAGE = 2
+
+
+def main() -> None:
+    """Run the command line, or say how to install what it needs."""
+    try:
+        from asyncpool._cli.app import command  # noqa: PLC0415 - click may be missing
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        print(  # noqa: T201 - there is no console yet
+            f"asyncpool: the command line needs {error.name}, which is not installed: "
+            "pip install 'asyncpool[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(_USAGE)
+    command(prog_name="asyncpool")

@@ -1,0 +1,57 @@
+"""The command ``asyncpool`` and what belongs to all of it."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from asyncpool import __version__
+from asyncpool._cli.call_command import call_command
+from asyncpool._cli.doctor_command import doctor_command
+from asyncpool._cli.map_command import map_command
+from asyncpool._cli.parameters import add_current_folder
+
+__all__ = ["command"]
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="asyncpool")
+def command() -> None:
+    """Run Python functions in supervised worker processes.
+
+    Functions are named package.module:function and found as "python -m" finds them: in
+    the current folder, in PYTHONPATH, in what is installed.
+
+    \b
+    Exit codes:
+      0    all went well
+      1    some items, the call or the self-test failed
+      2    a mistake in the command, or a journal that belongs to another run
+      3    the run could not be finished: disk full, workers that do not start
+      124  the call took longer than its --timeout
+      130  Ctrl-C (143: SIGTERM); with --journal the same command goes on
+      141  nobody reads stdout any more
+    """  # noqa: D301 - \b is click's
+    add_current_folder()
+
+
+@command.command("completion", short_help="Print what completes asyncpool in a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(shell: str) -> None:
+    """Print what completes asyncpool's commands and options in a shell.
+
+    \b
+    asyncpool completion bash >> ~/.bash_completion
+    asyncpool completion zsh > ~/.zfunc/_asyncpool
+    asyncpool completion fish > ~/.config/fish/completions/asyncpool.fish
+    """  # noqa: D301
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(command, {}, "asyncpool", "_ASYNCPOOL_COMPLETE").source())
+
+
+command.add_command(map_command)
+command.add_command(call_command)
+command.add_command(doctor_command)

@@ -1,0 +1,142 @@
+"""``asyncpool call``: one supervised call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from typing import Any
+
+import click
+
+from asyncpool._cli.failures import describe
+from asyncpool._cli.parameters import Exit, Trouble, error_console, pool_options, say
+from asyncpool._cli.progress import WorkerLines
+from asyncpool._cli.run import Interrupted, Plan, interrupts, make_pool, options
+from asyncpool._cli.targets import (
+    FunctionRaisedError,
+    TargetError,
+    Work,
+    call_once,
+    trouble,
+)
+from asyncpool.errors import AsyncPoolError, JobTimeoutError, WorkerCrashedError
+
+__all__ = ["call_command"]
+
+
+@click.command("call", short_help="Call a function once.")
+@click.argument("target", metavar="MODULE:FUNCTION")
+@click.argument("args", nargs=-1, metavar="[ARGS]...")
+@pool_options
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print result or error, and the seconds, as one JSON object.",
+)
+def call_command(
+    *,
+    target: str,
+    args: tuple[str, ...],
+    timeout: float | None,
+    max_rss: int | None,
+    as_json: bool,
+) -> None:
+    """Call a function once, in a supervised worker, and print what it returns.
+
+    Each of ARGS is taken as JSON if it is (3, true, '[1, 2]', '"3"'), and as text if it
+    is not; name=value is a keyword.  If the function hangs longer than --timeout, or
+    crashes, the stack is printed that it was stuck in.
+
+    \b
+    asyncpool call math:factorial 20
+    asyncpool call mypkg.mod:fn photo.png width=320 --timeout 10 --max-rss 1G
+    """  # noqa: D301 - \b is click's
+    positional, keywords = _arguments(args)
+    plan = Plan(Work(target), workers=1, timeout=timeout, max_rss=max_rss)
+    began = time.monotonic()
+    try:
+        with WorkerLines.on(error_console()):
+            result = asyncio.run(_call(plan, positional, keywords))
+    except TargetError as error:
+        raise Trouble(str(error)) from None
+    except Interrupted as ended:
+        sys.exit(128 + ended.number)
+    except (FunctionRaisedError, AsyncPoolError) as error:
+        _show_failure(error, as_json=as_json, seconds=time.monotonic() - began)
+        sys.exit(Exit.TIMEOUT if isinstance(error, JobTimeoutError) else Exit.FAILED)
+    _show_result(result, as_json=as_json, seconds=time.monotonic() - began)
+
+
+def _arguments(words: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            keywords[name] = _value(value)
+        else:
+            positional.append(_value(word))
+    return tuple(positional), keywords
+
+
+def _value(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+async def _call(
+    plan: Plan, positional: tuple[Any, ...], keywords: dict[str, Any]
+) -> str:
+    task = asyncio.create_task(_supervised(plan, positional, keywords))
+    ended: list[int] = []
+
+    def end(number: int) -> None:
+        ended.append(number)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in interrupts():
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise Interrupted(ended[0] if ended else signal.SIGINT) from None
+
+
+async def _supervised(
+    plan: Plan, positional: tuple[Any, ...], keywords: dict[str, Any]
+) -> str:
+    async with make_pool(plan) as pool:
+        if text := await pool.submit(trouble):
+            raise TargetError(text)
+        return await options(pool, plan).submit(call_once, positional, keywords)
+
+
+def _show_result(result: str, *, as_json: bool, seconds: float) -> None:
+    if as_json:
+        click.echo(f'{{"result": {result}, "seconds": {seconds:.3f}}}')
+        return
+    value = json.loads(result)
+    if value is not None:
+        click.echo(value if isinstance(value, str) else result)
+
+
+def _show_failure(
+    error: FunctionRaisedError | AsyncPoolError, *, as_json: bool, seconds: float
+) -> None:
+    if as_json:
+        text = json.dumps({"error": describe(error), "seconds": round(seconds, 3)})
+        click.echo(text)
+    elif isinstance(error, FunctionRaisedError):
+        say(error.traceback.rstrip() or f"asyncpool: {error.message}")
+    else:
+        say(f"asyncpool: {str(error).splitlines()[0]}")
+        if isinstance(error, JobTimeoutError | WorkerCrashedError):
+            tail = getattr(error, "stderr_tail", ())
+            say(error.stack.rstrip() or "\n".join(tail))

@@ -1,0 +1,193 @@
+"""Where items come from: lines of a file or of stdin, records of CSV, paths.
+
+Everything here is read in a thread of its own, some thousand items ahead of the pool, so
+a slow disk, or a stdin that is silent for an hour, holds up nobody.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+from zlib import crc32
+
+from asyncpool._cli.targets import Form
+
+__all__ = ["Format", "Input", "InputError", "Item", "open_input"]
+
+Format = Literal["jsonl", "csv", "lines"]
+
+_FORMS: dict[Format, Form] = {"jsonl": "json", "csv": "keywords", "lines": "text"}
+_SUFFIXES: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
+_BOM = b"\xef\xbb\xbf"
+_READ = 1 << 16  # bytes; what a pipe holds
+_TOGETHER = 512  # records or paths
+
+
+class InputError(Exception):
+    """The input cannot be read; the text says why."""
+
+
+class Item(NamedTuple):
+    """One item of the input.
+
+    Attributes:
+        number: Its place in the input, from 0.
+        raw: What it is made of: a line, a CSV record as a JSON object, a path.
+        crc: A checksum of that, by which a changed input is noticed.
+    """
+
+    number: int
+    raw: bytes
+    crc: int
+
+
+@dataclass(slots=True)
+class Input:
+    """An input that can be gone through once.
+
+    Attributes:
+        name: What it is, the same in every run: an absolute path, ``-``, a pattern.
+        form: What each item is.
+        size: Its bytes, if it is a file.
+        count: How many items there are, if that is known.
+        consumed: The bytes that were read so far.
+    """
+
+    name: str
+    form: Form
+    size: int | None
+    count: int | None
+    _batches: Callable[[Input], Iterable[list[bytes]]]
+    consumed: int = 0
+
+    def items(self) -> Iterator[list[Item]]:
+        """Yield the items, as many together as there are at once.
+
+        Raises:
+            InputError: If it cannot be read on.
+        """
+        start = 0
+        for batch in self._batches(self):
+            together = [
+                Item(n, raw, crc32(raw)) for n, raw in enumerate(batch, start=start)
+            ]
+            start += len(together)
+            if together:
+                yield together
+
+
+def open_input(path: str | None, pattern: str | None, format: Format | None) -> Input:  # noqa: A002
+    """Open a file, stdin (``-``), or all paths that match a pattern.
+
+    Args:
+        path: The file.
+        pattern: The pattern, if there is no file; ``**`` matches any folders.
+        format: What the file holds; by default its name tells, and plain lines is
+            what all other files hold.
+
+    Raises:
+        InputError: If it cannot be opened, or if nothing matches.
+    """
+    if path is None:
+        return _matching(pattern or "")
+    try:
+        fd = os.dup(0) if path == "-" else os.open(path, os.O_RDONLY)
+        os.read(fd, 0)  # a folder can be opened, but not read
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    name = "-" if path == "-" else str(Path(path).resolve())
+    status = os.fstat(fd)
+    # What is redirected to stdin may have begun anywhere in its file.
+    is_file = path != "-" and stat.S_ISREG(status.st_mode)
+    size = status.st_size if is_file else None
+    kind = format or _SUFFIXES.get(Path(path).suffix.lower(), "lines")
+    read = {"jsonl": _filled_lines, "csv": _records, "lines": _lines}[kind]
+    return Input(name, _FORMS[kind], size, None, lambda self: read(self, fd))
+
+
+def _matching(pattern: str) -> Input:
+    # Sorted, since every run has to see the same order.
+    paths = sorted(p for p in glob.glob(pattern, recursive=True) if Path(p).is_file())  # noqa: PTH207 - it would lose how the pattern was written
+    if not paths:
+        raise InputError(f"no file matches {pattern!r}, seen from {Path.cwd()}")
+    raw = [os.fsencode(path) for path in paths]
+
+    def batches(_: Input) -> Iterator[list[bytes]]:
+        for start in range(0, len(raw), _TOGETHER):
+            yield raw[start : start + _TOGETHER]
+
+    # Paths that begin elsewhere are other paths.
+    name = str(Path.cwd() / pattern)
+    return Input(name, "path", None, len(paths), batches)
+
+
+def _lines(source: Input, fd: int) -> Iterator[list[bytes]]:
+    """Yield lines, without their ends, as they come."""
+    parts: list[bytes] = []
+    first = True
+    try:
+        while data := os.read(fd, _READ):
+            source.consumed += len(data)
+            head, newline, tail = data.rpartition(b"\n")
+            if not newline:
+                parts.append(data)
+                continue
+            parts.append(head)
+            lines = b"".join(parts).replace(b"\r\n", b"\n").split(b"\n")
+            parts = [tail]
+            # What is cut between \r and \n has its \r still.
+            lines[-1] = lines[-1].removesuffix(b"\r")
+            if first:
+                lines[0] = lines[0].removeprefix(_BOM)
+                first = False
+            yield lines
+        if last := b"".join(parts):
+            yield [last.removeprefix(_BOM) if first else last]
+    except OSError as error:
+        raise InputError(f"cannot read {source.name}: {error.strerror}") from None
+    finally:
+        os.close(fd)
+
+
+def _filled_lines(source: Input, fd: int) -> Iterator[list[bytes]]:
+    """Yield the lines that are not blank."""
+    for lines in _lines(source, fd):
+        yield [line for line in lines if line and not line.isspace()]
+
+
+def _records(source: Input, fd: int) -> Iterator[list[bytes]]:
+    """Yield CSV records as JSON objects; the first one holds the names."""
+    # A line feed belongs to a line, since a quoted field may go on in the next.
+    text = (
+        f"{line.decode(errors='surrogateescape')}\n"
+        for lines in _lines(source, fd)
+        for line in lines
+    )
+    csv.field_size_limit(sys.maxsize)
+    rows = csv.reader(text, strict=True)
+    together: list[bytes] = []
+    try:
+        names = next(rows, [])
+        if len(set(names)) < len(names):
+            raise InputError(f"two columns of {source.name} have the same name")
+        for row in rows:
+            if not row:
+                continue
+            # One that does not fit fails by itself: it goes as a list.
+            fits = len(row) == len(names)
+            fields = dict(zip(names, row, strict=True)) if fits else row
+            together.append(json.dumps(fields).encode())
+            if len(together) == _TOGETHER:
+                yield together
+                together = []
+    except csv.Error as error:
+        raise InputError(f"{source.name}, line {rows.line_num}: {error}") from None
+    yield together

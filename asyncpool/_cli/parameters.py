@@ -1,0 +1,109 @@
+"""What the options of several commands have in common."""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import click
+from rich.console import Console
+
+__all__ = [
+    "Exit",
+    "Trouble",
+    "add_current_folder",
+    "error_console",
+    "pool_options",
+    "say",
+    "seconds",
+    "size",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class Exit(enum.IntEnum):
+    """The exit codes; a signal that ends a run gives 128 and its number."""
+
+    OK = 0
+    FAILED = 1  # some items, the call, or the self-test
+    USAGE = 2
+    UNFINISHED = 3
+    TIMEOUT = 124
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+class Trouble(click.ClickException):
+    """A mistake of the user's, told without a traceback."""
+
+    exit_code: ClassVar[int] = Exit.USAGE
+
+    def show(self, file: Any = None) -> None:
+        """Print it where errors go."""
+        click.echo(f"asyncpool: {self.message}", err=True, file=file)
+
+
+def seconds(text: str) -> float:
+    """Return a number of seconds, above 0; the type of an option."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise click.BadParameter(f"{text!r} is no number of seconds, such as 30 or 0.5")
+    return number
+
+
+def size(text: str) -> int:
+    """Return a number of bytes, such as 512M; the type of an option."""
+    found = re.fullmatch(r"(\d+)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None or not int(found[1]):
+        raise click.BadParameter(f"{text!r} is no size, such as 512M or 2G")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def pool_options(function: F) -> F:
+    """Add the options that say what a function may take."""
+    for option in (
+        click.option(
+            "--max-rss",
+            type=size,
+            metavar="SIZE",
+            help="Kill a worker that has more memory to itself, such as 512M or 2G "
+            "(Linux).",
+        ),
+        click.option(
+            "--timeout",
+            type=seconds,
+            metavar="SECONDS",
+            help="How long one attempt may take.  What takes longer is made to end, "
+            "and where it was is shown.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def error_console() -> Console:
+    """Return the console for everything that is not a result."""
+    return Console(file=sys.stderr, highlight=False)
+
+
+def say(text: str) -> None:
+    """Print a line where errors go."""
+    click.echo(text, err=True)
+
+
+def add_current_folder() -> None:
+    """Let modules of the current folder be found, as ``python -m`` does."""
+    folder = os.getcwd()  # noqa: PTH109 - a string is what sys.path holds
+    if folder not in sys.path:
+        sys.path.insert(0, folder)

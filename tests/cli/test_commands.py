@@ -1,0 +1,248 @@
+"""``asyncpool call`` and ``doctor``, help, completion, and what is drawn at a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import (
+    command_environment,
+    in_terminal,
+    run_command,
+    write_module,
+)
+
+WORK = """
+    import os, signal, time
+
+    def shown(*args, **kwargs):
+        return [args, kwargs]
+
+    def greet(name):
+        return f"hello {name}"
+
+    def nothing():
+        return None
+
+    def hang():
+        while True:
+            pass
+
+    def die():
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def wrong():
+        raise LookupError("no such thing")
+
+    def grow():
+        return len(bytearray(os.urandom(1)) * (1 << 30))
+
+    def slow(n):
+        time.sleep(0.02)
+        if n == 3:
+            raise ValueError(n)
+        if n == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return n
+
+    def wait(n):
+        time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Path:
+    write_module(tmp_path, WORK)
+    return tmp_path
+
+
+def test_a_call_prints_its_result(folder: Path) -> None:
+    done = run_command(
+        folder, "call", "work:shown", "1", "text", '"2"', "[3]", "a=4", "b=x=y", "1=2"
+    )
+    assert done.code == 0
+    assert json.loads(done.out) == [
+        [1, "text", "2", [3], "1=2"],
+        {"a": 4, "b": "x=y"},
+    ]
+    assert run_command(folder, "call", "work:greet", "you").out == "hello you\n"
+    assert run_command(folder, "call", "work:nothing").out == ""
+
+
+def test_a_call_that_hangs_shows_where(folder: Path) -> None:
+    done = run_command(folder, "call", "work:hang", "--timeout", "0.5")
+    assert (done.code, done.out) == (124, "")
+    first, *stack = done.err.splitlines()
+    assert first.endswith("ran longer than its timeout of 0.5 s, in attempt 1")
+    assert any(re.search(r'work.py", line \d+ in hang', line) for line in stack)
+
+
+def test_a_call_that_crashes_shows_where(folder: Path) -> None:
+    done = run_command(folder, "call", "work:die")
+    assert done.code == 1
+    assert "was killed by SIGSEGV" in done.err
+    assert re.search(r'work.py", line \d+ in die', done.err)
+
+
+def test_a_call_that_raises_shows_its_traceback(folder: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "asyncpool", "call", "work:wrong"],
+        cwd=folder,
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("Traceback (most recent call last):\n")
+    assert process.stderr.endswith("LookupError: no such thing\n")
+    assert "asyncpool/" not in process.stderr, "frames of ours are in the way"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_call_has_its_limit_of_memory(folder: Path) -> None:
+    done = run_command(folder, "call", "work:grow", "--max-rss", "100M", "--json")
+    assert done.code == 1
+    assert json.loads(done.out)["error"]["kind"] == "out of memory"
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [(["work:hang", "--timeout", "0.2"], "timeout"), (["work:wrong"], "raised")],
+)
+def test_a_call_for_machines(folder: Path, asked: list[str], kind: str) -> None:
+    good = json.loads(run_command(folder, "call", "work:greet", "x", "--json").out)
+    assert (good["result"], sorted(good)) == ("hello x", ["result", "seconds"])
+    bad = json.loads(run_command(folder, "call", *asked, "--json").out)
+    assert bad["error"]["kind"] == kind
+
+
+def test_a_mistake_in_a_call(folder: Path) -> None:
+    done = run_command(folder, "call", "work:great")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "asyncpool: work has no great: did you mean greet?\n"
+
+
+def test_the_doctor_finds_that_pools_work_here(folder: Path) -> None:
+    done = run_command(folder, "doctor")
+    assert done.code == 0, done.out
+    for what in ("pidfd", "shared memory", "uvloop", "start methods", "memory limit"):
+        assert what in done.out
+    assert "its caller heard of it, the next call was served" in done.out
+    assert "✗" not in done.out
+    assert "\x1b" not in done.out
+    assert done.err == ""
+
+
+def test_the_doctor_for_machines(folder: Path) -> None:
+    found = json.loads(run_command(folder, "doctor", "--json").out)
+    assert found["ok"] is True
+    assert {finding["state"] for finding in found["self_test"]} == {"ok"}
+    assert "a worker that is killed" in {item["name"] for item in found["self_test"]}
+
+
+@pytest.mark.parametrize("asked", [[], ["map"], ["call"], ["doctor"], ["completion"]])
+def test_help(folder: Path, asked: list[str]) -> None:
+    done = run_command(folder, *asked, "--help")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"Usage: asyncpool {''.join(asked)}")
+    assert all(len(line) <= 80 for line in done.out.splitlines()), done.out
+
+
+def test_the_documented_options_are_those_that_there_are(folder: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    for name in ("map", "call", "doctor"):
+        shown = run_command(folder, name, "--help").out
+        options = set(re.findall(r"(--[a-z][a-z-]+)", shown)) - {"--help"}
+        assert options
+        missing = {option for option in options if f"`{option}" not in text}
+        assert not missing
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(folder: Path, shell: str) -> None:
+    done = run_command(folder, "completion", shell)
+    assert done.code == 0
+    assert "_ASYNCPOOL_COMPLETE" in done.out
+    completed = subprocess.run(
+        [sys.executable, "-m", "asyncpool"],
+        cwd=folder,
+        env={
+            **command_environment(),
+            "_ASYNCPOOL_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": "asyncpool map --jo",
+            "COMP_CWORD": "2" if shell != "fish" else "--jo",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "--journal" in completed.stdout
+
+
+def test_without_its_extra_it_says_what_to_install(folder: Path) -> None:
+    code = (
+        "import sys; sys.modules['click'] = None\n"
+        "from asyncpool._cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "asyncpool: the command line needs click, which is not installed: "
+        "pip install 'asyncpool[cli]'\n"
+    )
+
+
+def test_progress_is_drawn_at_a_terminal(folder: Path) -> None:
+    (folder / "in.jsonl").write_text("".join(f"{n}\n" for n in range(60)))
+    done = in_terminal(folder, "map", "work:slow", "in.jsonl", "-o", "out")
+    assert done.code == 1
+    assert (done.out, len((folder / "out").read_text().splitlines())) == ("", 58)
+    screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.err)
+    frames = [line for line in re.split(r"[\r\n]+", screen) if "work:slow" in line]
+    assert len(frames) > 2, "it is not live"
+    assert re.search(r" \d+/60 +\d+/s +ETA 0:0\d", screen)
+    assert re.search(r" 60/60 .* 2 failed +1 restarts +\d+ MB", frames[-1])
+    assert "60 done in 0:0" in screen
+    assert "\x1b[" in done.err
+
+
+def test_ctrl_c_at_a_terminal(folder: Path) -> None:
+    (folder / "in.jsonl").write_text("1\n2\n")
+    done = in_terminal(
+        folder,
+        *("map", "work:wait", "in.jsonl", "-o", "out", "--journal", "run.db"),
+        keys={"0/2": b"\x03", "again ends at once": b"\x03"},
+    )
+    assert done.code == 130
+    assert "interrupted" in done.err
+    assert "this goes on:\r\n    asyncpool map work:wait in.jsonl" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="script(1) differs elsewhere")
+def test_results_at_a_terminal_are_not_drawn_over(folder: Path) -> None:
+    ours = folder / "screen"
+    (folder / "in.jsonl").write_text("1\n2\n")
+    command = f"{sys.executable} -m asyncpool map work:slow in.jsonl"
+    subprocess.run(
+        ["script", "-qec", command, str(ours)],
+        cwd=folder,
+        env=command_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    assert "restarts" not in ours.read_text()
+    assert '{"index": 1, "input": 2, "result": 2}' in ours.read_text()
