@@ -347,7 +347,8 @@ def test_an_interrupted_run_goes_on(folder: Path, number: int, times: int) -> No
     database = sqlite3.connect(folder / "run.db")
     known = {item for (item,) in database.execute("SELECT item FROM items")}
     database.close()
-    assert len(known) >= (22 if times == 1 else 20) - 2
+    if times == 1:  # else what is on its way is not waited for
+        assert len(known) >= 20
     (folder / "begun").unlink()
     (folder / "good").touch()
     assert run_command(folder, *asked).code == 0
