@@ -29,6 +29,7 @@ from asyncpool import (
     WorkerCrashedError,
 )
 from asyncpool._core.frames import Kind
+from asyncpool._core.profiles import LEAST
 from asyncpool._runtime.segments import Segment
 from asyncpool.events import TakenOver
 from tests.helpers import jobs, large
@@ -107,7 +108,7 @@ async def assert_places(pool: Pool) -> None:
         profile = (
             supervisor_of(pool)._traffic._functions.find(jobs.perhaps_wait).profile
         )
-        while profile.cost >= 60.0:
+        while profile.cost >= 2 * LEAST:
             await pool.submit(jobs.perhaps_wait)
         first = pool.submit(jobs.perhaps_wait, gate.path)
         behind = [pool.submit(jobs.perhaps_wait) for _ in range(3)]
