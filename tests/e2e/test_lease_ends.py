@@ -24,7 +24,7 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool._runtime import traffic
+from asyncpool._runtime import rounds
 from tests.e2e.test_pipelining import in_hand, learn, stop
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
@@ -203,7 +203,7 @@ async def test_while_a_job_cleans_up_whose_time_is_over() -> None:
 async def test_until_a_worker_has_said_that_it_will_not_begin(
     why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traffic, "_STALLED", LONG)  # or it is taken back before
+    monkeypatch.setattr(rounds, "EVERY", LONG)  # or it is taken back before
     async with leasing() as (gate, keeper, pool):
         await learn(pool, jobs.perhaps_wait)
         running = pool.submit(jobs.perhaps_wait, gate.path)
