@@ -131,6 +131,9 @@ class Map(Generic[R]):
             raise TypeError("it has no length: that of its inputs is not known")
         return min(sizes)
 
+    def __bool__(self) -> bool:
+        return True  # whatever its length
+
     def __length_hint__(self) -> int:
         hints = [operator.length_hint(items, -1) for items in self._plan.iterables]
         known = [hint for hint in hints if hint >= 0]

@@ -152,7 +152,9 @@ class Mapping:
         alone = self._packed is None or not _may_share(task.options)
         self._pace = Pace(chunk=chunk, window=window, alone=alone)
         self._together = replace(task.options, attempts=AttemptPolicy(), chunk=True)
-        self._batches: dict[int, Batch] = {}
+        # All of them in their order, or those that are complete in theirs.
+        self._line: deque[Batch] = deque()
+        self._open = 0  # batches that were not taken yet
         self._next = 0
         self._under_way = 0
         self._jobs: set[Job[Any]] = set()
@@ -176,7 +178,7 @@ class Mapping:
                 if batch is not None:
                     yield batch
                     self._under_way -= len(batch.items)
-                elif source.exhausted and not self._batches:
+                elif source.exhausted and not self._open:
                     break
                 else:
                     await self._wait()
@@ -200,19 +202,20 @@ class Mapping:
             items = source.draw(size, room)
             if not items:
                 return
-            batch = self._batches[self._next] = Batch(self._next, items)
+            batch = Batch(self._next, items)
+            if self._ordered:
+                self._line.append(batch)
+            self._open += 1
             self._under_way += len(items)
             self._next += len(items)
             self._send(Part(batch, 0, len(items)))
 
     def _take(self) -> Batch | None:
         """Return the batch that is next, if it is complete."""
-        for first, batch in self._batches.items():
-            if not batch.open:
-                return self._batches.pop(first)
-            if self._ordered:
-                break
-        return None
+        if not self._line or self._line[0].open:
+            return None
+        self._open -= 1
+        return self._line.popleft()
 
     async def _wait(self) -> None:
         if self._held and not self._jobs:
@@ -336,6 +339,8 @@ class Mapping:
         failed = Failure in set(map(type, outcomes))
         batch.settle(offset, outcomes, failed=failed)
         if not batch.open:
+            if not self._ordered:
+                self._line.append(batch)
             self._news.set()
 
 
