@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -14,11 +14,8 @@ from typing import (
     Literal,
     ParamSpec,
     Self,
-    TypeAlias,
     TypeVar,
-    TypeVarTuple,
     Unpack,
-    overload,
 )
 
 import anyio
@@ -28,6 +25,7 @@ from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Finish
 from asyncpool._core.wear import WorkerLimits
+from asyncpool._mapper import Calling, Mapper
 from asyncpool._runtime.arguments import (
     check_choice,
     check_int,
@@ -45,31 +43,24 @@ from asyncpool._runtime.machine import (
     module_path,
     usable_cpus,
 )
-from asyncpool._runtime.mapping import Task
 from asyncpool._runtime.options import Options, changed
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.propagation import Propagation
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
-from asyncpool.mapping import Map, Plan
 
 __all__ = ["Pool", "PoolView"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-Ts = TypeVarTuple("Ts")
-AnyIterable: TypeAlias = Iterable[A] | AsyncIterable[A]
 
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class PoolView:
+class PoolView(Mapper):
     """A pool seen through a set of options; :meth:`Pool.options` makes them."""
 
     _pool: Pool
@@ -85,81 +76,11 @@ class PoolView:
         """Like :meth:`Pool.submit`, with the options of this view."""
         return self._pool._submit(fn, args, kwargs, self._options)  # noqa: SLF001
 
-    @overload
-    def map(
-        self,
-        fn: Callable[[A], R],
-        items: AnyIterable[A],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A, B], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A, B, C], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        still_more: AnyIterable[C],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[..., R],
-        /,
-        *iterables: AnyIterable[Any],
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    def map(
-        self,
-        fn: Callable[..., Any],
-        /,
-        *iterables: AnyIterable[Any],
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[Any]:
-        """Like :meth:`Pool.map`, with the options of this view."""
-        return self._pool._map(  # noqa: SLF001
-            fn, iterables, self._options, star=None, window=window, chunk=chunk
-        )
-
-    def starmap(
-        self,
-        fn: Callable[[*Ts], R],
-        items: AnyIterable[tuple[*Ts]],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]:
-        """Like :meth:`Pool.starmap`, with the options of this view."""
-        return self._pool._map(  # noqa: SLF001
-            fn, (items,), self._options, star=True, window=window, chunk=chunk
-        )
+    def _calling(self) -> Calling:
+        return self._pool._calling()._replace(options=self._options)  # noqa: SLF001
 
 
-class Pool:
+class Pool(Mapper):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
@@ -383,108 +304,6 @@ class Pool:
             see *on_cancel* in :meth:`options`.
         """
         return self._submit(fn, args, kwargs, self._options)
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A], R],
-        items: AnyIterable[A],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A, B], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A, B, C], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        still_more: AnyIterable[C],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[..., R],
-        /,
-        *iterables: AnyIterable[Any],
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    def map(
-        self,
-        fn: Callable[..., Any],
-        /,
-        *iterables: AnyIterable[Any],
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[Any]:
-        """Run *fn* on each item; return what is awaited, or iterated over, for the results.
-
-        ``await pool.map(fn, items)`` is the list of all results, in order; ``async for
-        result in pool.map(fn, items)`` yields them one by one, as soon as it is their
-        turn, with :meth:`Map.unordered` as they come, and with :meth:`Map.outcomes`
-        together with errors.  With several iterables, *fn* gets an item of each, until
-        the shortest ends.
-
-        Each item is a call with the options of :meth:`options`: it has attempts, a
-        timeout and an error of its own.  Short ones travel together, but a crash costs
-        only the one that was running.
-
-        Args:
-            fn: Any callable.  One that travels by value (see :meth:`submit`) is pickled
-                once, when the iteration begins.
-            *iterables: The items; iterables or async iterables, which may be endless.
-                They are drawn from only as results are taken.
-            window: How many items may be drawn whose results were not taken yet; by
-                default as many as keep the workers busy.
-            chunk: How many items travel together; by default as many as take a
-                millisecond.
-
-        Raises:
-            TypeError: If *fn* is not callable, or there is no iterable.
-            ValueError: If *window* or *chunk* is not positive.
-            PoolClosedError: If the pool is closed or was never started.
-
-        Cancellation:
-            Cancels all that is under way; so does leaving the loop.
-        """
-        return self._map(
-            fn, iterables, self._options, star=None, window=window, chunk=chunk
-        )
-
-    def starmap(
-        self,
-        fn: Callable[[*Ts], R],
-        items: AnyIterable[tuple[*Ts]],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]:
-        """Like :meth:`map`, for items that are tuples of arguments."""
-        return self._map(
-            fn, (items,), self._options, star=True, window=window, chunk=chunk
-        )
 
     def options(self, **changes: Unpack[Options]) -> PoolView:
         """Return a view of the pool whose ``submit`` uses these options.
@@ -723,30 +542,8 @@ class Pool:
         submit = functools.partial(supervisor.submit, fn, args, kwargs, options)
         return supervisor.leases.submit(options.lease, submit)
 
-    def _map(
-        self,
-        fn: Callable[..., Any],
-        iterables: tuple[Any, ...],
-        options: JobOptions,
-        *,
-        star: bool | None,
-        window: int | None,
-        chunk: int | None,
-    ) -> Map[Any]:
-        if not callable(fn):
-            raise TypeError(f"map() takes a callable first, not {fn!r}")
-        if not iterables:
-            raise TypeError("map() takes at least one iterable")
-        for items in iterables:
-            if not isinstance(items, Iterable | AsyncIterable):
-                raise TypeError(f"map() takes iterables, not {items!r}")
-        for name, value in (("window", window), ("chunk", chunk)):
-            if value is not None:
-                check_int(name, value, at_least=1)
-        supervisor = self._running()
-        several = len(iterables) > 1 if star is None else star
-        task = Task(fn, several, options, self._submit)
-        return Map(Plan(supervisor, task, iterables, chunk, window))
+    def _calling(self) -> Calling:
+        return Calling(self._running(), self._options, self._submit)
 
 
 _COUNTERS = (

@@ -159,14 +159,7 @@ class ChunkJob(Job[R]):
 
     __slots__ = ("found", "rounds")
 
-    def __init__(
-        self,
-        number: int,
-        function: Function,
-        options: JobOptions,
-        owner: JobOwner,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        super().__init__(number, function, options, owner, loop)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.found: list[Any] | None = None
         self.rounds = 0

@@ -77,22 +77,24 @@ class Batch:
         items: The items.
         outcomes: A result or a :class:`Failure` for each that has one.
         open: How many have none.
-        failed: Whether there is any failure among them.
     """
 
-    __slots__ = ("failed", "first", "items", "open", "outcomes")
+    __slots__ = ("first", "items", "open", "outcomes")
 
     def __init__(self, first: int, items: list[Any]) -> None:
         self.first = first
         self.items = items
         self.outcomes: list[Any] = []
         self.open = len(items)
-        self.failed = False
 
-    def settle(self, offset: int, outcomes: list[Any], *, failed: bool) -> None:
+    @property
+    def failed(self) -> bool:
+        """Whether there is any failure among the outcomes."""
+        return _any_failed(self.outcomes)
+
+    def settle(self, offset: int, outcomes: list[Any]) -> None:
         """Take note of the outcomes of the items from *offset* on."""
         self.open -= len(outcomes)
-        self.failed = self.failed or failed
         if len(outcomes) == len(self.items):
             self.outcomes = outcomes
             return
@@ -316,7 +318,7 @@ class Mapping:
     def _take_in(self, part: Part, outcomes: list[Any]) -> None:
         """Take note of outcomes; what is to be tried again is sent alone."""
         once = self._task.options.attempts.max_attempts == 1
-        if once or Failure not in set(map(type, outcomes)):
+        if once or not _any_failed(outcomes):
             self._settle(part.batch, part.offset, outcomes)
             return
         for offset, outcome in enumerate(outcomes, part.offset):
@@ -336,12 +338,15 @@ class Mapping:
         return policy.after_exception(error, attempt=1)
 
     def _settle(self, batch: Batch, offset: int, outcomes: list[Any]) -> None:
-        failed = Failure in set(map(type, outcomes))
-        batch.settle(offset, outcomes, failed=failed)
+        batch.settle(offset, outcomes)
         if not batch.open:
             if not self._ordered:
                 self._line.append(batch)
             self._news.set()
+
+
+def _any_failed(outcomes: list[Any]) -> bool:
+    return Failure in set(map(type, outcomes))
 
 
 def _pack(function: Callable[..., Any]) -> bytes | None:

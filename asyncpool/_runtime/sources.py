@@ -103,9 +103,7 @@ class AsyncSource:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
-        close = getattr(self._items, "aclose", None)
-        if close is not None:
-            await close()
+        await _close(self._items)
 
     async def _run(self) -> None:
         try:
@@ -160,6 +158,10 @@ async def _zip(each: list[AsyncIterator[Any]]) -> AsyncIterator[Any]:
             yield tuple(found)
     finally:
         for items in each:
-            close = getattr(items, "aclose", None)
-            if close is not None:
-                await close()
+            await _close(items)
+
+
+async def _close(items: AsyncIterator[Any]) -> None:
+    close = getattr(items, "aclose", None)
+    if close is not None:
+        await close()

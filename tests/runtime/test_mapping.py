@@ -26,6 +26,7 @@ from asyncpool._core.raised import pack_error
 from asyncpool._runtime.jobs import ChunkJob, Job
 from asyncpool._runtime.mapping import Task
 from asyncpool.mapping import Map, Outcome, Plan
+from tests.helpers.owner import Owner
 
 CRASH = Crash(
     slot=0,
@@ -41,14 +42,6 @@ CRASH = Crash(
     stderr_tail=(),
     next_step="",
 )
-
-
-class Owner:
-    def is_running(self, _: Job[Any], /) -> bool:
-        return False
-
-    def on_cancel(self, _: Job[Any], /) -> None:
-        pass
 
 
 def identity(item: Any) -> Any:

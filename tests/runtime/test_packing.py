@@ -22,18 +22,9 @@ from asyncpool.errors import JobNotPicklableError
 from tests.helpers import large, values
 from tests.helpers.large import Passenger
 from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.owner import Owner
 
 pytestmark = BOTH_LOOPS
-
-
-class Owner:
-    """Nobody is running, and nobody minds."""
-
-    def is_running(self, _: Job[Any], /) -> bool:
-        return False
-
-    def on_cancel(self, _: Job[Any], /) -> None:
-        pass
 
 
 class Hands:

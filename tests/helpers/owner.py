@@ -1,0 +1,19 @@
+"""What stands for a supervisor where a job is by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncpool._runtime.jobs import Job
+
+__all__ = ["Owner"]
+
+
+class Owner:
+    """Nobody is running, and nobody minds."""
+
+    def is_running(self, _: Job[Any], /) -> bool:
+        return False
+
+    def on_cancel(self, _: Job[Any], /) -> None:
+        pass
