@@ -83,21 +83,21 @@ async def test_a_worker_that_stops_while_starting_is_replaced_in_time(
         Pool(
             2,
             on_crash=crashes.append,
-            initializer=stop_first,
+            initializer=faults.stop_first,
             initargs=(token,),
             start_timeout=1.5,
         ) as pool,
     ):
-        await until(pool, lambda stats: stats.crashes == 1)
+        # A machine that is busy with something else may cost a second one its start.
+        await until(pool, lambda _: faults.stopped_by(token) in pids(crashes))
         await assert_serves(pool)
     fault = Fault("stop", lambda: None, signal="SIGKILL", detail="within 1.5 s")
-    assert_told(crashes[0], fault, kind="failed start")
-    assert len(crashes) == 1
+    for crash in crashes:
+        assert_told(crash, fault, kind="failed start")
 
 
-def stop_first(token: str) -> None:
-    if faults.first(token):
-        os.kill(os.getpid(), signal.SIGSTOP)
+def pids(crashes: list[Crash]) -> list[int | None]:
+    return [crash.pid for crash in crashes]
 
 
 async def test_a_death_after_its_outcome_was_written_costs_no_job() -> None:

@@ -131,19 +131,6 @@ INTERRUPTED = """
 """
 
 
-async def test_its_rate_is_what_it_makes_and_no_more() -> None:
-    outside = Outside()
-    loop = asyncio.get_running_loop()
-    async with patience(), LeaseKeeper(outside.extend, 500.0, 1.0) as keeper:
-        for n in range(1000):
-            keeper.add(f"{n}")
-        await outside.beaten("0", 1)
-        began = loop.time()
-        await outside.beaten("300", 1)
-        # At this rate there are 25 beats at a tick; and timers may be late.
-        assert loop.time() - began >= (300 - 25) / 500 - 0.002
-
-
 async def test_a_lease_can_be_an_option_of_its_job() -> None:
     outside = Outside()
     async with (

@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import asyncpool
@@ -78,6 +80,20 @@ def first(token: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def stop_first(token: str) -> None:
+    """Stop, as an initializer, in one worker only."""
+    if first(token):
+        Path(token).write_text(f"{os.getpid()}")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stopped_by(token: str) -> int | None:
+    """Return the pid of the worker that :func:`stop_first` has stopped, if there is one."""
+    with suppress(FileNotFoundError, ValueError):
+        return int(Path(token).read_text())
+    return None
 
 
 def commit_first(token: str, name: str) -> None:

@@ -26,20 +26,32 @@ _SHM = Path("/dev/shm")
 _FD = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
 
 
+# Who was there before anything was started here, and still is.  To look at each of them
+# twice in every test would take a minute in all.
+_strangers: set[int] = set()
+
+
 def mark_descendants() -> None:
     """Mark what this process starts from here on."""
     os.environ[MARK] = f"{os.getpid()}-{time.monotonic_ns()}"
+    _strangers.update(psutil.pids())
 
 
 def marked_processes() -> dict[int, str]:
     """Return the pid and command line of every living process with our mark."""
     mark, found = os.environ.get(MARK), {}
-    for pid in psutil.pids():
+    for pid in _newcomers():
         with suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
-            if pid != os.getpid() and process.environ().get(MARK) == mark:
+            if process.environ().get(MARK) == mark:
                 found[pid] = " ".join(process.cmdline())[:200]
     return found
+
+
+def _newcomers() -> set[int]:
+    living = set(psutil.pids())
+    _strangers.intersection_update(living)
+    return living - _strangers - {os.getpid()}
 
 
 def open_fds() -> dict[int, str]:
@@ -58,11 +70,14 @@ def _shm_entries() -> set[str]:
     return set(os.listdir(_SHM)) if _SHM.is_dir() else set()
 
 
-def _children() -> dict[int, str]:
-    found = {}
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            found[child.pid] = f"{child.status()} {child.name()}"
+def _descendants() -> dict[int, str]:
+    """Return what is marked, and children that are not: zombies have no environment."""
+    found = marked_processes()
+    for pid in _newcomers() - found.keys():
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.ppid() in {os.getpid(), *found}:
+                found[pid] = f"{process.status()} {process.name()}"
     return found
 
 
@@ -75,17 +90,18 @@ class Snapshot:
         default_factory=lambda: frozenset(threading.enumerate())
     )
     shm: set[str] = field(default_factory=_shm_entries)
-    processes: dict[int, str] = field(
-        default_factory=lambda: {**marked_processes(), **_children()}
-    )
+    processes: dict[int, str] = field(default_factory=_descendants)
 
     def leaks(self) -> list[str]:
         """Return a line for everything that was not there before, and end it."""
-        # What is only waiting for the collector is no leak.
+        # What is only waiting for the collector is no leak.  And what is kept, such as
+        # pytest's reports, need not be looked at again after every other test: that
+        # would take longer than most tests do, and more with each.
         gc.collect()
+        gc.freeze()
         found = [
             f"process {pid}: {what}"
-            for pid, what in {**marked_processes(), **_children()}.items()
+            for pid, what in _descendants().items()
             if pid not in self.processes and _end(pid)
         ]
         found += [
