@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
     from asyncpool.pool import Pool, PoolView
+    from asyncpool.stream import Stream
 
 __version__ = "0.1.0"
 
@@ -100,6 +101,7 @@ _HOMES = {
     "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.mapping": ("Map", "Outcome"),
     "asyncpool.pool": ("Pool", "PoolView"),
+    "asyncpool.stream": ("Stream",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -133,6 +135,7 @@ __all__ = [
     "RollInProgressError",
     "RollResult",
     "SlotStats",
+    "Stream",
     "ThrottledError",
     "UnsupportedPlatformError",
     "WorkerCrashedError",

@@ -1,19 +1,31 @@
-"""Maps, as a pool and its views have them."""
+"""The ways to have functions called that a pool and its views have in common."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias, TypeVar, TypeVarTuple, overload
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import (
+    Any,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    TypeVarTuple,
+    overload,
+)
 
 from asyncpool._core.limits import JobOptions
 from asyncpool._runtime.arguments import check_int
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.mapping import Crew, Task
+from asyncpool._runtime.mapping import Task
+from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.mapping import Map, Plan
+from asyncpool.stream import Stream
 
-__all__ = ["Calling", "Mapper"]
+__all__ = ["Mapper"]
 
+P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 B = TypeVar("B")
@@ -22,38 +34,112 @@ Ts = TypeVarTuple("Ts")
 AnyIterable: TypeAlias = Iterable[A] | AsyncIterable[A]
 
 
-class Calling(NamedTuple):
-    """How calls are made.
-
-    Attributes:
-        crew: Who makes them.
-        options: What each of them has.
-        submit: Submits one.
-    """
-
-    crew: Crew
-    options: JobOptions
-    submit: Callable[..., Job[Any]]
-
-
 class Mapper(ABC):
-    """What calls a function for many items."""
+    """What calls a function once, for many items, or for the items that it yields."""
 
     __slots__ = ()
 
+    _options: JobOptions
+
     @abstractmethod
-    def _calling(self) -> Calling:
-        """Return how that is done.
+    def _submit(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> Job[Any]:
+        """Submit a call."""
+
+    @abstractmethod
+    def _crew(self) -> Supervisor:
+        """Return what makes the calls.
 
         Raises:
             PoolClosedError: If there is no pool that was started.
         """
 
     @overload
+    def submit(
+        self,
+        fn: Callable[P, Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Job[R]: ...
+
+    @overload
+    def submit(
+        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Job[R]: ...
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Job[Any]:
+        """Run ``fn(*args, **kwargs)`` in a worker; return a future of its result.
+
+        Nothing is awaited: the job is on its way, or in the queue, when this
+        returns.  Jobs begin in the order of the calls, but for those whose large
+        arguments are still being pickled.
+
+        Args:
+            fn: Any callable.  One that can be imported travels by name; lambdas,
+                closures and what is defined in ``__main__`` travel by value.  If it is
+                an ``async def`` function, the worker awaits what it returns, in an event
+                loop that it keeps.
+            *args: Its arguments.  They are pickled before this returns, unless they
+                are large: what is then changed before its last attempt has begun may
+                reach it.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            A :class:`asyncpool.Job`.  Awaiting it raises what *fn* raised, with the
+            worker's traceback as its cause; :exc:`JobNotPicklableError` if
+            something cannot cross; :exc:`JobRaisedError` around ``SystemExit`` and
+            the like; :exc:`WorkerCrashedError` if the worker died of it, or was found hung;
+            :exc:`JobTimeoutError` if its time is over;
+            :exc:`PoolClosedError` or :exc:`PoolBrokenError` if the pool ended first.
+
+        Raises:
+            PoolClosedError: If the pool is closed or was never started.
+            PoolBrokenError: If no worker can be kept alive.
+            PoolFullError: If *max_pending* jobs are waiting.
+            RuntimeError: If called outside the pool's event loop.
+            ValueError: If the job is to have a lease that another one still has.
+
+        Cancellation:
+            Cancelling the job, or the task that awaits it, takes a queued job out
+            of the queue at no cost.  In a running one :exc:`JobCancelled` is raised;
+            see *on_cancel* in :meth:`options`.
+        """
+        return self._submit(fn, args, kwargs, self._options)
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[A], Coroutine[Any, Any, R]],
+        items: AnyIterable[A],
+        /,
+        *,
+        window: int | None = None,
+        chunk: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
     def map(
         self,
         fn: Callable[[A], R],
         items: AnyIterable[A],
+        /,
+        *,
+        window: int | None = None,
+        chunk: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def map(
+        self,
+        fn: Callable[[A, B], Coroutine[Any, Any, R]],
+        items: AnyIterable[A],
+        more: AnyIterable[B],
         /,
         *,
         window: int | None = None,
@@ -75,12 +161,35 @@ class Mapper(ABC):
     @overload
     def map(
         self,
+        fn: Callable[[A, B, C], Coroutine[Any, Any, R]],
+        items: AnyIterable[A],
+        more: AnyIterable[B],
+        still_more: AnyIterable[C],
+        /,
+        *,
+        window: int | None = None,
+        chunk: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def map(
+        self,
         fn: Callable[[A, B, C], R],
         items: AnyIterable[A],
         more: AnyIterable[B],
         still_more: AnyIterable[C],
         /,
         *,
+        window: int | None = None,
+        chunk: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
+    def map(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, R]],
+        /,
+        *iterables: AnyIterable[Any],
         window: int | None = None,
         chunk: int | None = None,
     ) -> Map[R]: ...
@@ -136,6 +245,18 @@ class Mapper(ABC):
         several = len(iterables) > 1
         return self._map(fn, iterables, star=several, window=window, chunk=chunk)
 
+    @overload
+    def starmap(
+        self,
+        fn: Callable[[*Ts], Coroutine[Any, Any, R]],
+        items: AnyIterable[tuple[*Ts]],
+        /,
+        *,
+        window: int | None = None,
+        chunk: int | None = None,
+    ) -> Map[R]: ...
+
+    @overload
     def starmap(
         self,
         fn: Callable[[*Ts], R],
@@ -144,9 +265,76 @@ class Mapper(ABC):
         *,
         window: int | None = None,
         chunk: int | None = None,
-    ) -> Map[R]:
+    ) -> Map[R]: ...
+
+    def starmap(
+        self,
+        fn: Callable[..., Any],
+        items: AnyIterable[tuple[Any, ...]],
+        /,
+        *,
+        window: int | None = None,
+        chunk: int | None = None,
+    ) -> Map[Any]:
         """Like :meth:`map`, for items that are tuples of arguments."""
         return self._map(fn, (items,), star=True, window=window, chunk=chunk)
+
+    @overload
+    def stream(
+        self,
+        fn: Callable[P, Iterable[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Stream[R]: ...
+
+    @overload
+    def stream(
+        self,
+        fn: Callable[P, AsyncIterable[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Stream[R]: ...
+
+    def stream(
+        self,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Stream[Any]:
+        """Run a generator function in a worker; return its items, for ``async for``.
+
+        They come as they are made.  The worker makes them ahead, but no more than the
+        option *buffer* says; then it waits, so that who takes them slowly needs no memory
+        for them.  It does nothing else until the generator has ended: streams that are
+        never taken to their end hold up a worker each.
+
+        The stream is one job with the options of :meth:`Pool.options`: *timeout* is for all
+        of it, each item counts as a heartbeat, and there is another attempt only as long as
+        none of the items was taken.
+
+        Args:
+            fn: A generator function, an async one, or whatever returns an iterator.
+            *args: Its arguments, see :meth:`Pool.submit`.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            A :class:`asyncpool.Stream`.  Iterating over it raises what submitting and
+            awaiting a job would.
+
+        Raises:
+            TypeError: If *fn* is not callable.
+            PoolClosedError: If the pool was never started.
+
+        Cancellation:
+            Closes the generator: it gets ``GeneratorExit``.  So does leaving the loop.
+        """
+        if not callable(fn):
+            raise TypeError(f"stream() takes a callable first, not {fn!r}")
+        options = replace(self._options, form="stream")
+        return Stream(self._crew(), partial(self._submit, fn, args, kwargs, options))
 
     def _map(
         self,
@@ -167,7 +355,5 @@ class Mapper(ABC):
         for name, value in (("window", window), ("chunk", chunk)):
             if value is not None:
                 check_int(name, value, at_least=1)
-        crew, options, submit = self._calling()
-        return Map(
-            Plan(crew, Task(fn, star, options, submit), iterables, chunk, window)
-        )
+        task = Task(fn, star, self._options, self._submit)
+        return Map(Plan(self._crew(), task, iterables, chunk, window))

@@ -25,7 +25,7 @@ from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Finish
 from asyncpool._core.wear import WorkerLimits
-from asyncpool._mapper import Calling, Mapper
+from asyncpool._mapper import Mapper
 from asyncpool._runtime.arguments import (
     check_choice,
     check_int,
@@ -39,6 +39,7 @@ from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.machine import (
     check_limits,
+    check_loop,
     check_platform,
     module_path,
     usable_cpus,
@@ -70,14 +71,17 @@ class PoolView(Mapper):
         """Return a view that differs from this one in what is given."""
         return PoolView(self._pool, changed(self._options, changes))
 
-    def submit(
-        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Job[R]:
-        """Like :meth:`Pool.submit`, with the options of this view."""
-        return self._pool._submit(fn, args, kwargs, self._options)  # noqa: SLF001
+    def _submit(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> Job[Any]:
+        return self._pool._submit(fn, args, kwargs, options)  # noqa: SLF001
 
-    def _calling(self) -> Calling:
-        return self._pool._calling()._replace(options=self._options)  # noqa: SLF001
+    def _crew(self) -> Supervisor:
+        return self._pool._crew()  # noqa: SLF001
 
 
 class Pool(Mapper):
@@ -103,7 +107,7 @@ class Pool(Mapper):
         on_crash: Called with a :class:`asyncpool.Crash`, once for each unplanned
             death of a worker.  May be async.  What it raises is logged.
         initializer: Called in each new worker before its first job; what it puts into
-            :func:`asyncpool.worker_state`, jobs find there.
+            :func:`asyncpool.worker_state`, jobs find there.  It may be async.
         initargs: The arguments of *initializer*.
         launcher: ``"forkserver"`` forks workers from a clean process that has
             imported *preload*; ``"spawn"`` starts a new interpreter for each,
@@ -116,7 +120,7 @@ class Pool(Mapper):
             pool's pings; then it counts as hung, is killed and replaced.  A thread of
             its own answers, so a job may compute as long as it likes, but not hold the
             GIL as long in one call of C code.  ``None`` for no pings.
-        loop: The event loop of async functions in workers.
+        loop: The event loop that async functions run in, one in each worker.
         output: Where the lines go that workers print: ``"log"`` sends them to the
             logger ``asyncpool.worker``, or to this process's own streams if logging
             is not configured; ``"inherit"`` always to the streams.  What their loggers
@@ -188,7 +192,7 @@ class Pool(Mapper):
         check_int("max_message", max_message, at_least=1024)
         check_int("max_shared_memory", max_shared_memory, at_least=0)
         check_choice("launcher", launcher, ("forkserver", "spawn"))
-        check_choice("loop", loop, ("asyncio", "uvloop"))
+        check_loop(loop)
         check_choice("output", output, ("log", "inherit"))
         for what, value in (("on_crash", on_crash), ("initializer", initializer)):
             if value is not None and not callable(value):
@@ -220,6 +224,7 @@ class Pool(Mapper):
                 nice=limits.nice,
                 cpus=limits.cpus,
                 rlimits=tuple(limits.rlimits.items()),
+                loop=loop,
             ),
         )
         self._options = JobOptions(
@@ -266,45 +271,6 @@ class Pool(Mapper):
         if supervisor.done.done():
             raise PoolClosedError
 
-    def submit(
-        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Job[R]:
-        """Run ``fn(*args, **kwargs)`` in a worker; return a future of its result.
-
-        Nothing is awaited: the job is on its way, or in the queue, when this
-        returns.  Jobs begin in the order of the calls, but for those whose large
-        arguments are still being pickled.
-
-        Args:
-            fn: Any callable.  One that can be imported travels by name; lambdas,
-                closures and what is defined in ``__main__`` travel by value.
-            *args: Its arguments.  They are pickled before this returns, unless they
-                are large: what is then changed before its last attempt has begun may
-                reach it.
-            **kwargs: Its keyword arguments.
-
-        Returns:
-            A :class:`asyncpool.Job`.  Awaiting it raises what *fn* raised, with the
-            worker's traceback as its cause; :exc:`JobNotPicklableError` if
-            something cannot cross; :exc:`JobRaisedError` around ``SystemExit`` and
-            the like; :exc:`WorkerCrashedError` if the worker died of it, or was found hung;
-            :exc:`JobTimeoutError` if its time is over;
-            :exc:`PoolClosedError` or :exc:`PoolBrokenError` if the pool ended first.
-
-        Raises:
-            PoolClosedError: If the pool is closed or was never started.
-            PoolBrokenError: If no worker can be kept alive.
-            PoolFullError: If *max_pending* jobs are waiting.
-            RuntimeError: If called outside the pool's event loop.
-            ValueError: If the job is to have a lease that another one still has.
-
-        Cancellation:
-            Cancelling the job, or the task that awaits it, takes a queued job out
-            of the queue at no cost.  In a running one :exc:`JobCancelled` is raised;
-            see *on_cancel* in :meth:`options`.
-        """
-        return self._submit(fn, args, kwargs, self._options)
-
     def options(self, **changes: Unpack[Options]) -> PoolView:
         """Return a view of the pool whose ``submit`` uses these options.
 
@@ -338,6 +304,7 @@ class Pool(Mapper):
                 it) has its lease until it has ended, or its worker is dead.  Only one
                 job at a time has it: for another one, ``submit`` raises
                 :exc:`ValueError`.
+            buffer: How many items of a stream may wait for its caller; 16 by default.
 
         ``None`` stands for no limit.  A job whose time is over fails with
         :exc:`JobTimeoutError`; one that runs is made to end as if it were cancelled (but
@@ -542,8 +509,8 @@ class Pool(Mapper):
         submit = functools.partial(supervisor.submit, fn, args, kwargs, options)
         return supervisor.leases.submit(options.lease, submit)
 
-    def _calling(self) -> Calling:
-        return Calling(self._running(), self._options, self._submit)
+    def _crew(self) -> Supervisor:
+        return self._running()
 
 
 _COUNTERS = (

@@ -19,7 +19,7 @@ PUBLIC = """
     JobNotPicklableError JobRaisedError JobTimeoutError LeaseGoneError LeaseKeeper
     LeaseStats Map Outcome Pool PoolBrokenError PoolClosedError PoolFullError PoolStats PoolView
     ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult SlotStats
-    ThrottledError UnsupportedPlatformError WorkerCrashedError WorkerHungError
+    Stream ThrottledError UnsupportedPlatformError WorkerCrashedError WorkerHungError
     WorkerLimits WorkerOutOfMemoryError WorkerStartError current_job heartbeat
     retire_worker to_process worker_state
 """

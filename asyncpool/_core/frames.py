@@ -75,6 +75,9 @@ class Kind(enum.IntEnum):
     ERROR = 9  # worker: what the job raised; *tag* as above
     FUNCTION = 10  # pool: remember this function as number *tag*
     CONTEXT = 25  # pool: the context of the jobs that follow
+    STREAM = 34  # pool: run this, as a JOB, and send what it yields
+    ITEM = 35  # worker: the next thing that the job has yielded
+    CREDIT = 36  # pool: the next stream may send *tag* items
     BEAT = 33  # worker: the last beat of the job whose outcome is next
     # Control channels of workers again.
     REVOKE = 11  # pool: do not begin the jobs that came in these places
@@ -84,6 +87,7 @@ class Kind(enum.IntEnum):
     RETIRE = 27  # worker: I begin no other job
     RECORD = 26  # worker: a logger has recorded this
     HEARTBEAT = 30  # worker: there is a new beat on my page
+    # CREDIT = 36, pool: the stream that runs may send *tag* items in all
     PING = 31  # pool: are you there?
     PONG = 32  # worker: I am
     # The launcher's channel again.

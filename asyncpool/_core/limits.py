@@ -9,11 +9,22 @@ from typing import Any, Literal, NamedTuple, Protocol
 from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.context import Context, end_of
 from asyncpool._core.deadlines import earliest
+from asyncpool._core.frames import MAX_TAG
 
-__all__ = ["KILL", "JobLimits", "JobOptions", "Keeper", "Limit", "OnCancel", "Press"]
+__all__ = [
+    "KILL",
+    "Form",
+    "JobLimits",
+    "JobOptions",
+    "Keeper",
+    "Limit",
+    "OnCancel",
+    "Press",
+]
 
 Limit = Literal["timeout", "queue_timeout", "deadline"]
 OnCancel = Literal["interrupt", "kill", "wait"]
+Form = Literal["call", "chunk", "stream"]
 _PERIODS = ("timeout", "queue_timeout", "heartbeat_timeout")
 _WAYS: tuple[OnCancel, ...] = ("interrupt", "kill", "wait")
 
@@ -150,10 +161,13 @@ class JobOptions:
         priority: How urgent it is: a lower number is more urgent.
         lease: A lease in an outside system that is kept meanwhile, behind its keeper.
         begun: How many attempts there were before it was submitted.
-        chunk: Whether it has several items of a map; see ``chunks.py``.
+        form: Whether it is a call, several items of a map that travel together, or a
+            stream of what it yields.
+        buffer: How many items of a stream may wait for its caller.
 
     Raises:
-        TypeError: If *priority* is no int, or *lease* not such a pair.
+        TypeError: If *priority* or *buffer* is no int, or *lease* not such a pair.
+        ValueError: If *buffer* is not positive.
     """
 
     attempts: AttemptPolicy = field(default_factory=AttemptPolicy)
@@ -161,11 +175,16 @@ class JobOptions:
     priority: int = 0
     lease: tuple[Keeper, Hashable] | None = None
     begun: int = 0
-    chunk: bool = False
+    form: Form = "call"
+    buffer: int = 16
 
     def __post_init__(self) -> None:
-        if not isinstance(self.priority, int):
-            raise TypeError(f"priority must be an int, not {self.priority!r}")
+        for name in ("priority", "buffer"):
+            value = getattr(self, name)
+            if not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, not {value!r}")
+        if not 0 < self.buffer <= MAX_TAG:
+            raise ValueError(f"buffer must be >= 1 item, not {self.buffer}")
         if self.lease is not None:
             _check_lease(self.lease)
 

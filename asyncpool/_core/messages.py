@@ -81,6 +81,7 @@ class WorkerConfig(Record):
         rlimits: The kernel's limits for it, by name.
         levels: The levels of loggers, by name.
         disabled: The level up to which loggers are silent.
+        loop: The kind of event loop that coroutines run in.
     """
 
     sys_path: tuple[str, ...]
@@ -91,6 +92,7 @@ class WorkerConfig(Record):
     rlimits: tuple[tuple[str, KernelLimit], ...] = ()
     levels: tuple[tuple[str, int], ...] = ()
     disabled: int = 0
+    loop: str = "asyncio"
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""

@@ -1,12 +1,16 @@
 """Read the stacks that a worker has written down.
 
 ``faulthandler`` writes them in C, thread by thread, the main thread last and the
-innermost call of each first.  What belongs to the worker itself tells its user nothing.
+innermost call of each first.  If the job waits in an event loop, where it does follows
+behind that.  What belongs to the worker itself tells its user nothing.
 """
 
 from __future__ import annotations
 
-__all__ = ["tidy"]
+__all__ = ["COROUTINE", "tidy"]
+
+# What the stack of a coroutine begins with.
+COROUTINE = "Coroutine of the job (most recent call first):"
 
 _OURS = "/asyncpool/_worker/"
 
@@ -15,7 +19,7 @@ _CALLED = "/asyncpool/_worker/beats.py"
 
 
 def tidy(text: str) -> str:
-    """Return the stacks in *text*, the main thread's first, without the worker's own."""
+    """Return the stacks in *text*, the job's first, without the worker's own."""
     threads: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
@@ -24,14 +28,15 @@ def tidy(text: str) -> str:
         elif line:
             lines = [line]
             # A worker may be asked in two ways, and write down all of them twice.
-            thread = line.partition("0x")[2]
+            thread = "" if line == COROUTINE else line.partition("0x")[2] or line
             threads.pop(thread, None)
             threads[thread] = lines
     if not threads:
         return ""
-    *others, main = threads.values()
+    coroutine = threads.pop("", [])
+    *others, main = threads.values() or [[]]
     kept = [line for thread in others if not _is_ours(thread[-1]) for line in thread]
-    return "\n".join([*_outside(main), *kept])
+    return "\n".join([*coroutine, *_outside(main), *kept])
 
 
 def _outside(thread: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ from asyncpool._core.raised import load_error
 from asyncpool._core.slots import Slot, SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.handle import WorkerHandle
-from asyncpool._runtime.jobs import ChunkJob, Job
+from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
 from asyncpool._runtime.leases import Leases
 from asyncpool._runtime.postmortem import deliveries, timeout_error
 from asyncpool.errors import (
@@ -167,6 +167,8 @@ class JobBook:
         raised = error.exception if isinstance(error, JobRaisedError) else error
         if job.policy.after_exception(raised, attempt=job.attempt):
             self._return(job)
+            if isinstance(job, StreamJob):
+                job.begin_again()
             return True
         self._complete(job, error)
         return False
@@ -191,6 +193,8 @@ class JobBook:
                 )
             if begun and isinstance(job, ChunkJob):
                 job.found = handle.page.log(job.id, job.attempt)
+            if again and isinstance(job, StreamJob):
+                job.begin_again()
             attempt = job.attempt if begun else 0
             losses.append(Loss(job, delivery, attempt, touched, again, error))
             if begun:

@@ -23,6 +23,10 @@ __all__ = ["Cargo", "Load"]
 _AT_ONCE = 1 << 20
 
 
+# What has its parts ahead of it.
+_WHOLE = frozenset((Kind.VALUE, Kind.ERROR, Kind.ITEM))
+
+
 class Load:
     """A parcel on its way into a segment.
 
@@ -161,14 +165,14 @@ class Cargo:
         return bool(self._areas)
 
     def unload(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
-        """Put outcomes and their parts together, and hear of segments.
+        """Put outcomes, or items, and their parts together, and hear of segments.
 
         Returns:
-            The outcomes; and what the worker said behind them that no worker says.
+            The outcomes and items; and what the worker said behind them that no worker says.
         """
         outcomes: list[Frame] = []
         for frame in frames:
-            if frame.kind is Kind.VALUE or frame.kind is Kind.ERROR:
+            if frame.kind in _WHOLE:
                 outcomes.append(self._complete(frame))
                 continue
             try:

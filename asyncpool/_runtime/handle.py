@@ -56,6 +56,7 @@ class WorkerSetup:
     on_ready: Callable[[WorkerHandle], None]
     on_fault: Callable[[WorkerHandle], None]
     on_outcomes: Callable[[WorkerHandle, list[Frame]], None]
+    on_items: Callable[[WorkerHandle, list[Frame]], None]
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
     on_stacks: Callable[[WorkerHandle], None]
     on_retire: Callable[[WorkerHandle], None]
@@ -153,6 +154,12 @@ class WorkerHandle:
     def interrupt(self, place: int) -> None:
         """Ask it to end what it got in this place, if that is what it runs."""
         self._say(Kind.INTERRUPT, pack_numbers((place,)))
+
+    def give_credit(self, job: int, attempt: int, limit: int) -> None:
+        """Let it send so many items of a stream in all."""
+        assert self._control is not None
+        self._control.put(header(Kind.CREDIT, 0, job, attempt, limit))
+        self._control.flush()
 
     def ask_for_stacks(self) -> None:
         """Have it write down on its page where its threads are."""
@@ -326,7 +333,12 @@ class WorkerHandle:
                 return
         frames, bad_beat = self._take_beats(frames)
         frames, trouble = self._cargo.unload(frames)
-        if frames:
+        items = [frame for frame in frames if frame.kind is Kind.ITEM]
+        if items:
+            # No other job is in its hands, so whatever outcome is here came later.
+            self._setup.on_items(self, items)
+            frames = [frame for frame in frames if frame.kind is not Kind.ITEM]
+        if frames and not self._ignored:
             self._setup.on_outcomes(self, frames)
         trouble = trouble or bad_beat
         if trouble is not None:

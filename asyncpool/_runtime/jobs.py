@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from asyncpool._core.attempts import AttemptPolicy
+from asyncpool._core.frames import Frame
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobOptions, Limit
 from asyncpool._core.parcels import Parcel
 from asyncpool._core.profiles import ALONE, Profile
 from asyncpool._runtime.progress import Progress, Pulse
+from asyncpool.errors import ProtocolError
 from asyncpool.events import Crash
 
-__all__ = ["ChunkJob", "Job", "JobState"]
+__all__ = ["ChunkJob", "Job", "JobState", "StreamJob"]
 
 R = TypeVar("R")
+
+ONCE = AttemptPolicy()
 
 JobState = Literal["queued", "running", "done", "cancelled"]
 
@@ -24,6 +30,9 @@ class JobOwner(Protocol):
 
     def is_running(self, job: Job[Any], /) -> bool:
         """Tell whether it is the first that its worker has in hand."""
+
+    def give_credit(self, job: StreamJob, /) -> None:
+        """Tell its worker how many items it may send in all."""
 
     def on_cancel(self, job: Job[Any], /) -> None:
         """Hear that its caller does not want it any more."""
@@ -53,6 +62,7 @@ class Job(asyncio.Future[R], Generic[R]):
         "began",
         "context",
         "crashes",
+        "credit",
         "exceeded",
         "function",
         "id",
@@ -86,6 +96,7 @@ class Job(asyncio.Future[R], Generic[R]):
         self.began: float | None = None
         self.exceeded: Limit | None = None
         self.payload: bytes | Parcel = b""
+        self.credit = 0
         self.context = options.limits.context
         self.ahead = 0
         self.crashes: tuple[Crash, ...] = ()
@@ -96,7 +107,8 @@ class Job(asyncio.Future[R], Generic[R]):
     @property
     def profile(self) -> Profile:
         """How long it takes, as far as its place in the queue depends on that."""
-        return self.function.profile if type(self.payload) is bytes else ALONE
+        lonely = self.credit or type(self.payload) is not bytes
+        return ALONE if lonely else self.function.profile
 
     @property
     def state(self) -> JobState:
@@ -163,3 +175,75 @@ class ChunkJob(Job[R]):
         super().__init__(*args)
         self.found: list[Any] | None = None
         self.rounds = 0
+
+
+class StreamJob(Job[Any]):
+    """A job whose caller takes what it yields, item by item.
+
+    An item counts as a heartbeat, and so does waiting for the caller.
+
+    Attributes:
+        credit: How many items the worker may send in all, in this attempt.
+    """
+
+    __slots__ = ("_heard_at", "_items", "_news", "_received", "_taken", "_window")
+
+    def __init__(
+        self, number: int, function: Function, options: JobOptions, *args: Any
+    ) -> None:
+        super().__init__(number, function, options, *args)
+        self.credit = self._window = options.buffer
+        self._items: deque[Frame] = deque()
+        self._received = self._taken = 0
+        self._heard_at = 0.0
+        self._news: asyncio.Future[None] | None = None
+        self.add_done_callback(StreamJob._ring)
+
+    def receive(self, frame: Frame) -> None:
+        """Hear of the next item.
+
+        Raises:
+            ProtocolError: If the worker had no credit for it.
+        """
+        if self._received >= self.credit:
+            raise ProtocolError(f"it sent more than {self.credit} items of {self!r}")
+        self._received += 1
+        self._heard_at = self.get_loop().time()
+        self._items.append(frame)
+        self._ring()
+
+    def heard_at(self, now: float) -> float:
+        """Return when it was last known to be alive."""
+        return now if self._received >= self.credit else self._heard_at
+
+    def begin_again(self) -> None:
+        """Forget what was sent: there is another attempt, and nobody took anything."""
+        self._items.clear()
+        self._received, self.credit = 0, self._window
+
+    async def take(self) -> Frame | None:
+        """Wait for the next item; there is none if the job is done.
+
+        Cancellation:
+            Safe: nothing is taken.
+        """
+        while not self._items:
+            if self.done():
+                return None
+            self._news = self.get_loop().create_future()
+            await self._news
+        # Whoever has seen something cannot be told it again.
+        self.policy = ONCE
+        self._taken += 1
+        frame = self._items.popleft()
+        due = self._taken + self._window - self.credit
+        if not self.done() and due > self._window // 2:
+            self.credit += due
+            self._heard_at = self.get_loop().time()
+            self._owner.give_credit(self)
+        return frame
+
+    def _ring(self, _: Any = None) -> None:
+        news, self._news = self._news, None
+        if news is not None and not news.done():
+            news.set_result(None)

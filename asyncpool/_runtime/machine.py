@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import mmap
 import os
@@ -13,10 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asyncpool._core.wear import WorkerLimits
+from asyncpool._runtime.arguments import check_choice
 from asyncpool.errors import UnsupportedPlatformError
 
 __all__ = [
     "check_limits",
+    "check_loop",
     "check_platform",
     "is_stopped",
     "memory_limit",
@@ -45,6 +48,20 @@ def check_platform() -> None:
     else:
         return
     raise UnsupportedPlatformError(f"asyncpool needs {missing}")
+
+
+def check_loop(kind: str) -> None:
+    """Check that workers can have such an event loop.
+
+    Raises:
+        ValueError: If there is none of that kind, or it is not installed.
+    """
+    check_choice("loop", kind, ("asyncio", "uvloop"))
+    if kind == "uvloop" and importlib.util.find_spec("uvloop") is None:
+        raise ValueError(
+            "loop='uvloop' needs uvloop, which is not installed: "
+            "pip install 'asyncpool[uvloop]'"
+        )
 
 
 def module_path() -> tuple[str, ...]:

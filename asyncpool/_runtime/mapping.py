@@ -153,7 +153,7 @@ class Mapping:
         self._named = travels_by_name(task.function)
         alone = self._packed is None or not _may_share(task.options)
         self._pace = Pace(chunk=chunk, window=window, alone=alone)
-        self._together = replace(task.options, attempts=AttemptPolicy(), chunk=True)
+        self._together = replace(task.options, attempts=AttemptPolicy(), form="chunk")
         # All of them in their order, or those that are complete in theirs.
         self._line: deque[Batch] = deque()
         self._open = 0  # batches that were not taken yet

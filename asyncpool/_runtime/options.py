@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     cancel_grace: float
     priority: int
     lease: tuple[Keeper, Hashable] | None
+    buffer: int
 
 
 _ATTEMPTS = frozenset(field.name for field in fields(AttemptPolicy))
@@ -56,4 +57,5 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
         limits=replace(options.limits, **limits),
         priority=given.get("priority", options.priority),
         lease=given.get("lease", options.lease),
+        buffer=given.get("buffer", options.buffer),
     )

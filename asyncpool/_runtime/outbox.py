@@ -42,9 +42,18 @@ class Outbox:
         return self._load is not None
 
     def put_job(
-        self, job: int, attempt: int, function: Function, payload: bytes, context: bytes
+        self,
+        job: int,
+        attempt: int,
+        function: Function,
+        payload: bytes,
+        context: bytes,
+        *,
+        credit: int = 0,
     ) -> int:
         """Have a job sent by the next flush.
+
+        With *credit* for its items it is a stream.
 
         Returns:
             How many bytes go ahead of it, of what the worker does not know yet.
@@ -59,7 +68,11 @@ class Outbox:
             reference = function.payload
             head = header(Kind.FUNCTION, len(reference), tag=number)
             ahead += self._put(head, reference)
-        head = header(Kind.JOB, len(payload), job, attempt, number)
+        kind = Kind.JOB
+        if credit:
+            kind = Kind.STREAM
+            ahead += self._put(header(Kind.CREDIT, 0, tag=credit), b"")
+        head = header(kind, len(payload), job, attempt, number)
         self._channel.put(head, payload)
         return ahead
 

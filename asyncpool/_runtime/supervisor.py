@@ -11,12 +11,15 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterator
-from typing import assert_never
+from typing import Any, assert_never
 
 import anyio
 
 from asyncpool import events
 from asyncpool._core import commands as cmd
+from asyncpool._core.frames import Frame
+from asyncpool._core.outcome import load_value
+from asyncpool._core.parcels import is_heavy
 from asyncpool._core.supervision import Finish, Supervision
 from asyncpool._runtime.book import Loss
 from asyncpool._runtime.callbacks import Reporter
@@ -26,6 +29,7 @@ from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.health import Health
 from asyncpool._runtime.heartbeats import Heartbeats
+from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.journal import Journal, explicit_levels
 from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.launcher import Launcher
@@ -34,7 +38,7 @@ from asyncpool._runtime.rotation import Rotator
 from asyncpool._runtime.segments import Segments
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.template import LaunchError
-from asyncpool._runtime.threads import Threads
+from asyncpool._runtime.threads import Pause, Threads
 from asyncpool._runtime.traffic import Traffic
 from asyncpool.errors import PoolClosedError, ProtocolError
 
@@ -100,6 +104,7 @@ class Supervisor:
             on_ready=self._on_ready,
             on_fault=self._on_fault,
             on_outcomes=self._traffic.on_outcomes,
+            on_items=self._traffic.on_items,
             on_revoked=self._traffic.on_revoked,
             on_stacks=self._on_stacks,
             on_retire=self.rotator.retire,
@@ -172,6 +177,18 @@ class Supervisor:
     def max_payload(self) -> int:
         """The most bytes that an outcome may have."""
         return self._config.worker.max_payload
+
+    async def load(self, job: Job[Any], frame: Frame) -> Any:
+        """Return the item of a stream that is in *frame*.
+
+        Raises:
+            JobNotPicklableError: If it cannot be unpickled here.
+        """
+        if not is_heavy(frame.payload):
+            return load_value(frame.payload)
+        return await self._threads.pickle(
+            load_value, frame.payload, Pause(job.cancelled)
+        )
 
     async def room(self) -> None:
         """Wait until the queue, which was full, is empty; or the pool is closed.

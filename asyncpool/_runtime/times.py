@@ -14,7 +14,7 @@ from typing import Any
 
 from asyncpool._core.commands import Command
 from asyncpool._runtime.heartbeats import Heartbeats
-from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.jobs import Job, StreamJob
 from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.postmortem import timeout_error
 from asyncpool._runtime.state import PoolState, decision
@@ -134,4 +134,6 @@ class Times:
         beat = max(began, self._timeouts.resumed_at)
         if pulse is not None and pulse.attempt == job.attempt:
             beat = max(beat, pulse.at)
+        if isinstance(job, StreamJob):
+            beat = max(beat, job.heard_at(self._time()))
         return job.limits.next_look(began, beat)

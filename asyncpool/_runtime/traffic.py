@@ -16,14 +16,14 @@ from asyncpool import events
 from asyncpool._core.commands import Command
 from asyncpool._core.frames import Frame
 from asyncpool._core.functions import FunctionTable
-from asyncpool._core.limits import JobOptions
+from asyncpool._core.limits import Form, JobOptions
 from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
 from asyncpool._core.profiles import ALONE
 from asyncpool._runtime.book import outcome_of
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.heartbeats import Heartbeats
-from asyncpool._runtime.jobs import ChunkJob, Job
+from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
 from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.packing import Packer, Unpacker
 from asyncpool._runtime.postmortem import broken_error, deliveries
@@ -45,6 +45,12 @@ _ELSEWHERE = (
     "submit() must be called in the pool's event loop; from another thread use "
     "asyncio.run_coroutine_threadsafe() or loop.call_soon_threadsafe()"
 )
+
+_FORMS: dict[Form, type[Job[Any]]] = {
+    "call": Job,
+    "chunk": ChunkJob,
+    "stream": StreamJob,
+}
 
 # Failing a job takes some microseconds, and a queue may have a million of them.
 _FAILED_A_TURN = 500
@@ -111,7 +117,7 @@ class Traffic:
         try:
             self._check_admission()
             known = self._functions.find(function)
-            job: Job[Any] = (ChunkJob if options.chunk else Job)(
+            job: Job[Any] = _FORMS[options.form](
                 state.book.next_id(), known, options, self, state.loop
             )
             try:
@@ -136,7 +142,9 @@ class Traffic:
             state.book.enter(job)
             if options.limits.timed and not self._times.wait(job):
                 return job
-            profile = known.profile if type(payload) is bytes else ALONE
+            profile = (
+                ALONE if job.credit or type(payload) is not bytes else known.profile
+            )
             slot = state.core.submit(job.id, profile, options.priority)
             if slot is not None:
                 self.send(slot, (job,))
@@ -173,7 +181,12 @@ class Traffic:
                 self._load(handle, job, payload)
             else:
                 job.ahead = outbox.put_job(
-                    job.id, job.attempt, job.function, payload, job.context
+                    job.id,
+                    job.attempt,
+                    job.function,
+                    payload,
+                    job.context,
+                    credit=job.credit,
                 )
             count += 1
         if self._state.book.timed:
@@ -199,7 +212,14 @@ class Traffic:
         outbox = handle.outbox
         # The pool may have been closed meanwhile, and the caller told so.
         if self._state.core.head(handle.slot) == job.id:
-            outbox.put_job(job.id, attempt, job.function, parcel.payload, job.context)
+            outbox.put_job(
+                job.id,
+                attempt,
+                job.function,
+                parcel.payload,
+                job.context,
+                credit=job.credit,
+            )
             self._times.begin(job)
         outbox.flush()
 
@@ -244,6 +264,33 @@ class Traffic:
         if self.saturated and not core.waiting:
             self.saturated = False
             self._state.hub.publish(events.Drained())
+
+    def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
+        """Hand over what a stream has yielded."""
+        for frame in frames:
+            try:
+                self._on_item(handle, frame)
+            except ProtocolError as error:
+                handle.accuse(str(error))
+                return
+
+    def _on_item(self, handle: WorkerHandle, frame: Frame) -> None:
+        if self._state.core.head(handle.slot) != frame.job:
+            raise ProtocolError(f"it sent an item of job {frame.job}, which it has not")
+        job = self._state.book.jobs.get(frame.job)
+        if job is None:
+            return  # its caller has given it up
+        if not isinstance(job, StreamJob) or job.attempt != frame.attempt:
+            raise ProtocolError(
+                f"it sent an item of attempt {frame.attempt} of {job!r}"
+            )
+        job.receive(frame)
+
+    def give_credit(self, job: StreamJob) -> None:
+        """Tell its worker how many items it may send in all."""
+        if job.slot is not None:
+            handle = self._state.handles[job.slot]
+            handle.give_credit(job.id, job.attempt, job.credit)
 
     @decision
     def _on_loaded(self, job: Job[Any], loaded: Any) -> None:

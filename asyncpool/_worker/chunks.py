@@ -12,6 +12,7 @@ from functools import partial
 from itertools import starmap
 from marshal import dumps
 from time import perf_counter_ns
+from types import CoroutineType
 
 from asyncpool._core.chunks import FLAT, LOG_HEAD, ChunkResult
 from asyncpool._core.outcome import pack_value, too_large
@@ -62,6 +63,7 @@ class Log:
 
 def run_chunk(
     log: Log,
+    await_: Callable[[Any], Any],
     packed: bytes,
     items: list[Any],
     *,
@@ -73,6 +75,7 @@ def run_chunk(
 
     Args:
         log: Where their outcomes are noted.
+        await_: Runs a coroutine to its end.
         packed: The function, pickled.
         items: Its arguments.
         star: Whether each item is a tuple of several arguments.
@@ -87,21 +90,26 @@ def run_chunk(
     calls = starmap(function, items) if star else map(function, items)
     result = ChunkResult([], [])
     with suppress(JobCancelled):  # between two items: those that are done are done
-        _run(calls, len(items), log, result, max_payload)
+        _run(calls, len(items), log, result, partial(_pack, await_, max_payload))
     microseconds = (perf_counter_ns() - began) / 1000
     return result._replace(microseconds=microseconds)
 
 
 def _run(
-    calls: Iterator[Any], count: int, log: Log, result: ChunkResult, max_payload: int
+    calls: Iterator[Any],
+    count: int,
+    log: Log,
+    result: ChunkResult,
+    pack: Callable[[Any], tuple[Any, Any]],
 ) -> None:
     # Whatever is done here is done for each item, so there is as little as possible.
     write, words, add = log.write, log.words, result.outcomes.append
     for done in range(1, count + 1):
         value = None
         try:
-            value = copy_context().run(next, calls)
-            outcome = value if type(value) in FLAT else _pack(value, max_payload)
+            outcome = value = copy_context().run(next, calls)
+            if type(value) not in FLAT:
+                value, outcome = pack(value)
         except BaseException as error:
             outcome = (pack_error(error, skip=1), True)
             words[1] |= isinstance(error, JobCancelled)
@@ -138,8 +146,15 @@ def _fail(error: BaseException, *_: object) -> NoReturn:
     raise error
 
 
-def _pack(value: object, max_payload: int) -> Any:
+def _pack(
+    await_: Callable[[Any], Any], max_payload: int, value: object
+) -> tuple[Any, Any]:
+    """Return the value, which may have to be awaited, and the outcome."""
+    if type(value) is CoroutineType:
+        value = await_(value)
+        if type(value) in FLAT:
+            return value, value
     data = pack_value(value)
     if len(data) > max_payload:
         raise too_large(len(data), max_payload)
-    return data if isinstance(data, Parcel) else (data,)
+    return value, data if isinstance(data, Parcel) else (data,)

@@ -28,6 +28,7 @@ from asyncpool._descriptors import receive_fds
 from asyncpool._worker.interrupts import Interrupts
 from asyncpool._worker.receiving import decoder, receive
 from asyncpool._worker.segments import Segments
+from asyncpool._worker.streams import Credit
 from asyncpool._worker.turns import Turns
 from asyncpool.errors import ProtocolError
 
@@ -46,6 +47,7 @@ class Control:
         turns: What a revoked job is taken from.
         segments: Where shared memory goes.
         interrupts: What ends a job that has begun.
+        credit: What a stream may send.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Control:
         turns: Turns,
         segments: Segments,
         interrupts: Interrupts,
+        credit: Credit,
     ) -> None:
         self._socket = sock
+        self._credit = credit
         self._interrupts = interrupts
         self._turns = turns
         self._segments = segments
@@ -147,6 +151,8 @@ class Control:
         elif frame.kind is Kind.INTERRUPT:
             for place in unpack_numbers(frame.payload):
                 self._interrupts.ask(place)
+        elif frame.kind is Kind.CREDIT:
+            self._credit.grant(frame.job, frame.attempt, frame.tag)
         elif frame.kind is Kind.PING:
             self.send(Kind.PONG)
         elif frame.kind is Kind.STACKS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from contextvars import copy_context
 from time import monotonic, perf_counter_ns
+from types import CoroutineType
 
 from asyncpool._core.context import PLAIN
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
@@ -13,7 +14,9 @@ from asyncpool._core.outcome import load_job, pack_value, too_large
 from asyncpool._core.parcels import Bundle, Parcel
 from asyncpool._core.raised import pack_error
 from asyncpool._worker.context import running, set_variables
+from asyncpool._worker.coroutines import Coroutines
 from asyncpool._worker.interrupts import Interrupts
+from asyncpool._worker.streams import Streams
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -28,21 +31,27 @@ class Executor:
     """Runs jobs, and remembers the functions that they call by number.
 
     Args:
-        max_payload: The most bytes that an outcome may have.
         complete: Adds to a payload what has come beside its job.
         interrupts: Which may end a job.
+        coroutines: What runs those of async functions.
+        streams: What sends the items of streams.
 
     Attributes:
+        max_payload: The most bytes that an outcome may have.
+        streams: As above.
         context: The context of the jobs to come.
     """
 
     def __init__(
         self,
-        max_payload: int,
         complete: Callable[[Any], bytes | memoryview | Bundle],
         interrupts: Interrupts,
+        coroutines: Coroutines,
+        streams: Streams,
     ) -> None:
-        self.max_payload = max_payload
+        self.max_payload = 0
+        self.streams = streams
+        self._coroutines = coroutines
         self._complete = complete
         self._interrupts = interrupts
         self._functions = Memory()
@@ -86,7 +95,13 @@ class Executor:
             set_variables(context.variables)
         known = self._recall(frame.tag) if frame.tag else None
         function, args, kwargs = load_job(self._complete(frame.payload), known)
-        result = pack_value(function(*args, **kwargs))
+        value = function(*args, **kwargs)
+        del args, kwargs
+        if frame.kind is Kind.STREAM:
+            value = self.streams.run(frame, value)
+        elif type(value) is CoroutineType:
+            value = self._coroutines.run(value)
+        result = pack_value(value)
         if len(result) > self.max_payload:
             raise too_large(len(result), self.max_payload)
         return result
@@ -100,8 +115,7 @@ class Executor:
 
 
 def _pack(error: BaseException, max_payload: int) -> bytes:
-    # Two frames of the traceback are ours: run() and _run().
-    payload = pack_error(error, skip=2)
+    payload = pack_error(error, skip=_ours(error))
     if len(payload) <= max_payload:
         return payload
     name = type(error).__qualname__
@@ -114,3 +128,16 @@ def _pack(error: BaseException, max_payload: int) -> bytes:
         ),
         skip=0,
     )
+
+
+def _ours(error: BaseException) -> int:
+    """Return how many of the outermost frames of a traceback are the worker's own."""
+    tb, number = error.__traceback__, 0
+    while tb is not None and tb.tb_frame.f_globals.get("__name__") in _MODULES:
+        tb, number = tb.tb_next, number + 1
+    return number
+
+
+_MODULES = frozenset(
+    (__name__, "asyncpool._worker.coroutines", "asyncpool._worker.streams")
+)

@@ -6,6 +6,9 @@ handler, which runs between two bytecodes of the main thread, raises only if tha
 what runs there.  If it has not quite begun, it finds the wish when it does; if it is over,
 nothing happens.  No lock is needed, since each side writes first and then looks.
 
+What runs in an event loop is not ended so, but by a call that the loop makes; and where the
+main thread is in the middle of a frame, it has to wait.
+
 Before that, the control thread writes down where all threads are.  Only if code that holds
 the GIL keeps it from running, a signal handler in C does that.
 """
@@ -21,6 +24,10 @@ from _thread import get_ident
 from asyncpool._signals import INTERRUPT, STACKS
 from asyncpool.errors import JobCancelled
 
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["Interrupts"]
 
 
@@ -34,10 +41,17 @@ class Interrupts:
     Attributes:
         running: The place of the job that the main thread runs, and that may end at any
             bytecode; ``None`` in between.
+        error: What is raised to end it.
+        instead: What ends it if it runs in an event loop; any thread may call it.
+        stacks: What tells where such a job waits.
     """
 
     def __init__(self, stacks: int, start: int) -> None:
         self.running: int | None = None
+        self.error: type[BaseException] = JobCancelled
+        self.instead: Callable[[], object] | None = None
+        self.stacks: Callable[[], str] | None = None
+        self._held = False
         self._wanted: int | None = None
         self._main = get_ident()
         self._stacks, self._start = stacks, start
@@ -64,20 +78,49 @@ class Interrupts:
         if self._wanted is not None and get_ident() == self._main:
             self._raise_if_wanted()
 
+    def hold(self) -> None:
+        """Raise nothing before :meth:`release`."""
+        self._held = True
+
+    def release(self) -> None:
+        """Raise again, also what was held back.
+
+        Raises:
+            JobCancelled: If the job is to end.
+        """
+        self._held = False
+        self._raise_if_wanted()
+
     def ask(self, place: int) -> None:
         """Have that job end, if it has not ended yet; called by another thread."""
         self._wanted = place
-        _signal.pthread_kill(self._main, INTERRUPT)
+        instead = self.instead
+        if instead is not None:
+            instead()
+        else:
+            _signal.pthread_kill(self._main, INTERRUPT)
+
+    def heed(self) -> bool:
+        """Tell whether the job that runs is to end; only once, for who then sees to it."""
+        if self._wanted is None or self._wanted != self.running:
+            return False
+        self._wanted = None
+        return True
 
     def write_stacks(self) -> None:
         """Write down where all threads are; called by another one."""
         os.lseek(self._stacks, self._start, os.SEEK_SET)
         faulthandler.dump_traceback(self._stacks)
+        stacks = self.stacks
+        if stacks is not None:
+            os.write(self._stacks, stacks().encode(errors="replace"))
 
     def _on_signal(self, *_: object) -> None:
-        self._raise_if_wanted()
+        if self.instead is not None:
+            self.instead()
+        else:
+            self._raise_if_wanted()
 
     def _raise_if_wanted(self) -> None:
-        if self._wanted is not None and self._wanted == self.running:
-            self._wanted = None
-            raise JobCancelled
+        if not self._held and self.heed():
+            raise self.error

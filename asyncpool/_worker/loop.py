@@ -11,10 +11,11 @@ import socket
 import sys
 import traceback
 from functools import partial
+from types import CoroutineType
 
 from asyncpool._core import chunks
 from asyncpool._core.context import MAX_CONTEXT, Context
-from asyncpool._core.frames import Kind, header
+from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
 from asyncpool._core.page import BEGUN, STACKS_START
 from asyncpool._worker.beats import Beats, install
@@ -22,6 +23,7 @@ from asyncpool._worker.bounds import apply_bounds
 from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.chunks import Log, run_chunk
 from asyncpool._worker.control import Control
+from asyncpool._worker.coroutines import Coroutines
 from asyncpool._worker.execute import Executor
 from asyncpool._worker.interrupts import Interrupts
 from asyncpool._worker.journal import Journal
@@ -29,7 +31,9 @@ from asyncpool._worker.kernel import adopt_orphans
 from asyncpool._worker.receiving import decoder, receive
 from asyncpool._worker.retiring import on_retire
 from asyncpool._worker.segments import Segments
+from asyncpool._worker.sending import SMALL, send
 from asyncpool._worker.state import open_state
+from asyncpool._worker.streams import Credit, Streams
 from asyncpool._worker.turns import Turns
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -39,9 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["work"]
 
 _JOB = Kind.JOB
-
-# Up to here one system call and a copy are cheaper than two system calls.
-_SMALL = 65_536
 
 
 def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
@@ -56,21 +57,17 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     """
     open_state()
     jobs = socket.socket(fileno=job_fd)
-    turns, segments = Turns(), Segments()
+    turns, segments, credit = Turns(), Segments(), Credit()
     interrupts = Interrupts(page_fd, STACKS_START)
-    control = Control(socket.socket(fileno=control_fd), turns, segments, interrupts)
+    control = Control(
+        socket.socket(fileno=control_fd), turns, segments, interrupts, credit
+    )
     page = mmap.mmap(page_fd, STACKS_START)
     beats = Beats(page, interrupts, control.ring)
     install(beats)
-    chunks.install(partial(run_chunk, Log(page)))
-
-    def running_job() -> tuple[int, int] | None:
-        if interrupts.running is None:
-            return None
-        job, attempt = BEGUN.unpack_from(page)
-        return job, attempt
-
-    journal = Journal(control.report, running_job)
+    coroutines = Coroutines(interrupts)
+    chunks.install(partial(run_chunk, Log(page), coroutines.run))
+    journal = Journal(control.report, partial(_running_job, interrupts, page))
 
     def become_nobody() -> None:
         # A job forked.  The copy must not answer in the worker's place, and must
@@ -89,16 +86,26 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     try:
         config = WorkerConfig.unpack(control.receive_config().payload)
         journal.open(config.levels, config.disabled)
-        _initialize(config, control)
+        coroutines.kind = config.loop
+        _initialize(config, control, coroutines)
         control.send(Kind.HELLO)
         on_retire(partial(_retire, turns, control))
         cargo = Cargo(jobs, segments)
-        executor = Executor(config.max_payload, cargo.complete, interrupts)
+        streams = Streams(jobs, cargo, interrupts, coroutines, credit)
+        executor = Executor(cargo.complete, interrupts, coroutines, streams)
+        executor.max_payload = streams.max_payload = config.max_payload
         _serve(jobs, turns, beats, cargo, executor)
     except BaseException:
         traceback.print_exc()
-        _leave(1)
-    _leave(0)
+        _leave(1, coroutines)
+    _leave(0, coroutines)
+
+
+def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | None:
+    if interrupts.running is None:
+        return None
+    job, attempt = BEGUN.unpack_from(page)
+    return job, attempt
 
 
 def _retire(turns: Turns, control: Control) -> None:
@@ -107,7 +114,7 @@ def _retire(turns: Turns, control: Control) -> None:
         control.send(Kind.RETIRE)
 
 
-def _initialize(config: WorkerConfig, control: Control) -> None:
+def _initialize(config: WorkerConfig, control: Control, coroutines: Coroutines) -> None:
     sys.path[:] = config.sys_path
     control.start()
     stage = "limits"
@@ -116,7 +123,9 @@ def _initialize(config: WorkerConfig, control: Control) -> None:
         stage = "initializer"
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)
-            initializer(*initargs)
+            begun = initializer(*initargs)
+            if type(begun) is CoroutineType:
+                coroutines.run(begun)
     except BaseException as error:
         summary = f"{type(error).__qualname__}: {error}"
         text = traceback.format_exc()
@@ -138,13 +147,8 @@ def _serve(
         while frames and not turns.closed:
             # Popped, so that nothing of a job is kept when it is done.
             frame = frames.pop()
-            if frame.kind is not _JOB:
-                if frame.kind is Kind.FUNCTION:
-                    executor.learn(frame)
-                elif frame.kind is Kind.CONTEXT:
-                    executor.context = Context.unpack(frame.payload)
-                else:
-                    cargo.take(frame)
+            if frame.kind is not _JOB and frame.kind is not Kind.STREAM:
+                _prepare(frame, executor, cargo)
                 continue
             if not turns.take():
                 cargo.discard()
@@ -160,23 +164,29 @@ def _serve(
                 ahead += news
             # Before the next job begins: a crash there must not cost this outcome.
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
-            _send(jobs, ahead + head, payload)
+            send(jobs, ahead + head, payload)
             del frame, payload
     # After the last job that it is to run: whatever else comes goes back to the pool.
-    while turns.closed and jobs.recv(_SMALL):
+    while turns.closed and jobs.recv(SMALL):
         pass
 
 
-def _send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
-    if len(payload) <= _SMALL:
-        jobs.sendall(head + payload)
+def _prepare(frame: Frame, executor: Executor, cargo: Cargo) -> None:
+    """Take what comes ahead of the job that it is for."""
+    if frame.kind is Kind.FUNCTION:
+        executor.learn(frame)
+    elif frame.kind is Kind.CONTEXT:
+        executor.context = Context.unpack(frame.payload)
+    elif frame.kind is Kind.CREDIT:
+        executor.streams.first = frame.tag
     else:
-        jobs.sendall(head)
-        jobs.sendall(payload)
+        cargo.take(frame)
 
 
-def _leave(status: int) -> NoReturn:
+def _leave(status: int, coroutines: Coroutines) -> NoReturn:
     # Not through sys.exit(): in a forked worker the frames below are the launcher's.
+    with contextlib.suppress(BaseException):
+        coroutines.close()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
     for stream in (sys.stdout, sys.stderr):

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from asyncpool._core.stacks import tidy
+from asyncpool._core.stacks import COROUTINE, tidy
 
 OURS = '  File "/somewhere/asyncpool/_worker/loop.py", line 20 in _serve'
 BEATS = '  File "/somewhere/asyncpool/_worker/beats.py", line 9 in heartbeat'
@@ -36,6 +36,12 @@ LIBRARY = '  File "/usr/lib/python3.11/socket.py", line 1 in recv'
             [MAIN, USER, OTHER, USER, LIBRARY],
         ),
         ([MAIN, OURS], [MAIN]),
+        # It waits in an event loop.
+        (
+            [OTHER, OURS, "", MAIN, LIBRARY, OURS, "", COROUTINE, USER],
+            [COROUTINE, USER, MAIN, LIBRARY],
+        ),
+        ([COROUTINE, USER], [COROUTINE, USER]),
         (
             [OTHER, OURS, "", MAIN, LIBRARY, OURS, OTHER, OURS, "", NOW, USER, OURS],
             [NOW, USER],

@@ -222,7 +222,7 @@ async def test_cancelling_the_task_that_awaits_a_job_cancels_the_job() -> None:
 
 async def test_a_timeout_around_a_job_stops_it() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(jobs.compute, gate.path, "")
+        job: Job[Any] = pool.submit(jobs.compute, gate.path, "")
         visitor = await gate.visitor()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):

@@ -128,7 +128,7 @@ async def test_when_the_time_is_over_what_is_left_is_killed(finish: Finish) -> N
     async with patience(), Gate() as gate:
         pool = await started(2)
         held = pool.submit(jobs.hold_the_gil, gate.path, "held")
-        stubborn = pool.submit(jobs.refuse_to_end, gate.path, "stubborn")
+        stubborn: Job[Any] = pool.submit(jobs.refuse_to_end, gate.path, "stubborn")
         queued = [pool.submit(jobs.square, n) for n in range(5)]
         visitors = [await gate.visitor(word) for word in ("held", "stubborn")]
         summary = await pool.close(timeout=0.1, finish=finish)

@@ -65,9 +65,11 @@ pytestmark = [
 
 
 @pytest.fixture(params=BOTH.values(), ids=list(BOTH))
-def make(request: pytest.FixtureRequest) -> Make:
-    found: Make = request.param
-    return found
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    yield request.param
+    # The standard library's waits for nobody if it was told so once.
+    for child in multiprocessing.active_children():
+        child.join(PATIENCE)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Crash, Pool, PoolClosedError
+from asyncpool import Crash, Job, Pool, PoolClosedError
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
@@ -152,7 +152,7 @@ async def test_a_flood_does_not_keep_the_pool_from_closing() -> None:
     async with patience(), Gate() as gate:
         pool = Pool(2)
         await pool.start()
-        floods = [
+        floods: list[Job[Any]] = [
             pool.submit(jobs.flood_without_end, gate.path, stream) for stream in (1, 2)
         ]
         await gate.visitor("flood", nth=2)
@@ -295,7 +295,7 @@ async def test_a_bug_in_the_pool_ends_it_and_leaves_nothing(
         visitor = await gate.visitor()
         assert pool._supervisor is not None
         pool._supervisor._core.ended = has_a_bug  # type: ignore[method-assign]
-        dying = pool.submit(os._exit, 3)
+        dying: Job[Any] = pool.submit(os._exit, 3)
         for job in (running, dying):
             with pytest.raises(PoolClosedError, match="the supervisor failed"):
                 await job

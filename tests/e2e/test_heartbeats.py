@@ -57,7 +57,7 @@ async def test_a_job_resumes_where_its_last_attempt_was_killed() -> None:
 async def test_the_very_last_beat_is_there_after_an_exception() -> None:
     async with patience(), Pool(1) as pool:
         view = pool.options(max_attempts=3, retry_on=[LookupError])
-        job = view.submit(beats.beat_and_raise)
+        job: Job[Any] = view.submit(beats.beat_and_raise)
         seen = await all_of(job)
         with pytest.raises(LookupError):
             await job
@@ -68,7 +68,7 @@ async def test_the_very_last_beat_is_there_after_an_exception() -> None:
 
 async def test_the_very_last_beat_is_there_after_a_crash() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(beats.count_at, gate.path)
+        job: Job[Any] = pool.submit(beats.count_at, gate.path)
         reader = asyncio.create_task(all_of(job))
         for number in range(3):
             (await gate.visitor(f"beat {number}")).release()
@@ -128,7 +128,9 @@ async def test_a_reader_of_a_cancelled_job_ends_with_it(stage: str) -> None:
         if stage == "queued":
             pool.submit(jobs.wait_at, gate.path, "held")
             await gate.visitor("held")
-        job = pool.options(cancel_grace=LONG).submit(beats.clean_up_beating, gate.path)
+        job: Job[Any] = pool.options(cancel_grace=LONG).submit(
+            beats.clean_up_beating, gate.path
+        )
         if stage == "running":
             await gate.visitor("work")
         reader = asyncio.create_task(all_of(job))
@@ -144,7 +146,7 @@ async def test_a_reader_of_a_cancelled_job_ends_with_it(stage: str) -> None:
 
 async def test_who_stops_reading_loses_nothing() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
-        job = pool.submit(beats.count_at, gate.path)
+        job: Job[Any] = pool.submit(beats.count_at, gate.path)
         reader = job.progress()
         first = await gate.visitor("beat 0")
         assert await anext(reader) == 0
@@ -226,7 +228,7 @@ async def test_a_job_that_hangs_for_good_says_where() -> None:
 
 async def test_a_stopped_worker_is_silent_and_leaves_no_stack() -> None:
     async with patience(), Gate() as gate, Pool(1, heartbeat_timeout=0.3) as pool:
-        job = pool.submit(beats.beat_deaf, gate.path)
+        job: Job[Any] = pool.submit(beats.beat_deaf, gate.path)
         os.kill((await gate.visitor("deaf")).pid, signal.SIGSTOP)
         with pytest.raises(WorkerHungError) as caught:
             await job
@@ -316,7 +318,7 @@ async def test_beats_from_the_future_do_not_buy_time(at: float) -> None:
 
 async def test_a_beating_job_that_hears_no_signal_can_be_cancelled() -> None:
     async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
-        job = pool.submit(beats.beat_deaf, gate.path)
+        job: Job[Any] = pool.submit(beats.beat_deaf, gate.path)
         visitor = await gate.visitor("deaf")
         job.cancel()
         await visitor.gone()

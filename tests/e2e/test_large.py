@@ -705,7 +705,7 @@ async def test_nothing_is_kept_of_an_argument_whose_job_raised() -> None:
     async with patience(), Pool(1) as pool:
         block: Any = Block(pattern(MIB))
         ref = weakref.ref(block)
-        job = pool.submit(large.fail_with, block)
+        job: Job[Any] = pool.submit(large.fail_with, block)
         del block
         await asyncio.wait([job])
         assert ref() is None

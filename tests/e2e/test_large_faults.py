@@ -127,7 +127,9 @@ async def assert_places(pool: Pool) -> None:
 
 async def test_a_worker_dies_of_a_job_with_a_large_argument() -> None:
     async with patience(), Pool(1) as pool:
-        job = pool.submit(large.die_with, Block(pattern(MIB)), Block(pattern(MIB)))
+        job: Job[Any] = pool.submit(
+            large.die_with, Block(pattern(MIB)), Block(pattern(MIB))
+        )
         await crash_of(job, KILLED)
         del job
         await freed(pool, left=())
@@ -170,7 +172,7 @@ async def test_results_outlive_their_worker() -> None:
 @pytest.mark.parametrize("lend", [0, 1000])
 async def test_a_worker_dies_with_half_an_outcome(lend: int) -> None:
     async with patience(), Pool(1) as pool:
-        job = pool.submit(large.die_granted, lend)
+        job: Job[Any] = pool.submit(large.die_granted, lend)
         await crash_of(job, KILLED)
         await freed(pool, left=())
         await assert_in_step(pool)
@@ -391,7 +393,7 @@ async def test_cancelling_a_job_that_is_being_loaded_costs_nothing(way: str) -> 
     async with patience(), LeaseKeeper(extend) as keeper, Pool(1) as pool:
         with Stop(way, most=1) as stop:
             view = pool.options(lease=(keeper, "mine"))
-            job = view.submit(large.die_with, Block(pattern(3 * MIB)))
+            job: Job[Any] = view.submit(large.die_with, Block(pattern(3 * MIB)))
             queued = pool.submit(large.same, Block(pattern(3 * MIB, 1)))
             await stop.reached()
             assert supervisor_of(pool)._state.handles[0].outbox.loading

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from asyncpool import (
+    Job,
     JobNotPicklableError,
     LeaseGoneError,
     LeaseKeeper,
@@ -321,7 +322,7 @@ async def test_with_its_pool_whatever_has_ended_that(
         supervisor = pool._supervisor
         assert supervisor is not None
         supervisor._core.ended = fail  # type: ignore[method-assign]
-        dying = pool.submit(os._exit, 3)
+        dying: Job[Any] = pool.submit(os._exit, 3)
         with pytest.raises(PoolClosedError, match="the supervisor failed"):
             await dying
         await keeper.lets_go("mine")

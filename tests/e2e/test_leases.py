@@ -6,10 +6,11 @@ import asyncio
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from asyncpool import LeaseGoneError, LeaseKeeper, Pool, WorkerCrashedError
+from asyncpool import Job, LeaseGoneError, LeaseKeeper, Pool, WorkerCrashedError
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -70,7 +71,7 @@ async def test_a_job_whose_lease_is_gone_is_stopped() -> None:
         LeaseKeeper(outside.extend, rate=100.0, cycle=0.05) as keeper,
         Pool(2) as pool,
     ):
-        lost = pool.submit(jobs.compute, gate.path, "lost")
+        lost: Job[Any] = pool.submit(jobs.compute, gate.path, "lost")
         safe = pool.submit(jobs.wait_at, gate.path, "safe")
         keeper.keep("lost", lost)
         keeper.keep("safe", safe)
@@ -91,7 +92,7 @@ async def test_a_crash_ends_a_lease() -> None:
         LeaseKeeper(outside.extend, rate=100.0, cycle=0.05) as keeper,
         Pool(1) as pool,
     ):
-        job = pool.submit(os._exit, 3)
+        job: Job[Any] = pool.submit(os._exit, 3)
         keeper.keep("one", job)
         with pytest.raises(WorkerCrashedError):
             await job

@@ -23,7 +23,7 @@ from tests.helpers.gate import Gate
 from tests.helpers.large import supervisor_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, closing, idle
+from tests.helpers.pools import assert_serves, closing, collect, idle
 
 pytestmark = BOTH_LOOPS
 
@@ -48,11 +48,6 @@ async def at_rest(pool: Pool) -> None:
     while pool.stats().idle < pool.stats().workers:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0)
     assert not pool.stats().waiting
-
-
-async def collect(results: AsyncIterator[Any], found: list[Any]) -> None:
-    async for result in results:
-        found.append(result)  # noqa: PERF401 - what comes before an error counts
 
 
 async def test_a_map_that_is_awaited_is_a_list() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Crash, Pool, WorkerCrashedError, WorkerHungError
+from asyncpool import Crash, Job, Pool, WorkerCrashedError, WorkerHungError
 from asyncpool._core.frames import Kind
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool.events import Crashed
@@ -103,7 +103,7 @@ async def test_who_is_kept_waiting_by_slow_handlers_is_not_silent() -> None:
     logger.propagate = False
     try:
         async with patience(), Gate() as gate, Pool(2, health_timeout=SHORT) as pool:
-            job = pool.submit(beats.log_without_end, gate.path, "flood")
+            job: Job[Any] = pool.submit(beats.log_without_end, gate.path, "flood")
             visitor = await gate.visitor("flood")
             for _ in range(3):  # so much time passes
                 with pytest.raises(WorkerHungError):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import pytest
 
-from asyncpool import Pool, WorkerCrashedError
+from asyncpool import Job, Pool, WorkerCrashedError
 from tests.helpers import jobs, logs
 from tests.helpers.gate import Gate
 from tests.helpers.logs import Kept, handled_by
@@ -184,7 +184,7 @@ async def test_a_flood_holds_up_nobody_else_and_ends_when_it_is_told_to() -> Non
     with handled_by(kept):
         async with patience(), Gate() as gate, Pool(2) as pool:
             await idle(pool)
-            flood = pool.submit(logs.log_without_end, gate.path)
+            flood: Job[Any] = pool.submit(logs.log_without_end, gate.path)
             visitor = await gate.visitor("flood")
             for number in range(300):
                 assert await pool.submit(jobs.square, number) == number**2
@@ -208,7 +208,7 @@ async def test_jobs_that_log_are_interrupted_and_their_worker_goes_on() -> None:
         async with patience(), Gate() as gate, Pool(1) as pool:
             pid = await pool.submit(jobs.pid)
             for turn in range(1, 31):
-                flood = pool.submit(logs.log_without_end, gate.path)
+                flood: Job[Any] = pool.submit(logs.log_without_end, gate.path)
                 await gate.visitor("flood", turn)
                 flood.cancel()
                 assert await pool.submit(logs.log, "between") == pid

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from asyncpool import (
+    Job,
     JobNotPicklableError,
     JobRaisedError,
     Pool,
@@ -144,7 +145,7 @@ async def test_what_must_not_be_raised_in_the_caller_is_wrapped(
 ) -> None:
     async with patience(), Pool(1) as pool:
         pid = await pool.submit(jobs.pid)
-        job = pool.submit(jobs.fail, error)
+        job: Job[Any] = pool.submit(jobs.fail, error)
         with pytest.raises(JobRaisedError) as caught:
             await job
         assert type(caught.value.exception) is type(error)

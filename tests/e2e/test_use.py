@@ -20,7 +20,7 @@ async def test_what_is_no_function_is_refused() -> None:
         with pytest.raises(
             TypeError, match=r"submit\(\) takes a callable first, not 3"
         ):
-            pool.submit(3)  # type: ignore[arg-type]
+            pool.submit(3)  # type: ignore[call-overload]
         assert await pool.submit(jobs.square, 3) == 9
 
 

@@ -121,7 +121,7 @@ def commit_in_result(name: str, size: int) -> bytes:
         jobs.sendall((head + payload)[: size // 2])
         commit(name)
 
-    loop._send = send
+    vars(loop)["send"] = send
     return bytes(size)
 
 
@@ -362,17 +362,17 @@ def by_name(name: str) -> Fault:
 
 def answer_and_die(gate: str) -> str:
     """Return, and die before the next job, with the gate closed behind the answer."""
-    from asyncpool._worker import loop
+    from asyncpool._worker import loop, sending
 
     visit = arrive(gate)
     visit.recv(100)
-    send = loop._send
+    send = sending.send
 
     def send_and_die(jobs: socket.socket, head: bytes, payload: bytes) -> None:
         send(jobs, head, payload)
         os._exit(3)
 
-    loop._send = send_and_die
+    vars(loop)["send"] = send_and_die
     return "answered"
 
 

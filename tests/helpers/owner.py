@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.jobs import Job, StreamJob
 
 __all__ = ["Owner"]
 
@@ -16,4 +16,7 @@ class Owner:
         return False
 
     def on_cancel(self, _: Job[Any], /) -> None:
+        pass
+
+    def give_credit(self, _: StreamJob, /) -> None:
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import psutil
@@ -29,6 +29,7 @@ __all__ = [
     "assert_told",
     "by_events",
     "closing",
+    "collect",
     "crash_of",
     "idle",
     "launcher_of",
@@ -53,6 +54,12 @@ async def until(pool: Pool, predicate: Callable[[PoolStats], bool]) -> PoolStats
 async def idle(pool: Pool) -> PoolStats:
     """Wait until every worker is ready, and idle unless it has got a job."""
     return await until(pool, lambda stats: stats.idle + stats.busy == stats.workers)
+
+
+async def collect(items: AsyncIterable[Any], found: list[Any]) -> None:
+    """Put *items* into *found*, also those before an error."""
+    async for item in items:
+        found.append(item)  # noqa: PERF401 - what comes before an error counts
 
 
 async def launcher_of(pool: Pool) -> int:

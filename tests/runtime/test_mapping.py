@@ -82,7 +82,7 @@ class FakePool:
             raise PoolFullError(waiting=len(self.open), max_pending=self._most_open)
         loop = asyncio.get_running_loop()
         chunk = function is run_chunk
-        assert chunk is options.chunk
+        assert chunk == (options.form == "chunk")
         make = ChunkJob if chunk else Job
         job: Job[Any] = make(1, Function(0, b""), options, Owner(), loop)
         self.together += chunk

@@ -30,6 +30,9 @@ class Owner:
     def on_cancel(self, _job: Job[Any], /) -> None:
         raise AssertionError
 
+    def give_credit(self, _job: Job[Any], /) -> None:
+        raise AssertionError
+
 
 class DeadWorker:
     """One that has not taken the last bytes that were put for it; its page and outbox, too."""

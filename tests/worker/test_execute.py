@@ -18,8 +18,10 @@ from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.outcome import load_value, pack_job
 from asyncpool._core.parcels import LARGE, Bundle, Parcel
 from asyncpool._core.raised import load_error
+from asyncpool._worker.coroutines import Coroutines
 from asyncpool._worker.execute import Executor
 from asyncpool._worker.interrupts import Interrupts
+from asyncpool._worker.streams import Credit, Streams
 from tests.helpers import jobs, values
 from tests.helpers.parcels import Array, arrived, plain
 
@@ -32,11 +34,22 @@ class Uninterrupted(Interrupts):
     def __init__(self) -> None:
         self.running = None
         self._wanted = None
+        self._held = False
 
 
 def executor_of(limit: int) -> Executor:
     """Return an executor of jobs with which nothing else has come."""
-    return Executor(limit, lambda payload: payload, Uninterrupted())
+    return make_executor(limit, lambda payload: payload)
+
+
+def make_executor(limit: int, complete: Callable[[Any], Any]) -> Executor:
+    interrupts = Uninterrupted()
+    coroutines = Coroutines(interrupts)
+    no_channel: Any = None
+    streams = Streams(no_channel, no_channel, interrupts, coroutines, Credit())
+    executor = Executor(complete, interrupts, coroutines, streams)
+    executor.max_payload = limit
+    return executor
 
 
 def run(function: Callable[..., Any], *args: Any, limit: int = LIMIT) -> Any:
@@ -153,7 +166,7 @@ def executor_and_cargo(limit: int) -> tuple[Executor, list[object]]:
         assert found.stream == payload
         return found
 
-    return Executor(limit, complete, Uninterrupted()), cargo
+    return make_executor(limit, complete), cargo
 
 
 def test_what_came_beside_a_job_is_part_of_its_arguments() -> None:

@@ -1,0 +1,214 @@
+"""Run coroutines of jobs in an event loop, which is there as long as the worker is.
+
+So what an async initializer or a job keeps (a session, a pool of connections) serves all
+jobs to come.  The loop runs as long as a job does: what a job leaves behind in it goes on
+with the next one.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from asyncpool._worker.context import JOB_LOGGER, running
+from asyncpool._worker.interrupts import Interrupts
+from asyncpool.errors import JobCancelled
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Coroutine
+    from types import FrameType, TracebackType
+    from typing import Any
+
+__all__ = ["Coroutines"]
+
+# The longest stack that is told, and its longest text.
+_DEEPEST = 100
+_LONGEST = 16_384
+
+
+class Coroutines:
+    """The event loop of one worker.
+
+    Args:
+        interrupts: Which end a job.
+
+    Attributes:
+        kind: Of the loop: ``"asyncio"`` or ``"uvloop"``.
+    """
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self.kind = "asyncio"
+        self._interrupts = interrupts
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._shown: Any = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], shown: Any = None) -> Any:
+        """Run *coroutine* to its end and return its result.
+
+        Args:
+            coroutine: What is run.
+            shown: What is shown of it when it is asked where the job is, if not all.
+
+        Raises:
+            BaseException: What it raises; its traceback begins in the coroutine.
+            JobCancelled: If it was made to end and let that pass.
+        """
+        from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
+
+        loop = self._loop if self._loop is not None else self._open()
+        interrupts, asked = self._interrupts, False
+        task = loop.create_task(_Steps(coroutine, loop))
+        self._shown = coroutine if shown is None else shown
+
+        def end() -> None:
+            nonlocal asked
+            if interrupts.heed():
+                asked = task.cancel()
+
+        interrupts.stacks = self._stacks
+        interrupts.instead = lambda: loop.call_soon_threadsafe(end)
+        end()  # it may have been asked to before that
+        try:
+            return loop.run_until_complete(task)
+        except CancelledError as error:
+            if asked:
+                raise JobCancelled from error
+            raise
+        except BaseException as error:
+            error.__traceback__ = _inner(error.__traceback__)
+            raise
+        finally:
+            interrupts.instead = interrupts.stacks = self._shown = None
+            if task.done() and not task.cancelled():
+                task.exception()  # else asyncio might complain that nobody has asked
+
+    def close(self) -> None:
+        """End what is left in the loop, and the loop."""
+        if self._loop is None:
+            return
+        from asyncio import all_tasks, gather  # noqa: PLC0415 - as above
+
+        loop, left = self._loop, all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    def _open(self) -> asyncio.AbstractEventLoop:
+        import asyncio  # noqa: PLC0415 - as above
+
+        if self.kind == "uvloop":
+            import uvloop  # noqa: PLC0415 - an extra
+
+            self._loop = uvloop.new_event_loop()
+        else:
+            self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        return self._loop
+
+    def _stacks(self) -> str:
+        """Tell where the job waits; if it computes instead, its thread tells that."""
+        lines: list[str] = []
+        inner = self._shown
+        while inner is not None and len(lines) < _DEEPEST:
+            frame, inner = _suspended(inner)
+            if frame is not None:
+                code = frame.f_code
+                name = f'  File "{code.co_filename}", line {frame.f_lineno} in'
+                lines.append(f"{name} {code.co_name}")
+        if not lines:
+            return ""
+        text = "\n".join(
+            ["Coroutine of the job (most recent call first):", *lines[::-1]]
+        )
+        return f"\n{text[:_LONGEST]}\n"
+
+
+class _Steps:
+    """A coroutine whose steps are timed: one that takes long holds up all others.
+
+    Args:
+        coroutine: What is run.
+        loop: Whose ``slow_callback_duration`` says what is long.
+    """
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._coroutine = coroutine
+        self._limit = loop.slow_callback_duration
+
+    def send(self, value: Any) -> Any:
+        """Take a step."""
+        began = perf_counter()
+        try:
+            return self._coroutine.send(value)
+        finally:
+            if perf_counter() - began > self._limit:
+                self._tell(perf_counter() - began)
+
+    def throw(self, *error: Any) -> Any:
+        """Take a step that begins with an error."""
+        began = perf_counter()
+        try:
+            return self._coroutine.throw(*error)
+        finally:
+            if perf_counter() - began > self._limit:
+                self._tell(perf_counter() - began)
+
+    def close(self) -> None:
+        """End it."""
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self
+
+    def _tell(self, seconds: float) -> None:
+        import logging  # noqa: PLC0415 - most jobs log nothing
+
+        job = running.get()
+        who = "the initializer" if job is None else f"job {job[0]}"
+        where = ""
+        inner: Any = self._coroutine
+        while inner is not None:
+            frame, inner = _suspended(inner)
+            if frame is None or "/asyncio/" in frame.f_code.co_filename:
+                break
+            where = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
+        logging.getLogger(JOB_LOGGER).warning(
+            "%s has held up the event loop of its worker for %.3g s in %s%s: what "
+            "computes is better submitted as a plain function",
+            who,
+            seconds,
+            getattr(self._coroutine, "__qualname__", "a coroutine"),
+            where,
+        )
+
+
+def _suspended(awaited: Any) -> tuple[FrameType | None, Any]:
+    """Return the frame in which *awaited* waits, and what it waits for, if it does."""
+    for frame_name, inner_name in _NAMES:
+        frame = getattr(awaited, frame_name, None)
+        if frame is not None and frame.f_back is None:  # or else it is running
+            return frame, getattr(awaited, inner_name)
+    return None, None
+
+
+def _inner(tb: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that is the coroutine's own."""
+    inner = tb
+    while inner is not None:
+        if inner.tb_frame.f_code in _STEPS:
+            return inner.tb_next
+        inner = inner.tb_next
+    return tb
+
+
+_NAMES = (
+    ("cr_frame", "cr_await"),
+    ("ag_frame", "ag_await"),
+    ("gi_frame", "gi_yieldfrom"),
+)
+_STEPS = (_Steps.send.__code__, _Steps.throw.__code__)

@@ -1,0 +1,236 @@
+"""Async functions: they run in an event loop of the worker's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool import JobRaisedError, JobTimeoutError, Pool, PoolBrokenError
+from tests.helpers import jobs, streams
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves
+
+pytestmark = BOTH_LOOPS
+
+KINDS = pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+
+
+@pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
+async def test_what_they_return_is_awaited(launcher: Any) -> None:
+    async def closure(number: int) -> int:
+        await asyncio.sleep(0)
+        return number + offset
+
+    offset = 5
+    async with patience(), Pool(1, launcher=launcher) as pool:
+        assert await pool.submit(streams.double, 21) == 42
+        assert await pool.submit(closure, 2) == 7
+        assert await pool.submit(jobs.square, 3) == 9
+
+
+@KINDS
+async def test_all_run_in_one_loop_of_the_kind_that_is_asked_for(kind: Any) -> None:
+    async with patience(), Pool(1, loop=kind) as pool:
+        found = [await pool.submit(streams.loop_kind) for _ in range(3)]
+    assert {name for name, _ in found} == {kind}
+    assert len({number for _, number in found}) == 1
+
+
+async def test_a_loop_that_is_not_installed_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"pip install 'asyncpool\[uvloop\]'"):
+        Pool(1, loop="uvloop")
+    with pytest.raises(ValueError, match="loop must be one of asyncio, uvloop"):
+        Pool(1, loop="trio")  # type: ignore[arg-type]
+
+
+@KINDS
+async def test_what_an_async_initializer_opens_serves_all_jobs(kind: Any) -> None:
+    async with (
+        patience(),
+        Pool(1, loop=kind, initializer=streams.open_session) as pool,
+    ):
+        assert await pool.submit(streams.session_is_of_this_loop)
+        assert await pool.submit(streams.session_is_of_this_loop)
+
+
+async def test_an_async_initializer_that_fails_is_a_failed_start() -> None:
+    with pytest.raises(PoolBrokenError, match="initializer failed: OSError: no"):
+        async with (
+            patience(),
+            Pool(1, initializer=streams.fail_in_depth, initargs=(OSError("no"),)),
+        ):
+            pass
+
+
+@KINDS
+async def test_errors_have_the_traceback_of_the_coroutine(kind: Any) -> None:
+    async with patience(), Pool(1, loop=kind) as pool:
+        with pytest.raises(KeyError) as caught:
+            await pool.submit(streams.fail_in_depth, KeyError("deep"))
+        remote = str(caught.value.__cause__)
+        assert "in fail_in_depth" in remote
+        assert "in _fail" in remote
+        assert "_worker" not in remote
+        assert "asyncio" not in remote
+        assert "uvloop" not in remote
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr
+)
+async def test_what_would_end_a_loop_ends_the_job_alone(
+    kind: Any, error: BaseException
+) -> None:
+    async with patience(), Pool(1, loop=kind) as pool:
+        worker = await pool.submit(jobs.pid)
+        with pytest.raises(JobRaisedError) as caught:
+            await pool.submit(streams.fail_in_depth, error)
+        assert type(caught.value.exception) is type(error)
+        assert await pool.submit(streams.double, 4) == 8
+        assert await pool.submit(jobs.pid) == worker
+
+
+@KINDS
+async def test_a_cancelled_job_is_cancelled_there(kind: Any) -> None:
+    async with patience(), Gate() as gate, Pool(1, loop=kind) as pool:
+        worker = await pool.submit(jobs.pid)
+        job = pool.submit(streams.wait_for_ever, gate.path)
+        await gate.visitor("waiting")
+        job.cancel()
+        await gate.visitor("left")
+        assert await pool.submit(streams.double, 4) == 8
+        assert await pool.submit(jobs.pid) == worker
+
+
+async def test_one_that_is_cancelled_before_its_first_step_never_begins() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        for _ in range(20):
+            job = pool.submit(streams.wait_for_ever, gate.path)
+            await asyncio.sleep(0)
+            job.cancel()
+            assert await pool.submit(streams.double, 4) == 8
+    assert pool.stats().crashes == 0
+
+
+@KINDS
+async def test_one_that_blocks_its_loop_is_killed_when_it_is_cancelled(
+    kind: Any,
+) -> None:
+    async with patience(), Gate() as gate, Pool(1, loop=kind) as pool:
+        worker = await pool.submit(jobs.pid)
+        job = pool.options(cancel_grace=0.1).submit(streams.block_for_ever, gate.path)
+        await gate.visitor("blocking")
+        job.cancel()
+        assert await pool.submit(jobs.pid) != worker
+
+
+@KINDS
+async def test_a_timeout_shows_where_it_waited(kind: Any) -> None:
+    async with patience(), Gate() as gate, Pool(1, loop=kind) as pool:
+        worker = await pool.submit(jobs.pid)
+        with pytest.raises(JobTimeoutError) as caught:
+            await pool.options(timeout=0.3).submit(streams.wait_for_ever, gate.path)
+        stack = caught.value.stack or ""
+        assert "Coroutine of the job" in stack
+        assert stack.index("in _event") < stack.index("in wait_for_ever")
+        assert "_worker" not in stack
+        await gate.visitor("left")
+        assert await pool.submit(jobs.pid) == worker
+
+
+async def test_a_timeout_shows_where_it_blocked() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        with pytest.raises(JobTimeoutError) as caught:
+            await pool.options(timeout=0.3, cancel_grace=0.1).submit(
+                streams.block_for_ever, gate.path
+            )
+        assert "in block_for_ever" in (caught.value.stack or "")
+
+
+async def test_one_that_holds_up_its_loop_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with patience(), Pool(1) as pool:
+        with caplog.at_level(logging.WARNING):
+            job = pool.submit(streams.block_once, 0.15)
+            assert await job == "done"
+            assert await pool.submit(streams.block_once, 0.0) == "done"
+        await assert_serves(pool)
+    [record] = [one for one in caplog.records if one.name == "asyncpool.job"]
+    text = record.getMessage()
+    assert text.startswith(f"job {job.id} has held up the event loop of its worker for")
+    assert "in block_once, before line" in text
+    assert streams.__file__ in text
+    assert vars(record)["job_id"] == job.id
+
+
+async def test_beats_go_on_and_a_wish_to_end_is_heard() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        job = pool.options(heartbeat_timeout=5).submit(
+            streams.beat_until_cancelled, gate.path
+        )
+        await gate.visitor("beating")
+        seen = []
+        async for details in job.progress():
+            seen.append(details)
+            if len(seen) == 3:
+                break
+        assert seen == sorted(set(seen))
+        job.cancel()
+        await assert_serves(pool)
+    assert pool.stats().crashes == 0
+
+
+async def test_tasks_of_a_job_know_it() -> None:
+    async with patience(), Pool(1) as pool:
+        job = pool.submit(streams.job_in_task)
+        assert await job == (job.id, 1)
+
+
+async def test_what_it_leaves_behind_ends_with_its_worker(tmp_path: Path) -> None:
+    path = tmp_path / "ended"
+    async with patience():
+        async with Pool(1) as pool:
+            assert await pool.submit(streams.outlive, os.fspath(path)) == "returned"
+            assert await pool.submit(streams.double, 1) == 2
+            assert not path.exists()
+        assert path.read_text() == "1\n"
+
+
+@pytest.mark.parametrize("chunk", [1, 7, None])
+async def test_maps_await_each_item(chunk: int | None) -> None:
+    async with patience(), Pool(2) as pool:
+        found = await pool.map(streams.double, range(200), chunk=chunk)
+        assert found == [n * 2 for n in range(200)]
+        assert await pool.starmap(streams.double, [(1,), (2,)]) == [2, 4]
+        outcomes = await pool.map(
+            streams.perhaps_fail, range(30), chunk=chunk
+        ).outcomes()
+        assert [one.index for one in outcomes if not one.ok] == [7, 17, 27]
+        assert [one.result() for one in outcomes if one.ok] == [
+            n for n in range(30) if n % 10 != 7
+        ]
+
+
+async def test_items_of_an_async_map_have_a_timeout_each() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        view = pool.options(timeout=0.3)
+        outcomes = await view.map(
+            streams.perhaps_wait_for_ever, [(gate.path, n) for n in range(12)], chunk=4
+        ).outcomes()
+        assert [one.index for one in outcomes if not one.ok] == [5]
+        assert isinstance(outcomes[5].error, JobTimeoutError)
+        assert [one.result() for one in outcomes if one.ok] == [
+            n for n in range(12) if n != 5
+        ]

@@ -1,0 +1,497 @@
+"""Streams: what a generator yields in a worker, taken here."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import weakref
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool import (
+    Job,
+    JobNotPicklableError,
+    JobTimeoutError,
+    Pool,
+    PoolClosedError,
+    PoolFullError,
+    Stream,
+    WorkerCrashedError,
+    WorkerHungError,
+)
+from tests.helpers import beats, jobs, large, streams
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, closing, collect, idle, until
+
+pytestmark = BOTH_LOOPS
+
+SYNC_AND_ASYNC = pytest.mark.parametrize("kind", ["sync", "async"])
+
+
+def of_kind(kind: str, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(streams, name if kind == "sync" else f"a{name}")
+    return found
+
+
+async def lines(path: Path, count: int) -> None:
+    """Wait until there are so many lines."""
+    while not path.exists() or len(path.read_text().split()) < count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@SYNC_AND_ASYNC
+@pytest.mark.parametrize("count", [0, 1, 16, 1000])
+async def test_items_come_in_order(kind: str, count: int) -> None:
+    async with patience(), Pool(1) as pool:
+        numbers = of_kind(kind, "numbers")
+        found = [item async for item in pool.stream(numbers, count)]
+        assert found == list(range(count))
+        await assert_serves(pool)
+
+
+async def test_whatever_returns_an_iterator_is_a_stream() -> None:
+    async with patience(), Pool(1) as pool:
+        assert [n async for n in pool.stream(range, 3, 6)] == [3, 4, 5]
+        assert [n async for n in pool.stream(map, str, [1, 2])] == ["1", "2"]
+        assert [n async for n in pool.stream(lambda: iter("ab"))] == ["a", "b"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_items_of_every_size_come_as_they_were(seed: int) -> None:
+    async with patience(), Pool(1) as pool:
+        view = pool.options(buffer=1 + seed * 3)
+        found = [item async for item in view.stream(streams.mixed, seed, 60)]
+        assert found == list(streams.mixed(seed, 60))
+
+
+async def test_large_items_are_shared_and_their_memory_is_used_again() -> None:
+    block = large.Block(large.pattern(1 << 20))
+    async with patience(), Pool(1) as pool:
+        stream = pool.options(buffer=2).stream(streams.values, [block] * 50)
+        async for item in stream:
+            assert item == block
+            del item
+            gc.collect()
+            assert len(large.numbers(pool)) <= 6
+        assert large.numbers(pool)
+
+
+async def test_where_memory_may_not_be_shared_items_are_sent() -> None:
+    block = large.Block(large.pattern(1 << 20))
+    async with patience(), Pool(1, max_shared_memory=0) as pool:
+        stream = pool.stream(streams.values, [block] * 10)
+        assert [item async for item in stream] == [block] * 10
+        assert not large.numbers(pool)
+
+
+async def test_its_job_tells_about_it() -> None:
+    async with patience(), Pool(1) as pool:
+        stream = pool.stream(streams.values, "abc", then="done")
+        assert not stream.job
+        assert not pool.stats().submitted
+        assert await anext(stream) == "a"
+        job = stream.job
+        assert isinstance(job, Job)
+        assert (job.attempt, job.state) in {(1, "running"), (1, "done")}
+        assert [item async for item in Rest(stream)] == ["b", "c"]
+        assert await job == "done"
+
+
+class Rest:
+    """What has not been taken yet."""
+
+    def __init__(self, stream: Stream[Any]) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> Rest:
+        return self
+
+    def __anext__(self) -> Any:
+        return self._stream.__anext__()
+
+
+async def test_it_is_for_one_iteration() -> None:
+    async with patience(), Pool(1) as pool:
+        stream = pool.stream(streams.numbers, 3)
+        assert [n async for n in stream] == [0, 1, 2]
+        with pytest.raises(RuntimeError, match="can be iterated over only once"):
+            aiter(stream)
+        assert pool.stats().submitted == 1
+
+
+@SYNC_AND_ASYNC
+@pytest.mark.parametrize("buffer", [1, 2, 5, 16])
+async def test_no_more_is_made_than_may_wait(
+    kind: str, buffer: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "made"
+    async with patience(), Pool(1) as pool:
+        view = pool.options(buffer=buffer)
+        stream = view.stream(of_kind(kind, "signed"), str(path), 60)
+        taken = 0
+        async for item in stream:
+            assert item == taken
+            taken += 1
+            # As much as is certain, and then no more.
+            await lines(path, min(60, taken + buffer - 1 - buffer // 2))
+            assert len(path.read_text().split()) <= taken + buffer
+        assert taken == 60
+
+
+@SYNC_AND_ASYNC
+async def test_what_is_left_early_is_closed(kind: str) -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        worker = await pool.submit(jobs.pid)
+        async for item in pool.stream(of_kind(kind, "closed_at"), gate.path):
+            if item == 40:
+                break
+        word = "GeneratorExit"
+        (await gate.visitor(word)).release()
+        assert await pool.submit(jobs.pid) == worker
+    assert (pool.stats().cancelled, pool.stats().crashes) == (1, 0)
+
+
+@SYNC_AND_ASYNC
+async def test_closing_it_closes_the_generator(kind: str) -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        async with aclosing(
+            pool.stream(of_kind(kind, "closed_at"), gate.path)
+        ) as stream:
+            assert await anext(stream) == 0
+        (await gate.visitor("GeneratorExit")).release()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        await assert_serves(pool)
+
+
+async def test_what_was_never_asked_for_an_item_costs_nothing() -> None:
+    async with patience(), Pool(1) as pool:
+        aiter(pool.stream(streams.numbers, 3))
+        stream = pool.stream(streams.numbers, 3)
+        await stream.aclose()
+        gc.collect()
+        assert pool.stats().submitted == 0
+        await assert_serves(pool)
+
+
+async def test_a_generator_that_computes_is_closed_too() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        worker = await pool.submit(jobs.pid)
+        async with aclosing(
+            pool.stream(streams.closed_while_running, gate.path)
+        ) as stream:
+            await anext(stream)
+            await gate.visitor("running")
+        await gate.visitor("closed")
+        assert await pool.submit(jobs.pid) == worker
+
+
+async def test_an_async_generator_that_waits_is_cancelled() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        worker = await pool.submit(jobs.pid)
+        async with aclosing(
+            pool.stream(streams.closed_while_waiting, gate.path)
+        ) as stream:
+            await anext(stream)
+            await gate.visitor("running")
+        await gate.visitor("closed")
+        assert await pool.submit(jobs.pid) == worker
+
+
+async def test_who_waits_for_an_item_may_be_cancelled() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        worker = await pool.submit(jobs.pid)
+        stream = pool.stream(streams.closed_while_running, gate.path)
+        task = asyncio.create_task(collect(stream, []))
+        await gate.visitor("running")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await gate.visitor("closed")
+        assert await pool.submit(jobs.pid) == worker
+
+
+async def test_one_that_refuses_to_end_is_killed() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        worker = await pool.submit(jobs.pid)
+        view = pool.options(cancel_grace=0.1)
+        async with aclosing(view.stream(streams.refusing_to_end, gate.path)) as stream:
+            await anext(stream)
+            await gate.visitor("running")
+        assert await pool.submit(jobs.pid) != worker
+
+
+@SYNC_AND_ASYNC
+async def test_an_error_comes_where_it_was_raised(kind: str) -> None:
+    values = of_kind(kind, "values")
+    source = random.Random(1)
+    async with patience(), Pool(1) as pool:
+        for count in [0, 1, *(source.randrange(100) for _ in range(10))]:
+            found: list[Any] = []
+            stream = pool.stream(values, range(count), ValueError("at the end"))
+            with pytest.raises(ValueError, match="at the end") as caught:
+                await collect(stream, found)
+            assert found == list(range(count))
+            remote = str(caught.value.__cause__)
+            assert f"in {values.__name__}" in remote
+            assert "asyncpool/_worker" not in remote
+        await assert_serves(pool)
+
+
+async def test_what_cannot_cross_is_named() -> None:
+    async with patience(), Pool(1, max_message=100_000) as pool:
+        found: list[Any] = []
+        with pytest.raises(JobNotPicklableError, match="lock") as caught:
+            await collect(pool.stream(streams.unpicklable_after, 3), found)
+        assert found == [0, 1, 2]
+        assert "It is item 3 of a stream." in str(caught.value.__cause__)
+        text = "has 200.* bytes when pickled, and max_message is 100000"
+        with pytest.raises(JobNotPicklableError, match=text):
+            await anext(pool.stream(repeated, 200_000))
+        with pytest.raises(JobNotPicklableError, match=r"args\[0\] cannot be pickled"):
+            await anext(pool.stream(streams.values, (n for n in "ab")))
+        await assert_serves(pool)
+
+
+def repeated(size: int) -> list[bytes]:
+    return [bytes(size)]
+
+
+async def test_what_cannot_be_unpickled_here_ends_it() -> None:
+    async with patience(), Pool(1) as pool:
+        stream = pool.stream(streams.values, [1, BadHere(), 3])
+        assert await anext(stream) == 1
+        with pytest.raises(JobNotPicklableError, match="not here") as caught:
+            await anext(stream)
+        assert stream.job is not None
+        assert (caught.value.job_id, caught.value.attempt) == (stream.job.id, 1)
+        await assert_serves(pool)
+
+
+class BadHere:
+    """What can be pickled, and unpickled in any process but the one that made this."""
+
+    def __init__(self) -> None:
+        self.home = os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        if self.home == os.getpid():
+            raise ValueError("not here")
+
+
+@pytest.mark.parametrize("result", [None, 3, ValueError])
+async def test_what_yields_nothing_is_no_stream(result: Any) -> None:
+    text = r"stream\(\) takes a function that returns an iterator or an async iterator"
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(TypeError, match=text):
+            await anext(pool.stream(jobs.call, returning, result))
+        with pytest.raises(
+            TypeError, match=r"stream\(\) takes a callable first, not 3"
+        ):
+            pool.stream(3)  # type: ignore[call-overload]
+
+
+def returning(value: Any) -> Any:
+    return value
+
+
+async def test_a_crash_comes_behind_the_items_before_it() -> None:
+    async with patience(), Pool(1) as pool:
+        found: list[Any] = []
+        with pytest.raises(WorkerCrashedError) as caught:
+            await collect(pool.stream(streams.dying, 40), found)
+        assert found == list(range(40))
+        assert caught.value.crashes[0].exit_code == 3
+        await assert_serves(pool)
+
+
+async def test_there_is_another_attempt_if_nothing_was_taken(tmp_path: Path) -> None:
+    async with patience(), Pool(1) as pool:
+        view = pool.options(max_attempts=2, retry_on=("crash", OSError))
+        for number, function in enumerate((streams.dying_once, streams.failing_once)):
+            token = str(tmp_path / f"token {number}")
+            stream = view.stream(function, token, 0)
+            assert [item async for item in stream] == []
+            assert stream.job is not None
+            assert stream.job.attempt == 2
+
+
+async def test_who_has_taken_something_gets_the_crash(tmp_path: Path) -> None:
+    token = str(tmp_path / "token")
+    async with patience(), Pool(1) as pool:
+        stream = pool.options(max_attempts=2).stream(streams.dying_once, token, 40)
+        found: list[Any] = []
+        with pytest.raises(WorkerCrashedError):
+            await collect(stream, found)
+        assert found == [(number, 1) for number in range(40)]
+        await assert_serves(pool)
+
+
+async def test_its_timeout_is_for_all_of_it() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        stream = pool.options(timeout=0.3).stream(streams.silent_at, gate.path, 3)
+        found: list[Any] = []
+        with pytest.raises(JobTimeoutError) as caught:
+            await collect(stream, found)
+        assert found == [0, 1, 2]
+        assert "in silent_at" in (caught.value.stack or "")
+        await assert_serves(pool)
+
+
+async def test_items_are_signs_of_life_and_silence_is_not() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        view = pool.options(heartbeat_timeout=0.3)
+        with pytest.raises(WorkerHungError):
+            await collect(view.stream(streams.silent_at, gate.path, 3), [])
+        await assert_serves(pool)
+
+
+async def test_who_waits_for_a_slow_caller_is_not_silent() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        view = pool.options(heartbeat_timeout=0.1, buffer=1)
+        stream = view.stream(streams.numbers, 3)
+        found = []
+        async for item in stream:
+            found.append(item)
+            # Until somebody who has begun later was silent for too long.
+            with pytest.raises(WorkerHungError):
+                await view.submit(jobs.wait_at, gate.path)
+        assert found == [0, 1, 2]
+    assert pool.stats().crashes == 3
+
+
+async def test_it_waits_for_a_worker_and_then_has_it_alone() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        first = pool.submit(jobs.wait_at, gate.path)
+        stream = pool.stream(streams.numbers, 100)
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)  # it is submitted when it is first asked
+        second = pool.submit(jobs.pid)
+        visitor = await gate.visitor()
+        assert not task.done()
+        visitor.release()
+        await first
+        assert await task == 0
+        assert not second.done()
+        assert len([n async for n in Rest(stream)]) == 99
+        await second
+
+
+async def test_a_full_queue_takes_none() -> None:
+    async with patience(), Gate() as gate, Pool(1, max_pending=0) as pool:
+        running = pool.submit(jobs.wait_at, gate.path)
+        with pytest.raises(PoolFullError):
+            await anext(pool.stream(streams.numbers, 3))
+        (await gate.visitor()).release()
+        await running
+
+
+async def test_a_pool_that_closes_waits_for_who_takes_the_items() -> None:
+    async with patience():
+        pool = Pool(1)
+        await pool.start()
+        stream = pool.stream(streams.numbers, 100)
+        assert await anext(stream) == 0
+        close = await closing(pool)
+        assert [n async for n in Rest(stream)] == list(range(1, 100))
+        summary = await close
+        assert (summary.finished, summary.failed, summary.killed) == (1, 0, 0)
+        with pytest.raises(PoolClosedError):
+            await anext(pool.stream(streams.numbers, 3))
+
+
+async def test_one_that_is_closed_at_once_fails_it_behind_what_has_come() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(1)
+        await pool.start()
+        stream = pool.stream(streams.silent_at, gate.path, 3)
+        assert await anext(stream) == 0
+        await gate.visitor()
+        await pool.close(finish="none")
+        found: list[Any] = []
+        with pytest.raises(PoolClosedError) as caught:
+            await collect(Rest(stream), found)
+        assert found == [1, 2]
+        assert caught.value.delivery == "started"
+
+
+@pytest.mark.parametrize(
+    ("fault", "detail"),
+    [
+        ((streams.more_than_allowed, 17), "more than 16 items"),
+        ((streams.item_of, 12345), "an item of job 12345, which it has not"),
+    ],
+)
+async def test_a_worker_that_sends_what_nobody_wants_is_not_trusted(
+    fault: tuple[Any, ...], detail: str
+) -> None:
+    function, *args = fault
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(WorkerCrashedError) as caught:
+            await collect(pool.stream(function, *args), [])
+        assert detail in caught.value.crashes[0].detail
+        assert caught.value.crashes[0].kind == "protocol"
+        await assert_serves(pool)
+
+
+async def test_an_item_of_a_job_that_is_no_stream_is_not_trusted() -> None:
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(WorkerCrashedError) as caught:
+            await pool.submit(streams.item_of, 0)
+        assert "it sent an item of attempt 1 of <Job" in caught.value.crashes[0].detail
+
+
+async def test_nothing_of_an_item_is_kept() -> None:
+    async with patience(), Pool(1) as pool:
+        stream = pool.stream(streams.values, [large.Crowd([1]), large.Crowd([2]), 3])
+        item = await anext(stream)
+        gone = weakref.ref(item)
+        del item
+        gc.collect()
+        assert gone() is None
+        assert await anext(stream) == [2]
+        job = stream.job
+        assert [n async for n in Rest(stream)] == [3]
+        stream_gone = weakref.ref(stream)
+        del stream, job
+        gc.collect()
+        assert stream_gone() is None
+
+
+async def test_a_map_takes_the_items_of_a_stream() -> None:
+    async with patience(), Pool(2) as pool:
+        numbers = pool.stream(streams.numbers, 1000)
+        assert await pool.map(jobs.square, numbers) == [n * n for n in range(1000)]
+
+
+async def test_beats_come_beside_the_items() -> None:
+    async with patience(), Pool(1) as pool:
+        stream = pool.stream(beats_and_items, 5)
+        assert [n async for n in stream] == list(range(5))
+        assert stream.job is not None
+        assert [details async for details in stream.job.progress()][-1:] == [4]
+
+
+def beats_and_items(stop: int) -> Any:
+    for number in range(stop):
+        beats.beat_value(number)
+        yield number
+
+
+async def test_as_many_as_there_are_workers_run_at_once() -> None:
+    async with patience(), Pool(2) as pool:
+        await idle(pool)
+        first, second = (pool.stream(streams.numbers, 50) for _ in range(2))
+        found = [await anext(first), await anext(second)]
+        assert found == [0, 0]
+        await until(pool, lambda stats: stats.submitted == 2)
+        assert [n async for n in Rest(first)] == [n async for n in Rest(second)]
