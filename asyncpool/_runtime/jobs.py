@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.functions import Function
-from asyncpool._core.limits import JobOptions, Limit
+from asyncpool._core.limits import JobLimits, JobOptions, Limit
 from asyncpool._core.parcels import Parcel
 from asyncpool._core.profiles import ALONE, Profile
 from asyncpool._runtime.progress import Progress, Pulse
@@ -24,6 +25,7 @@ class JobOwner(Protocol):
 
     def is_running(self, job: Job[Any], /) -> bool:
         """Tell whether it is the first that its worker has in hand."""
+        ...
 
     def on_cancel(self, job: Job[Any], /) -> None:
         """Hear that its caller does not want it any more."""
@@ -75,21 +77,21 @@ class Job(asyncio.Future[R], Generic[R]):
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(loop=loop)
-        self.id = number
-        self.attempt = options.begun
+        self.id: int = number
+        self.attempt: int = options.begun
         self.worker: int | None = None
         self.slot: int | None = None
-        self.function = function
-        self.policy = options.attempts
-        self.limits = options.limits
-        self.priority = options.priority
+        self.function: Function = function
+        self.policy: AttemptPolicy = options.attempts
+        self.limits: JobLimits = options.limits
+        self.priority: int = options.priority
         self.began: float | None = None
         self.exceeded: Limit | None = None
         self.payload: bytes | Parcel = b""
-        self.context = options.limits.context
-        self.ahead = 0
+        self.context: bytes = options.limits.context
+        self.ahead: int = 0
         self.crashes: tuple[Crash, ...] = ()
-        self.returns = 0
+        self.returns: int = 0
         self.pulse: Pulse | None = None
         self._owner = owner
 
