@@ -13,6 +13,9 @@ SUPPORTED := 3.11 3.12 3.13
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 
+# It comes with a Node.js, and would ask PyPI at each call whether it is the newest.
+PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Two installations at once into one environment would break it.
@@ -34,8 +37,12 @@ lint: $(VENV)/.installed-test ## Style, formatting and the direction of imports
 	$(PY) -m ruff format --check .
 	$(BIN)/lint-imports
 
-types: $(VENV)/.installed-test ## mypy in its strict mode
+# pyright verifies the types of an installed package, and takes none for installed that is
+# editable: hence the PYTHONPATH.
+types: $(VENV)/.installed-test ## mypy and pyright in their strict modes
 	$(PY) -m mypy
+	$(PYRIGHT)
+	PYTHONPATH="$(CURDIR)" $(PYRIGHT) --ignoreexternal --verifytypes asyncpool
 
 soak: $(VENV)/.installed-test ## Pools under random faults; SOAK="--seed 7 --minutes 10"
 	$(PY) -m tests.soak $(SOAK)

@@ -10,8 +10,6 @@ import importlib
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
-    from typing import Any
-
     from asyncpool import to_process
     from asyncpool._core.restart import RestartPolicy
     from asyncpool._core.wear import WorkerLimits
@@ -151,15 +149,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'asyncpool' has no attribute {name!r}")
-    if home == __name__:
-        return importlib.import_module(f"{home}.{name}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # or every name would seem to be there
+
+    def __getattr__(name: str) -> object:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module 'asyncpool' has no attribute {name!r}")
+        if home == __name__:
+            return importlib.import_module(f"{home}.{name}")
+        value = getattr(importlib.import_module(home), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

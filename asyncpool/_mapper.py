@@ -188,6 +188,10 @@ class Mapper(ABC):
     def map(
         self,
         fn: Callable[..., Coroutine[Any, Any, R]],
+        items: AnyIterable[Any],
+        more: AnyIterable[Any],
+        still_more: AnyIterable[Any],
+        even_more: AnyIterable[Any],
         /,
         *iterables: AnyIterable[Any],
         window: int | None = None,
@@ -198,6 +202,10 @@ class Mapper(ABC):
     def map(
         self,
         fn: Callable[..., R],
+        items: AnyIterable[Any],
+        more: AnyIterable[Any],
+        still_more: AnyIterable[Any],
+        even_more: AnyIterable[Any],
         /,
         *iterables: AnyIterable[Any],
         window: int | None = None,

@@ -325,7 +325,7 @@ class JobRaisedError(JobError):
             job_id=job_id,
             attempt=attempt,
         )
-        self.__cause__ = exception
+        self.__cause__: BaseException | None = exception
 
 
 class WorkerCrashedError(JobError):

@@ -7,9 +7,9 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
-from multiprocessing import context
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast
 
 from asyncpool._core.restart import RestartPolicy
@@ -34,6 +34,7 @@ class StartMethod(Protocol):
 
     def get_start_method(self) -> str:
         """Return ``"fork"``, ``"forkserver"`` or ``"spawn"``."""
+        ...
 
 
 class Executor(concurrent.futures.Executor):
@@ -225,18 +226,18 @@ def _launcher(mp_context: StartMethod | None) -> Literal["forkserver", "spawn"]:
 
 
 @contextlib.contextmanager
-def _as_for_a_child() -> Iterator[None]:
+def _as_for_a_child() -> Generator[None]:
     """Have the locks of :mod:`multiprocessing` let themselves be pickled.
 
     They refuse unless a process is being started in this thread.  Those of its queues need
     more than that: descriptors, which go to one child only.
     """
-    before, anything = context.get_spawning_popen(), cast(Any, object())
-    context.set_spawning_popen(anything)
+    before, anything = get_spawning_popen(), cast(Any, object())
+    set_spawning_popen(anything)
     try:
         yield
     finally:
-        context.set_spawning_popen(before)
+        set_spawning_popen(before)
 
 
 def _after_shutdown() -> Exception:

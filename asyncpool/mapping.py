@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
@@ -99,7 +106,7 @@ class Map(Generic[R]):
     def __aiter__(self) -> AsyncIterator[R]:
         return self._begin()
 
-    def __anext__(self) -> Any:
+    def __anext__(self) -> Awaitable[R]:
         """Return an awaitable of the next result."""
         if self._iteration is None:
             self._begin()

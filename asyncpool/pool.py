@@ -199,7 +199,7 @@ class Pool(Mapper):
                 raise TypeError(f"{what} must be callable, not {value!r}")
         if isinstance(preload, str):
             raise TypeError(f"preload takes names of modules: ({preload!r},)")
-        self.name = name or f"pool-{next(_numbers)}"
+        self.name: str = name or f"pool-{next(_numbers)}"
         self._config = SupervisorConfig(
             workers=least_most,
             name=self.name,

@@ -19,6 +19,7 @@ class Loader(Protocol):
 
     def load(self, job: Job[Any], frame: Frame, /) -> Awaitable[Any]:
         """Return the item in *frame*."""
+        ...
 
 
 class Stream(Generic[T]):

@@ -25,7 +25,9 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 # Theirs, for calls of both.
-current_default_process_limiter = anyio.to_process.current_default_process_limiter
+current_default_process_limiter: Callable[[], anyio.CapacityLimiter] = (
+    anyio.to_process.current_default_process_limiter
+)
 
 # Seconds that an idle worker is kept, as anyio does it.
 _IDLE_TIMEOUT = 300.0
@@ -89,7 +91,7 @@ class _Resident:
     """
 
     def __init__(self) -> None:
-        self._most = 1
+        self._most: int = 1
         self.pool = Pool((1, self._most), idle_timeout=_IDLE_TIMEOUT, name="to_process")
         # A task of its own, since a start that is cancelled closes the pool.
         self.up = asyncio.create_task(self.pool.start())

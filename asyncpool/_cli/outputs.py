@@ -125,7 +125,7 @@ class Outputs:
         assert held is not None
         for item in done:
             held[item.number] = item
-        ready = []
+        ready: list[Done] = []
         while (following := held.pop(self._next, None)) is not None:
             ready.append(following)
             self._next += 1

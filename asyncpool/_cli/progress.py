@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 from rich.console import Console
@@ -140,7 +140,7 @@ class WorkerLines(logging.Handler):
 
     @classmethod
     @contextmanager
-    def on(cls, console: Console) -> Iterator[None]:
+    def on(cls, console: Console) -> Generator[None]:
         """Print them while the context lasts."""
         handler = cls(console)
         root = logging.getLogger()

@@ -161,8 +161,9 @@ def _plain(value: Any) -> Any:
         }
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "tolist"):  # NumPy's arrays and scalars
-        return value.tolist()
+    tolist: object = getattr(value, "tolist", None)
+    if callable(tolist):  # NumPy's arrays and scalars
+        return tolist()
     raise TypeError(
         f"{type(value).__name__} is not; return numbers, text, lists, dicts or a "
         "dataclass"

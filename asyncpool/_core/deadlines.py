@@ -65,7 +65,7 @@ class Deadlines:
 
     def pop(self, now: float) -> list[int]:
         """Return the jobs whose time is over, in that order, and forget them."""
-        due = []
+        due: list[int] = []
         while (time := self.next()) is not None and time <= now:
             job = heappop(self._heap)[1]
             del self._when[job]

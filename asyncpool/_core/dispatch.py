@@ -75,7 +75,7 @@ class Dispatcher:
         """
         queue = self._queue
         queue.give_back(jobs)
-        placed = []
+        placed: list[tuple[int, int]] = []
         while queue:
             job, profile = queue.head()
             slot = self._place(job, profile)

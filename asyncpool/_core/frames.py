@@ -120,7 +120,7 @@ class Frame(Record):
 
 
 # What Frame(...) does, in half of the time.
-_frame = functools.partial(tuple.__new__, Frame)
+_frame = functools.partial(tuple.__new__, Frame)  # pyright: ignore[reportUnknownMemberType] - of a bare tuple
 
 
 def header(

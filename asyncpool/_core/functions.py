@@ -46,9 +46,9 @@ class Function:
     __slots__ = ("number", "payload", "profile")
 
     def __init__(self, number: int, payload: bytes) -> None:
-        self.number = number
-        self.payload = payload
-        self.profile = Profile()
+        self.number: int = number
+        self.payload: bytes = payload
+        self.profile: Profile = Profile()
 
 
 class FunctionTable:
@@ -93,7 +93,7 @@ class Memory(_Numbered):
         self[number] = function
 
 
-def _kin_of(function: Callable[..., Any]) -> object:
+def _kin_of(function: Any) -> object:
     """Return what calls have in common that are likely to take equally long.
 
     Plain values, since neither a closure nor an object with a state may be kept.

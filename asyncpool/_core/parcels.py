@@ -66,8 +66,8 @@ class Parcel:
     __slots__ = ("_stream", "buffers", "pieces")
 
     def __init__(self, pieces: list[bytes], buffers: list[memoryview]) -> None:
-        self.pieces = pieces
-        self.buffers = buffers
+        self.pieces: list[bytes] = pieces
+        self.buffers: list[memoryview] = buffers
         self._stream = sum(map(len, pieces))
 
     def __len__(self) -> int:
@@ -120,7 +120,8 @@ def is_heavy(payload: bytes | memoryview | Bundle) -> bool:
 
 def lay_out(sizes: Iterable[int]) -> tuple[list[int], int]:
     """Return where areas of these *sizes* begin, and where the last one ends."""
-    offsets, end = [], 0
+    offsets: list[int] = []
+    end = 0
     for size in sizes:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
         offsets.append(start)

@@ -41,7 +41,7 @@ class Profile:
     __slots__ = ("cost",)
 
     def __init__(self) -> None:
-        self.cost = UNKNOWN
+        self.cost: float = UNKNOWN
 
     def note(self, duration: float) -> None:
         """Take note of a call that took *duration*."""

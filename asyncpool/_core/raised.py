@@ -108,8 +108,8 @@ def _is_faithful(copy: object, error: BaseException) -> bool:
 class _ErrorPickler(pickle.Pickler):
     """Has all exceptions in what it pickles rebuilt without their ``__init__``."""
 
-    def reducer_override(self, value: object) -> Any:
-        return _reduce(value)
+    def reducer_override(self, obj: object) -> Any:
+        return _reduce(obj)
 
 
 def _dumps_rebuilt(error: BaseException) -> bytes:
@@ -123,11 +123,11 @@ def _dumps_rebuilt(error: BaseException) -> bytes:
         pass
     import cloudpickle  # noqa: PLC0415 - 20 ms that most workers never need
 
-    class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, value: object) -> Any:
-            reduced = _reduce(value)
+    class ByValue(cloudpickle.Pickler):
+        def reducer_override(self, obj: object) -> Any:
+            reduced = _reduce(obj)
             if reduced is NotImplemented:
-                return super().reducer_override(value)
+                return super().reducer_override(obj)
             return reduced
 
     buffer = io.BytesIO()

@@ -91,7 +91,8 @@ class Sizing:
             self._shrink_at = min(since, now) + self._idle_timeout
             return None
         self._resize(self.size - 1, now)
-        if self._shrink_at is not None:
+        # It is over if that was the last one too many.
+        if self._shrink_at is not None:  # pyright: ignore[reportUnnecessaryComparison] - _resize() sets it
             self._shrink_at = now
         return slot
 

@@ -466,7 +466,7 @@ class Supervision:
 
     def _in_hand(self) -> list[int]:
         """Take every job out of the workers' hands, and return those still wanted."""
-        jobs = []
+        jobs: list[int] = []
         for slot in self.slots:
             if slot.flight.jobs:
                 jobs += [job for job in slot.flight.jobs if job not in slot.unwanted]

@@ -176,7 +176,7 @@ class JobBook:
     def losses(self, handle: WorkerHandle, slot: Slot, kind: CrashKind) -> list[Loss]:
         """Take note that a worker is dead: what becomes of the jobs it had in hand?"""
         jobs = [self.jobs[n] for n in slot.flight.jobs if n in self.jobs]
-        losses = []
+        losses: list[Loss] = []
         for job, delivery in zip(jobs, deliveries(jobs, handle), strict=True):
             begun = delivery == "started"
             # One that was about to begin may be the reason too, and it alone.

@@ -346,7 +346,7 @@ class WorkerHandle:
 
     def _take_beats(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
         """Return the frames that are no heartbeats, and what is wrong with the next."""
-        others = []
+        others: list[Frame] = []
         for frame in frames:
             if frame.kind is not Kind.BEAT:
                 others.append(frame)

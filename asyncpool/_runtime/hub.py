@@ -23,7 +23,7 @@ class EventStream(Generic[E]):
     """
 
     def __init__(self, size: int) -> None:
-        self.dropped = 0
+        self.dropped: int = 0
         self._events: deque[E] = deque(maxlen=size)
         self._news = asyncio.Event()
         self._ended = False

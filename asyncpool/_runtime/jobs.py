@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.frames import Frame
 from asyncpool._core.functions import Function
-from asyncpool._core.limits import JobOptions, Limit
+from asyncpool._core.limits import JobLimits, JobOptions, Limit
 from asyncpool._core.parcels import Parcel
 from asyncpool._core.profiles import ALONE, Profile
 from asyncpool._runtime.progress import Progress, Pulse
@@ -30,9 +30,11 @@ class JobOwner(Protocol):
 
     def is_running(self, job: Job[Any], /) -> bool:
         """Tell whether it is the first that its worker has in hand."""
+        ...
 
     def give_credit(self, job: StreamJob, /) -> None:
         """Tell its worker how many items it may send in all."""
+        ...
 
     def on_cancel(self, job: Job[Any], /) -> None:
         """Hear that its caller does not want it any more."""
@@ -85,22 +87,22 @@ class Job(asyncio.Future[R], Generic[R]):
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(loop=loop)
-        self.id = number
-        self.attempt = options.begun
+        self.id: int = number
+        self.attempt: int = options.begun
         self.worker: int | None = None
         self.slot: int | None = None
-        self.function = function
-        self.policy = options.attempts
-        self.limits = options.limits
-        self.priority = options.priority
+        self.function: Function = function
+        self.policy: AttemptPolicy = options.attempts
+        self.limits: JobLimits = options.limits
+        self.priority: int = options.priority
         self.began: float | None = None
         self.exceeded: Limit | None = None
         self.payload: bytes | Parcel = b""
-        self.credit = 0
-        self.context = options.limits.context
-        self.ahead = 0
+        self.credit: int = 0
+        self.context: bytes = options.limits.context
+        self.ahead: int = 0
         self.crashes: tuple[Crash, ...] = ()
-        self.returns = 0
+        self.returns: int = 0
         self.pulse: Pulse | None = None
         self._owner = owner
 
@@ -192,7 +194,8 @@ class StreamJob(Job[Any]):
         self, number: int, function: Function, options: JobOptions, *args: Any
     ) -> None:
         super().__init__(number, function, options, *args)
-        self.credit = self._window = options.buffer
+        self.credit: int = options.buffer
+        self._window = options.buffer
         self._items: deque[Frame] = deque()
         self._received = self._taken = 0
         self._heard_at = 0.0

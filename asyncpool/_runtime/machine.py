@@ -89,7 +89,7 @@ def usable_cpus() -> int:
 
 def _quota(root: Path) -> float | None:
     """Return the tightest CPU quota of the cgroups that this process is in."""
-    quotas = []
+    quotas: list[float] = []
     for folder, second in _cgroups(root, "cpu"):
         with contextlib.suppress(ValueError, ZeroDivisionError):
             quotas.append(_quota_v2(folder) if second else _quota_v1(folder))
@@ -150,7 +150,7 @@ def oom_kills() -> int | None:
 
 def memory_limit() -> int | None:
     """Return how many bytes the tightest of this process's cgroups allows, if any does."""
-    limits = []
+    limits: list[int] = []
     for folder, second in _cgroups(_CGROUPS, "memory"):
         file = folder / ("memory.max" if second else "memory.limit_in_bytes")
         with contextlib.suppress(ValueError):  # "max" is no number, hence no limit

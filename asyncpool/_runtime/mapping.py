@@ -44,10 +44,12 @@ class Crew(Protocol):
     @property
     def most_workers(self) -> int:
         """How many workers there may be."""
+        ...
 
     @property
     def max_payload(self) -> int:
         """The most bytes of a result."""
+        ...
 
     async def room(self) -> None:
         """Wait until the queue, which was full, has room."""

@@ -28,10 +28,12 @@ class Pulse:
     __slots__ = ("_number", "at", "attempt", "details", "heard", "news")
 
     def __init__(self, job: asyncio.Future[Any]) -> None:
-        self.attempt = self.heard = self._number = 0
-        self.at = 0.0
-        self.details = b""
-        self.news = asyncio.Event()
+        self.attempt: int = 0
+        self.heard: int = 0
+        self._number = 0
+        self.at: float = 0.0
+        self.details: bytes = b""
+        self.news: asyncio.Event = asyncio.Event()
         job.add_done_callback(self._tell)
 
     def hear(self, beat: Beat, now: float) -> None:

@@ -42,7 +42,7 @@ class Propagation:
         Raises:
             JobNotPicklableError: If one cannot be pickled, or they are too large.
         """
-        values = []
+        values: list[tuple[str, Any]] = []
         for name, variable in self._variables:
             value = variable.get(_UNSET)
             if value is not _UNSET:

@@ -31,6 +31,7 @@ class Source(Protocol):
 
     def draw(self, count: int, room: int) -> list[Any]:
         """Return up to *count* items; no more than *room* are to be drawn beforehand."""
+        ...
 
     async def aclose(self) -> None:
         """Draw no more, and close what was drawn from."""
@@ -149,7 +150,7 @@ async def _wrap(items: Iterable[Any]) -> AsyncIterator[Any]:
 async def _zip(each: list[AsyncIterator[Any]]) -> AsyncIterator[Any]:
     try:
         while True:
-            found = []
+            found: list[Any] = []
             for items in each:
                 try:
                     found.append(await anext(items))

@@ -195,7 +195,8 @@ class Traffic:
             outbox.flush()  # it has nothing to do
         else:
             outbox.flush_soon()  # more may come in this turn
-        if (in_hand > 1 or isinstance(job, ChunkJob)) and not self._rounds.on:
+        # There is one job at least.
+        if (in_hand > 1 or isinstance(job, ChunkJob)) and not self._rounds.on:  # pyright: ignore[reportPossiblyUnboundVariable]
             self._rounds.go()
 
     def _load(self, handle: WorkerHandle, job: Job[Any], parcel: Parcel) -> None:

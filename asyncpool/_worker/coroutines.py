@@ -58,7 +58,8 @@ class Coroutines:
 
         loop = self._loop if self._loop is not None else self._open()
         interrupts, asked = self._interrupts, False
-        task = loop.create_task(_Steps(coroutine, loop))
+        steps: Any = _Steps(coroutine, loop)  # what passes for a coroutine
+        task = loop.create_task(steps)
         self._shown = coroutine if shown is None else shown
 
         def end() -> None:

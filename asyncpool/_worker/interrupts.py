@@ -15,8 +15,6 @@ the GIL keeps it from running, a signal handler in C does that.
 
 from __future__ import annotations
 
-# The C part of signal, whose own signal() touches many pages: see _worker/__init__.py.
-import _signal  # type: ignore[import-not-found]
 import faulthandler
 import os
 from _thread import get_ident
@@ -26,7 +24,11 @@ from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
+    import signal as _signal
     from collections.abc import Callable
+else:
+    # The C part of signal, whose own signal() touches many pages: see _worker/__init__.py.
+    import _signal
 
 __all__ = ["Interrupts"]
 

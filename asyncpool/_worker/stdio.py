@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found] # signal would do, see _worker/__init__.py
 import os
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal  # the C part of signal, see _worker/__init__.py
 
 __all__ = ["reset_signals", "take_stdio"]
 

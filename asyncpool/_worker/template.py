@@ -128,7 +128,7 @@ class Template:
         for fd in (self._wake_out, self._wake_in):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         # Out of the main loop, and into the clean-up.
         signal.signal(signal.SIGTERM, self._on_sigterm)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -237,7 +237,7 @@ class Template:
 
     def _report_start(self, frame: Frame, pid: int) -> None:
         # Opened here, where the pid cannot be reused: this process is the parent.
-        handles = []
+        handles: list[int] = []
         with contextlib.suppress(AttributeError, OSError):
             handles.append(os.pidfd_open(pid))
         payload = pack_pid(pid, held=bool(handles))

@@ -298,7 +298,7 @@ async def test_wrong_arguments_are_named() -> None:
         with pytest.raises(TypeError, match=r"map\(\) takes iterables, not 3"):
             pool.map(jobs.square, wrong)
         with pytest.raises(TypeError, match="at least one iterable"):
-            pool.map(jobs.square)
+            pool.map(jobs.square)  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="window must be at least 1, not 0"):
             pool.map(jobs.square, [1], window=0)
         with pytest.raises(ValueError, match="chunk must be at least 1, not -1"):

@@ -1,0 +1,52 @@
+"""``Executor``, in place of ``ProcessPoolExecutor``."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import assert_type
+
+from asyncpool import Executor
+from tests.typing.jobs import add, repeat
+
+
+def accepted() -> None:
+    Executor()
+    Executor(4, multiprocessing.get_context("spawn"), print, ("hello",))
+    Executor(mp_context=multiprocessing.get_context(), max_tasks_per_child=10)
+    with Executor(max_workers=4) as executor:
+        assert_type(executor, Executor)
+        base: concurrent.futures.Executor = executor
+        assert_type(executor.submit(add, 1, carry=True), Future[int])
+        assert_type(executor.submit(add, 1).result(timeout=3), int)
+        assert_type(executor.map(repeat, ["a"], [1], chunksize=8), Iterator[list[str]])
+        assert_type(executor.map(len, "ab", timeout=3, buffersize=4), Iterator[int])
+        futures = [executor.submit(len, "a")]
+        for future in concurrent.futures.as_completed(futures):
+            assert_type(future.result(), int)
+        base.shutdown(wait=False)
+    assert_type(executor.shutdown(cancel_futures=True), None)
+
+
+async def in_a_loop(executor: Executor) -> None:
+    loop = asyncio.get_running_loop()
+    assert_type(await loop.run_in_executor(executor, repeat, "a", 3), list[str])
+    assert_type(await asyncio.wrap_future(executor.submit(len, "a")), int)
+
+
+def rejected(executor: Executor) -> None:
+    Executor("4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Executor(mp_context="spawn")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Executor(workers=4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Executor(max_tasks_per_child="10")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    executor.submit(len, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    executor.submit(add)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    executor.submit(add, 1, timeout=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    executor.map(len, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    executor.map(len, ["a"], chunksize="8")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    text: Future[str] = executor.submit(len, "a")  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
+    print(text)
+    executor.shutdown(timeout=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

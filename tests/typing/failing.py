@@ -1,0 +1,81 @@
+"""Errors: what a handler learns from their attributes, and what else it may catch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, assert_type
+
+import asyncpool
+from asyncpool import Crash, Job
+from asyncpool.events import CrashKind, Delivery
+
+
+async def accepted(job: Job[int]) -> None:
+    try:
+        await job
+    except asyncpool.JobTimeoutError as error:
+        assert_type(error.limit, Literal["timeout", "queue_timeout", "deadline"])
+        assert_type(error.seconds, float)
+        assert_type(error.stack, str)
+    except asyncpool.WorkerCrashedError as error:
+        assert_type(error.kind, CrashKind)
+        assert_type(error.delivery, Delivery)
+        assert_type(error.crashes, tuple[Crash, ...])
+        assert_type(error.pid, int | None)
+        assert_type(error.exit_code, int | None)
+        assert_type(error.signal, str | None)
+        assert_type(error.stderr_tail, tuple[str, ...])
+    except asyncpool.JobNotPicklableError as error:
+        assert_type(
+            error.direction, Literal["arguments", "result", "exception", "details"]
+        )
+        assert_type(error.name, str)
+    except asyncpool.JobRaisedError as error:
+        assert_type(error.exception, BaseException)
+    except asyncpool.JobError as error:
+        assert_type(error.job_id, int)
+        assert_type(error.attempt, int)
+    except asyncpool.PoolClosedError as error:
+        assert_type(error.job_id, int | None)
+    except asyncpool.PoolFullError as error:
+        assert_type((error.waiting, error.max_pending), tuple[int, int])
+    except asyncpool.PoolBrokenError as error:
+        assert_type(error.retry_after, float | None)
+        assert_type(error.reason, str)
+    except (asyncpool.ProtocolError, asyncpool.RollInProgressError) as error:
+        raise RuntimeError from error
+
+
+def what_they_are_besides(
+    late: asyncpool.JobTimeoutError,
+    closed: asyncpool.PoolClosedError,
+    hung: asyncpool.WorkerHungError,
+    start: asyncpool.WorkerStartError,
+    memory: asyncpool.WorkerOutOfMemoryError,
+    cancelled: asyncpool.JobCancelled,
+) -> None:
+    timeout: TimeoutError = late
+    runtime: RuntimeError = closed
+    crashes: Sequence[asyncpool.WorkerCrashedError] = [hung, start, memory]
+    ours: Sequence[asyncpool.AsyncPoolError] = [late, closed, hung]
+    base: BaseException = cancelled
+    print(timeout, runtime, crashes, ours, base)
+
+
+def raised_by_users() -> None:
+    raise asyncpool.ThrottledError(retry_after=2.0) from asyncpool.LeaseGoneError()
+
+
+def rejected(
+    error: asyncpool.AsyncPoolError,
+    late: asyncpool.JobTimeoutError,
+    cancelled: asyncpool.JobCancelled,
+) -> None:
+    print(error.job_id)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    print(late.limit == "time")  # type: ignore[comparison-overlap]  # pyright: ignore[reportUnnecessaryComparison]
+    mine: Exception = cancelled  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(mine)
+    asyncpool.ThrottledError(2.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    asyncpool.PoolFullError(3, 4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    asyncpool.JobTimeoutError("too late")  # type: ignore[call-arg, arg-type]  # pyright: ignore[reportCallIssue]
+    print(asyncpool.WorkerCrashed)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

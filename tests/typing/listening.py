@@ -1,0 +1,103 @@
+"""Events: each can be told from the others, and a checker knows when one is missing."""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never, assert_type
+
+from asyncpool import Crash, EventStream, LeaseKeeper, Pool, events
+from asyncpool.events import CrashKind, Event, LeaseEvent
+
+
+async def accepted(pool: Pool) -> None:
+    stream = pool.events(buffer=10)
+    assert_type(stream, EventStream[Event])
+    assert_type(stream.dropped, int)
+    assert_type(await anext(stream), Event)
+    async for event in stream:
+        match event:
+            case events.Crashed(crash):
+                assert_type(crash, Crash)
+            case events.Restarting(slot, delay):
+                assert_type((slot, delay), tuple[int, float])
+            case events.GaveUp(reason=reason, crashes=crashes):
+                assert_type(reason, str)
+                assert_type(crashes, tuple[Crash, ...])
+            case events.Spawned() | events.Ready():
+                assert_type(event.pid, int)
+            case _:
+                print(event)
+        if isinstance(event, events.Parked):
+            assert_type(event.probe_in, float | None)
+
+
+def every_event(event: Event) -> int | None:
+    match event:
+        case (
+            events.Spawned()
+            | events.Ready()
+            | events.Exited()
+            | events.Retiring()
+            | events.Restarting()
+            | events.Parked()
+            | events.Recovered()
+        ):
+            return event.slot
+        case events.Crashed(crash):
+            return crash.slot
+        case events.TakenOver(job_id):
+            return job_id
+        case events.Resized(workers):
+            return workers
+        case events.Saturated(waiting):
+            return waiting
+        case events.GaveUp() | events.Drained():
+            return None
+        case _:
+            assert_never(event)
+
+
+async def of_leases(keeper: LeaseKeeper[str]) -> None:
+    assert_type(keeper.events(), EventStream[LeaseEvent])
+    async for event in keeper.events(buffer=3):
+        match event:
+            case events.LeaseLost(lease) | events.LeaseThrottled(lease):
+                print(hash(lease))
+            case events.LeaseMissed(gap=gap, error=error):
+                assert_type(gap, float)
+                assert_type(error, BaseException | None)
+            case events.LeaseSaturated():
+                assert_type(event.worst_gap, float)
+            case _:
+                assert_never(event)
+
+
+def crash(crash: Crash) -> None:
+    assert_type(crash.kind, CrashKind)
+    assert_type(crash.pid, int | None)
+    assert_type(crash.exit_code, int | None)
+    assert_type(crash.signal, str | None)
+    assert_type(crash.job_id, int | None)
+    assert_type(crash.stderr_tail, tuple[str, ...])
+    assert_type(crash.how, str)
+    match crash.kind:
+        case "crash" | "failed start" | "out of memory" | "hung":
+            pass
+        case "protocol" as kind:
+            assert_type(kind, Literal["protocol"])
+        case _:
+            assert_never(crash.kind)
+
+
+def rejected(pool: Pool, event: Event, crash: Crash) -> None:
+    pool.events(10)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    for one in pool.events():  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues]
+        print(one)
+    print(event.pid)  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    assert_never(event)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def rejected_of_crashes(crash: Crash) -> None:
+    crash.slot = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+    crash.stderr_tail.append("")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    print(crash.kind == "oom")  # type: ignore[comparison-overlap]  # pyright: ignore[reportUnnecessaryComparison]
+    print(crash.pid + 1)  # type: ignore[operator]  # pyright: ignore[reportOptionalOperand]
