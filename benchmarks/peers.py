@@ -8,6 +8,7 @@ defaults, but for the number of workers.
 
 import asyncio
 import importlib
+import itertools
 import multiprocessing
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
@@ -59,6 +60,14 @@ class Peer(ABC):
 
         *chunk* is how many of them go together; 0 for what the pool finds best.
         """
+        raise NotImplementedError
+
+    async def take(self, count: int, size: int) -> None:
+        """Take *count* items that are made in one worker after the other."""
+        raise NotImplementedError
+
+    def coroutines(self) -> Call:
+        """Return what sends a coroutine function to the open pool."""
         raise NotImplementedError
 
 
@@ -116,6 +125,14 @@ class AsyncPool(Peer):
     async def sweep(self, fn: Callable[[int], Any], count: int, chunk: int) -> None:
         async for _ in self._pool.map(fn, range(count), chunk=chunk or None):
             pass
+
+    async def take(self, count: int, size: int) -> None:
+        async for _ in self._pool.stream(work.items, count, size):
+            pass
+
+    def coroutines(self) -> Call:
+        submit: Call = self._pool.submit
+        return submit
 
 
 class ProcessPool(Peer):
@@ -227,6 +244,13 @@ class AioMultiprocess(Peer):
 
         return call
 
+    def coroutines(self) -> Call:
+        def call(fn: Callable[..., Any], *args: object) -> Awaitable[Any]:
+            job: Awaitable[Any] = self._pool.apply(fn, args)
+            return job
+
+        return call
+
     async def close(self) -> None:
         self._pool.close()
         await self._pool.join()
@@ -286,6 +310,10 @@ class MultiprocessingPool(Peer):
 
     async def sweep(self, fn: Callable[[int], Any], count: int, chunk: int) -> None:
         for _ in self._pool.imap(fn, range(count), chunksize=chunk):
+            pass
+
+    async def take(self, count: int, size: int) -> None:
+        for _ in self._pool.imap(work.item, itertools.repeat(size, count)):
             pass
 
 

@@ -7,7 +7,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -58,6 +58,20 @@ def count_spins(seconds: float, whole: float) -> int:
 
 def echo(value: T) -> T:
     return value
+
+
+def item(size: int) -> object:
+    """Make an array of so many bytes; of none, a number."""
+    if not size:
+        return 0
+    import numpy as np
+
+    return np.zeros(size, dtype=np.uint8)
+
+
+def items(count: int, size: int) -> Iterator[object]:
+    for _ in range(count):
+        yield item(size)
 
 
 async def as_coroutine(fn: Callable[..., T], *args: object) -> T:

@@ -3,6 +3,7 @@
 from benchmarks.base import Question
 from benchmarks.questions import (
     bandwidth,
+    coroutines,
     executor,
     idle,
     imports,
@@ -15,6 +16,7 @@ from benchmarks.questions import (
     recovery,
     stall,
     start,
+    streams,
     throughput,
     timeouts,
 )
@@ -25,6 +27,8 @@ QUESTIONS: dict[str, Question] = {
         latency,
         throughput,
         maps,
+        streams,
+        coroutines,
         executor,
         bandwidth,
         recovery,
