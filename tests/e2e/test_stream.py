@@ -219,6 +219,18 @@ async def test_who_waits_for_an_item_may_be_cancelled() -> None:
         assert await pool.submit(jobs.pid) == worker
 
 
+async def test_who_leaves_while_an_item_is_sent_breaks_nothing() -> None:
+    block = large.Block(large.pattern(4 << 20))
+    async with patience(), Pool(1, max_shared_memory=0) as pool:
+        worker = await pool.submit(jobs.pid)
+        for _ in range(20):
+            # They do not fit into the channel, so the worker is about to send.
+            async with aclosing(pool.stream(streams.values, [block] * 5)) as stream:
+                assert await anext(stream) == block
+        assert await pool.submit(jobs.pid) == worker
+    assert pool.stats().crashes == 0
+
+
 async def test_one_that_refuses_to_end_is_killed() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         worker = await pool.submit(jobs.pid)
