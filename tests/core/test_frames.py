@@ -241,6 +241,9 @@ def test_the_bytes_on_the_wire() -> None:
         "PING": 31,
         "PONG": 32,
         "BEAT": 33,
+        "STREAM": 34,
+        "ITEM": 35,
+        "CREDIT": 36,
     }
     assert Frame._fields == ("kind", "job", "attempt", "tag", "payload")
     assert (VERSION, HEADER_SIZE) == (2, 24)

@@ -223,6 +223,21 @@ async def test_maps_await_each_item(chunk: int | None) -> None:
         ]
 
 
+async def test_who_leaves_an_async_map_ends_the_items_that_travel_together() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        items = [(gate.path, n) for n in range(5, 9)]
+        found = pool.map(streams.perhaps_wait_for_ever, items, chunk=4)
+        task = asyncio.ensure_future(anext(found))
+        await gate.visitor("waiting")
+        task.cancel()
+        await gate.visitor("left")
+        await assert_serves(pool)
+        assert gate.visits("passed") == 0
+        again = pool.map(streams.perhaps_wait_for_ever, items[1:], chunk=3)
+        assert await again == [6, 7, 8]
+        assert gate.visits("passed") == 3
+
+
 async def test_items_of_an_async_map_have_a_timeout_each() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         view = pool.options(timeout=0.3)

@@ -369,7 +369,7 @@ async def test_items_are_signs_of_life_and_silence_is_not() -> None:
 
 async def test_who_waits_for_a_slow_caller_is_not_silent() -> None:
     async with patience(), Gate() as gate, Pool(2) as pool:
-        view = pool.options(heartbeat_timeout=0.1, buffer=1)
+        view = pool.options(heartbeat_timeout=0.5, buffer=1)
         stream = view.stream(streams.numbers, 3)
         found = []
         async for item in stream:

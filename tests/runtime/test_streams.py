@@ -138,10 +138,14 @@ async def test_who_stops_waiting_takes_nothing() -> None:
 
 @pytest.mark.asyncio
 async def test_it_is_silent_only_while_it_may_send() -> None:
-    job, _ = job_of(1)
+    job, _ = job_of(2)
     now = asyncio.get_running_loop().time()
     assert job.heard_at(now + 9) < now
     job.receive(item(0))
+    assert now <= job.heard_at(now + 9) < now + 5
+    job.receive(item(1))
     assert job.heard_at(now + 9) == now + 9  # it waits for its caller
+    now = asyncio.get_running_loop().time()
+    await taken(job)
     await taken(job)
     assert now <= job.heard_at(now + 9) < now + 5
