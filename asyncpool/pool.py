@@ -332,6 +332,12 @@ class Pool(Mapper):
             priority: The lower number begins first, first come first served among
                 equals; but of every 64 jobs that leave the queue, at least one is the
                 one that has waited longest.  0 by default.
+            key: Ties the job to a worker: jobs with equal keys go to the same one, as long
+                as that lives, and to the one that replaces it; those with different keys
+                are spread over all.  Such a job waits for its worker, also while others
+                are idle.  When workers come or go for good, only those keys move that
+                must.  Any hashable value, such as a str, an int or a tuple of these; not
+                an object that equals nothing but itself.  ``None`` for no key.
             lease: A pair, a :class:`LeaseKeeper` and a lease of it: it is kept as long as
                 the job is queued or running, and the job is cancelled if it is lost.  A
                 job that is cancelled and still runs (it cleans up, or *on_cancel* lets
@@ -345,7 +351,8 @@ class Pool(Mapper):
 
         Raises:
             ValueError: If a value is out of range or a kind unknown.
-            TypeError: If *retry_on* holds something else, or an option is unknown.
+            TypeError: If *retry_on* holds something else, *key* is no such value, or an
+                option is unknown.
         """
         return PoolView(self, changed(self._options, changes))
 

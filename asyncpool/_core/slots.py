@@ -137,6 +137,7 @@ class Slot:
         wear: When it is worn.
         worn: Why another worker is to take its place, if one is.
         replaces: The slot of the worker whose place it is to take when it is ready.
+        place: What jobs with keys know its workers by; see ``seating.py``.
         leaving: It gets no more jobs, and ends when it has finished what it has.
         leave_by: By when it must have.
         idle_since: Since when it has had nothing to do, if that is so.
@@ -164,6 +165,7 @@ class Slot:
     wear: Wear = _NEW
     worn: str | None = None
     replaces: int | None = None
+    place: int | None = None
     leaving: bool = False
     leave_by: float | None = None
     idle_since: float = 0.0

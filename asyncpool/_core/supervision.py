@@ -30,6 +30,7 @@ from asyncpool._core.pressing import Pressing
 from asyncpool._core.profiles import REFILL, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.rotation import Rotation
+from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
@@ -86,9 +87,11 @@ class Supervision:
         )
         self.slots = self._lives.slots
         self._pressing = Pressing(self._lives, self.dispatcher)
+        self._seating = Seating(self.slots, self.dispatcher)
         self.rotation = Rotation(
             self._lives,
             self.dispatcher,
+            self._seating,
             Sizing(least, most, idle_timeout),
             policy=policy,
             surge=surge,
@@ -117,6 +120,13 @@ class Supervision:
             self._begin(self.slots[index])
         return index
 
+    def submit_keyed(self, job: int, profile: Profile, priority: int) -> int | None:
+        """Do the same with a job that has a key."""
+        index = self.dispatcher.submit_keyed(job, profile, priority)
+        if index is not None:
+            self._begin(self.slots[index])
+        return index
+
     def announce(self, job: int) -> None:
         """Take note of a job that is being pickled; :meth:`arrive` submits it."""
         self.dispatcher.announce(job)
@@ -126,7 +136,8 @@ class Supervision:
     ) -> list[Command]:
         """Submit a job that was announced."""
         self.dispatcher.discard(job)
-        index = self.submit(job, profile, priority)
+        submit = self.submit if profile.key is None else self.submit_keyed
+        index = submit(job, profile, priority)
         commands: list[Command] = [] if index is None else [Assign(index, (job,))]
         return [*commands, *self._settle(now)]
 
@@ -167,7 +178,8 @@ class Supervision:
         flight = self.slots[index].flight
         if flight.assured <= REFILL:
             return False
-        return self.dispatcher.waiting >= len(flight.jobs) * self.rotation.sizing.size
+        waiting = self.dispatcher.waiting_for(index)
+        return waiting >= len(flight.jobs) * self.rotation.sizing.size
 
     def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
         """Put *jobs* at the head of the queue, or send them to workers with room."""
@@ -188,11 +200,13 @@ class Supervision:
         """Fill every slot, unless the pool closes already."""
         if self.closing is not None:
             return []
-        return [
+        commands = [
             self._lives.spawn(slot, now)
             for slot in self.slots
             if slot.state is SlotState.VACANT
         ]
+        self._seating.open()
+        return commands
 
     def ready(self, index: int, now: float) -> list[Command]:
         """Take note that the worker in slot *index* said hello."""
@@ -204,6 +218,7 @@ class Supervision:
         commands: list[Command] = []
         if slot.probing:
             commands += self._lives.probe_succeeded(slot, now)
+        commands += self._seating.take(slot)
         commands += self._feed(slot)
         commands += self.rotation.ready(slot, now)
         self.rotation.count(now)

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobOptions, Limit
 from asyncpool._core.parcels import Parcel
-from asyncpool._core.profiles import ALONE, Profile
+from asyncpool._core.profiles import ALONE, Keyed, Profile
 from asyncpool._runtime.progress import Progress, Pulse
 from asyncpool.events import Crash
 
@@ -56,6 +56,7 @@ class Job(asyncio.Future[R], Generic[R]):
         "exceeded",
         "function",
         "id",
+        "key",
         "limits",
         "payload",
         "policy",
@@ -83,6 +84,7 @@ class Job(asyncio.Future[R], Generic[R]):
         self.policy = options.attempts
         self.limits = options.limits
         self.priority = options.priority
+        self.key = options.key
         self.began: float | None = None
         self.exceeded: Limit | None = None
         self.payload: bytes | Parcel = b""
@@ -96,7 +98,8 @@ class Job(asyncio.Future[R], Generic[R]):
     @property
     def profile(self) -> Profile:
         """How long it takes, as far as its place in the queue depends on that."""
-        return self.function.profile if type(self.payload) is bytes else ALONE
+        profile = self.function.profile if type(self.payload) is bytes else ALONE
+        return profile if self.key is None else Keyed(profile, self.key)
 
     @property
     def state(self) -> JobState:

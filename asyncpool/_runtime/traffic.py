@@ -109,7 +109,7 @@ class Traffic:
         # As @decision does, whose call costs 0.4 us.
         before, state.deciding = state.deciding, True
         try:
-            self._check_admission()
+            self._check_admission(options.key)
             known = self._functions.find(function)
             job: Job[Any] = (ChunkJob if options.chunk else Job)(
                 state.book.next_id(), known, options, self, state.loop
@@ -137,7 +137,11 @@ class Traffic:
             if options.limits.timed and not self._times.wait(job):
                 return job
             profile = known.profile if type(payload) is bytes else ALONE
-            slot = state.core.submit(job.id, profile, options.priority)
+            slot = (
+                state.core.submit(job.id, profile, options.priority)
+                if options.key is None
+                else state.core.submit_keyed(job.id, job.profile, options.priority)
+            )
             if slot is not None:
                 self.send(slot, (job,))
             elif self._sizing.watching:
@@ -157,7 +161,7 @@ class Traffic:
         job.payload = payload
         now = self._state.loop.time()
         self._perform(self._state.core.arrive(job.id, job.profile, now, job.priority))
-        if self._sizing.watching and self._state.core.dispatcher.waiting:
+        if self._sizing.watching:
             self._on_crowd()
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
@@ -274,16 +278,16 @@ class Traffic:
         if self._state.core.broken is not None:
             raise self.broken_errors()(None)
 
-    def _check_admission(self) -> None:
+    def _check_admission(self, key: int | None) -> None:
         core, limit = self._state.core, self._state.config.max_pending
         if core.closing is not None or core.broken is not None:
             self.check_open()
-        idle = core.dispatcher.idle
-        if limit is None or idle > core.dispatcher.waiting:
+        if limit is None or core.dispatcher.has_idle_worker_for(key):
             return
         # Some will not wait: those still being pickled, for whom workers are idle.
         waiting = core.waiting
-        if waiting - idle >= limit:
+        not_for_long = min(core.dispatcher.idle, core.dispatcher.preparing)
+        if waiting - not_for_long >= limit:
             if not self.saturated:
                 self.saturated = True
                 self._state.hub.publish(events.Saturated(waiting))

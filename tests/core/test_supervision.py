@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from asyncpool._core.affinity import choose
 from asyncpool._core.commands import Assign, Command, ParkSlot, Spawn, Stop
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import EMPTY
@@ -64,6 +65,7 @@ anything = st.data()
 rolls = st.sampled_from([0.0, 0.5, 0.999])
 coins = st.booleans()
 ranks = st.sampled_from(PRIORITIES)
+keys = st.integers(0, 5)
 
 # Slots that nobody comes into.
 UNUSED = {SlotState.SPARE, SlotState.RETIRED}
@@ -122,6 +124,24 @@ class SupervisionMachine(RuleBasedStateMachine):
             self.shell.submit(cost, priority)
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @rule(
+        costs=st.lists(st.sampled_from(COSTS), min_size=1, max_size=6),
+        priority=ranks,
+        key=keys,
+    )
+    def submit_jobs_with_a_key(
+        self, costs: list[float], priority: int, key: int
+    ) -> None:
+        for cost in costs:
+            self.shell.submit(cost, priority, key)
+
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @rule(count=st.integers(1, 8), key=keys)
+    def submit_short_jobs_with_keys(self, count: int, key: int) -> None:
+        for number in range(count):
+            self.shell.submit(10.0, 0, key + number % 2)
+
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
     @rule(count=st.integers(1, 8), priority=ranks)
     def submit_short_jobs(self, count: int, priority: int) -> None:
         for _ in range(count):
@@ -136,10 +156,13 @@ class SupervisionMachine(RuleBasedStateMachine):
             self.shell.submit(10.0, min(PRIORITIES))
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(costs=st.lists(st.sampled_from([math.inf, *COSTS]), min_size=1, max_size=3))
-    def announce(self, costs: list[float]) -> None:
+    @rule(
+        costs=st.lists(st.sampled_from([math.inf, *COSTS]), min_size=1, max_size=3),
+        key=st.none() | keys,
+    )
+    def announce(self, costs: list[float], key: int | None) -> None:
         for cost in costs:
-            self.shell.announce(cost)
+            self.shell.announce(cost, key)
 
     @precondition(lambda self: self.shell.announced)
     @rule(
@@ -159,10 +182,10 @@ class SupervisionMachine(RuleBasedStateMachine):
             self.shell.cancel(job)
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(count=st.integers(1, 3))
-    def submit_jobs_with_large_arguments(self, count: int) -> None:
+    @rule(count=st.integers(1, 3), key=st.none() | keys)
+    def submit_jobs_with_large_arguments(self, count: int, key: int | None) -> None:
         for _ in range(count):
-            self.shell.submit(math.inf)
+            self.shell.submit(math.inf, key=key)
 
     @precondition(lambda self: self.shell.loading())
     @rule(
@@ -190,6 +213,11 @@ class SupervisionMachine(RuleBasedStateMachine):
     @rule(data=anything)
     def cancel_a_queued_job(self, data: st.DataObject) -> None:
         self.shell.cancel(data.draw(st.sampled_from([*self.shell.queue])))
+
+    @precondition(lambda self: self.shell.keyed)
+    @rule(data=anything)
+    def cancel_a_job_in_a_line(self, data: st.DataObject) -> None:
+        self.shell.cancel(data.draw(st.sampled_from(self.shell.keyed)))
 
     @precondition(lambda self: self.shell.slots("busy"))
     @rule(data=anything, begin=coins)
@@ -496,7 +524,22 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_while_somebody_is_idle(self) -> None:
-        assert not (self.shell.queue and self.shell.free())
+        free = self.shell.free()
+        assert not (self.shell.queue and free)
+        assert not any(self.shell.slot_for(job) in free for job in self.shell.keyed)
+
+    @invariant()
+    def who_waits_for_a_worker_is_in_its_line(self) -> None:
+        lines = self.shell.core.dispatcher._lines
+        waiting = {
+            entry.job: place
+            for place, line in lines.open.items()
+            for entry in line.entries()
+        }
+        assert sorted(waiting) == sorted(self.shell.keyed)
+        for job, place in waiting.items():
+            assert place == choose(self.shell.keys[job], self.shell.seats)
+        assert all(lines.open.values()), "a line that nobody is in"
 
     @invariant()
     def a_broken_pool_holds_no_queued_job(self) -> None:
@@ -532,7 +575,8 @@ class SupervisionMachine(RuleBasedStateMachine):
                 assert process.hand == {process.loading: process.sent + 1}
                 slot = self.shell.core.slots[process.slot]
                 entry = slot.flight.jobs[process.loading]
-                assert entry == (process.sent + 1, UNKNOWN, ALONE)
+                profile = self.shell.profiles[process.loading]
+                assert entry == (process.sent + 1, UNKNOWN, profile)
                 assert self.shell.core.head(process.slot) == process.loading
 
     # Safety says that nothing bad happens; a supervisor that does nothing at all
@@ -747,6 +791,13 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "a job that travels ahead": 100,
         "a job that overtakes others": 30,
         "an urgent job that need not wait": 1,
+        "a keyed job that need not wait": 30,
+        "a keyed job that waits": 30,
+        "a keyed job that waits while others are idle": 10,
+        "a keyed job whom nobody is there for": 1,
+        "a keyed job that had to wait": 30,
+        "a keyed job that came back": 10,
+        "places that changed": 30,
         "a revoked job": 3,
         "a revoke in vain": 1,
         "a stall": 1,

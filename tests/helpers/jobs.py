@@ -31,6 +31,10 @@ def pid() -> int:
     return os.getpid()
 
 
+def pid_for(_item: object) -> int:
+    return os.getpid()
+
+
 def call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
