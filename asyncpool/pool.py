@@ -76,6 +76,12 @@ class PoolView(Mapper):
         """Like :meth:`Pool.submit`, with the options of this view."""
         return self._pool._submit(fn, args, kwargs, self._options)  # noqa: SLF001
 
+    async def broadcast(
+        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> dict[int, R]:
+        """Like :meth:`Pool.broadcast`, with the limits of time of this view."""
+        return await self._pool._broadcast(fn, args, kwargs, self._options)  # noqa: SLF001
+
     def _calling(self) -> Calling:
         return self._pool._calling()._replace(options=self._options)  # noqa: SLF001
 
@@ -304,6 +310,47 @@ class Pool(Mapper):
             see *on_cancel* in :meth:`options`.
         """
         return self._submit(fn, args, kwargs, self._options)
+
+    async def broadcast(
+        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> dict[int, R]:
+        """Run ``fn(*args, **kwargs)`` once in every worker, those to come included.
+
+        In a worker that is there it runs between two jobs: after what the worker has in
+        hand, before anything else.  A worker that is started later runs it after the
+        initializer, before it is ready; a broadcast that fails there is a failed start.  In
+        each, broadcasts run in their order, but *of the same function only the last one is
+        remembered*: the same by module, name and line, whatever the arguments.
+
+        Args:
+            fn: Any callable, as in :meth:`submit`.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What it has returned in each worker, by slot, when all have run it that were up
+            or starting.
+
+        Raises:
+            BroadcastError: If it has failed in some of them, by raising, or because the
+                worker died of it, or its time was over; it has the results of the others.
+                It is not remembered then, and an earlier one of the same function still is.
+            JobNotPicklableError: If the call cannot be pickled.
+            ValueError: If what is remembered would have more than 64 MiB when pickled; or
+                in a view with a *key* or a *lease*.
+            PoolClosedError: If the pool is closed, or is before all have run it.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Takes it back where it has not begun, interrupts it where it has, and it is not
+            remembered; what it has done elsewhere is done.
+
+        Concurrency:
+            Any number of broadcasts may be under way; all workers run them in the same
+            order, that of the calls as a rule: large arguments take a while to pickle.
+        """
+        return await self._broadcast(fn, args, kwargs, self._options)
 
     def options(self, **changes: Unpack[Options]) -> PoolView:
         """Return a view of the pool whose ``submit`` uses these options.
@@ -548,6 +595,17 @@ class Pool(Mapper):
             return supervisor.submit(fn, args, kwargs, options)
         submit = functools.partial(supervisor.submit, fn, args, kwargs, options)
         return supervisor.leases.submit(options.lease, submit)
+
+    async def _broadcast(
+        self,
+        fn: Callable[..., R],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> dict[int, R]:
+        if not callable(fn):
+            raise TypeError(f"broadcast() takes a callable first, not {fn!r}")
+        return await self._open().broadcasts.broadcast(fn, args, kwargs, options)
 
     def _calling(self) -> Calling:
         return Calling(self._running(), self._options, self._submit)

@@ -79,6 +79,10 @@ class Dispatcher:
         """How many slots wait for a job."""
         return len(self._idle)
 
+    def is_idle(self, slot: int) -> bool:
+        """Tell whether *slot* waits for a job."""
+        return slot in self._idle
+
     @property
     def preparing(self) -> int:
         """How many jobs are still being pickled."""

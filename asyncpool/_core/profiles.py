@@ -12,6 +12,7 @@ __all__ = [
     "ALONE",
     "BUDGET",
     "DEEPEST",
+    "ERRAND",
     "LEAST",
     "REFILL",
     "UNKNOWN",
@@ -72,6 +73,9 @@ class Profile:
 # Of jobs that have an idle worker for themselves, whatever is known of them: those
 # whose large arguments are on their way for a while.
 ALONE = Profile()
+
+# Of errands: jobs for one worker, which no other one may run.
+ERRAND = Profile()
 
 
 class Keyed(Profile):

@@ -19,6 +19,7 @@ from collections import deque
 
 from asyncpool._core.commands import (
     Command,
+    DropErrands,
     Keep,
     Resized,
     Retiring,
@@ -33,7 +34,7 @@ from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
 
-__all__ = ["Rotation"]
+__all__ = ["Rotation", "drop_errands"]
 
 _NOT_NEEDED = frozenset({SlotState.SPARE, SlotState.RETIRED})
 
@@ -319,7 +320,7 @@ class Rotation:
             return []
         slot.leaving = True
         self._dispatcher.worker_gone(slot.index)
-        commands: list[Command] = [Retiring(slot.index, why)]
+        commands: list[Command] = [Retiring(slot.index, why), *drop_errands(slot)]
         if slot.state is SlotState.BUSY:
             if self._drain_timeout is not None:
                 slot.leave_by = now + self._drain_timeout
@@ -348,6 +349,13 @@ class Rotation:
     @property
     def _coming(self) -> int:
         return sum(slot.state is SlotState.STARTING for slot in self._slots)
+
+
+def drop_errands(slot: Slot) -> list[Command]:
+    """Forget what the worker of *slot* was to do for itself, since it goes."""
+    errands = tuple(slot.errands)
+    slot.errands.clear()
+    return [DropErrands(errands)] if errands else []
 
 
 def _ask_back(slot: Slot, jobs: list[int]) -> list[Command]:

@@ -15,7 +15,7 @@ from typing import Any
 from asyncpool import events
 from asyncpool._core.commands import Command
 from asyncpool._core.frames import Frame
-from asyncpool._core.functions import FunctionTable
+from asyncpool._core.functions import Function, FunctionTable
 from asyncpool._core.limits import JobOptions
 from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
@@ -163,6 +163,17 @@ class Traffic:
         self._perform(self._state.core.arrive(job.id, job.profile, now, job.priority))
         if self._sizing.watching:
             self._on_crowd()
+
+    @decision
+    def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
+        """Have the worker in *slot* run a pickled call before all other jobs."""
+        state, function = self._state, Function(0, b"")
+        job: Job[Any] = Job(state.book.next_id(), function, options, self, state.loop)
+        job.payload = payload
+        state.book.enter(job)
+        if not options.limits.timed or self._times.wait(job):
+            self._perform(state.core.errand(slot, job.id))
+        return job
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""

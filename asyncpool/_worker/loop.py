@@ -117,6 +117,10 @@ def _initialize(config: WorkerConfig, control: Control) -> None:
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)
             initializer(*initargs)
+        for name, call in config.broadcasts:
+            stage = f"broadcast of {name}"
+            function, args, kwargs = pickle.loads(call)
+            function(*args, **kwargs)
     except BaseException as error:
         summary = f"{type(error).__qualname__}: {error}"
         text = traceback.format_exc()

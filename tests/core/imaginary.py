@@ -136,6 +136,8 @@ class ImaginaryShell:
         self.seats: dict[int, int] = {}
         self.seats_after: dict[int, int] = {}
         self.large: set[int] = set()
+        self.errands: dict[int, int] = {}  # open jobs for one worker, and its slot
+        self.given_back: set[int] = set()  # which of them have left a worker's hands
         self.late: set[int] = set()  # those that were announced
         self.announced: list[int] = []  # open, but they cannot be sent yet
         self.landing: list[int] = []  # open, but what has become of them is not known
@@ -260,7 +262,7 @@ class ImaginaryShell:
     def _has_line(self, process: Process) -> bool:
         """Tell whether somebody waits for *process*, or did when it was last given jobs."""
         waits = any(self.slot_for(job) == process.slot for job in self.keyed)
-        return waits or process.line
+        return waits or process.line or bool(self.errands_before(process.slot))
 
     def _leave_line(self, slot: int, job: int) -> None:
         """Check that a job with a key is sent where it belongs, and in its turn."""
@@ -318,6 +320,8 @@ class ImaginaryShell:
     def _put_back(self, jobs: Iterable[int]) -> None:
         """Let jobs wait before all others, each where it belongs."""
         jobs = list(jobs)
+        self.given_back.update(job for job in jobs if job in self.errands)
+        jobs = [job for job in jobs if job not in self.errands]
         back = [job for job in jobs if job in self.keys]
         self.keyed += back
         self.back.update(back)
@@ -338,6 +342,39 @@ class ImaginaryShell:
             self.back.discard(job)
         else:
             self.queue.remove(job)
+
+    def errand(self, slot: int) -> None:
+        """Have a job come for one worker."""
+        process = self.processes[slot]
+        job = self._come(UNKNOWN, None)
+        self.errands[job] = slot
+        self.seen["an errand"] += 1
+        commands = self.core.errand(slot, job)
+        if slot in self.free():
+            assert commands == [cmd.Assign(slot, (job,))]
+        else:
+            assert commands == []
+            process.line = True
+        self.feed(commands)
+
+    def errands_before(self, slot: int) -> list[int]:
+        """Return the errands that a worker has to begin."""
+        hand = self.processes[slot].hand if slot in self.processes else ()
+        return [
+            job
+            for job, its in self.errands.items()
+            if its == slot and job in self.open and job not in hand
+            if job not in self.given_back
+        ]
+
+    @property
+    def waiting_errands(self) -> list[int]:
+        """The errands that have not begun."""
+        return [
+            job
+            for slot in {*self.errands.values()}
+            for job in self.errands_before(slot)
+        ]
 
     def load(self, slot: int) -> None:
         """Let the arguments of a job have arrived where its worker sees them."""
@@ -365,7 +402,7 @@ class ImaginaryShell:
 
         *again* if they are to be retried, *heavy* if the answer must be loaded first.
         """
-        process = self.processes[slot]
+        process, errands = self.processes[slot], {*self.errands}
         assert process.told is Ending.NO
         jobs: list[int] = []
         while len(jobs) < count and process.begin():
@@ -375,6 +412,7 @@ class ImaginaryShell:
         for job in jobs:
             self.core.outcome(slot, job)
             del process.hand[job]
+            self.errands.pop(job, None)
             self._forgive(process, job, "an outcome")
         if self._cost(process) <= REFILL:
             process.line = False
@@ -386,7 +424,7 @@ class ImaginaryShell:
                 self.landing.append(job)
                 self.core.landing(job)
                 continue
-            if not again:
+            if not again or job in errands:
                 self._end(job, "completed")
                 continue
             self._again(job)
@@ -448,7 +486,7 @@ class ImaginaryShell:
         placed = {job for p in self.processes.values() for job in p.hand}
         assert self.open == placed.difference(
             *(p.unwanted for p in self.processes.values())
-        ) | {*self.waiting, *self.landing}
+        ) | {*self.waiting, *self.landing, *self.waiting_errands}
 
     def expire(self, slot: int, press: Press) -> None:
         """Let the time of a worker's first job be over."""
@@ -632,6 +670,9 @@ class ImaginaryShell:
             self.landing.remove(job)
             self.feed(self.core.landed(job, self.now))
             return
+        if not any(job in p.hand for p in self.processes.values()):
+            assert self.core.drop(job, self.now) == []
+            return
         (process,) = (p for p in self.processes.values() if job in p.hand)
         if job == process.loading:
             self._withdraw(process)
@@ -772,6 +813,12 @@ class ImaginaryShell:
             case cmd.Assign(slot, jobs):
                 assert jobs
                 for job in jobs:
+                    if job in self.errands:
+                        assert self.errands_before(slot)[0] == job
+                        assert not self.processes[slot].hand
+                        self.seen["an errand that begins"] += 1
+                        self._begin(slot, job)
+                        continue
                     if job in self.keys:
                         self._leave_line(slot, job)
                         continue
@@ -784,6 +831,15 @@ class ImaginaryShell:
                     job in p.hand for p in self.processes.values() for job in jobs
                 )
                 self._put_back([job for job in jobs if job in self.open])
+            case cmd.DropErrands(jobs):
+                for job in jobs:
+                    if job in self.given_back:
+                        self.given_back.remove(job)
+                        self.seen["an errand that came back"] += 1
+                    else:
+                        process = self.processes.get(self.errands[job])
+                        assert process is None or process.leaving or process.told
+                    self._end(job, "an errand that nobody runs")
             case cmd.Revoke(slot, places):
                 assert places
                 self.processes[slot].questions.append(places)
@@ -850,6 +906,8 @@ class ImaginaryShell:
         assert not process.faulty
         assert process.doomed_at is None
         assert process.asked_to_end is None, "a job behind one that is to end"
+        others = [errand for errand in self.errands_before(slot) if errand != job]
+        assert job in self.errands or not others, "a job before an errand"
         assert job in self.open
         assert not self.broken
         if process.hand:
@@ -954,6 +1012,9 @@ class ImaginaryShell:
         assert jobs
         assert self.broken if why == "broken" else self.closing is not None
         for job in jobs:
+            if job in self.waiting_errands:
+                self._end(job, why)
+                continue
             self._end(job, why)
             if job in self.waiting:
                 self._unqueue(job)

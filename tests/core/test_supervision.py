@@ -251,6 +251,22 @@ class SupervisionMachine(RuleBasedStateMachine):
     def a_worker_says_where_it_is(self, data: st.DataObject) -> None:
         self.shell.write(data.draw(st.sampled_from(self.shell.writing())))
 
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @precondition(lambda self: self.shell.processes)
+    @rule(count=st.integers(1, 2), whim=st.integers(0, 2))
+    def a_job_for_each_worker(self, count: int, whim: int) -> None:
+        if whim:
+            return
+        for _ in range(count):
+            for slot in self.shell.slots("starting", "idle", "busy"):
+                if not self.shell.processes[slot].leaving:
+                    self.shell.errand(slot)
+
+    @precondition(lambda self: self.shell.waiting_errands)
+    @rule(data=anything)
+    def cancel_an_errand(self, data: st.DataObject) -> None:
+        self.shell.cancel(data.draw(st.sampled_from(self.shell.waiting_errands)))
+
     # The workers.
 
     @precondition(lambda self: self.shell.processes)
@@ -509,8 +525,11 @@ class SupervisionMachine(RuleBasedStateMachine):
             for job in process.hand
             if job not in process.unwanted
         ]
-        assert shell.open == {*wanted, *shell.waiting, *shell.landing}
-        assert len(shell.open) == len(wanted) + len(shell.waiting + shell.landing)
+        elsewhere = [*shell.waiting, *shell.landing, *shell.waiting_errands]
+        assert shell.open == {*wanted, *elsewhere}
+        assert len(shell.open) == len(wanted) + len(elsewhere)
+        for slot in core.slots:
+            assert list(slot.errands) == shell.errands_before(slot.index)
         assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(len(jobs) - 1 for jobs in flights.values())
         assert core.waiting == len(shell.waiting) + ahead
@@ -798,6 +817,9 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "a keyed job that had to wait": 30,
         "a keyed job that came back": 10,
         "places that changed": 30,
+        "an errand": 100,
+        "an errand that begins": 60,
+        "an errand that nobody runs": 10,
         "a revoked job": 3,
         "a revoke in vain": 1,
         "a stall": 1,
