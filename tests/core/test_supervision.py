@@ -117,35 +117,19 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
     @rule(
-        costs=st.lists(st.sampled_from(COSTS), min_size=1, max_size=6), priority=ranks
-    )
-    def submit(self, costs: list[float], priority: int) -> None:
-        for cost in costs:
-            self.shell.submit(cost, priority)
-
-    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(
         costs=st.lists(st.sampled_from(COSTS), min_size=1, max_size=6),
         priority=ranks,
-        key=keys,
+        key=st.none() | keys,
     )
-    def submit_jobs_with_a_key(
-        self, costs: list[float], priority: int, key: int
-    ) -> None:
+    def submit(self, costs: list[float], priority: int, key: int | None) -> None:
         for cost in costs:
             self.shell.submit(cost, priority, key)
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(count=st.integers(1, 8), key=keys)
-    def submit_short_jobs_with_keys(self, count: int, key: int) -> None:
-        for number in range(count):
-            self.shell.submit(10.0, 0, key + number % 2)
-
-    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(count=st.integers(1, 8), priority=ranks)
-    def submit_short_jobs(self, count: int, priority: int) -> None:
+    @rule(count=st.integers(1, 8), priority=ranks, key=st.none() | keys)
+    def submit_short_jobs(self, count: int, priority: int, key: int | None) -> None:
         for _ in range(count):
-            self.shell.submit(10.0, priority)
+            self.shell.submit(10.0, priority, key)
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
     @rule(count=st.integers(1, 3))
