@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,11 +21,12 @@ from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.broadcasts import Broadcast, Remembered
 from asyncpool._core.limits import JobOptions
 from asyncpool._core.messages import MAX_BROADCASTS, WorkerConfig
-from asyncpool._core.outcome import describe, dumps
+from asyncpool._core.outcome import describe
+from asyncpool._core.parcels import StreamTooLongError, dump
 from asyncpool._core.slots import UP, SlotState
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.state import PoolState
-from asyncpool._runtime.threads import Threads
+from asyncpool._runtime.threads import Pause, Threads
 from asyncpool.errors import (
     BroadcastError,
     JobNotPicklableError,
@@ -132,14 +134,27 @@ class Broadcaster:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> bytes:
+        unwanted = threading.Event()
         try:
-            return await self._threads.pickle(dumps, (function, args, kwargs))
+            payload = await self._threads.pickle(
+                _pack, (function, args, kwargs), Pause(unwanted.is_set)
+            )
+        except StreamTooLongError:
+            raise ValueError(
+                f"the call has more than {MAX_BROADCASTS} bytes when pickled, which is "
+                "the most, since every new worker gets it: have the function load what "
+                "is large, from a file for example"
+            ) from None
         except Exception as error:
-            raise JobNotPicklableError(
-                f"the call to broadcast cannot be pickled: {describe(error)}",
-                direction="arguments",
-                name="the call",
-            ) from error
+            raise _refusal(f"cannot be pickled: {describe(error)}") from error
+        finally:
+            unwanted.set()
+        most = self._config.max_payload
+        if len(payload) > most:
+            raise _refusal(
+                f"has {len(payload)} bytes when pickled, and max_message is {most}"
+            )
+        return payload
 
     # What happens to workers meanwhile.
 
@@ -200,3 +215,14 @@ class Broadcaster:
             self._remembered.add(run.broadcast)
             self._packed = None
             run.over.set_result(dict(sorted(run.results.items())))
+
+
+def _pack(call: tuple[Any, ...], pause: Pause) -> bytes:
+    # In one piece, which is the same for a job and for a configuration.
+    return b"".join(dump(call, limit=MAX_BROADCASTS, pause=pause, whole=True).pieces)
+
+
+def _refusal(why: str) -> JobNotPicklableError:
+    return JobNotPicklableError(
+        f"the call {why}", direction="arguments", name="the call"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import pickle
 import signal
 from pathlib import Path
 from typing import Any, Literal
@@ -398,13 +399,39 @@ async def test_what_cannot_be_broadcast_is_refused() -> None:
         with pytest.raises(JobNotPicklableError) as caught:
             await pool.broadcast(jobs.configure, values.make_lock())
         assert caught.value.direction == "arguments"
-        with pytest.raises(ValueError, match="every new worker gets them"):
+        with pytest.raises(ValueError, match="which is the most, since every new"):
             await pool.broadcast(jobs.configure, bytes(MAX_BROADCASTS))
+        half = bytes(MAX_BROADCASTS >> 1)
+        assert await pool.broadcast(jobs.take, half) == {0: 1}
+        with pytest.raises(ValueError, match="every new worker gets them"):
+            await pool.broadcast(jobs.configure, half)
+        assert await pool.broadcast(jobs.take, half, 1) == {0: 2}
+        assert await pool.broadcast(jobs.take) == {0: 0}
         with pytest.raises(BroadcastError) as failed:
             await pool.broadcast(values.make_lock)
         assert type(failed.value.errors[0]) is JobNotPicklableError
         await pool.roll()
         assert await histories(pool) == [[]]
+
+
+async def test_what_is_larger_than_a_message_may_be_is_refused() -> None:
+    async with patience(), Pool(1, max_message=2048) as pool:
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.broadcast(jobs.configure, "x" * 2048)
+        assert "bytes when pickled, and max_message is 2048" in str(caught.value)
+        assert len(await pool.broadcast(jobs.configure, "x" * 1024)) == 1
+        assert pool.stats().crashes == 0
+
+
+async def test_large_arrays_travel_with_it() -> None:
+    array = bytearray(b"a" * (1 << 20))
+    async with patience(), Pool(1) as pool:
+        assert await pool.broadcast(jobs.size, pickle.PickleBuffer(array)) == {
+            0: 1 << 20
+        }
+        await pool.broadcast(jobs.configure, array)
+        await pool.roll()
+        assert await histories(pool) == [[array]]
 
 
 async def test_a_pool_that_was_not_started_has_no_workers_to_tell() -> None:

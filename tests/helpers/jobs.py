@@ -492,6 +492,10 @@ def configure(value: object, gate: str = "") -> int:
     return os.getpid()
 
 
+def size(data: Any) -> int:
+    return memoryview(data).nbytes
+
+
 def configure_too(value: object) -> None:
     configure(value)
 
