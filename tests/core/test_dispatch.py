@@ -902,3 +902,18 @@ def test_what_is_learned_of_a_function_counts_for_jobs_with_a_key_that_wait() ->
     flight.land(0)
     assert dispatcher.refill(0, flight) == [1, 2, 3]
     assert dispatcher.submit_keyed(4, Keyed(profile, 4), 0) == 0
+
+
+def test_a_job_with_a_key_does_not_pass_those_without_one() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.seat({0: 0})
+    assert dispatcher.submit(1, known(10)) == 0
+    assert dispatcher.submit(2, Profile()) is None
+    assert dispatcher.submit_keyed(3, Keyed(known(10), 7), 0) is None
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [2]
+    flight.land(2)
+    assert dispatcher.refill(0, flight) == [3]
+    # But a more urgent one may go ahead, as any other.
+    assert dispatcher.submit(4, Profile()) is None
+    assert dispatcher.submit_keyed(5, Keyed(known(10), 7), -1) == 0

@@ -69,3 +69,18 @@ def test_nothing_is_kept_of_jobs_that_have_left() -> None:
     lines.add(1, Keyed(Profile(), 1), 0)
     assert lines.remove(1)
     assert (lines.open, lines._keys, lines._groups) == ({}, {}, {})
+
+
+def test_who_joins_a_line_keeps_its_age() -> None:
+    lines = lines_of(*range(30))
+    returned: dict[int, Profile] = {
+        job: Keyed(Profile(), job % 7) for job in (43, 41, 47, 42)
+    }
+    lines.give_back(returned)
+    lines.seat({0: 10})
+    [line] = lines.open.values()
+    begun = []
+    while line:
+        begun.append(line.head()[0])
+        line.pop(begun[-1])
+    assert begun == [41, 42, 43, 47, *sorted(range(30), key=lambda job: (job % 3, job))]

@@ -161,3 +161,14 @@ def test_nobody_is_started_for_a_job_that_waits_while_others_are_idle() -> None:
     core.submit(3, Profile())
     core.rotation.sizing.crowded(2.0)
     assert Resized(3) in core.on_timer(2.0 + GROW_EVERY)
+
+
+def test_a_slot_that_nobody_needs_keeps_no_place_for_who_begins_in_it() -> None:
+    core = pool_of(2)
+    core.rotation.oversized(core.slots[1], "too large", 1.0)
+    core.rotation.resize(1, 1, 1.0)
+    core.rotation.wear_out(core.slots[0], "worn", 1.0)
+    assert places(core) == {0: 0, 1: 1}
+    core.ended(1, 2.0, started=False, requeue=(), roll=0.0)
+    assert core.slots[1].replaces == 0, "it begins where somebody was who is not needed"
+    assert places(core) == {0: 0}

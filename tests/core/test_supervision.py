@@ -23,7 +23,17 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.affinity import choose
-from asyncpool._core.commands import Assign, Command, ParkSlot, Spawn, Stop
+from asyncpool._core.commands import (
+    Assign,
+    Command,
+    DropErrands,
+    FailJobs,
+    ParkSlot,
+    Revoke,
+    Spawn,
+    Stop,
+    Unassign,
+)
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import EMPTY
 from asyncpool._core.pressing import REVOKE_GRACE
@@ -719,6 +729,96 @@ def test_a_broken_pool_does_not_count_on_a_probe_that_was_stopped() -> None:
     die(1, 3.0)
     assert die(0, 3.5) == []
     assert core.next_deadline() == 4.0
+
+
+def test_errands_are_run_one_by_one_before_all_other_jobs() -> None:
+    core = closing_core(1)
+    assert core.submit(1, Profile()) == 0
+    assert core.submit(2, Profile(), -9) is None
+    assert [core.errand(0, job) for job in (3, 4)] == [[], []]
+    begun = [1]
+    for _ in range(3):
+        core.outcome(0, begun[-1])
+        [assign] = core.refill(0, 2.0)
+        assert isinstance(assign, Assign)
+        begun += assign.jobs
+    assert begun == [1, 3, 4, 2]
+
+
+def test_nothing_is_sent_behind_an_errand_nor_before_it() -> None:
+    core, short = closing_core(1), Profile()
+    short.note(10)
+    assert core.submit(1, short) == 0
+    assert core.errand(0, 2) == []
+    assert core.submit(3, short) is None
+    core.outcome(0, 1)
+    assert core.refill(0, 2.0) == [Assign(0, (2,))]
+    assert core.submit(4, short) is None
+    core.outcome(0, 2)
+    assert core.refill(0, 2.0) == [Assign(0, (3, 4))]
+
+
+def test_an_errand_of_a_worker_that_leaves_is_dropped_at_once() -> None:
+    core = closing_core(2)
+    for job in (1, 2):
+        core.submit(job, Profile())
+    core.errand(0, 3)
+    core.rotation.wear_out(core.slots[0], "worn", 2.0)
+    assert DropErrands((3,)) in core.ready(2, 3.0)
+    core.outcome(0, 2)
+    assert core.refill(0, 4.0) == [Stop(0)]
+
+
+def test_an_errand_that_a_worker_gives_back_is_nobody_elses() -> None:
+    core = closing_core(2)
+    assert core.errand(0, 1) == [Assign(0, (1,))]
+    commands = core.rotation.retire(core.slots[0], "asked", 2.0, unsent=None)
+    assert Revoke(0, (1,)) in commands
+    commands = core.revoked(0, [1], 3.0)
+    assert commands == [Unassign((1,)), DropErrands((1,)), Stop(0)]
+    assert core.dispatcher.waiting == 0
+
+
+def test_an_errand_that_lost_its_worker_is_dropped_before_the_next_one_comes() -> None:
+    core = closing_core(2)
+    assert core.errand(0, 1) == [Assign(0, (1,))]
+    core.errand(0, 2)
+    commands = core.ended(0, 2.0, started=False, requeue=[1], roll=0.0)
+    assert commands[:2] == [DropErrands((2,)), DropErrands((1,))]
+    assert Spawn(0, 2) in commands
+    assert core.ready(0, 3.0) == []
+
+
+def test_an_errand_waits_for_a_worker_to_be_ready() -> None:
+    core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
+    core.start(0.0)
+    assert core.errand(0, 1) == []
+    core.submit(2, Profile())
+    assert core.ready(0, 1.0) == [Assign(0, (1,))]
+
+
+def test_errands_that_have_not_begun_end_with_the_pool() -> None:
+    core = closing_core(1)
+    core.submit(1, Profile())
+    core.errand(0, 2)
+    assert core.close(Finish.ALL, 30.0, 2.0) == [FailJobs((2,), "closed")]
+    core.outcome(0, 1)
+    assert core.refill(0, 3.0) == [Stop(0)]
+
+
+def test_errands_do_not_wear_a_worker() -> None:
+    limits = WorkerLimits(max_jobs=1)
+    core = Supervision(
+        workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0, limits=limits
+    )
+    core.start(0.0)
+    core.ready(0, 0.0)
+    core.errand(0, 1)
+    core.outcome(0, 1)
+    assert core.refill(0, 1.0) == []
+    core.submit(2, Profile())
+    core.outcome(0, 2)
+    assert core.refill(0, 2.0) == [Spawn(1, 1)]
 
 
 @pytest.mark.parametrize(
