@@ -234,6 +234,22 @@ async def test_a_worker_that_dies_before_it_leaves_it_to_its_replacement() -> No
         assert (stats.crashes, stats.takeovers) == (1, 0)
 
 
+async def test_a_worker_that_dies_with_it_in_hand_has_not_begun_it() -> None:
+    async with patience(), Pool(1) as pool:
+        pid = await pool.submit(jobs.pid)
+        news = pool.events()
+        os.kill(pid, signal.SIGSTOP)
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "a"))
+        await submitted(pool, 2)
+        os.kill(pid, signal.SIGKILL)
+        await next_of(news, Crashed)
+        [other] = (await task).values()
+        assert other != pid
+        assert await histories(pool) == [["a"]]
+        stats = pool.stats()
+        assert (stats.crashes, stats.takeovers, stats.cancelled) == (1, 0, 1)
+
+
 async def test_a_worker_that_dies_after_it_has_a_replacement_that_runs_it() -> None:
     async with patience(), Gate() as gate, Pool(2) as pool:
         await idle(pool)
