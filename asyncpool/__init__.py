@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.state import worker_state
     from asyncpool.errors import (
         AsyncPoolError,
+        BroadcastError,
         JobCancelled,
         JobError,
         JobNotPicklableError,
@@ -68,6 +69,7 @@ _HOMES = {
     "asyncpool._worker.state": ("worker_state",),
     "asyncpool.errors": (
         "AsyncPoolError",
+        "BroadcastError",
         "JobCancelled",
         "JobError",
         "JobNotPicklableError",
@@ -105,6 +107,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AsyncPoolError",
+    "BroadcastError",
     "CloseSummary",
     "Crash",
     "CurrentJob",

@@ -7,6 +7,7 @@ The tree is shallow, and each branch answers one question of the caller's:
     * :exc:`UnsupportedPlatformError` -- can this machine run a pool at all?
     * :exc:`PoolClosedError` -- did the pool close before the job was done?
     * :exc:`PoolFullError` -- did the pool refuse the job?
+    * :exc:`BroadcastError` -- has a function failed in some of the workers?
     * :exc:`PoolBrokenError` -- has the supervisor given up on its workers?
     * :exc:`ProtocolError` -- did the two ends of a channel disagree?
     * :exc:`LeaseGoneError` -- has the outside system given a lease to another?
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncPoolError",
+    "BroadcastError",
     "JobCancelled",
     "JobError",
     "JobNotPicklableError",
@@ -82,6 +84,8 @@ def _rebuild(
     error.__dict__.update(details)
     if isinstance(error, JobRaisedError):
         error.__cause__ = error.exception
+    elif isinstance(error, BroadcastError):
+        error.__cause__ = next(iter(error.errors.values()))
     return error
 
 
@@ -124,6 +128,38 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
 
 class RollInProgressError(AsyncPoolError):
     """The pool is being rolled already; there is one roll at a time."""
+
+
+class BroadcastError(AsyncPoolError):
+    """A broadcast has failed in some workers; those to come will not run it.
+
+    Its ``__cause__`` is the error of the first of them.
+
+    Attributes:
+        name: The function's.
+        results: What it has returned in others, by slot.
+        errors: What has become of it in these, by slot: what it has raised, or a
+            :exc:`JobError`.
+    """
+
+    name: str
+    results: dict[int, Any]
+    errors: dict[int, BaseException]
+
+    def __init__(
+        self, name: str, *, results: dict[int, Any], errors: dict[int, BaseException]
+    ) -> None:
+        results, errors = dict(sorted(results.items())), dict(sorted(errors.items()))
+        slot, first = next(iter(errors.items()))
+        super().__init__(
+            f"the broadcast of {name} has failed in {len(errors)} of "
+            f"{len(errors.keys() | results.keys())} workers; in slot {slot}: "
+            f"{type(first).__qualname__}: {first}",
+            name=name,
+            results=results,
+            errors=errors,
+        )
+        self.__cause__ = first
 
 
 class PoolFullError(AsyncPoolError):

@@ -20,12 +20,12 @@ from typing import (
 
 import anyio
 
+from asyncpool._caller import Caller
 from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Finish
 from asyncpool._core.wear import WorkerLimits
-from asyncpool._mapper import Mapper
 from asyncpool._runtime.arguments import (
     check_choice,
     check_int,
@@ -61,7 +61,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class PoolView(Mapper):
+class PoolView(Caller):
     """A pool seen through a set of options; :meth:`Pool.options` makes them."""
 
     _pool: Pool
@@ -83,8 +83,17 @@ class PoolView(Mapper):
     def _crew(self) -> Supervisor:
         return self._pool._crew()  # noqa: SLF001
 
+    async def _broadcast(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> dict[int, Any]:
+        return await self._pool._broadcast(fn, args, kwargs, options)  # noqa: SLF001
 
-class Pool(Mapper):
+
+class Pool(Caller):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
@@ -298,6 +307,12 @@ class Pool(Mapper):
             priority: The lower number begins first, first come first served among
                 equals; but of every 64 jobs that leave the queue, at least one is the
                 one that has waited longest.  0 by default.
+            key: Ties the job to a worker: jobs with equal keys go to the same one, as long
+                as that lives, and to the one that replaces it; those with different keys
+                are spread over all.  Such a job waits for its worker, also while others
+                are idle.  When workers come or go for good, only those keys move that
+                must.  Any hashable value, such as a str, an int or a tuple of these; not
+                an object that equals nothing but itself.  ``None`` for no key.
             lease: A pair, a :class:`LeaseKeeper` and a lease of it: it is kept as long as
                 the job is queued or running, and the job is cancelled if it is lost.  A
                 job that is cancelled and still runs (it cleans up, or *on_cancel* lets
@@ -312,7 +327,8 @@ class Pool(Mapper):
 
         Raises:
             ValueError: If a value is out of range or a kind unknown.
-            TypeError: If *retry_on* holds something else, or an option is unknown.
+            TypeError: If *retry_on* holds something else, *key* is no such value, or an
+                option is unknown.
         """
         return PoolView(self, changed(self._options, changes))
 
@@ -511,6 +527,17 @@ class Pool(Mapper):
 
     def _crew(self) -> Supervisor:
         return self._running()
+
+    async def _broadcast(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> dict[int, Any]:
+        if not callable(fn):
+            raise TypeError(f"broadcast() takes a callable first, not {fn!r}")
+        return await self._open().broadcasts.broadcast(fn, args, kwargs, options)
 
 
 _COUNTERS = (

@@ -13,6 +13,7 @@ import pytest
 from asyncpool import errors
 from asyncpool.errors import (
     AsyncPoolError,
+    BroadcastError,
     JobError,
     JobNotPicklableError,
     JobRaisedError,
@@ -68,6 +69,12 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     UnsupportedPlatformError("no sockets here"): "no sockets here",
     PoolClosedError(): "the pool is closed",
     PoolClosedError("closed", job_id=3, delivery="started"): "closed",
+    BroadcastError(
+        "shop.configure",
+        results={3: None, 0: 7},
+        errors={2: ValueError("two"), 1: KeyError("one")},
+    ): "the broadcast of shop.configure has failed in 2 of 4 workers; in slot 1: "
+    "KeyError: 'one'",
     PoolFullError(waiting=64, max_pending=64): (
         "64 jobs are waiting and max_pending is 64: "
         "shed load, or try again when some have finished"
@@ -134,7 +141,7 @@ EXAMPLES: dict[AsyncPoolError, str] = {
 def details(error: BaseException) -> dict[str, Any]:
     # Exceptions are equal only to themselves, so their text has to do.
     return {
-        name: repr(value) if isinstance(value, BaseException) else value
+        name: repr(value) if isinstance(value, BaseException | dict) else value
         for name, value in vars(error).items()
     }
 
@@ -166,6 +173,14 @@ def test_a_wrapped_exception_is_the_cause_also_after_pickling() -> None:
     twin = pickle.loads(pickle.dumps(error))
     assert twin.__cause__ is twin.exception
     assert repr(twin.exception) == "KeyboardInterrupt('stop')"
+
+
+def test_the_first_failure_of_a_broadcast_is_its_cause_also_after_pickling() -> None:
+    error = BroadcastError("f", results={}, errors={2: KeyError(2), 1: ValueError(1)})
+    assert error.__cause__ is error.errors[1]
+    assert list(error.errors) == [1, 2]
+    twin = pickle.loads(pickle.dumps(error))
+    assert twin.__cause__ is twin.errors[1]
 
 
 def test_there_is_an_example_of_each() -> None:

@@ -15,7 +15,7 @@ from asyncpool import errors, events
 PACKAGE = Path(asyncpool.__file__).parent
 
 PUBLIC = """
-    AsyncPoolError CloseSummary Crash CurrentJob EventStream Executor Job JobCancelled JobError
+    AsyncPoolError BroadcastError CloseSummary Crash CurrentJob EventStream Executor Job JobCancelled JobError
     JobNotPicklableError JobRaisedError JobTimeoutError LeaseGoneError LeaseKeeper
     LeaseStats Map Outcome Pool PoolBrokenError PoolClosedError PoolFullError PoolStats PoolView
     ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult SlotStats

@@ -12,6 +12,7 @@ __all__ = [
     "Abandon",
     "Assign",
     "Command",
+    "DropErrands",
     "FailJobs",
     "Finished",
     "GiveUp",
@@ -56,6 +57,13 @@ class Unassign:
 
     Some may have been given up before.
     """
+
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropErrands:
+    """Forget *jobs*: they were for workers that go, and have not begun."""
 
     jobs: tuple[int, ...]
 
@@ -204,6 +212,7 @@ Command = (
     Spawn
     | Assign
     | Unassign
+    | DropErrands
     | Revoke
     | Interrupt
     | WriteStacks

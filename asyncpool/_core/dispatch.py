@@ -13,12 +13,20 @@ worker behind other short ones, as long as what that worker has in hand is no mo
 than a budget; see ``profiles.py``.  So a worker need not wait for the pool between
 two short jobs, and nobody waits behind a long one.
 
+A job with a key is for one worker, whatever the others do.  It waits in a line of its
+own (``lines.py``); whose worker becomes free takes the head of that line, or of the common
+queue, whichever is the next by the queue's rules.  While jobs wait in its line nothing is
+sent to it but from there and from the queue's head, so nobody passes them.
+
 Plain method calls: this is the hot path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from asyncpool._core.flight import Flight
+from asyncpool._core.lines import Lines
 from asyncpool._core.profiles import BUDGET, Profile
 from asyncpool._core.queue import PATIENCE, JobQueue
 
@@ -28,7 +36,8 @@ __all__ = ["Dispatcher"]
 class Dispatcher:
     """The jobs that wait and the workers that have room.
 
-    A job waits only if no worker is idle.
+    A job without a key waits only if no worker is idle; one with a key, only if its own
+    is not.
 
     Args:
         patience: Of so many jobs that leave the queue in a row, at least one is the
@@ -39,18 +48,51 @@ class Dispatcher:
         self._queue = JobQueue(patience)
         # Jobs that come to the queue when they are pickled.
         self._preparing: dict[int, None] = {}
+        # Those for whose worker no job waits in a line.
         self._idle: dict[int, Flight] = {}
         self._roomy: dict[int, Flight] = {}
+        self._lines = Lines(patience)
+        self._open_lines = self._lines.open  # to look at in a hurry
 
     @property
     def waiting(self) -> int:
         """How many jobs have no worker yet."""
-        return len(self._queue.usual) + self._queue.others + len(self._preparing)
+        queue = self._queue
+        count = len(queue.usual) + queue.others + len(self._preparing)
+        return count + len(self._lines) if self._open_lines else count
+
+    @property
+    def crowd(self) -> int:
+        """How many jobs wait that might not, were there more workers.
+
+        One that waits for its own worker while another is idle is none of them.
+        """
+        return self.waiting - len(self._lines) if self._idle else self.waiting
+
+    def waiting_for(self, slot: int) -> int:
+        """How many jobs have no worker yet, and may go to that of *slot*."""
+        own = self._lines.line_of(slot)
+        return self.waiting - len(self._lines) + (0 if own is None else len(own))
 
     @property
     def idle(self) -> int:
         """How many slots wait for a job."""
         return len(self._idle)
+
+    def is_idle(self, slot: int) -> bool:
+        """Tell whether *slot* waits for a job."""
+        return slot in self._idle
+
+    @property
+    def preparing(self) -> int:
+        """How many jobs are still being pickled."""
+        return len(self._preparing)
+
+    def has_idle_worker_for(self, key: int | None) -> bool:
+        """Tell whether a job that came now would not wait."""
+        if key is None:
+            return len(self._idle) > len(self._preparing)
+        return self._lines.slot_of(key) in self._idle
 
     def submit(self, job: int, profile: Profile, priority: int = 0) -> int | None:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
@@ -61,6 +103,24 @@ class Dispatcher:
         slot = None if usual else self._place(job, profile)
         if slot is None:
             usual[job] = profile
+        return slot
+
+    def submit_keyed(self, job: int, profile: Profile, priority: int) -> int | None:
+        """Do the same with a job that has a key."""
+        slot = self._lines.slot_of(profile.key)
+        if slot in self._idle:
+            flight = self._idle.pop(slot)
+        elif slot in self._roomy and self._may_go_ahead(slot, profile, priority):
+            flight = self._roomy.pop(slot)
+            self._queue.passes(job)
+        else:
+            self._lines.add(job, profile, priority)
+            if slot is not None:
+                self._roomy.pop(slot, None)
+            return None
+        assert slot is not None
+        flight.add(job, profile)
+        self._classify(slot, flight)
         return slot
 
     def announce(self, job: int) -> None:
@@ -74,8 +134,15 @@ class Dispatcher:
             The jobs that need not wait, each with its slot before it.
         """
         queue = self._queue
-        queue.give_back(jobs)
+        keyed = {job: jobs[job] for job in jobs if jobs[job].key is not None}
         placed: list[tuple[int, int]] = []
+        if keyed:
+            self._lines.give_back(keyed)
+            jobs = {job: jobs[job] for job in jobs if job not in keyed}
+        queue.give_back(jobs)
+        if keyed:
+            slots = {self._lines.slot_of(profile.key) for profile in keyed.values()}
+            placed += self._serve(slot for slot in slots if slot is not None)
         while queue:
             job, profile = queue.head()
             slot = self._place(job, profile)
@@ -88,7 +155,16 @@ class Dispatcher:
     def refill(self, slot: int, flight: Flight) -> list[int]:
         """Return the jobs that *slot* gets now, and note whether it has room."""
         queue = self._queue
-        jobs = self._take_in_turn(flight) if queue.others else []
+        jobs: list[int] = []
+        if self._open_lines:
+            line = self._lines.line_of(slot)
+            if line is not None:
+                jobs = self._take_from_both(line, flight)
+                if line:
+                    self._roomy.pop(slot, None)
+                    return jobs
+        if queue.others:
+            jobs += self._take_in_turn(flight)
         usual = queue.usual
         while usual and not queue.others:
             job = next(iter(usual))
@@ -106,7 +182,18 @@ class Dispatcher:
         if job in self._preparing:
             del self._preparing[job]
             return True
-        return self._queue.remove(job)
+        return self._queue.remove(job) or self._lines.remove(job)
+
+    def seat(self, seats: Mapping[int, int]) -> list[tuple[int, int]]:
+        """Let these places, each with its slot, be those that keys belong to.
+
+        Returns:
+            The jobs that need not wait any more, each with its slot before it.
+        """
+        if seats == self._lines.seats:
+            return []
+        self._lines.seat(seats)
+        return self._serve(seats.values()) if self._open_lines else []
 
     def worker_gone(self, slot: int) -> None:
         """Give *slot* no more jobs."""
@@ -115,7 +202,7 @@ class Dispatcher:
 
     def empty(self) -> list[int]:
         """Forget every job that waits, and return them in their order."""
-        jobs = [*self._queue.clear(), *self._preparing]
+        jobs = [*self._queue.clear(), *self._lines.clear(), *self._preparing]
         self._preparing.clear()
         return jobs
 
@@ -144,6 +231,41 @@ class Dispatcher:
             flight.add(job, profile)
             jobs.append(job)
         return jobs
+
+    def _take_from_both(self, line: JobQueue, flight: Flight) -> list[int]:
+        """Fill *flight* from its line and the queue, until the line is empty."""
+        jobs: list[int] = []
+        queue = self._queue
+        while line:
+            first, second, rank = line, queue, line.rank()
+            if queue and queue.rank() < rank:
+                first, second, rank = queue, line, queue.rank()
+            job, profile = first.head()
+            if flight.jobs and flight.backlog + profile.cost > BUDGET:
+                break
+            first.pop(job)
+            if first is line:
+                self._lines.left(job)
+            if rank[0]:  # who comes back had the turn before
+                second.passed_by(job)
+            flight.add(job, profile)
+            jobs.append(job)
+        return jobs
+
+    def _serve(self, slots: Iterable[int]) -> list[tuple[int, int]]:
+        """Give those of *slots* that have room the jobs that wait for them."""
+        served = []
+        for slot in slots:
+            flight = self._idle.get(slot) or self._roomy.get(slot)
+            if flight is not None and self._lines.line_of(slot) is not None:
+                self._idle.pop(slot, None)
+                served += [(slot, job) for job in self.refill(slot, flight)]
+        return served
+
+    def _may_go_ahead(self, slot: int, profile: Profile, priority: int) -> bool:
+        """Tell whether a job may be sent to a worker that has others in hand."""
+        fits = self._roomy[slot].backlog + profile.cost <= BUDGET
+        return fits and self._queue.leads(priority)
 
     def _place(self, job: int, profile: Profile) -> int | None:
         if self._idle:

@@ -159,6 +159,7 @@ class JobOptions:
         attempts: How often it may be started.
         limits: How long it may take.
         priority: How urgent it is: a lower number is more urgent.
+        key: The hash of the key that ties it to a worker, if it has one.
         lease: A lease in an outside system that is kept meanwhile, behind its keeper.
         begun: How many attempts there were before it was submitted.
         form: Whether it is a call, several items of a map that travel together, or a
@@ -173,6 +174,7 @@ class JobOptions:
     attempts: AttemptPolicy = field(default_factory=AttemptPolicy)
     limits: JobLimits = field(default_factory=JobLimits)
     priority: int = 0
+    key: int | None = None
     lease: tuple[Keeper, Hashable] | None = None
     begun: int = 0
     form: Form = "call"

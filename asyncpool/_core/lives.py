@@ -142,7 +142,7 @@ class Lives:
     def leave_empty(self, slot: Slot) -> list[Command]:
         """Let nobody come into a slot that is empty."""
         slot.apply(SlotEvent.SPARE)
-        slot.due = None
+        slot.due = slot.place = None
         return [LeaveEmpty(slot.index)]
 
     def judge(

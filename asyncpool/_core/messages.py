@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from asyncpool._core.wear import KernelLimit
 
 __all__ = [
+    "MAX_BROADCASTS",
     "MAX_CONFIG",
     "MAX_INITIALIZER",
     "Failure",
@@ -35,9 +36,11 @@ __all__ = [
 
 MAX_TEXT = 16_384
 
-# The most bytes of an initializer with its arguments, and of a whole configuration.
+# The most bytes of an initializer with its arguments, of the broadcasts that a new worker
+# makes up for, and of a whole configuration.
 MAX_INITIALIZER = 1 << 26
-MAX_CONFIG = MAX_INITIALIZER + (1 << 20)
+MAX_BROADCASTS = 1 << 26
+MAX_CONFIG = MAX_INITIALIZER + MAX_BROADCASTS + (1 << 20)
 
 _PID = struct.Struct("!q?")
 _EXIT = struct.Struct("!qq")
@@ -82,6 +85,8 @@ class WorkerConfig(Record):
         levels: The levels of loggers, by name.
         disabled: The level up to which loggers are silent.
         loop: The kind of event loop that coroutines run in.
+        broadcasts: What it runs after the initializer: the name of each, and the pickled
+            call.
     """
 
     sys_path: tuple[str, ...]
@@ -93,6 +98,7 @@ class WorkerConfig(Record):
     levels: tuple[tuple[str, int], ...] = ()
     disabled: int = 0
     loop: str = "asyncio"
+    broadcasts: tuple[tuple[str, bytes], ...] = ()
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""

@@ -139,7 +139,11 @@ def cut(view: memoryview, sizes: Sequence[int]) -> list[memoryview]:
 
 
 def dump(
-    value: object, *, limit: int | None = None, pause: Callable[[], None] | None = None
+    value: object,
+    *,
+    limit: int | None = None,
+    pause: Callable[[], None] | None = None,
+    whole: bool = False,
 ) -> Parcel:
     """Pickle *value*, by value where a reference would not be found.
 
@@ -147,20 +151,21 @@ def dump(
         value: Anything.
         limit: The most bytes that the stream may have.
         pause: Called between its pieces.
+        whole: Whether large buffers are in the stream, like everything else.
 
     Raises:
         StreamTooLongError: If the stream gets longer than *limit*.
         Exception: Whatever the value's own methods raise, or the serializer's.
     """
     try:
-        return _dump(pickle.Pickler, value, _Writer(limit, pause, without=MAIN))
+        return _dump(pickle.Pickler, value, _Writer(limit, pause, without=MAIN), whole)
     except StreamTooLongError:
         raise
     except Exception:  # noqa: BLE001, S110 - by value, then
         pass
     import cloudpickle  # noqa: PLC0415 - 20 ms that many never need
 
-    return _dump(cloudpickle.Pickler, value, _Writer(limit, pause))
+    return _dump(cloudpickle.Pickler, value, _Writer(limit, pause), whole)
 
 
 def keep_large(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
@@ -195,9 +200,10 @@ def loads(
     return pickle.Unpickler(reader, buffers=bundle.buffers).load()
 
 
-def _dump(pickler: Any, value: object, writer: _Writer) -> Parcel:
+def _dump(pickler: Any, value: object, writer: _Writer, whole: bool) -> Parcel:  # noqa: FBT001
     buffers: list[memoryview] = []
-    pickler(writer, 5, buffer_callback=keep_large(buffers)).dump(value)
+    keep = None if whole else keep_large(buffers)
+    pickler(writer, 5, buffer_callback=keep).dump(value)
     return Parcel(writer.pieces, buffers)
 
 
@@ -227,7 +233,9 @@ class _Writer:
         # Or looks like one; to search 64 MB of somebody's data takes 6 ms.
         return len(piece) <= HEAVY or not self.pieces or piece[:1] == pickle.FRAME
 
-    def write(self, piece: bytes | bytearray) -> None:
+    def write(self, data: bytes | bytearray | pickle.PickleBuffer) -> None:
+        # The last is what a large buffer is that is not kept out.
+        piece = data.raw() if isinstance(data, pickle.PickleBuffer) else data
         if self._room is not None:
             self._room -= len(piece)
             if self._room < 0:

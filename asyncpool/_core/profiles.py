@@ -8,7 +8,17 @@ and is forgotten after some dozens.
 
 from __future__ import annotations
 
-__all__ = ["ALONE", "BUDGET", "DEEPEST", "LEAST", "REFILL", "UNKNOWN", "Profile"]
+__all__ = [
+    "ALONE",
+    "BUDGET",
+    "DEEPEST",
+    "ERRAND",
+    "LEAST",
+    "REFILL",
+    "UNKNOWN",
+    "Keyed",
+    "Profile",
+]
 
 # How much work may be in a worker's hands at once: so much that half of it bridges a
 # round, see ``Supervision.may_rest`` (95 % of the cores for jobs of 1 ms; with 5000 and
@@ -43,6 +53,11 @@ class Profile:
     def __init__(self) -> None:
         self.cost: float = UNKNOWN
 
+    @property
+    def key(self) -> int | None:
+        """The hash of the key that ties a job to a worker, if it has one."""
+        return None
+
     def note(self, duration: float) -> None:
         """Take note of a call that took *duration*."""
         if duration <= LEAST:
@@ -58,3 +73,36 @@ class Profile:
 # Of jobs that have an idle worker for themselves, whatever is known of them: those
 # whose large arguments are on their way for a while.
 ALONE = Profile()
+
+# Of errands: jobs for one worker, which no other one may run.
+ERRAND = Profile()
+
+
+class Keyed(Profile):
+    """What is known of a job that has a key: what is known of its function, and that.
+
+    Args:
+        function: What is known of its function, by now and later.
+        key: The hash of the key.
+    """
+
+    __slots__ = ("_function", "_key")
+
+    def __init__(self, function: Profile, key: int) -> None:
+        self._function = function
+        self._key = key
+
+    @property
+    def key(self) -> int:
+        """The hash of the key."""
+        return self._key
+
+    # To all who read or write it, it is what it is there.
+    @property
+    def cost(self) -> float:
+        """What the next call of the function is expected to take."""
+        return self._function.cost
+
+    @cost.setter
+    def cost(self, cost: float) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._function.cost = cost

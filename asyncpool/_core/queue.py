@@ -24,11 +24,13 @@ their order; they had their turn, and it is not counted again.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from asyncpool._core.profiles import Profile
 
-__all__ = ["PATIENCE", "JobQueue"]
+__all__ = ["PATIENCE", "Entry", "JobQueue"]
 
 # Of so many jobs that leave in a row, at least one is the oldest.  With 16 the urgent
 # ones would give up 6 % of all turns; with 1024, jobs of a second each, passed by all
@@ -37,6 +39,14 @@ PATIENCE = 64
 
 # So many closed lines may have their priority on the heap, and as many as are open.
 _SPARE = 16
+
+
+class Entry(NamedTuple):
+    """A job that waits; without a priority if it came back."""
+
+    job: int
+    profile: Profile
+    priority: int | None
 
 
 class JobQueue:
@@ -123,6 +133,21 @@ class JobQueue:
         line = self._lines[priority] if priority else self.usual
         return next(iter(line.items()))
 
+    def rank(self) -> tuple[int, int, int]:
+        """Return what tells whose head is the next of two queues: that with the lower.
+
+        There must be a head.  Who came back is before all others, then who was passed
+        too often; then the more urgent, then the older one.
+        """
+        if self._returned:
+            return 0, 0, next(iter(self._returned))
+        oldest = self._neglected()
+        if oldest is not None:
+            return 1, 0, oldest
+        priority = self._most_urgent()
+        line = self._lines[priority] if priority else self.usual
+        return 2, priority, next(iter(line))
+
     def pop(self, job: int) -> None:
         """Let *job* leave, which is the head."""
         if job not in self._returned:
@@ -158,6 +183,26 @@ class JobQueue:
         if oldest != self._passed:
             self._passed, self._passes = oldest, 0
         self._passes += 1
+
+    def passed_by(self, job: int) -> None:
+        """Take note that *job*, which was in another queue, had the turn of this one."""
+        oldest = self._oldest()
+        if oldest is not None and oldest < job:
+            self.passes(job)
+
+    def entry(self, job: int) -> Entry:
+        """Return all that is known of *job*, which waits here."""
+        if job in self.usual:
+            return Entry(job, self.usual[job], 0)
+        priority = self._priority_of.get(job)
+        if priority is None:
+            return Entry(job, self._returned[job], None)
+        return Entry(job, self._lines[priority][job], priority)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield every job."""
+        for job in (*self._returned, *self.usual, *self._priority_of):
+            yield self.entry(job)
 
     def clear(self) -> list[int]:
         """Forget every job, and return them: the more urgent first, whatever their age."""

@@ -19,6 +19,7 @@ from collections import deque
 
 from asyncpool._core.commands import (
     Command,
+    DropErrands,
     Keep,
     Resized,
     Retiring,
@@ -29,10 +30,11 @@ from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.lives import EMPTY, Lives
 from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
 
-__all__ = ["Rotation"]
+__all__ = ["Rotation", "drop_errands"]
 
 _NOT_NEEDED = frozenset({SlotState.SPARE, SlotState.RETIRED})
 
@@ -43,6 +45,7 @@ class Rotation:
     Args:
         lives: The slots.
         dispatcher: Which must not count on who leaves.
+        seating: What is told when somebody comes or goes.
         sizing: How many workers there are to be.
         policy: How long to wait after a replacement that failed.
         surge: How many workers there may be beyond that.
@@ -54,6 +57,7 @@ class Rotation:
         self,
         lives: Lives,
         dispatcher: Dispatcher,
+        seating: Seating,
         sizing: Sizing,
         *,
         policy: RestartPolicy,
@@ -65,6 +69,7 @@ class Rotation:
         self._slots = lives.slots
         self._lives = lives
         self._dispatcher = dispatcher
+        self._seating = seating
         self._policy = policy
         self._surge = surge
         self._unavailable = unavailable
@@ -155,10 +160,11 @@ class Rotation:
         for other in self._slots:
             if other.replaces == slot.index:
                 other.replaces = None
+                other.place, slot.place = slot.place, None
 
     def count(self, now: float) -> None:
         """Take note that a worker has come or gone: there may be jobs for which none is."""
-        if self.sizing.watching and self._dispatcher.waiting > self._coming:
+        if self.sizing.watching and self._dispatcher.crowd > self._coming:
             self.sizing.crowded(now)
 
     def failed(self, slot: Slot, old: Slot, now: float, roll: float) -> list[Command]:
@@ -223,11 +229,14 @@ class Rotation:
     # What follows.
 
     def step(self, now: float) -> list[Command]:
-        """Grant what the budget allows."""
+        """Grant what the budget allows, and see to what follows from all that was."""
+        return [*self._grant(now), *self._seating.settle()]
+
+    def _grant(self, now: float) -> list[Command]:
         if self._stopped or self._lives.broken is not None:
             return []
         self._age(now)
-        size, waiting = self.sizing.size, self._dispatcher.waiting
+        size, waiting = self.sizing.size, self._dispatcher.crowd
         self.sizing.grow(now, waiting=waiting, coming=self._coming)
         commands = self._report(size)
         commands += self._fill(now)
@@ -311,7 +320,7 @@ class Rotation:
             return []
         slot.leaving = True
         self._dispatcher.worker_gone(slot.index)
-        commands: list[Command] = [Retiring(slot.index, why)]
+        commands: list[Command] = [Retiring(slot.index, why), *drop_errands(slot)]
         if slot.state is SlotState.BUSY:
             if self._drain_timeout is not None:
                 slot.leave_by = now + self._drain_timeout
@@ -340,6 +349,13 @@ class Rotation:
     @property
     def _coming(self) -> int:
         return sum(slot.state is SlotState.STARTING for slot in self._slots)
+
+
+def drop_errands(slot: Slot) -> list[Command]:
+    """Forget what the worker of *slot* was to do for itself, since it goes."""
+    errands = tuple(slot.errands)
+    slot.errands.clear()
+    return [DropErrands(errands)] if errands else []
 
 
 def _ask_back(slot: Slot, jobs: list[int]) -> list[Command]:

@@ -18,6 +18,7 @@ and ``RETIRED`` one that is never filled again.
 from __future__ import annotations
 
 import enum
+from collections import deque
 from dataclasses import dataclass, field
 
 from asyncpool._core.flight import Flight
@@ -137,8 +138,10 @@ class Slot:
         wear: When it is worn.
         worn: Why another worker is to take its place, if one is.
         replaces: The slot of the worker whose place it is to take when it is ready.
+        place: What jobs with keys know its workers by; see ``seating.py``.
         leaving: It gets no more jobs, and ends when it has finished what it has.
         leave_by: By when it must have.
+        errands: Jobs for its worker alone, which it begins before any other.
         idle_since: Since when it has had nothing to do, if that is so.
         oversized: It had more memory than it may, and dies of that.
         ready_at: When it said hello; ``None`` before that.
@@ -164,8 +167,10 @@ class Slot:
     wear: Wear = _NEW
     worn: str | None = None
     replaces: int | None = None
+    place: int | None = None
     leaving: bool = False
     leave_by: float | None = None
+    errands: deque[int] = field(default_factory=deque)
     idle_since: float = 0.0
     oversized: bool = False
     ready_at: float | None = None

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from asyncpool._core.commands import (
     Assign,
     Command,
+    DropErrands,
     Finished,
     Revoke,
     Unassign,
@@ -27,9 +28,10 @@ from asyncpool._core.flight import Flight
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import EMPTY, Lives, fail_jobs
 from asyncpool._core.pressing import Pressing
-from asyncpool._core.profiles import REFILL, Profile
+from asyncpool._core.profiles import ERRAND, REFILL, Profile
 from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.rotation import Rotation
+from asyncpool._core.rotation import Rotation, drop_errands
+from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
@@ -86,9 +88,11 @@ class Supervision:
         )
         self.slots = self._lives.slots
         self._pressing = Pressing(self._lives, self.dispatcher)
+        self._seating = Seating(self.slots, self.dispatcher)
         self.rotation = Rotation(
             self._lives,
             self.dispatcher,
+            self._seating,
             Sizing(least, most, idle_timeout),
             policy=policy,
             surge=surge,
@@ -117,6 +121,25 @@ class Supervision:
             self._begin(self.slots[index])
         return index
 
+    def submit_keyed(self, job: int, profile: Profile, priority: int) -> int | None:
+        """Do the same with a job that has a key."""
+        index = self.dispatcher.submit_keyed(job, profile, priority)
+        if index is not None:
+            self._begin(self.slots[index])
+        return index
+
+    def errand(self, index: int, job: int) -> list[Command]:
+        """Have the worker in slot *index*, and no other one, run *job* before all others.
+
+        It is the next when nothing is in its hands any more, in the order of these calls.
+        """
+        slot = self.slots[index]
+        slot.errands.append(job)
+        if slot.state is SlotState.IDLE and not self.dispatcher.is_idle(index):
+            return []  # it hangs
+        self.dispatcher.worker_gone(index)
+        return self._run_errand(slot) if slot.state is SlotState.IDLE else []
+
     def announce(self, job: int) -> None:
         """Take note of a job that is being pickled; :meth:`arrive` submits it."""
         self.dispatcher.announce(job)
@@ -126,7 +149,8 @@ class Supervision:
     ) -> list[Command]:
         """Submit a job that was announced."""
         self.dispatcher.discard(job)
-        index = self.submit(job, profile, priority)
+        submit = self.submit if profile.key is None else self.submit_keyed
+        index = submit(job, profile, priority)
         commands: list[Command] = [] if index is None else [Assign(index, (job,))]
         return [*commands, *self._settle(now)]
 
@@ -167,7 +191,8 @@ class Supervision:
         flight = self.slots[index].flight
         if flight.assured <= REFILL:
             return False
-        return self.dispatcher.waiting >= len(flight.jobs) * self.rotation.sizing.size
+        waiting = self.dispatcher.waiting_for(index)
+        return waiting >= len(flight.jobs) * self.rotation.sizing.size
 
     def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
         """Put *jobs* at the head of the queue, or send them to workers with room."""
@@ -188,11 +213,13 @@ class Supervision:
         """Fill every slot, unless the pool closes already."""
         if self.closing is not None:
             return []
-        return [
+        commands = [
             self._lives.spawn(slot, now)
             for slot in self.slots
             if slot.state is SlotState.VACANT
         ]
+        self._seating.open()
+        return commands
 
     def ready(self, index: int, now: float) -> list[Command]:
         """Take note that the worker in slot *index* said hello."""
@@ -204,6 +231,7 @@ class Supervision:
         commands: list[Command] = []
         if slot.probing:
             commands += self._lives.probe_succeeded(slot, now)
+        commands += self._seating.take(slot)
         commands += self._feed(slot)
         commands += self.rotation.ready(slot, now)
         self.rotation.count(now)
@@ -236,7 +264,8 @@ class Supervision:
         old = None if slot.replaces is None else self.slots[slot.replaces]
         self.rotation.gone(slot)
         needed = self.rotation.needed(slot)
-        commands = self._return({job: flight.jobs[job][2] for job in requeue})
+        commands = drop_errands(slot)
+        commands += self._return({job: flight.jobs[job][2] for job in requeue})
         if self.closing is not None and not self._open:
             pass  # nobody needs another worker
         elif old is not None and not slot.planned:
@@ -267,7 +296,10 @@ class Supervision:
 
     def drop(self, job: int, now: float) -> list[Command]:
         """Give up *job*, which may be in the queue, or on its way there."""
-        self.dispatcher.discard(job)
+        if not self.dispatcher.discard(job):
+            for slot in self.slots:
+                if job in slot.errands:
+                    slot.errands.remove(job)
         return self._settle(now)
 
     def cancel(
@@ -381,6 +413,7 @@ class Supervision:
         if self._close_at is None or deadline < self._close_at:
             self._close_at = deadline
         commands = self.rotation.stop("the pool was closed")
+        commands += fail_jobs(self._take_errands(), "closed")
         if self.closing >= Finish.RUNNING:
             commands += fail_jobs(self.dispatcher.empty(), "closed")
         if self.closing is Finish.NONE:
@@ -436,6 +469,7 @@ class Supervision:
         commands = self._lives.judge(slot, now, needed=needed, blamed=blamed, roll=roll)
         if self.broken != before:
             commands += self.rotation.suspend("the pool broke")
+            commands += fail_jobs(self._take_errands(), "broken")
         return commands
 
     @staticmethod
@@ -447,17 +481,40 @@ class Supervision:
         if self.broken is not None:
             return fail_jobs(list(jobs), "broken")
         commands: list[Command] = []
+        errands = tuple(job for job in jobs if jobs[job] is ERRAND)
+        if errands:
+            jobs = {job: jobs[job] for job in jobs if job not in errands}
+            commands.append(DropErrands(errands))
         for index, job in self.dispatcher.give_back(jobs):
             self._begin(self.slots[index])
             commands.append(Assign(index, (job,)))
         return commands
 
     def _feed(self, slot: Slot) -> list[Command]:
+        if slot.errands:
+            return self._run_errand(slot)
         jobs = self.dispatcher.refill(slot.index, slot.flight)
         if not jobs:
             return []
         self._begin(slot)
         return [Assign(slot.index, tuple(jobs))]
+
+    def _run_errand(self, slot: Slot) -> list[Command]:
+        if slot.flight.jobs:
+            return []
+        job = slot.errands.popleft()
+        slot.flight.add(job, ERRAND)
+        # It is no job that wears: each replacement would have one, too, and go again.
+        slot.wear = slot.wear._replace(jobs=slot.wear.jobs + 1)
+        self._begin(slot)
+        return [Assign(slot.index, (job,))]
+
+    def _take_errands(self) -> list[int]:
+        """Take what has not begun of what workers were to do for themselves."""
+        jobs = [job for slot in self.slots for job in slot.errands]
+        for slot in self.slots:
+            slot.errands.clear()
+        return jobs
 
     @property
     def _open(self) -> bool:

@@ -49,7 +49,7 @@ class WorkerSetup:
     """What all workers of a pool have in common."""
 
     launcher: Launcher
-    config: bytes
+    config: Callable[[], bytes]
     buffer: memoryview
     max_payload: int
     output: OutputMode
@@ -292,7 +292,7 @@ class WorkerHandle:
         self._stdout = Output(self._loop, out, setup.output, err=False)
         err, err_end = _pipe(theirs)
         self._stderr = Output(self._loop, err, setup.output, err=True)
-        self._say(Kind.CONFIG, setup.config)
+        self._say(Kind.CONFIG, setup.config())
         return [job_end, control_end, page, out_end, err_end]
 
     # Its watchers.

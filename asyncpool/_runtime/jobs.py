@@ -11,7 +11,7 @@ from asyncpool._core.frames import Frame
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobLimits, JobOptions, Limit
 from asyncpool._core.parcels import Parcel
-from asyncpool._core.profiles import ALONE, Profile
+from asyncpool._core.profiles import ALONE, Keyed, Profile
 from asyncpool._runtime.progress import Progress, Pulse
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Crash
@@ -68,6 +68,7 @@ class Job(asyncio.Future[R], Generic[R]):
         "exceeded",
         "function",
         "id",
+        "key",
         "limits",
         "payload",
         "policy",
@@ -95,6 +96,7 @@ class Job(asyncio.Future[R], Generic[R]):
         self.policy: AttemptPolicy = options.attempts
         self.limits: JobLimits = options.limits
         self.priority: int = options.priority
+        self.key: int | None = options.key
         self.began: float | None = None
         self.exceeded: Limit | None = None
         self.payload: bytes | Parcel = b""
@@ -110,7 +112,8 @@ class Job(asyncio.Future[R], Generic[R]):
     def profile(self) -> Profile:
         """How long it takes, as far as its place in the queue depends on that."""
         lonely = self.credit or type(self.payload) is not bytes
-        return ALONE if lonely else self.function.profile
+        profile = ALONE if lonely else self.function.profile
+        return profile if self.key is None else Keyed(profile, self.key)
 
     @property
     def state(self) -> JobState:

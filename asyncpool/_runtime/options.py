@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
+from asyncpool._core.affinity import hash_of
 from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.limits import JobLimits, JobOptions, Keeper, OnCancel
 from asyncpool.events import CrashKind
@@ -25,6 +26,7 @@ class Options(TypedDict, total=False):
     on_cancel: OnCancel
     cancel_grace: float
     priority: int
+    key: Hashable
     lease: tuple[Keeper, Hashable] | None
     buffer: int
 
@@ -52,10 +54,16 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
         if isinstance(retry_on, str | type):
             raise TypeError(f"retry_on takes several: ({retry_on!r},)")
         attempts["retry_on"] = tuple(retry_on)
+    key = options.key
+    if "key" in given:
+        key = None if given["key"] is None else hash_of(given["key"])
     return JobOptions(
-        attempts=replace(options.attempts, **attempts),
-        limits=replace(options.limits, **limits),
+        attempts=replace(options.attempts, **attempts)
+        if attempts
+        else options.attempts,
+        limits=replace(options.limits, **limits) if limits else options.limits,
         priority=given.get("priority", options.priority),
+        key=key,
         lease=given.get("lease", options.lease),
         buffer=given.get("buffer", options.buffer),
     )

@@ -51,8 +51,9 @@ class Rotator:
     @decision
     def crowded(self) -> None:
         """Take note that a job waits, while it matters."""
-        self._rotation.sizing.crowded(self._state.loop.time())
-        self._rearm()
+        if self._state.core.dispatcher.crowd:
+            self._rotation.sizing.crowded(self._state.loop.time())
+            self._rearm()
 
     @decision
     def retire(self, handle: WorkerHandle) -> None:

@@ -22,6 +22,7 @@ from asyncpool._core.outcome import load_value
 from asyncpool._core.parcels import is_heavy
 from asyncpool._core.supervision import Finish, Supervision
 from asyncpool._runtime.book import Loss
+from asyncpool._runtime.broadcasts import Broadcaster
 from asyncpool._runtime.callbacks import Reporter
 from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import READ_SIZE
@@ -58,6 +59,7 @@ class Supervisor:
         leases: The way in for those with leases.
         check_open: See :meth:`Traffic.check_open`.
         rotator: The way to planned exits.
+        broadcasts: The way to calls for every worker.
     """
 
     def __init__(self, config: SupervisorConfig) -> None:
@@ -95,9 +97,16 @@ class Supervisor:
         self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
         self._journal = Journal(loop)
         levels, disabled = explicit_levels()
+        self.broadcasts = Broadcaster(
+            self._state,
+            self._traffic.send_errand,
+            self._threads,
+            config.worker._replace(levels=levels, disabled=disabled),
+            self.check_open,
+        )
         self._setup = WorkerSetup(
             launcher=self._launcher,
-            config=config.worker._replace(levels=levels, disabled=disabled).pack(),
+            config=self.broadcasts.config,
             buffer=memoryview(bytearray(READ_SIZE)),
             max_payload=config.worker.max_payload,
             output=config.output,
@@ -299,8 +308,8 @@ class Supervisor:
 
     def _settle_loss(self, loss: Loss, crash: events.Crash) -> None:
         job = loss.job
-        if not loss.touched:
-            return  # it only waited there, and waits elsewhere now
+        if not loss.touched or job.done():
+            return  # it only waited there, and waits elsewhere now; or was for it alone
         if loss.error is None:
             job.crashes += (crash,)
         if loss.again:
@@ -331,6 +340,8 @@ class Supervisor:
             case cmd.Unassign(jobs):
                 for number in jobs:
                     self._state.book.give_back(number)
+            case cmd.DropErrands(jobs):
+                self.broadcasts.on_dropped(jobs)
             case cmd.Revoke(slot, places):
                 self._state.handles[slot].revoke(places)
             case cmd.Interrupt(slot, place):
@@ -371,6 +382,7 @@ class Supervisor:
             self._state.book.restarts += 1
         handle = WorkerHandle(self._loop, slot, generation, self._setup)
         self._state.handles[slot] = handle
+        self.broadcasts.on_spawn(slot)
         self._workers.create_task(self._tend(handle), name=f"slot {slot}")
 
     def _fail_jobs(self, numbers: tuple[int, ...], why: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from asyncpool import events
 from asyncpool._core.commands import Command
 from asyncpool._core.frames import Frame
-from asyncpool._core.functions import FunctionTable
+from asyncpool._core.functions import Function, FunctionTable
 from asyncpool._core.limits import Form, JobOptions
 from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
@@ -115,7 +115,7 @@ class Traffic:
         # As @decision does, whose call costs 0.4 us.
         before, state.deciding = state.deciding, True
         try:
-            self._check_admission()
+            self._check_admission(options.key)
             known = self._functions.find(function)
             job: Job[Any] = _FORMS[options.form](
                 state.book.next_id(), known, options, self, state.loop
@@ -145,7 +145,11 @@ class Traffic:
             profile = (
                 ALONE if job.credit or type(payload) is not bytes else known.profile
             )
-            slot = state.core.submit(job.id, profile, options.priority)
+            slot = (
+                state.core.submit(job.id, profile, options.priority)
+                if options.key is None
+                else state.core.submit_keyed(job.id, job.profile, options.priority)
+            )
             if slot is not None:
                 self.send(slot, (job,))
             elif self._sizing.watching:
@@ -165,8 +169,19 @@ class Traffic:
         job.payload = payload
         now = self._state.loop.time()
         self._perform(self._state.core.arrive(job.id, job.profile, now, job.priority))
-        if self._sizing.watching and self._state.core.dispatcher.waiting:
+        if self._sizing.watching:
             self._on_crowd()
+
+    @decision
+    def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
+        """Have the worker in *slot* run a pickled call before all other jobs."""
+        state, function = self._state, Function(0, b"")
+        job: Job[Any] = Job(state.book.next_id(), function, options, self, state.loop)
+        job.payload = payload
+        state.book.enter(job)
+        if not options.limits.timed or self._times.wait(job):
+            self._perform(state.core.errand(slot, job.id))
+        return job
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""
@@ -322,16 +337,16 @@ class Traffic:
         if self._state.core.broken is not None:
             raise self.broken_errors()(None)
 
-    def _check_admission(self) -> None:
+    def _check_admission(self, key: int | None) -> None:
         core, limit = self._state.core, self._state.config.max_pending
         if core.closing is not None or core.broken is not None:
             self.check_open()
-        idle = core.dispatcher.idle
-        if limit is None or idle > core.dispatcher.waiting:
+        if limit is None or core.dispatcher.has_idle_worker_for(key):
             return
         # Some will not wait: those still being pickled, for whom workers are idle.
         waiting = core.waiting
-        if waiting - idle >= limit:
+        not_for_long = min(core.dispatcher.idle, core.dispatcher.preparing)
+        if waiting - not_for_long >= limit:
             if not self.saturated:
                 self.saturated = True
                 self._state.hub.publish(events.Saturated(waiting))

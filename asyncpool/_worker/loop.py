@@ -123,14 +123,21 @@ def _initialize(config: WorkerConfig, control: Control, coroutines: Coroutines) 
         stage = "initializer"
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)
-            begun = initializer(*initargs)
-            if type(begun) is CoroutineType:
-                coroutines.run(begun)
+            _await(initializer(*initargs), coroutines)
+        for name, call in config.broadcasts:
+            stage = f"broadcast of {name}"
+            function, args, kwargs = pickle.loads(call)
+            _await(function(*args, **kwargs), coroutines)
     except BaseException as error:
         summary = f"{type(error).__qualname__}: {error}"
         text = traceback.format_exc()
         control.send(Kind.FAILED, Failure(stage, summary, text).pack())
         raise
+
+
+def _await(value: object, coroutines: Coroutines) -> None:
+    if type(value) is CoroutineType:
+        coroutines.run(value)
 
 
 def _serve(

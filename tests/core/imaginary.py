@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from asyncpool._core import commands as cmd
+from asyncpool._core.affinity import choose
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import KILL_GRACE, STOP_GRACE, TERM_GRACE
 from asyncpool._core.pressing import REVOKE_GRACE, STACK_GRACE
-from asyncpool._core.profiles import ALONE, BUDGET, REFILL, UNKNOWN, Profile
+from asyncpool._core.profiles import ALONE, BUDGET, REFILL, UNKNOWN, Keyed, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending
 from asyncpool._core.supervision import Finish, Supervision
@@ -59,6 +61,8 @@ class Process:
     leave_by: float = math.inf
     sent: int = 0
     stalled: int | None = None
+    place: int | None = None
+    line: bool = False  # since its last answer, somebody waited for this one
     loading: int | None = None  # in hand, but its arguments are still being copied
     doomed_at: float | None = None  # since when it is to die of a job
     doomed_for: int | None = None
@@ -125,6 +129,16 @@ class ImaginaryShell:
         self.processes: dict[int, Process] = {}
         self.generations: Counter[int] = Counter()
         self.queue = ListQueue()
+        self.keys: dict[int, int] = {}  # of every job that has one
+        self.keyed: list[int] = []  # those that wait, in any order
+        self.back: set[int] = set()  # which of them came back
+        self.ranks: dict[int, int] = {}  # their priorities
+        self.seats: dict[int, int] = {}
+        self.seats_after: dict[int, int] = {}
+        self.large: set[int] = set()
+        self.errands: dict[int, int] = {}  # open jobs for one worker, and its slot
+        self.given_back: set[int] = set()  # which of them have left a worker's hands
+        self.late: set[int] = set()  # those that were announced
         self.announced: list[int] = []  # open, but they cannot be sent yet
         self.landing: list[int] = []  # open, but what has become of them is not known
         self.open: set[int] = set()
@@ -148,17 +162,21 @@ class ImaginaryShell:
         """How many jobs there have been."""
         return len(self.profiles)
 
-    def submit(self, cost: float = UNKNOWN, priority: int = 0) -> None:
-        job = self._come(cost)
+    def submit(
+        self, cost: float = UNKNOWN, priority: int = 0, key: int | None = None
+    ) -> None:
+        job = self._come(cost, key)
         self.seen["submit"] += 1
-        slot = self.core.submit(job, self.profiles[job], priority)
+        submit = self.core.submit if key is None else self.core.submit_keyed
+        slot = submit(job, self.profiles[job], priority)
         self._enter(job, priority, slot)
 
-    def announce(self, cost: float) -> None:
+    def announce(self, cost: float, key: int | None = None) -> None:
         """Let a job come that must be pickled first."""
-        job = self._come(cost)
+        job = self._come(cost, key)
         self.seen["announced"] += 1
         self.announced.append(job)
+        self.late.add(job)
         self.core.announce(job)
 
     def arrive(self, job: int, priority: int = 0) -> None:
@@ -183,16 +201,24 @@ class ImaginaryShell:
         self.announced.remove(job)
         self.feed(self.core.drop(job, self.now))
 
-    def _come(self, cost: float) -> int:
+    def _come(self, cost: float, key: int | None) -> int:
         job, profile = self.jobs + 1, ALONE
+        if cost == math.inf:
+            self.large.add(job)
         if cost < math.inf:
             profile = Profile()
             profile.cost = cost
+        if key is not None:
+            profile = Keyed(profile, key)
+            self.keys[job] = key
         self.profiles[job] = profile
         self.open.add(job)
         return job
 
     def _enter(self, job: int, priority: int, slot: int | None) -> None:
+        if job in self.keys:
+            self._enter_line(job, priority, slot)
+            return
         leads = self.queue.leads(priority)
         if slot is not None:
             assert leads, "a job overtook the queue"
@@ -202,11 +228,153 @@ class ImaginaryShell:
             return
         assert not self.free(), "a job waits while a worker is idle"
         roomy = [p for p in self.processes.values() if p.hand and self._has_room(p)]
+        roomy = [p for p in roomy if not self._has_line(p)]
         short = self.profiles[job].cost <= REFILL
         assert not leads or not roomy or not short, "a short job might have gone"
         self.queue.add(job, priority)
         if self.core.rotation.sizing.watching:
             self.core.rotation.sizing.crowded(self.now)
+
+    def _enter_line(self, job: int, priority: int, slot: int | None) -> None:
+        wanted = self.slot_for(job)
+        if slot is not None:
+            assert slot == wanted, "it is somebody else's"
+            rivals = [other for other in self.keyed if self.slot_for(other) == slot]
+            assert not rivals, "a job overtook its line"
+            idle = slot in self.free()
+            assert idle or self.queue.leads(priority), "a job overtook the queue"
+            self.queue.pass_by(job)
+            self.seen["a keyed job that need not wait"] += 1
+            self._begin(slot, job)
+            return
+        assert wanted not in self.free(), "a job waits for an idle worker"
+        self.keyed.append(job)
+        self.ranks[job] = priority
+        self.seen["a keyed job that waits"] += 1
+        self.seen["a keyed job that waits while others are idle"] += bool(self.free())
+        self.seen["a keyed job whom nobody is there for"] += wanted is None
+        if wanted is not None:
+            self.processes[wanted].line = True
+        dispatcher, sizing = self.core.dispatcher, self.core.rotation.sizing
+        if sizing.watching and dispatcher.crowd:
+            sizing.crowded(self.now)
+
+    def _has_line(self, process: Process) -> bool:
+        """Tell whether somebody waits for *process*, or did when it was last given jobs."""
+        waits = any(self.slot_for(job) == process.slot for job in self.keyed)
+        return waits or process.line or bool(self.errands_before(process.slot))
+
+    def _leave_line(self, slot: int, job: int) -> None:
+        """Check that a job with a key is sent where it belongs, and in its turn."""
+        self.keyed.remove(job)
+        key = self.keys[job]
+        now = choose(key, self.seats), choose(key, self.seats_after)
+        assert slot in {
+            None if now[0] is None else self.seats[now[0]],
+            None if now[1] is None else self.seats_after[now[1]],
+        }, "it is somebody else's"
+        if job not in self.back and job not in self.late:
+            for other in self.keyed:
+                if self.keys[other] == key and self.ranks.get(other) == self.ranks[job]:
+                    assert other > job or other in self.late, "not in their order"
+                    assert other not in self.back, "who comes back is first"
+        if job in self.back:
+            self.back.remove(job)
+        else:
+            self.queue.passed_by(job)
+        self.seen["a keyed job that had to wait"] += 1
+        self._begin(slot, job)
+
+    def slot_for(self, job: int) -> int | None:
+        """Return the slot whose worker a job with a key belongs to."""
+        place = choose(self.keys[job], self.seats)
+        return None if place is None else self.seats[place]
+
+    def _look_at_places(self) -> None:
+        """Take note of who has which place by now, and check who was meant to have it."""
+        before, self.seats = self.seats, {}
+        for slot in self.core.slots:
+            process = self.processes.get(slot.index)
+            if slot.place is None:
+                assert (
+                    process is None
+                    or not process.ready
+                    or (process.leaving or slot.replaces is not None or process.told)
+                ), "a worker without a place"
+                if process is not None:
+                    process.place = None
+                continue
+            assert slot.place not in self.seats, "two in one place"
+            assert process is not None, "nobody is there"
+            assert not process.leaving
+            assert slot.replaces is None, "it is not there yet"
+            assert process.place in {None, slot.place}, "a worker that works was moved"
+            process.place = slot.place
+            self.seats[slot.place] = slot.index
+        if self.seats != before:
+            self.seen["places that changed"] += 1
+            for process in self.processes.values():
+                process.line = process.line or bool(self.keyed)
+        assert self.core.dispatcher._lines.seats == self.seats
+
+    def _put_back(self, jobs: Iterable[int]) -> None:
+        """Let jobs wait before all others, each where it belongs."""
+        jobs = list(jobs)
+        self.given_back.update(job for job in jobs if job in self.errands)
+        jobs = [job for job in jobs if job not in self.errands]
+        back = [job for job in jobs if job in self.keys]
+        self.keyed += back
+        self.back.update(back)
+        for job in back:
+            self.seen["a keyed job that came back"] += 1
+            slot = self.slot_for(job)
+            if slot in self.processes:
+                self.processes[slot].line = True
+        self.queue.give_back([job for job in jobs if job not in self.keys])
+
+    def _unqueue(self, job: int) -> None:
+        if job in self.announced:
+            self.announced.remove(job)
+        elif job in self.keyed:
+            for process in self.processes.values():
+                process.line = process.line or process.slot == self.slot_for(job)
+            self.keyed.remove(job)
+            self.back.discard(job)
+        else:
+            self.queue.remove(job)
+
+    def errand(self, slot: int) -> None:
+        """Have a job come for one worker."""
+        process = self.processes[slot]
+        job = self._come(UNKNOWN, None)
+        self.errands[job] = slot
+        self.seen["an errand"] += 1
+        commands = self.core.errand(slot, job)
+        if slot in self.free():
+            assert commands == [cmd.Assign(slot, (job,))]
+        else:
+            assert commands == []
+            process.line = True
+        self.feed(commands)
+
+    def errands_before(self, slot: int) -> list[int]:
+        """Return the errands that a worker has to begin."""
+        hand = self.processes[slot].hand if slot in self.processes else ()
+        return [
+            job
+            for job, its in self.errands.items()
+            if its == slot and job in self.open and job not in hand
+            if job not in self.given_back
+        ]
+
+    @property
+    def waiting_errands(self) -> list[int]:
+        """The errands that have not begun."""
+        return [
+            job
+            for slot in {*self.errands.values()}
+            for job in self.errands_before(slot)
+        ]
 
     def load(self, slot: int) -> None:
         """Let the arguments of a job have arrived where its worker sees them."""
@@ -234,7 +402,7 @@ class ImaginaryShell:
 
         *again* if they are to be retried, *heavy* if the answer must be loaded first.
         """
-        process = self.processes[slot]
+        process, errands = self.processes[slot], {*self.errands}
         assert process.told is Ending.NO
         jobs: list[int] = []
         while len(jobs) < count and process.begin():
@@ -244,7 +412,10 @@ class ImaginaryShell:
         for job in jobs:
             self.core.outcome(slot, job)
             del process.hand[job]
+            self.errands.pop(job, None)
             self._forgive(process, job, "an outcome")
+        if self._cost(process) <= REFILL:
+            process.line = False
         self.feed(self.core.refill(slot, self.now))
         for job in jobs:
             if job not in self.open:
@@ -253,7 +424,7 @@ class ImaginaryShell:
                 self.landing.append(job)
                 self.core.landing(job)
                 continue
-            if not again:
+            if not again or job in errands:
                 self._end(job, "completed")
                 continue
             self._again(job)
@@ -286,7 +457,7 @@ class ImaginaryShell:
 
     def _again(self, job: int) -> None:
         self.seen["an answer to retry after"] += 1
-        self.queue.give_back([job])
+        self._put_back([job])
         self.feed(self.core.give_back({job: self.profiles[job]}, self.now))
 
     def answer(self, slot: int) -> None:
@@ -315,7 +486,7 @@ class ImaginaryShell:
         placed = {job for p in self.processes.values() for job in p.hand}
         assert self.open == placed.difference(
             *(p.unwanted for p in self.processes.values())
-        ) | {*self.waiting, *self.landing}
+        ) | {*self.waiting, *self.landing, *self.waiting_errands}
 
     def expire(self, slot: int, press: Press) -> None:
         """Let the time of a worker's first job be over."""
@@ -453,7 +624,7 @@ class ImaginaryShell:
             else:
                 self.seen["requeued" if touched else "untouched by a death"] += 1
                 back.append(job)
-        self.queue.give_back(back)
+        self._put_back(back)
         self.seen[f"died {process.state}, told {process.told.name.lower()}"] += 1
         ledger = copy.deepcopy(self.core._lives.ledger)
         broken = self.broken
@@ -492,12 +663,15 @@ class ImaginaryShell:
     def cancel(self, job: int, press: Press = KILL) -> None:
         self._end(job, "cancelled")
         if job in self.waiting:
-            (self.announced if job in self.announced else self.queue).remove(job)
+            self._unqueue(job)
             self.feed(self.core.drop(job, self.now))
             return
         if job in self.landing:
             self.landing.remove(job)
             self.feed(self.core.landed(job, self.now))
+            return
+        if not any(job in p.hand for p in self.processes.values()):
+            assert self.core.drop(job, self.now) == []
             return
         (process,) = (p for p in self.processes.values() if job in p.hand)
         if job == process.loading:
@@ -584,7 +758,7 @@ class ImaginaryShell:
     @property
     def waiting(self) -> list[int]:
         """The jobs that have no worker, those included that cannot be sent yet."""
-        return [*self.queue, *self.announced]
+        return [*self.queue, *self.keyed, *self.announced]
 
     def loading(self) -> list[int]:
         """Return the slots whose workers have a job in hand that was not sent."""
@@ -623,10 +797,14 @@ class ImaginaryShell:
     # What is to be done about it.
 
     def feed(self, commands: list[cmd.Command]) -> None:
+        self.seats_after = {
+            slot.place: slot.index for slot in self.core.slots if slot.place is not None
+        }
         for command in commands:
             assert not self.finished, "a command after Finished"
             self.seen[type(command).__name__] += 1
             self._carry_out(command)
+        self._look_at_places()
 
     def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
         match command:
@@ -635,6 +813,15 @@ class ImaginaryShell:
             case cmd.Assign(slot, jobs):
                 assert jobs
                 for job in jobs:
+                    if job in self.errands:
+                        assert self.errands_before(slot)[0] == job
+                        assert not self.processes[slot].hand
+                        self.seen["an errand that begins"] += 1
+                        self._begin(slot, job)
+                        continue
+                    if job in self.keys:
+                        self._leave_line(slot, job)
+                        continue
                     first = min(self.queue.came, default=job)
                     assert self.queue.pop() == job, "jobs begin in their order"
                     self.seen["a job that overtakes others"] += job > first
@@ -643,7 +830,16 @@ class ImaginaryShell:
                 assert not any(
                     job in p.hand for p in self.processes.values() for job in jobs
                 )
-                self.queue.give_back([job for job in jobs if job in self.open])
+                self._put_back([job for job in jobs if job in self.open])
+            case cmd.DropErrands(jobs):
+                for job in jobs:
+                    if job in self.given_back:
+                        self.given_back.remove(job)
+                        self.seen["an errand that came back"] += 1
+                    else:
+                        process = self.processes.get(self.errands[job])
+                        assert process is None or process.leaving or process.told
+                    self._end(job, "an errand that nobody runs")
             case cmd.Revoke(slot, places):
                 assert places
                 self.processes[slot].questions.append(places)
@@ -710,6 +906,8 @@ class ImaginaryShell:
         assert not process.faulty
         assert process.doomed_at is None
         assert process.asked_to_end is None, "a job behind one that is to end"
+        others = [errand for errand in self.errands_before(slot) if errand != job]
+        assert job in self.errands or not others, "a job before an errand"
         assert job in self.open
         assert not self.broken
         if process.hand:
@@ -717,7 +915,7 @@ class ImaginaryShell:
             assert cost <= BUDGET, "a job waits behind a long one"
             self.seen["a job that travels ahead"] += 1
         process.hand[job] = process.sent + 1
-        if self.profiles[job] is ALONE:
+        if job in self.large:
             process.loading = job
         else:
             process.sent += 1
@@ -814,9 +1012,12 @@ class ImaginaryShell:
         assert jobs
         assert self.broken if why == "broken" else self.closing is not None
         for job in jobs:
+            if job in self.waiting_errands:
+                self._end(job, why)
+                continue
             self._end(job, why)
             if job in self.waiting:
-                (self.announced if job in self.announced else self.queue).remove(job)
+                self._unqueue(job)
                 assert why == "broken" or self.closing or self.time_is_over
             else:
                 assert self.closing is Finish.NONE or self.time_is_over

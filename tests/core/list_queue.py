@@ -75,6 +75,19 @@ class ListQueue:
         if self.came:
             self.history.append((self.oldest, job))
 
+    def passed_by(self, job: int) -> None:
+        """Let a job leave another queue which might as well have been this one's turn."""
+        if self.came and self.oldest < job:
+            self.history.append((self.oldest, job))
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Whose head is next: who came back, was neglected, is more urgent, is older."""
+        head = self.head
+        if self.returned:
+            return 0, 0, head
+        return (1, 0, head) if self.neglected else (2, self.priorities[head], head)
+
     def pop(self) -> int:
         job = self.head
         if job in self.came:

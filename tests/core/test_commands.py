@@ -58,6 +58,7 @@ def test_what_each_command_says() -> None:
         "Spawn": ("slot", "generation"),
         "Assign": ("slot", "jobs"),
         "Unassign": ("jobs",),
+        "DropErrands": ("jobs",),
         "Revoke": ("slot", "places"),
         "Interrupt": ("slot", "place"),
         "WriteStacks": ("slot",),

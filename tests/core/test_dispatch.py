@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import (
@@ -12,6 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from asyncpool._core.affinity import choose
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.flight import Flight
 from asyncpool._core.profiles import (
@@ -20,6 +23,7 @@ from asyncpool._core.profiles import (
     DEEPEST,
     REFILL,
     UNKNOWN,
+    Keyed,
     Profile,
 )
 from asyncpool._core.queue import PATIENCE
@@ -47,6 +51,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.profiles = [known(cost) for cost in (7.8125, 250.0, 500.0, 1007.8125)]
         self.profiles += [Profile(), ALONE]
         self.kinds: dict[int, Profile] = {}
+        self.ranks: dict[int, int | None] = {}
         self.announced: list[int] = []
         self.idle: list[int] = []  # the last one is the next
         self.roomy: list[int] = []  # the first one is the next
@@ -54,13 +59,42 @@ class DispatchMachine(RuleBasedStateMachine):
         self.hands: dict[int, dict[int, float]] = {}  # slot -> job -> its cost
         self.jobs = 0
         self.slots = 0
+        self.keys: dict[int, int] = {}  # of every job that has one
+        self.lines: dict[int | None, ListQueue] = {}  # by place
+        self.seats: dict[int, int] = {}
+        self.patience = 0
 
     @initialize(patience=st.sampled_from([2, 4, 64]))
     def start(self, patience: int) -> None:
         self.dispatcher = Dispatcher(patience=patience)
         self.queue = ListQueue(patience)
+        self.patience = patience
 
     # The model.
+
+    def place_of(self, job: int) -> int | None:
+        return choose(self.keys[job], self.seats)
+
+    def slot_of(self, job: int) -> int | None:
+        place = self.place_of(job)
+        return None if place is None else self.seats[place]
+
+    def line_of(self, slot: int) -> ListQueue | None:
+        """Return the line of those who wait for *slot*, unless it is empty."""
+        for place, seated in self.seats.items():
+            if seated == slot:
+                return self.lines.get(place)
+        return None
+
+    def join(self, job: int) -> ListQueue:
+        return self.lines.setdefault(self.place_of(job), ListQueue(self.patience))
+
+    def close_lines(self) -> None:
+        self.lines = {place: line for place, line in self.lines.items() if line}
+
+    @property
+    def in_lines(self) -> list[int]:
+        return [job for line in self.lines.values() for job in line]
 
     def load(self, slot: int) -> float:
         return sum(self.hands[slot].values())
@@ -94,8 +128,24 @@ class DispatchMachine(RuleBasedStateMachine):
         self.sort_in(slot)
         return slot
 
-    def refill(self, slot: int) -> None:
-        expected = []
+    def expect(self, slot: int) -> list[int]:
+        """Return the jobs that *slot* gets now, and take them."""
+        expected: list[int] = []
+        while (line := self.line_of(slot)) is not None:
+            heads = [queue for queue in (line, self.queue) if queue]
+            first = min(heads, key=lambda queue: queue.rank)
+            second = self.queue if first is line else line
+            job, came = first.head, not first.returned
+            if self.hands[slot] and self.load(slot) + self.kinds[job].cost > BUDGET:
+                if slot in self.roomy:
+                    self.roomy.remove(slot)
+                return expected
+            first.pop()
+            if came:
+                second.passed_by(job)
+            self.close_lines()
+            expected.append(job)
+            self.takes(slot, job)
         while self.queue and (
             not self.hands[slot]
             or self.load(slot) + self.kinds[self.queue.head].cost <= BUDGET
@@ -105,19 +155,77 @@ class DispatchMachine(RuleBasedStateMachine):
         if slot in self.roomy and not self.hands[slot]:
             self.roomy.remove(slot)
         self.sort_in(slot)
+        return expected
+
+    def refill(self, slot: int) -> None:
+        expected = self.expect(slot)
         jobs = self.dispatcher.refill(slot, self.flights[slot])
         assert jobs == expected, "jobs leave the queue in their order"
 
+    def expect_to_serve(self, slots: Iterable[int]) -> dict[int, list[int]]:
+        """Return what these slots get that have room, and whom somebody waits for."""
+        served = {}
+        for slot in slots:
+            room = slot in self.idle or slot in self.roomy
+            if room and self.line_of(slot) is not None:
+                if slot in self.idle:
+                    self.idle.remove(slot)
+                served[slot] = self.expect(slot)
+        return served
+
+    def seat(self, seats: dict[int, int]) -> None:
+        """Let these slots have these places."""
+        self.seats = seats
+        moved = []
+        for place, line in self.lines.items():
+            moved += [(job, line) for job in line if self.place_of(job) != place]
+        for job, line in moved:
+            self.ranks[job] = None if job in line.returned else line.priorities[job]
+            line.remove(job)
+        self.close_lines()
+        for place in {self.place_of(job) for job, _ in moved}:
+            present = self.lines.pop(place, ListQueue(self.patience))
+            for job in present:
+                back = job in present.returned
+                self.ranks[job] = None if back else present.priorities[job]
+            jobs = [job for job, _ in moved if self.place_of(job) == place]
+            line = self.lines[place] = ListQueue(self.patience)
+            for job in sorted([*present, *jobs]):
+                rank = self.ranks[job]
+                if rank is None:
+                    line.returned.append(job)
+                else:
+                    line.add(job, rank)
+        expected = self.expect_to_serve(seats.values())
+        placed = self.dispatcher.seat(seats)
+        assert placed == [
+            (slot, job) for slot, jobs in expected.items() for job in jobs
+        ]
+
     def give_back(self, jobs: list[int]) -> None:
-        self.queue.give_back(jobs)
-        expected = []
+        self.queue.give_back([job for job in jobs if job not in self.keys])
+        keyed = [job for job in jobs if job in self.keys]
+        for job in reversed(keyed):
+            self.join(job).give_back([job])
+        slots = {self.slot_of(job) for job in keyed}
+        expected = [
+            (slot, job)
+            for slot, some in self.expect_to_serve(
+                slot for slot in slots if slot is not None
+            ).items()
+            for job in some
+        ]
         while self.queue:
             slot = self.expect_a_place_for(self.queue.head)
             if slot is None:
                 break
             expected.append((slot, self.queue.pop()))
-        placed = self.dispatcher.give_back({job: self.kinds[job] for job in jobs})
+        placed = self.dispatcher.give_back({job: self.known_of(job) for job in jobs})
         assert placed == expected
+
+    def known_of(self, job: int) -> Profile:
+        profile = self.kinds[job]
+        return Keyed(profile, self.keys[job]) if job in self.keys else profile
 
     def leaves(self, slot: int) -> None:
         self.dispatcher.worker_gone(slot)
@@ -131,6 +239,49 @@ class DispatchMachine(RuleBasedStateMachine):
     def submit(self, kind: int, priority: int) -> None:
         self.jobs += 1
         self.submit_job(self.jobs, kind, priority)
+
+    @rule(kind=KINDS, priority=RANKS, key=st.integers(0, 5), count=st.integers(1, 8))
+    def submit_with_a_key(self, kind: int, priority: int, key: int, count: int) -> None:
+        for _ in range(count):
+            self.jobs += 1
+            self.submit_keyed(self.jobs, kind, priority, key)
+
+    def submit_keyed(self, job: int, kind: int, priority: int, key: int) -> None:
+        profile = self.kinds[job] = self.profiles[kind]
+        self.keys[job] = key
+        slot, expected = self.slot_of(job), None
+        if slot in self.idle:
+            self.idle.remove(slot)
+            expected = slot
+        elif slot in self.roomy:
+            self.roomy.remove(slot)
+            if self.load(slot) + profile.cost <= BUDGET and self.queue.leads(priority):
+                self.queue.pass_by(job)
+                expected = slot
+        if expected is None:
+            self.join(job).add(job, priority)
+        else:
+            self.takes(expected, job)
+            self.sort_in(expected)
+        known = self.known_of(job)
+        assert self.dispatcher.submit_keyed(job, known, priority) == expected
+
+    @rule(data=st.data())
+    def places_change_hands(self, data: st.DataObject) -> None:
+        """Somebody has a place in whose slot nobody is yet, and others have none."""
+        slots = data.draw(st.permutations([*self.hands, self.slots + 1]))
+        slots = slots[: data.draw(st.integers(0, len(slots)))]
+        places = data.draw(st.permutations(range(5)))
+        self.seat(dict(zip(places, slots, strict=False)))
+
+    @precondition(lambda self: self.in_lines)
+    @rule(data=st.data())
+    def who_waits_for_one_worker_is_cancelled(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(self.in_lines))
+        self.lines[self.place_of(job)].remove(job)
+        self.close_lines()
+        assert self.dispatcher.discard(job) is True
+        assert self.dispatcher.discard(job) is False
 
     def submit_job(self, job: int, kind: int, priority: int) -> None:
         profile = self.kinds[job] = self.profiles[kind]
@@ -246,8 +397,13 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.queue) + len(self.announced) > 2)
     @rule()
     def the_queue_is_emptied(self) -> None:
-        assert self.dispatcher.empty() == [*self.queue, *self.announced]
+        jobs, common = self.dispatcher.empty(), len(self.queue)
+        rest = common + len(self.in_lines)
+        assert jobs[:common] == [*self.queue]
+        assert sorted(jobs[common:rest]) == sorted(self.in_lines)
+        assert jobs[rest:] == self.announced
         self.queue.clear()
+        self.lines.clear()
         self.announced.clear()
         assert self.dispatcher.empty() == []
 
@@ -255,7 +411,13 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_figures_agree(self) -> None:
-        assert self.dispatcher.waiting == len(self.queue) + len(self.announced)
+        common = len(self.queue) + len(self.announced)
+        assert self.dispatcher.waiting == common + len(self.in_lines)
+        assert self.dispatcher.crowd == common + (not self.idle) * len(self.in_lines)
+        for slot in self.hands:
+            own = self.line_of(slot) or ()
+            assert self.dispatcher.waiting_for(slot) == common + len(own)
+        assert self.dispatcher.preparing == len(self.announced)
         assert self.dispatcher.idle == len(self.idle)
 
     @invariant()
@@ -268,8 +430,15 @@ class DispatchMachine(RuleBasedStateMachine):
     def nobody_waits_while_somebody_is_idle(self) -> None:
         unemployed = sum(not flight.jobs for flight in self.flights.values())
         assert self.dispatcher.idle == unemployed
-        ready = self.dispatcher.waiting - len(self.announced)
-        assert not (ready and unemployed)
+        assert not (self.queue and unemployed)
+        for slot, hand in self.hands.items():
+            assert hand or self.line_of(slot) is None
+        takes = len(self.idle) > len(self.announced)
+        assert self.dispatcher.has_idle_worker_for(None) is takes
+        for key in range(6):
+            place = choose(key, self.seats)
+            slot_ = None if place is None else self.seats[place]
+            assert self.dispatcher.has_idle_worker_for(key) is (slot_ in self.idle)
 
     @invariant()
     def nobody_has_more_in_hand_than_a_budget_or_one_job(self) -> None:
@@ -669,3 +838,82 @@ def test_what_is_forgotten_is_never_given_to_anybody() -> None:
     assert (dispatcher.waiting, dispatcher.empty()) == (0, [])
     assert dispatcher.refill(0, Flight()) == []
     assert dispatcher.idle == 1
+
+
+def one_worker_with_a_place() -> tuple[Dispatcher, Flight]:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.seat({0: 0})
+    assert dispatcher.submit(0, Profile()) == 0
+    return dispatcher, flight
+
+
+@pytest.mark.parametrize("old_has_a_key", [True, False])
+def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
+    *, old_has_a_key: bool
+) -> None:
+    dispatcher, flight = one_worker_with_a_place()
+
+    def submit(job: int, priority: int, *, keyed: bool) -> None:
+        if keyed:
+            assert dispatcher.submit_keyed(job, Keyed(Profile(), 7), priority) is None
+        else:
+            assert dispatcher.submit(job, Profile(), priority) is None
+
+    submit(1, 0, keyed=old_has_a_key)
+    begun = [0]
+    while begun[-1] != 1 and len(begun) < 2 * PATIENCE:
+        submit(begun[-1] + 2, -1, keyed=not old_has_a_key)
+        flight.land(begun[-1])
+        begun += dispatcher.refill(0, flight)
+    assert len(begun) - 1 == PATIENCE
+
+
+def test_who_has_waited_longer_is_not_passed_by_who_is_taken_before() -> None:
+    dispatcher, flight = one_worker_with_a_place()
+    for job in range(1, 2 * PATIENCE):
+        assert dispatcher.submit(job, Profile()) is None
+    assert dispatcher.submit_keyed(500, Keyed(Profile(), 7), 0) is None
+    begun = [0]
+    while begun[-1] != 500 and len(begun) < 3 * PATIENCE:
+        flight.land(begun[-1])
+        begun += dispatcher.refill(0, flight)
+    assert begun == [*range(2 * PATIENCE), 500]
+
+
+def test_short_jobs_do_not_pass_a_long_one_that_waits_for_their_worker() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.seat({0: 0})
+    assert dispatcher.submit_keyed(1, Keyed(known(10), 7), 0) == 0
+    assert dispatcher.submit_keyed(2, Keyed(Profile(), 7), 0) is None
+    assert dispatcher.submit(3, known(10)) is None
+    assert dispatcher.submit_keyed(4, Keyed(known(10), 8), 0) is None
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [2]
+    flight.land(2)
+    assert dispatcher.refill(0, flight) == [3, 4]
+
+
+def test_what_is_learned_of_a_function_counts_for_jobs_with_a_key_that_wait() -> None:
+    dispatcher, flight = one_worker_with_a_place()
+    profile = Profile()
+    for job in (1, 2, 3):
+        assert dispatcher.submit_keyed(job, Keyed(profile, job), 0) is None
+    profile.note(10)
+    flight.land(0)
+    assert dispatcher.refill(0, flight) == [1, 2, 3]
+    assert dispatcher.submit_keyed(4, Keyed(profile, 4), 0) == 0
+
+
+def test_a_job_with_a_key_does_not_pass_those_without_one() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.seat({0: 0})
+    assert dispatcher.submit(1, known(10)) == 0
+    assert dispatcher.submit(2, Profile()) is None
+    assert dispatcher.submit_keyed(3, Keyed(known(10), 7), 0) is None
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [2]
+    flight.land(2)
+    assert dispatcher.refill(0, flight) == [3]
+    # But a more urgent one may go ahead, as any other.
+    assert dispatcher.submit(4, Profile()) is None
+    assert dispatcher.submit_keyed(5, Keyed(known(10), 7), -1) == 0

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.messages import (
+    MAX_BROADCASTS,
     MAX_CONFIG,
     MAX_INITIALIZER,
     MAX_TEXT,
@@ -156,11 +157,13 @@ def test_a_worker_learns_how_to_begin(initializer: bytes | None) -> None:
     assert WorkerConfig.unpack(config.pack()) == config
 
 
-def test_the_largest_initializer_fits_into_a_configuration() -> None:
-    assert (MAX_INITIALIZER, MAX_CONFIG) == (67_108_864, 68_157_440)
+def test_the_largest_initializer_and_broadcasts_fit_into_a_configuration() -> None:
+    assert (MAX_INITIALIZER, MAX_BROADCASTS) == (67_108_864, 67_108_864)
+    assert MAX_CONFIG == 135_266_304
     sys_path = ("/a/path/of/some/length" * 10,) * 1_000
-    config = WorkerConfig(sys_path, bytes(MAX_INITIALIZER), 1 << 40)
-    assert MAX_INITIALIZER < len(config.pack()) <= MAX_CONFIG
+    calls = tuple(("shop.configure", bytes(MAX_BROADCASTS >> 8)) for _ in range(256))
+    config = WorkerConfig(sys_path, bytes(MAX_INITIALIZER), 1 << 40, broadcasts=calls)
+    assert MAX_INITIALIZER + MAX_BROADCASTS < len(config.pack()) <= MAX_CONFIG
 
 
 @pytest.mark.parametrize("fork", [True, False])

@@ -526,3 +526,13 @@ def test_a_stream_of_lines_is_nothing_that_anybody_here_has_written() -> None:
     with pytest.raises(pickle.UnpicklingError) as caught:
         loads(b"I17\n.", pause=Pause())
     assert str(caught.value) == "the stream is malformed"
+
+
+@pytest.mark.parametrize("size", [10, LARGE, 5 * HEAVY])
+def test_large_buffers_may_be_a_part_of_the_stream(size: int) -> None:
+    block = bytearray(random.Random(1).randbytes(size))
+    parcel = dump([1, pickle.PickleBuffer(block), "end"], whole=True)
+    assert parcel.buffers == []
+    assert pickle.loads(b"".join(parcel.pieces)) == [1, block, "end"]
+    with pytest.raises(StreamTooLongError):
+        dump([1, pickle.PickleBuffer(block), "end"], whole=True, limit=size)

@@ -13,6 +13,7 @@ from asyncpool._core.profiles import (
     LEAST,
     REFILL,
     UNKNOWN,
+    Keyed,
     Profile,
 )
 
@@ -35,9 +36,11 @@ def test_the_figures() -> None:
         "ALONE",
         "BUDGET",
         "DEEPEST",
+        "ERRAND",
         "LEAST",
         "REFILL",
         "UNKNOWN",
+        "Keyed",
         "Profile",
     }
 
@@ -137,3 +140,14 @@ def test_functions_are_known_one_by_one() -> None:
     first, second = Profile(), Profile()
     first.note(500)
     assert (first.cost, second.cost) == (500.0, UNKNOWN)
+
+
+def test_a_job_with_a_key_costs_what_its_function_does_by_now() -> None:
+    function = Profile()
+    first, second = Keyed(function, 7), Keyed(function, 8)
+    assert (first.key, second.key, function.key) == (7, 8, None)
+    assert first.cost == UNKNOWN
+    function.note(250)
+    assert (first.cost, second.cost) == (250, 250)
+    first.note(1050)
+    assert function.cost == second.cost == 350

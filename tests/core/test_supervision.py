@@ -22,7 +22,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncpool._core.commands import Assign, Command, ParkSlot, Spawn, Stop
+from asyncpool._core.affinity import choose
+from asyncpool._core.commands import (
+    Assign,
+    Command,
+    DropErrands,
+    FailJobs,
+    ParkSlot,
+    Revoke,
+    Spawn,
+    Stop,
+    Unassign,
+)
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import EMPTY
 from asyncpool._core.pressing import REVOKE_GRACE
@@ -64,6 +75,7 @@ anything = st.data()
 rolls = st.sampled_from([0.0, 0.5, 0.999])
 coins = st.booleans()
 ranks = st.sampled_from(PRIORITIES)
+keys = st.integers(0, 5)
 
 # Slots that nobody comes into.
 UNUSED = {SlotState.SPARE, SlotState.RETIRED}
@@ -115,17 +127,19 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
     @rule(
-        costs=st.lists(st.sampled_from(COSTS), min_size=1, max_size=6), priority=ranks
+        costs=st.lists(st.sampled_from(COSTS), min_size=1, max_size=6),
+        priority=ranks,
+        key=st.none() | keys,
     )
-    def submit(self, costs: list[float], priority: int) -> None:
+    def submit(self, costs: list[float], priority: int, key: int | None) -> None:
         for cost in costs:
-            self.shell.submit(cost, priority)
+            self.shell.submit(cost, priority, key)
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(count=st.integers(1, 8), priority=ranks)
-    def submit_short_jobs(self, count: int, priority: int) -> None:
+    @rule(count=st.integers(1, 8), priority=ranks, key=st.none() | keys)
+    def submit_short_jobs(self, count: int, priority: int, key: int | None) -> None:
         for _ in range(count):
-            self.shell.submit(10.0, priority)
+            self.shell.submit(10.0, priority, key)
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
     @rule(count=st.integers(1, 3))
@@ -136,10 +150,13 @@ class SupervisionMachine(RuleBasedStateMachine):
             self.shell.submit(10.0, min(PRIORITIES))
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(costs=st.lists(st.sampled_from([math.inf, *COSTS]), min_size=1, max_size=3))
-    def announce(self, costs: list[float]) -> None:
+    @rule(
+        costs=st.lists(st.sampled_from([math.inf, *COSTS]), min_size=1, max_size=3),
+        key=st.none() | keys,
+    )
+    def announce(self, costs: list[float], key: int | None) -> None:
         for cost in costs:
-            self.shell.announce(cost)
+            self.shell.announce(cost, key)
 
     @precondition(lambda self: self.shell.announced)
     @rule(
@@ -159,10 +176,10 @@ class SupervisionMachine(RuleBasedStateMachine):
             self.shell.cancel(job)
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(count=st.integers(1, 3))
-    def submit_jobs_with_large_arguments(self, count: int) -> None:
+    @rule(count=st.integers(1, 3), key=st.none() | keys)
+    def submit_jobs_with_large_arguments(self, count: int, key: int | None) -> None:
         for _ in range(count):
-            self.shell.submit(math.inf)
+            self.shell.submit(math.inf, key=key)
 
     @precondition(lambda self: self.shell.loading())
     @rule(
@@ -190,6 +207,11 @@ class SupervisionMachine(RuleBasedStateMachine):
     @rule(data=anything)
     def cancel_a_queued_job(self, data: st.DataObject) -> None:
         self.shell.cancel(data.draw(st.sampled_from([*self.shell.queue])))
+
+    @precondition(lambda self: self.shell.keyed)
+    @rule(data=anything)
+    def cancel_a_job_in_a_line(self, data: st.DataObject) -> None:
+        self.shell.cancel(data.draw(st.sampled_from(self.shell.keyed)))
 
     @precondition(lambda self: self.shell.slots("busy"))
     @rule(data=anything, begin=coins)
@@ -222,6 +244,22 @@ class SupervisionMachine(RuleBasedStateMachine):
     @rule(data=anything)
     def a_worker_says_where_it_is(self, data: st.DataObject) -> None:
         self.shell.write(data.draw(st.sampled_from(self.shell.writing())))
+
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @precondition(lambda self: self.shell.processes)
+    @rule(count=st.integers(1, 2), whim=st.integers(0, 2))
+    def a_job_for_each_worker(self, count: int, whim: int) -> None:
+        if whim:
+            return
+        for _ in range(count):
+            for slot in self.shell.slots("starting", "idle", "busy"):
+                if not self.shell.processes[slot].leaving:
+                    self.shell.errand(slot)
+
+    @precondition(lambda self: self.shell.waiting_errands)
+    @rule(data=anything)
+    def cancel_an_errand(self, data: st.DataObject) -> None:
+        self.shell.cancel(data.draw(st.sampled_from(self.shell.waiting_errands)))
 
     # The workers.
 
@@ -481,8 +519,11 @@ class SupervisionMachine(RuleBasedStateMachine):
             for job in process.hand
             if job not in process.unwanted
         ]
-        assert shell.open == {*wanted, *shell.waiting, *shell.landing}
-        assert len(shell.open) == len(wanted) + len(shell.waiting + shell.landing)
+        elsewhere = [*shell.waiting, *shell.landing, *shell.waiting_errands]
+        assert shell.open == {*wanted, *elsewhere}
+        assert len(shell.open) == len(wanted) + len(elsewhere)
+        for slot in core.slots:
+            assert list(slot.errands) == shell.errands_before(slot.index)
         assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(len(jobs) - 1 for jobs in flights.values())
         assert core.waiting == len(shell.waiting) + ahead
@@ -496,7 +537,22 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_while_somebody_is_idle(self) -> None:
-        assert not (self.shell.queue and self.shell.free())
+        free = self.shell.free()
+        assert not (self.shell.queue and free)
+        assert not any(self.shell.slot_for(job) in free for job in self.shell.keyed)
+
+    @invariant()
+    def who_waits_for_a_worker_is_in_its_line(self) -> None:
+        lines = self.shell.core.dispatcher._lines
+        waiting = {
+            entry.job: place
+            for place, line in lines.open.items()
+            for entry in line.entries()
+        }
+        assert sorted(waiting) == sorted(self.shell.keyed)
+        for job, place in waiting.items():
+            assert place == choose(self.shell.keys[job], self.shell.seats)
+        assert all(lines.open.values()), "a line that nobody is in"
 
     @invariant()
     def a_broken_pool_holds_no_queued_job(self) -> None:
@@ -532,7 +588,8 @@ class SupervisionMachine(RuleBasedStateMachine):
                 assert process.hand == {process.loading: process.sent + 1}
                 slot = self.shell.core.slots[process.slot]
                 entry = slot.flight.jobs[process.loading]
-                assert entry == (process.sent + 1, UNKNOWN, ALONE)
+                profile = self.shell.profiles[process.loading]
+                assert entry == (process.sent + 1, UNKNOWN, profile)
                 assert self.shell.core.head(process.slot) == process.loading
 
     # Safety says that nothing bad happens; a supervisor that does nothing at all
@@ -674,6 +731,96 @@ def test_a_broken_pool_does_not_count_on_a_probe_that_was_stopped() -> None:
     assert core.next_deadline() == 4.0
 
 
+def test_errands_are_run_one_by_one_before_all_other_jobs() -> None:
+    core = closing_core(1)
+    assert core.submit(1, Profile()) == 0
+    assert core.submit(2, Profile(), -9) is None
+    assert [core.errand(0, job) for job in (3, 4)] == [[], []]
+    begun = [1]
+    for _ in range(3):
+        core.outcome(0, begun[-1])
+        [assign] = core.refill(0, 2.0)
+        assert isinstance(assign, Assign)
+        begun += assign.jobs
+    assert begun == [1, 3, 4, 2]
+
+
+def test_nothing_is_sent_behind_an_errand_nor_before_it() -> None:
+    core, short = closing_core(1), Profile()
+    short.note(10)
+    assert core.submit(1, short) == 0
+    assert core.errand(0, 2) == []
+    assert core.submit(3, short) is None
+    core.outcome(0, 1)
+    assert core.refill(0, 2.0) == [Assign(0, (2,))]
+    assert core.submit(4, short) is None
+    core.outcome(0, 2)
+    assert core.refill(0, 2.0) == [Assign(0, (3, 4))]
+
+
+def test_an_errand_of_a_worker_that_leaves_is_dropped_at_once() -> None:
+    core = closing_core(2)
+    for job in (1, 2):
+        core.submit(job, Profile())
+    core.errand(0, 3)
+    core.rotation.wear_out(core.slots[0], "worn", 2.0)
+    assert DropErrands((3,)) in core.ready(2, 3.0)
+    core.outcome(0, 2)
+    assert core.refill(0, 4.0) == [Stop(0)]
+
+
+def test_an_errand_that_a_worker_gives_back_is_nobody_elses() -> None:
+    core = closing_core(2)
+    assert core.errand(0, 1) == [Assign(0, (1,))]
+    commands = core.rotation.retire(core.slots[0], "asked", 2.0, unsent=None)
+    assert Revoke(0, (1,)) in commands
+    commands = core.revoked(0, [1], 3.0)
+    assert commands == [Unassign((1,)), DropErrands((1,)), Stop(0)]
+    assert core.dispatcher.waiting == 0
+
+
+def test_an_errand_that_lost_its_worker_is_dropped_before_the_next_one_comes() -> None:
+    core = closing_core(2)
+    assert core.errand(0, 1) == [Assign(0, (1,))]
+    core.errand(0, 2)
+    commands = core.ended(0, 2.0, started=False, requeue=[1], roll=0.0)
+    assert commands[:2] == [DropErrands((2,)), DropErrands((1,))]
+    assert Spawn(0, 2) in commands
+    assert core.ready(0, 3.0) == []
+
+
+def test_an_errand_waits_for_a_worker_to_be_ready() -> None:
+    core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
+    core.start(0.0)
+    assert core.errand(0, 1) == []
+    core.submit(2, Profile())
+    assert core.ready(0, 1.0) == [Assign(0, (1,))]
+
+
+def test_errands_that_have_not_begun_end_with_the_pool() -> None:
+    core = closing_core(1)
+    core.submit(1, Profile())
+    core.errand(0, 2)
+    assert core.close(Finish.ALL, 30.0, 2.0) == [FailJobs((2,), "closed")]
+    core.outcome(0, 1)
+    assert core.refill(0, 3.0) == [Stop(0)]
+
+
+def test_errands_do_not_wear_a_worker() -> None:
+    limits = WorkerLimits(max_jobs=1)
+    core = Supervision(
+        workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0, limits=limits
+    )
+    core.start(0.0)
+    core.ready(0, 0.0)
+    core.errand(0, 1)
+    core.outcome(0, 1)
+    assert core.refill(0, 1.0) == []
+    core.submit(2, Profile())
+    core.outcome(0, 2)
+    assert core.refill(0, 2.0) == [Spawn(1, 1)]
+
+
 @pytest.mark.parametrize(
     ("workers", "cost", "waiting", "what"),
     [
@@ -747,6 +894,16 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "a job that travels ahead": 100,
         "a job that overtakes others": 30,
         "an urgent job that need not wait": 1,
+        "a keyed job that need not wait": 30,
+        "a keyed job that waits": 30,
+        "a keyed job that waits while others are idle": 10,
+        "a keyed job whom nobody is there for": 1,
+        "a keyed job that had to wait": 30,
+        "a keyed job that came back": 10,
+        "places that changed": 30,
+        "an errand": 100,
+        "an errand that begins": 60,
+        "an errand that nobody runs": 10,
         "a revoked job": 3,
         "a revoke in vain": 1,
         "a stall": 1,

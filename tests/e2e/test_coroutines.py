@@ -235,6 +235,7 @@ async def test_who_leaves_an_async_map_ends_the_items_that_travel_together() -> 
         assert gate.visits("passed") == 0
         again = pool.map(streams.perhaps_wait_for_ever, items[1:], chunk=3)
         assert await again == [6, 7, 8]
+        await gate.visitor("passed", 3)
         assert gate.visits("passed") == 3
 
 

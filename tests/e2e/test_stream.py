@@ -9,6 +9,7 @@ import random
 import weakref
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerHungError,
 )
+from asyncpool._core.outcome import load_value
+from asyncpool._runtime.jobs import StreamJob
 from tests.helpers import beats, jobs, large, streams
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -335,6 +338,23 @@ async def test_there_is_another_attempt_if_nothing_was_taken(tmp_path: Path) -> 
             assert [item async for item in stream] == []
             assert stream.job is not None
             assert stream.job.attempt == 2
+
+
+@pytest.mark.parametrize("function", [streams.dying_once, streams.failing_once])
+async def test_items_of_a_lost_attempt_are_not_seen(
+    function: Any, tmp_path: Path
+) -> None:
+    async with patience(), Pool(1) as pool:
+        view = pool.options(max_attempts=2, retry_on=("crash", OSError))
+        options = replace(view._options, form="stream")
+        # As an iteration that has not come to take anything.
+        job = view._submit(function, (str(tmp_path / "token"), 3), {}, options)
+        assert isinstance(job, StreamJob)
+        await job
+        found = []
+        while (frame := await job.take()) is not None:
+            found.append(load_value(frame.payload))
+        assert found == [(0, 2), (1, 2), (2, 2)]
 
 
 async def test_who_has_taken_something_gets_the_crash(tmp_path: Path) -> None:

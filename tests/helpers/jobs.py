@@ -31,6 +31,10 @@ def pid() -> int:
     return os.getpid()
 
 
+def pid_for(_item: object) -> int:
+    return os.getpid()
+
+
 def call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
@@ -474,3 +478,45 @@ def _raise_in_a_worker() -> None:
 
 def call_or_return(value: Any) -> Any:
     return value() if callable(value) else value
+
+
+# Broadcasts.
+
+
+def configure(value: object, gate: str = "") -> int:
+    """Keep *value* in the worker's state; wait at a gate if there is one; return the pid."""
+    state = asyncpool.worker_state()
+    state.history = [*getattr(state, "history", []), value]
+    if gate:
+        wait_at(gate, "configure")
+    return os.getpid()
+
+
+def size(data: Any) -> int:
+    return memoryview(data).nbytes
+
+
+def configure_too(value: object) -> None:
+    configure(value)
+
+
+def configure_unless(path: str, value: object) -> None:
+    """Fail if there is a file, else configure."""
+    if os.path.exists(path):
+        raise LookupError(f"there is {value!r}")
+    configure(value)
+
+
+def configure_where_told(gate: str, value: object) -> str:
+    """Ask at the gate what to do."""
+    answer = wait_at(gate, "configure")
+    if answer == "die":
+        os._exit(3)
+    if answer == "raise":
+        raise LookupError(f"no {value!r} here")
+    configure(value)
+    return answer
+
+
+def history() -> tuple[int, list[object]]:
+    return os.getpid(), list(getattr(asyncpool.worker_state(), "history", []))

@@ -23,7 +23,7 @@ from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.mapping import Map, Plan
 from asyncpool.stream import Stream
 
-__all__ = ["Mapper"]
+__all__ = ["Caller"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,8 +34,8 @@ Ts = TypeVarTuple("Ts")
 AnyIterable: TypeAlias = Iterable[A] | AsyncIterable[A]
 
 
-class Mapper(ABC):
-    """What calls a function once, for many items, or for the items that it yields."""
+class Caller(ABC):
+    """What calls functions: once, for many items, for what they yield, in every worker."""
 
     __slots__ = ()
 
@@ -50,6 +50,16 @@ class Mapper(ABC):
         options: JobOptions,
     ) -> Job[Any]:
         """Submit a call."""
+
+    @abstractmethod
+    async def _broadcast(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> dict[int, Any]:
+        """Make a call in every worker."""
 
     @abstractmethod
     def _crew(self) -> Supervisor:
@@ -343,6 +353,61 @@ class Mapper(ABC):
             raise TypeError(f"stream() takes a callable first, not {fn!r}")
         options = replace(self._options, form="stream")
         return Stream(self._crew(), partial(self._submit, fn, args, kwargs, options))
+
+    @overload
+    async def broadcast(
+        self,
+        fn: Callable[P, Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> dict[int, R]: ...
+
+    @overload
+    async def broadcast(
+        self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> dict[int, R]: ...
+
+    async def broadcast(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> dict[int, Any]:
+        """Run ``fn(*args, **kwargs)`` once in every worker, those to come included.
+
+        In a worker that is there it runs between two jobs: after what the worker has in
+        hand, before anything else.  A worker that is started later runs it after the
+        initializer, before it is ready; a broadcast that fails there is a failed start.  In
+        each, broadcasts run in their order, but *of the same function only the last one is
+        remembered*: the same by module, name and line, whatever the arguments.
+
+        Args:
+            fn: Any callable, as in :meth:`submit`.
+            *args: Its arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What it has returned in each worker, by slot, when all have run it that were up
+            or starting.
+
+        Raises:
+            BroadcastError: If it has failed in some of them, by raising, or because the
+                worker died of it, or its time was over; it has the results of the others.
+                It is not remembered then, and an earlier one of the same function still is.
+            JobNotPicklableError: If the call cannot be pickled.
+            ValueError: If what is remembered would have more than 64 MiB when pickled; or
+                in a view with a *key* or a *lease*.
+            PoolClosedError: If the pool is closed, or is before all have run it.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the pool was started in another event loop.
+
+        Cancellation:
+            Takes it back where it has not begun, interrupts it where it has, and it is not
+            remembered; what it has done elsewhere is done.
+
+        Concurrency:
+            Any number of broadcasts may be under way; all workers run them in the same
+            order, that of the calls as a rule: large arguments take a while to pickle.
+        """
+        return await self._broadcast(fn, args, kwargs, self._options)
 
     def _map(
         self,

@@ -1,0 +1,147 @@
+"""Tests of asyncpool/_core/affinity.py."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool._core.affinity import choose, hash_of, weight
+
+hashes = st.integers(-(1 << 63), (1 << 63) - 1)
+places = st.sets(st.integers(0, 40), min_size=1, max_size=20)
+
+# Keys that are much alike, as numbers of users are, and of tables.
+FAMILIES = {
+    "numbers": range(4000),
+    "even numbers": range(0, 8000, 2),
+    "multiples of a large power": range(0, 4000 << 32, 1 << 32),
+    "numbers below zero": range(-1, -4001, -1),
+    "texts": [f"user-{number}" for number in range(4000)],
+    "pairs": [(f"tenant-{n % 7}", n) for n in range(4000)],
+}
+
+
+class Request:
+    pass
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+
+
+@given(hashes, places, st.integers(0, 40))
+def test_a_place_that_comes_takes_keys_and_none_move_otherwise(
+    key: int, there: set[int], new: int
+) -> None:
+    assert choose(key, there | {new}) in {choose(key, there), new}
+
+
+@given(hashes, places, st.data())
+def test_when_a_place_goes_only_its_own_keys_move(
+    key: int, there: set[int], data: st.DataObject
+) -> None:
+    gone = data.draw(st.sampled_from(sorted(there)))
+    before, after = choose(key, there), choose(key, there - {gone})
+    assert before in {gone, after}
+    # And if it comes back, so do they.
+    assert choose(key, there - {gone} | {gone}) == before
+
+
+@given(hashes, places)
+def test_the_order_of_places_makes_no_difference(key: int, there: set[int]) -> None:
+    assert choose(key, sorted(there)) == choose(key, sorted(there, reverse=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("count", [2, 3, 5, 16])
+def test_places_have_equal_shares(family: str, count: int) -> None:
+    keys = [hash_of(key) for key in FAMILIES[family]]
+    shares = Counter(choose(key, range(count)) for key in keys)
+    fair = len(keys) / count
+    # Five standard deviations.  The texts are hashed anew in each run.
+    room = 5 * (fair * (1 - 1 / count)) ** 0.5
+    assert set(shares) == set(range(count))
+    assert max(abs(share - fair) for share in shares.values()) < room
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("count", [1, 2, 5, 15])
+def test_one_place_more_moves_no_more_than_its_share(family: str, count: int) -> None:
+    keys = [hash_of(key) for key in FAMILIES[family]]
+    moved = [
+        key
+        for key in keys
+        if choose(key, range(count)) != choose(key, range(count + 1))
+    ]
+    share = 1 / (count + 1)
+    room = 5 * (len(keys) * share * (1 - share)) ** 0.5
+    assert abs(len(moved) - len(keys) * share) < room
+    assert {choose(key, range(count + 1)) for key in moved} == {count}
+
+
+def test_the_keys_of_a_place_that_goes_are_divided_among_all_others() -> None:
+    keys = [key for key in range(8000) if choose(key, range(5)) == 2]
+    heirs = Counter(choose(key, {0, 1, 3, 4}) for key in keys)
+    assert set(heirs) == {0, 1, 3, 4}
+    assert min(heirs.values()) > len(keys) / 4 * 0.8
+
+
+def test_there_is_no_place_if_there_is_none() -> None:
+    assert choose(1, ()) is None
+
+
+def test_weights_are_those_of_splitmix64() -> None:
+    # The first outputs of the generator with the seed 0, as its authors have them.
+    assert weight(0, 0) == 0xE220A8397B1DCDAF
+    assert weight(0, 1) == 0x6E789E6AA1B965F4
+    assert weight(0, 2) == 0x06C45D188009454F
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("ab", "a" + chr(98)),
+        (b"a", bytes([97])),
+        (("a", 1), ("a", 1)),
+        (1, 1.0),
+        (frozenset({1, 2}), frozenset({2, 1})),
+        (UUID(int=7), UUID(int=7)),
+        (Point(1), Point(1)),
+        (Colour.RED, Colour.RED),
+        (Fraction(1, 2), 0.5),
+    ],
+)
+def test_equal_keys_have_equal_hashes(one: Any, other: Any) -> None:
+    assert hash_of(one) == hash_of(other)
+
+
+@pytest.mark.parametrize("key", [[1], {"a": 1}, (1, [2])])
+def test_what_cannot_be_hashed_is_no_key(key: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        hash_of(key)
+    assert str(caught.value) == (
+        f"key must be hashable, such as a str, an int or a tuple of these, not {key!r}"
+    )
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("key", [object(), Request()])
+def test_nor_is_what_is_equal_to_nothing_but_itself(key: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        hash_of(key)
+    assert str(caught.value) == (
+        "key must be a value, such as a str, an int or a tuple of these: "
+        f"{type(key).__qualname__} has a hash by identity only"
+    )

@@ -1,0 +1,136 @@
+"""Tests of asyncpool/_core/broadcasts.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool._core.broadcasts import Broadcast, Remembered
+
+HERE = "tests.core.test_broadcasts"
+
+
+def one() -> None: ...
+
+
+def other() -> None: ...
+
+
+class Configure:
+    def __call__(self) -> None: ...
+
+    def now(self) -> None: ...
+
+
+def closure(value: int) -> Callable[[], int]:
+    return lambda: value
+
+
+def remembered(*functions: Callable[..., Any]) -> list[bytes]:
+    """Return which are remembered when these were broadcast, each by its number."""
+    memory = Remembered(1000)
+    for number, function in enumerate(functions):
+        memory.add(Broadcast.of(number, function, b"%d" % number))
+    return [payload for _, payload in memory.calls]
+
+
+def test_they_are_remembered_in_their_order_under_their_names() -> None:
+    memory = Remembered(100)
+    told: list[tuple[int, Callable[..., Any]]]
+    told = [(2, other), (1, one), (3, Configure())]
+    for number, function in told:
+        memory.add(Broadcast.of(number, function, b"%d" % number))
+    assert memory.calls == (
+        (f"{HERE}.one", b"1"),
+        (f"{HERE}.other", b"2"),
+        (f"{HERE}.Configure", b"3"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (one, one),
+        (one, partial(one)),
+        (partial(partial(one)), one),
+        (closure(1), closure(2)),
+        (Configure(), Configure()),
+        (Configure().now, Configure().now),
+        (print, print),
+    ],
+)
+def test_the_last_one_of_the_same_function_counts(
+    first: Callable[..., Any], second: Callable[..., Any]
+) -> None:
+    assert remembered(first, other, second) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (one, other),
+        (lambda: 1, closure(1)),
+        (Configure(), Configure().now),
+        (print, len),
+    ],
+)
+def test_others_are_remembered_beside_each_other(
+    first: Callable[..., Any], second: Callable[..., Any]
+) -> None:
+    assert remembered(first, second) == [b"0", b"1"]
+
+
+def test_who_took_longer_than_one_that_came_later_is_not_remembered() -> None:
+    memory = Remembered(100)
+    memory.add(Broadcast.of(2, one, b"new"))
+    memory.add(Broadcast.of(1, one, b"old"))
+    assert memory.calls == ((f"{HERE}.one", b"new"),)
+
+
+def test_two_lambdas_of_one_function_are_two() -> None:
+    def both() -> list[Callable[[], int]]:
+        return [
+            lambda: 1,
+            lambda: 2,
+        ]
+
+    assert remembered(*both()) == [b"0", b"1"]
+
+
+def test_all_together_have_no_more_bytes_than_the_limit() -> None:
+    memory = Remembered(10)
+    memory.add(Broadcast.of(1, one, bytes(4)))
+    running = [Broadcast.of(2, other, bytes(3))]
+    memory.check(Broadcast.of(3, len, bytes(3)), running)
+    # What it replaces does not count.
+    memory.check(Broadcast.of(3, one, bytes(7)), running)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - all of it is compared
+        memory.check(Broadcast.of(3, len, bytes(4)), running)
+    assert str(caught.value) == (
+        "the call of builtins.len has 4 bytes when pickled, the broadcasts before it "
+        "have 7, and 10 is the most, since every new worker gets them: have the function "
+        "load what is large, from a file for example"
+    )
+
+
+FUNCTIONS: list[Callable[..., Any]] = [one, other, len, print]
+
+
+@given(st.lists(st.tuples(st.sampled_from(FUNCTIONS), st.booleans())))
+def test_however_many_there_are_only_one_of_each_is_kept(
+    told: list[tuple[Callable[..., Any], bool]],
+) -> None:
+    """The bound on what a start takes; some of them fail, and change nothing."""
+    memory, last = Remembered(1000), dict[Any, int]()
+    for number, (function, good) in enumerate(told):
+        if good:
+            memory.add(Broadcast.of(number, function, b"%d" % number))
+            last.pop(function, None)
+            last[function] = number
+    assert [payload for _, payload in memory.calls] == [
+        b"%d" % number for number in last.values()
+    ]

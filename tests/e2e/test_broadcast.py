@@ -1,0 +1,455 @@
+"""Calls for every worker, those to come included."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import pickle
+import signal
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import asyncpool
+from asyncpool import (
+    BroadcastError,
+    JobNotPicklableError,
+    JobTimeoutError,
+    Pool,
+    PoolBrokenError,
+    PoolClosedError,
+    RestartPolicy,
+    WorkerCrashedError,
+    WorkerLimits,
+)
+from asyncpool._core.messages import MAX_BROADCASTS
+from asyncpool.events import Crashed, Ready, Retiring
+from tests.helpers import jobs, values
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, idle, next_of, until
+
+pytestmark = BOTH_LOOPS
+
+Launcher = Literal["forkserver", "spawn"]
+LAUNCHERS: tuple[Launcher, ...] = ("forkserver", "spawn")
+
+
+async def histories(pool: Pool) -> list[list[Any]]:
+    """Return what each worker was told, from a job in each."""
+    stats = pool.stats()
+    while [s.state for s in stats.slots if s.pid] != ["idle"] * stats.workers:
+        await asyncio.sleep(0)  # there is no event of a job's end
+        stats = pool.stats()
+    pids = {slot.pid for slot in stats.slots if slot.pid is not None}
+    found: dict[int, list[Any]] = {}
+    # Keys find all workers soon.
+    for key in range(1000):
+        pid, history = await pool.options(key=key).submit(jobs.history)
+        found[pid] = history
+        if found.keys() >= pids:
+            return [found[pid] for pid in found if pid in pids]
+    raise AssertionError("not all workers were found")
+
+
+async def submitted(pool: Pool, count: int) -> None:
+    """Wait until a call is pickled, in a thread, and given to the workers."""
+    while pool.stats().submitted < count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+async def test_every_worker_runs_it_once(launcher: Launcher) -> None:
+    async with patience(), Pool(3, launcher=launcher) as pool:
+        results = await pool.broadcast(jobs.configure, "a")
+        slots = {slot.slot: slot.pid for slot in pool.stats().slots}
+        assert results == slots
+        assert list(results) == [0, 1, 2]
+        assert await histories(pool) == [["a"]] * 3
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+async def test_those_that_come_later_have_run_it_before_their_first_job(
+    launcher: Launcher,
+) -> None:
+    initializer = functools.partial(jobs.configure, "initializer")
+    async with (
+        patience(),
+        Pool(1, launcher=launcher, initializer=initializer) as pool,
+    ):
+        await pool.broadcast(jobs.configure, "a")
+        await pool.broadcast(jobs.configure_too, "b")
+        told = ["initializer", "a", "b"]
+        assert await histories(pool) == [told]
+        await pool.resize(2)
+        assert await histories(pool) == [told] * 2
+        await pool.roll()
+        assert await histories(pool) == [told] * 2
+        for slot in pool.stats().slots:
+            if slot.pid is not None:
+                os.kill(slot.pid, signal.SIGKILL)
+        await until(pool, lambda stats: stats.crashes == 2)
+        assert await histories(pool) == [told] * 2
+
+
+async def test_of_the_same_function_the_last_one_counts() -> None:
+    async with patience(), Pool(1) as pool:
+        for value in range(3):
+            await pool.broadcast(jobs.configure, value)
+        await pool.broadcast(jobs.configure_too, "other")
+        await pool.broadcast(functools.partial(jobs.configure, 3))
+        assert await histories(pool) == [[0, 1, 2, "other", 3]]
+        await pool.roll()
+        assert await histories(pool) == [["other", 3]]
+
+
+async def test_what_is_known_by_value_can_be_broadcast() -> None:
+    async with patience(), Pool(2) as pool:
+
+        def tell(value: str) -> str:
+            jobs.configure(value)
+            return value.upper()
+
+        assert await pool.broadcast(tell, "a") == {0: "A", 1: "A"}
+        await pool.roll()
+        assert await histories(pool) == [["a"]] * 2
+
+
+async def test_a_busy_worker_runs_it_after_its_job_and_before_any_other() -> None:
+    order: list[str] = []
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        queued = pool.submit(jobs.history)
+        queued.add_done_callback(lambda _: order.append("queued"))
+        urgent = pool.options(priority=-1).submit(jobs.history)
+        broadcasts = [
+            asyncio.create_task(pool.broadcast(jobs.configure, value))
+            for value in ("a", "b")
+        ]
+        await submitted(pool, 5)
+        assert not any(task.done() for task in broadcasts)
+        visitor.release()
+        assert (await urgent)[1] == (await queued)[1] == ["a", "b"]
+        await asyncio.gather(held, *broadcasts)
+
+
+async def test_jobs_go_on_elsewhere_while_a_worker_runs_it() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "a", gate.path))
+        first = await gate.visitor("configure", 1)
+        second = await gate.visitor("configure", 2)
+        first.release()
+        assert await pool.submit(jobs.history) == (first.pid, ["a"])
+        assert not task.done()
+        second.release()
+        assert set((await task).values()) == {first.pid, second.pid}
+
+
+async def test_a_worker_that_starts_meanwhile_is_one_of_them() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "a", gate.path))
+        first = await gate.visitor("configure")
+        resized = asyncio.create_task(pool.resize(2))
+        second = await gate.visitor("configure", 2)
+        first.release()
+        job = pool.submit(jobs.history)
+        assert await job == (first.pid, ["a"])
+        assert not task.done()
+        second.release()
+        assert set((await task).values()) == {first.pid, second.pid}
+        await resized
+        assert await histories(pool) == [["a"]] * 2
+
+
+async def test_an_error_says_where_it_was_and_nobody_else_runs_it() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        await pool.broadcast(jobs.configure, "before")
+        task = asyncio.create_task(
+            pool.broadcast(jobs.configure_where_told, gate.path, "a")
+        )
+        bad = await gate.visitor("configure", 1)
+        good = await gate.visitor("configure", 2)
+        slots = {slot.pid: slot.slot for slot in pool.stats().slots}
+        bad.release("raise")
+        good.release("go")
+        with pytest.raises(BroadcastError) as caught:
+            await task
+        error = caught.value
+        where = slots[bad.pid]
+        assert error.results == {slots[good.pid]: "go"}
+        assert list(error.errors) == [where]
+        assert type(error.errors[where]) is LookupError
+        assert error.__cause__ is error.errors[where]
+        assert str(error) == (
+            "the broadcast of tests.helpers.jobs.configure_where_told has failed in 1 of "
+            f"2 workers; in slot {where}: LookupError: no 'a' here"
+        )
+        assert pool.stats().crashes == 0
+        await pool.roll()
+        assert await histories(pool) == [["before"]] * 2
+
+
+async def test_a_worker_that_dies_of_it_is_an_error_and_is_replaced() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        task = asyncio.create_task(
+            pool.broadcast(jobs.configure_where_told, gate.path, "a")
+        )
+        bad = await gate.visitor("configure", 1)
+        good = await gate.visitor("configure", 2)
+        slots = {slot.pid: slot.slot for slot in pool.stats().slots}
+        bad.release("die")
+        await until(pool, lambda stats: stats.crashes == 1)
+        good.release("go")
+        with pytest.raises(BroadcastError) as caught:
+            await task
+        [error] = caught.value.errors.values()
+        assert type(error) is WorkerCrashedError
+        assert (error.delivery, error.exit_code) == ("started", 3)
+        assert list(caught.value.errors) == [slots[bad.pid]]
+        assert caught.value.results == {slots[good.pid]: "go"}
+        await assert_serves(pool)
+        assert gate.visits("configure") == 2, "the replacement does not try it"
+
+
+async def test_a_worker_that_dies_before_it_leaves_it_to_its_replacement() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "a"))
+        await submitted(pool, 2)
+        os.kill(visitor.pid, signal.SIGKILL)
+        with pytest.raises(WorkerCrashedError):
+            await held
+        [pid] = (await task).values()
+        assert pid != visitor.pid
+        assert await histories(pool) == [["a"]]
+        stats = pool.stats()
+        assert (stats.crashes, stats.takeovers) == (1, 0)
+
+
+async def test_a_worker_that_dies_with_it_in_hand_has_not_begun_it() -> None:
+    async with patience(), Pool(1) as pool:
+        pid = await pool.submit(jobs.pid)
+        news = pool.events()
+        os.kill(pid, signal.SIGSTOP)
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "a"))
+        await submitted(pool, 2)
+        os.kill(pid, signal.SIGKILL)
+        await next_of(news, Crashed)
+        [other] = (await task).values()
+        assert other != pid
+        assert await histories(pool) == [["a"]]
+        stats = pool.stats()
+        assert (stats.crashes, stats.takeovers, stats.cancelled) == (1, 0, 1)
+
+
+async def test_a_worker_that_dies_after_it_has_a_replacement_that_runs_it() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "a", gate.path))
+        first = await gate.visitor("configure", 1)
+        second = await gate.visitor("configure", 2)
+        first.release()
+        assert await pool.submit(jobs.history) == (first.pid, ["a"])
+        os.kill(first.pid, signal.SIGKILL)
+        third = await gate.visitor("configure", 3)
+        third.release()
+        second.release()
+        assert set((await task).values()) == {second.pid, third.pid}
+
+
+async def test_a_worker_that_leaves_need_not_run_it() -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        held = pool.submit(jobs.retire_at, gate.path)
+        visitor = await gate.visitor()
+        await until(pool, lambda stats: stats.spawned == 2)
+        results = await pool.broadcast(jobs.configure, "a")
+        assert visitor.pid not in results.values()
+        assert len(results) == 1
+        visitor.release()
+        assert await held == visitor.pid
+        assert await histories(pool) == [["a"]]
+
+
+async def test_a_roll_during_a_broadcast_ends_with_all_having_run_it() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        held = [pool.submit(jobs.wait_at, gate.path) for _ in range(2)]
+        visitors = [await gate.visitor("", nth) for nth in (1, 2)]
+        news = pool.events()
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "a"))
+        roll = asyncio.create_task(pool.roll())
+        await next_of(news, Retiring)
+        for visitor in visitors:
+            visitor.release()
+        await asyncio.gather(*held)
+        assert (await roll).replaced == 2
+        await task
+        assert await histories(pool) == [["a"]] * 2
+
+
+async def test_a_worker_that_cannot_run_it_at_its_start_has_failed_to_start(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "there"
+    policy = RestartPolicy(
+        base=0.0, max_failed_starts=2, max_crashes=None, probe_after=None
+    )
+    async with patience(), Pool(1, restart=policy) as pool:
+        await pool.broadcast(jobs.configure_unless, str(path), "a")
+        path.touch()
+        news = pool.events()
+        [slot] = [slot for slot in pool.stats().slots if slot.pid]
+        assert slot.pid is not None
+        os.kill(slot.pid, signal.SIGKILL)
+        await next_of(news, Crashed)
+        crash = (await next_of(news, Crashed)).crash
+        assert crash.kind == "failed start"
+        assert crash.detail == (
+            "broadcast of tests.helpers.jobs.configure_unless failed: "
+            "LookupError: there is 'a'"
+        )
+        await until(pool, lambda stats: stats.state == "broken")
+        with pytest.raises(PoolBrokenError):
+            await pool.broadcast(jobs.configure, "b")
+
+
+async def test_whoever_stops_waiting_takes_it_back() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "a", gate.path))
+        running = await gate.visitor("configure")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await running.gone()  # it was interrupted
+        visitor.release()
+        await held
+        assert sorted(await histories(pool)) == [[], ["a"]]
+        assert pool.stats().crashes == 0
+        await pool.roll()
+        assert await histories(pool) == [[]] * 2
+
+
+async def test_its_time_can_be_limited() -> None:
+    async with patience(), Gate() as gate, Pool(2) as pool:
+        await idle(pool)
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        view = pool.options(queue_timeout=0.05)
+        with pytest.raises(BroadcastError) as caught:
+            await view.broadcast(jobs.configure, "a")
+        [error] = caught.value.errors.values()
+        assert type(error) is JobTimeoutError
+        assert error.limit == "queue_timeout"
+        visitor.release()
+        await held
+        slow = pool.options(timeout=0.05)
+        with pytest.raises(BroadcastError) as caught:
+            await slow.broadcast(jobs.configure, "b", gate.path)
+        assert {type(e) for e in caught.value.errors.values()} == {JobTimeoutError}
+        assert len(caught.value.errors) == 2
+        await assert_serves(pool)
+
+
+@pytest.mark.parametrize("finish", ["all", "none"])
+async def test_a_pool_that_closes_ends_it(finish: Literal["all", "none"]) -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(2)
+        await pool.start()
+        await idle(pool)
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "a"))
+        await submitted(pool, 3)
+        closing = asyncio.create_task(pool.close(finish=finish))
+        with pytest.raises(PoolClosedError):
+            await task
+        visitor.release()
+        await closing
+        assert held.done()
+        if finish == "none":
+            assert isinstance(held.exception(), PoolClosedError)
+        with pytest.raises(PoolClosedError):
+            await pool.broadcast(jobs.configure, "b")
+
+
+async def test_a_pool_with_an_elastic_size_tells_those_that_come() -> None:
+    async with patience(), Gate() as gate, Pool((1, 2)) as pool:
+        assert len(await pool.broadcast(jobs.configure, "a")) == 1
+        news = pool.events()
+        held = [pool.submit(jobs.wait_at, gate.path) for _ in range(2)]
+        await next_of(news, Ready)
+        for nth in (1, 2):
+            (await gate.visitor("", nth)).release()
+        await asyncio.gather(*held)
+        assert await histories(pool) == [["a"]] * 2
+
+
+async def test_it_is_a_job_of_each_worker_but_wears_none() -> None:
+    async with patience(), Pool(2, limits=WorkerLimits(max_jobs=1)) as pool:
+        before = await pool.broadcast(jobs.pid)
+        assert set((await pool.broadcast(jobs.pid)).values()) == set(before.values())
+        assert await pool.submit(jobs.pid) in before.values()
+        stats = await until(pool, lambda stats: stats.spawned == 3)
+        assert stats.completed == 5
+
+
+async def test_what_cannot_be_broadcast_is_refused() -> None:
+    keeper = asyncpool.LeaseKeeper.__new__(asyncpool.LeaseKeeper)
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(TypeError, match=r"broadcast\(\) takes a callable first"):
+            await pool.broadcast(3)  # type: ignore[call-overload]
+        for view in (pool.options(key=1), pool.options(lease=(keeper, 1))):
+            with pytest.raises(ValueError, match="it has no key, no lease"):
+                await view.broadcast(jobs.configure, "a")
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.broadcast(jobs.configure, values.make_lock())
+        assert caught.value.direction == "arguments"
+        with pytest.raises(ValueError, match="which is the most, since every new"):
+            await pool.broadcast(jobs.configure, bytes(MAX_BROADCASTS))
+        half = bytes(MAX_BROADCASTS >> 1)
+        assert await pool.broadcast(jobs.take, half) == {0: 1}
+        with pytest.raises(ValueError, match="every new worker gets them"):
+            await pool.broadcast(jobs.configure, half)
+        assert await pool.broadcast(jobs.take, half, 1) == {0: 2}
+        assert await pool.broadcast(jobs.take) == {0: 0}
+        with pytest.raises(BroadcastError) as failed:
+            await pool.broadcast(values.make_lock)
+        assert type(failed.value.errors[0]) is JobNotPicklableError
+        await pool.roll()
+        assert await histories(pool) == [[]]
+
+
+async def test_what_is_larger_than_a_message_may_be_is_refused() -> None:
+    async with patience(), Pool(1, max_message=2048) as pool:
+        with pytest.raises(JobNotPicklableError) as caught:
+            await pool.broadcast(jobs.configure, "x" * 2048)
+        assert "bytes when pickled, and max_message is 2048" in str(caught.value)
+        assert len(await pool.broadcast(jobs.configure, "x" * 1024)) == 1
+        assert pool.stats().crashes == 0
+
+
+async def test_large_arrays_travel_with_it() -> None:
+    array = bytearray(b"a" * (1 << 20))
+    async with patience(), Pool(1) as pool:
+        assert await pool.broadcast(jobs.size, pickle.PickleBuffer(array)) == {
+            0: 1 << 20
+        }
+        await pool.broadcast(jobs.configure, array)
+        await pool.roll()
+        assert await histories(pool) == [[array]]
+
+
+async def test_a_pool_that_was_not_started_has_no_workers_to_tell() -> None:
+    with pytest.raises(PoolClosedError, match="the pool was not started"):
+        await Pool(1).broadcast(jobs.configure, "a")
