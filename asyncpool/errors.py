@@ -159,7 +159,7 @@ class BroadcastError(AsyncPoolError):
             results=results,
             errors=errors,
         )
-        self.__cause__ = first
+        self.__cause__: BaseException | None = first
 
 
 class PoolFullError(AsyncPoolError):

@@ -22,7 +22,9 @@ async def accepted(pool: Pool, keeper: LeaseKeeper[str]) -> None:
         on_cancel="kill",
         cancel_grace=0.5,
         priority=-1,
+        key=("tenant", 7),
         lease=(keeper, "receipt"),
+        buffer=64,
     )
     assert_type(view, PoolView)
     assert_type(view.options(timeout=None, lease=None), PoolView)
@@ -48,6 +50,7 @@ def rejected(pool: Pool, view: PoolView, keeper: LeaseKeeper[str]) -> None:
     pool.options(on_cancel="x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(cancel_grace=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(priority=0.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pool.options(key=["tenant"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(lease="receipt")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(lease=("receipt", keeper))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(lease=(keeper, ["receipt"]))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
