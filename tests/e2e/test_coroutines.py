@@ -232,11 +232,11 @@ async def test_who_leaves_an_async_map_ends_the_items_that_travel_together() -> 
         task.cancel()
         await gate.visitor("left")
         await assert_serves(pool)
-        assert gate.visits("passed") == 0
-        again = pool.map(streams.perhaps_wait_for_ever, items[1:], chunk=3)
-        assert await again == [6, 7, 8]
-        await gate.visitor("passed", 3)
-        assert gate.visits("passed") == 3
+        again = [(gate.path, n) for n in range(16, 19)]
+        found = pool.map(streams.perhaps_wait_for_ever, again, chunk=3)
+        assert await found == [16, 17, 18]
+        await gate.visitor("passed 18")
+        assert not any(gate.visits(f"passed {n}") for n in range(5, 9))
 
 
 async def test_items_of_an_async_map_have_a_timeout_each() -> None:

@@ -278,5 +278,5 @@ async def perhaps_wait_for_ever(item: tuple[str, int]) -> int:
     gate, number = item
     if number == 5:
         await wait_for_ever(gate)
-    arrive(gate, "passed").close()
+    arrive(gate, f"passed {number}").close()
     return number
