@@ -20,14 +20,14 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
 .DELETE_ON_ERROR:
 # Two installations at once into one environment would break it.
 .NOTPARALLEL:
-.PHONY: help demo test lint types soak unit format test-all bench torture clean
+.PHONY: help demo test lint types soak unit format test-all bench torture bytecode clean
 
 help: ## Print the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=\"options of the program\"]"
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' Makefile | expand -t 14
 
-demo: $(VENV)/.installed-demo ## Parse the whole standard library in a pool; ARGS="--chaos 0.02"
+demo: $(VENV)/.installed-demo bytecode ## Parse the whole standard library in a pool; ARGS="--chaos 0.02"
 	@$(PY) examples/stdlib_census.py $(ARGS)
 
 test: lint types soak unit ## Everything a change must pass: lint, types and all tests
@@ -44,10 +44,10 @@ types: $(VENV)/.installed-test ## mypy and pyright in their strict modes
 	$(PYRIGHT)
 	PYTHONPATH="$(CURDIR)" $(PYRIGHT) --ignoreexternal --verifytypes asyncpool
 
-soak: $(VENV)/.installed-test ## Pools under random faults; SOAK="--seed 7 --minutes 10"
+soak: $(VENV)/.installed-test bytecode ## Pools under random faults; SOAK="--seed 7 --minutes 10"
 	$(PY) -m tests.soak $(SOAK)
 
-unit: $(VENV)/.installed-test ## The tests alone; ARGS="-k takeover"
+unit: $(VENV)/.installed-test bytecode ## The tests alone; ARGS="-k takeover"
 	$(PY) -m pytest -q $(ARGS)
 
 format: $(VENV)/.installed-test ## Format the code and repair what ruff can repair
@@ -68,11 +68,16 @@ test-all: ## The tests on every supported Python that is installed
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi; \
 	echo "passed on:$$tested"
 
-bench: $(VENV)/.installed-bench ## asyncpool and its peers side by side
+bench: $(VENV)/.installed-bench bytecode ## asyncpool and its peers side by side
 	$(PY) -m benchmarks $(ARGS)
 
-torture: $(VENV)/.installed-bench ## asyncpool and its peers through the same faults
+torture: $(VENV)/.installed-bench bytecode ## asyncpool and its peers through the same faults
 	$(PY) -m benchmarks.torture $(ARGS)
+
+# As pip does with what it installs, but not with what is editable.  Where Python is told
+# to write none (PYTHONDONTWRITEBYTECODE), every launcher would compile the worker's side.
+bytecode: | $(PY)
+	@$(PY) -m compileall -q asyncpool tests examples benchmarks
 
 clean: ## Remove the environments and everything that was generated
 	rm -rf .venv .venv-* .redis build dist .mypy_cache .ruff_cache .pytest_cache \

@@ -1,6 +1,7 @@
 """Ask every question of every peer, in turns, and show the answers."""
 
 import argparse
+import compileall
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from benchmarks import environment, report
 from benchmarks.peers import PEERS, QUICK_ROWS, ROWS
 from benchmarks.questions import QUESTIONS
-from benchmarks.runner import Outcome, run_cell
+from benchmarks.runner import ROOT, Outcome, run_cell
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -87,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = rows_of(options)
     warn_if_busy()
     rounds = max(1, options.rounds or (1 if options.quick else 3))
+    # As pip does with what it installs, the peers for example.
+    for package in ("asyncpool", "benchmarks"):
+        compileall.compile_dir(ROOT / package, quiet=1)
     head: dict[str, object] = {
         "environment": environment.describe(),
         "quick": options.quick,
