@@ -16,7 +16,7 @@ from typing import (
 )
 
 from asyncpool._core.limits import JobOptions
-from asyncpool._runtime.arguments import check_int
+from asyncpool._runtime.arguments import check_int, not_callable
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.mapping import Task
 from asyncpool._runtime.supervisor import Supervisor
@@ -350,7 +350,7 @@ class Caller(ABC):
             Closes the generator: it gets ``GeneratorExit``.  So does leaving the loop.
         """
         if not callable(fn):
-            raise TypeError(f"stream() takes a callable first, not {fn!r}")
+            raise not_callable("stream", fn)
         options = replace(self._options, form="stream")
         return Stream(self._crew(), partial(self._submit, fn, args, kwargs, options))
 
@@ -419,7 +419,7 @@ class Caller(ABC):
         chunk: int | None,
     ) -> Map[Any]:
         if not callable(fn):
-            raise TypeError(f"map() takes a callable first, not {fn!r}")
+            raise not_callable("map", fn)
         if not iterables:
             raise TypeError("map() takes at least one iterable")
         for items in iterables:

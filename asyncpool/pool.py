@@ -31,6 +31,7 @@ from asyncpool._runtime.arguments import (
     check_int,
     check_seconds,
     least_and_most,
+    not_callable,
     pack_initializer,
 )
 from asyncpool._runtime.callbacks import CrashCallback
@@ -518,7 +519,7 @@ class Pool(Caller):
         options: JobOptions,
     ) -> Job[Any]:
         if not callable(fn):
-            raise TypeError(f"submit() takes a callable first, not {fn!r}")
+            raise not_callable("submit", fn)
         supervisor = self._supervisor or self._running()
         if options.lease is None:
             return supervisor.submit(fn, args, kwargs, options)
@@ -536,7 +537,7 @@ class Pool(Caller):
         options: JobOptions,
     ) -> dict[int, Any]:
         if not callable(fn):
-            raise TypeError(f"broadcast() takes a callable first, not {fn!r}")
+            raise not_callable("broadcast", fn)
         return await self._open().broadcasts.broadcast(fn, args, kwargs, options)
 
 

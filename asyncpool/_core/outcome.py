@@ -122,6 +122,9 @@ def load_job(
     return call if function is None else (function, *call)
 
 
+_GENERATORS = frozenset(("generator", "async_generator"))
+
+
 def pack_value(value: object) -> bytes | Parcel:
     """Return what a ``VALUE`` frame carries, or what travels beside it.
 
@@ -134,8 +137,10 @@ def pack_value(value: object) -> bytes | Parcel:
         return _pack(value)
     except Exception as error:
         name = type(value).__qualname__
+        hint = "; stream() yields what it yields" if name in _GENERATORS else ""
         raise JobNotPicklableError(
-            f"the job's result, of type {name}, cannot be pickled: {describe(error)}",
+            f"the job's result, of type {name}, cannot be pickled: "
+            f"{describe(error)}{hint}",
             direction="result",
             name=name,
         ) from error

@@ -14,8 +14,16 @@ __all__ = [
     "check_int",
     "check_seconds",
     "least_and_most",
+    "not_callable",
     "pack_initializer",
 ]
+
+
+def not_callable(verb: str, function: object) -> TypeError:
+    """Return the error for what the method named *verb* cannot have called."""
+    called = hasattr(function, "__await__") or hasattr(function, "__aiter__")
+    hint = ": pass the function, and its arguments behind it" if called else ""
+    return TypeError(f"{verb}() takes a callable first, not {function!r}{hint}")
 
 
 def pack_initializer(

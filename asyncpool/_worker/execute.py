@@ -97,10 +97,10 @@ class Executor:
         function, args, kwargs = load_job(self._complete(frame.payload), known)
         value = function(*args, **kwargs)
         del args, kwargs
+        if type(value) is CoroutineType:
+            value = self._coroutines.run(value)
         if frame.kind is Kind.STREAM:
             value = self.streams.run(frame, value)
-        elif type(value) is CoroutineType:
-            value = self._coroutines.run(value)
         result = pack_value(value)
         if len(result) > self.max_payload:
             raise too_large(len(result), self.max_payload)

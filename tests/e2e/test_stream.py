@@ -315,6 +315,28 @@ async def test_what_yields_nothing_is_no_stream(result: Any) -> None:
             pool.stream(3)  # type: ignore[call-overload]
 
 
+async def test_an_async_function_may_return_what_is_iterated_over() -> None:
+    async with patience(), Pool(1) as pool:
+        stream: Stream[Any] = pool.stream(streams.opened, 3)  # type: ignore[call-overload]
+        assert [item async for item in stream] == [0, 1, 2]
+
+
+async def test_what_was_called_instead_of_passed_is_told() -> None:
+    async with patience(), Pool(1) as pool:
+        called: Any = streams.anumbers(3)
+        with pytest.raises(TypeError, match="pass the function, and its arguments"):
+            pool.stream(called)
+        waiting: Any = streams.double(3)
+        with pytest.raises(TypeError, match="behind it"):
+            pool.submit(waiting)
+        waiting.close()
+        hint = r"generator.*; stream\(\) yields what it yields"
+        with pytest.raises(JobNotPicklableError, match=hint):
+            await pool.submit(streams.numbers, 3)
+        with pytest.raises(JobNotPicklableError, match=hint):
+            await pool.submit(streams.anumbers, 3)
+
+
 def returning(value: Any) -> Any:
     return value
 

@@ -178,6 +178,11 @@ def item_of(job: int) -> None:
 # Coroutines.
 
 
+async def opened(stop: int) -> AsyncIterator[int]:
+    await asyncio.sleep(0)
+    return anumbers(stop)
+
+
 async def double(number: int) -> int:
     await asyncio.sleep(0)
     return number * 2
