@@ -243,6 +243,7 @@ def beat_in_copy() -> int:
 def beat_deaf(door: str) -> None:
     """Beat for ever, and hear no signal."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [INTERRUPT])
+    heartbeat()  # there is one, however soon it is interrupted
     pass_by(door, "deaf")
     while True:
         heartbeat()
