@@ -39,7 +39,6 @@ __all__ = [
     "pack_job",
     "pack_value",
     "text_of",
-    "too_large",
 ]
 
 # What holds nothing else.
@@ -125,16 +124,14 @@ def load_job(
 _GENERATORS = frozenset(("generator", "async_generator"))
 
 
-def pack_value(value: object) -> bytes | Parcel:
+def pack_value(value: object, limit: int | None = None) -> bytes | Parcel:
     """Return what a ``VALUE`` frame carries, or what travels beside it.
 
     Raises:
-        JobNotPicklableError: If *value* cannot be pickled.
+        JobNotPicklableError: If *value* cannot be pickled, or has more than *limit* bytes.
     """
     try:
-        if type(value) in _SCALARS:
-            return pickle.dumps(value, 5)
-        return _pack(value)
+        data = pickle.dumps(value, 5) if type(value) in _SCALARS else _pack(value)
     except Exception as error:
         name = type(value).__qualname__
         hint = "; stream() yields what it yields" if name in _GENERATORS else ""
@@ -144,9 +141,12 @@ def pack_value(value: object) -> bytes | Parcel:
             direction="result",
             name=name,
         ) from error
+    if limit is not None and len(data) > limit:
+        raise _too_large(len(data), limit)
+    return data
 
 
-def too_large(size: int, max_payload: int) -> JobNotPicklableError:
+def _too_large(size: int, max_payload: int) -> JobNotPicklableError:
     """Return the error for a result of *size* bytes."""
     return JobNotPicklableError(
         f"the job's result has {size} bytes when pickled, and max_message is "

@@ -119,7 +119,7 @@ class Broadcaster:
         for slot in self._state.core.slots:
             if slot.state in _COMING and not slot.leaving:
                 self._run_in(slot.index, run)
-        self._look_soon(run)
+        self._state.loop.call_soon(self._look, run)
         try:
             return await run.over
         finally:
@@ -189,9 +189,6 @@ class Broadcaster:
         elif not errand.cancelled():
             run.results[slot] = errand.result()
         self._look(run)
-
-    def _look_soon(self, run: _Run) -> None:
-        self._state.loop.call_soon(self._look, run)
 
     def _look(self, run: _Run) -> None:
         """End a broadcast if all have run it, or none ever will."""

@@ -157,9 +157,7 @@ class WorkerHandle:
 
     def give_credit(self, job: int, attempt: int, limit: int) -> None:
         """Let it send so many items of a stream in all."""
-        assert self._control is not None
-        self._control.put(header(Kind.CREDIT, 0, job, attempt, limit))
-        self._control.flush()
+        self._say(Kind.CREDIT, b"", job, attempt, limit)
 
     def ask_for_stacks(self) -> None:
         """Have it write down on its page where its threads are."""
@@ -232,9 +230,9 @@ class WorkerHandle:
             if part is not None:
                 part.close()
 
-    def _say(self, kind: Kind, payload: bytes) -> None:
+    def _say(self, kind: Kind, payload: bytes, *fields: int) -> None:
         assert self._control is not None
-        self._control.put(header(kind, len(payload)), payload)
+        self._control.put(header(kind, len(payload), *fields), payload)
         self._control.flush()
 
     def _signal(self, number: signal.Signals) -> None:

@@ -15,7 +15,7 @@ from time import perf_counter_ns
 from types import CoroutineType
 
 from asyncpool._core.chunks import FLAT, LOG_HEAD, ChunkResult
-from asyncpool._core.outcome import pack_value, too_large
+from asyncpool._core.outcome import pack_value
 from asyncpool._core.page import LOG_START
 from asyncpool._core.parcels import Parcel
 from asyncpool._core.raised import pack_error
@@ -154,7 +154,5 @@ def _pack(
         value = await_(value)
         if type(value) in FLAT:
             return value, value
-    data = pack_value(value)
-    if len(data) > max_payload:
-        raise too_large(len(data), max_payload)
+    data = pack_value(value, max_payload)
     return value, data if isinstance(data, Parcel) else (data,)

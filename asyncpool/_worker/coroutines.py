@@ -7,8 +7,10 @@ with the next one.
 
 from __future__ import annotations
 
+from itertools import islice
 from time import perf_counter
 
+from asyncpool._core.stacks import COROUTINE
 from asyncpool._worker.context import JOB_LOGGER, running
 from asyncpool._worker.interrupts import Interrupts
 from asyncpool.errors import JobCancelled
@@ -16,7 +18,7 @@ from asyncpool.errors import JobCancelled
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
     from types import FrameType, TracebackType
     from typing import Any
 
@@ -111,19 +113,14 @@ class Coroutines:
 
     def _stacks(self) -> str:
         """Tell where the job waits; if it computes instead, its thread tells that."""
-        lines: list[str] = []
-        inner = self._shown
-        while inner is not None and len(lines) < _DEEPEST:
-            frame, inner = _suspended(inner)
-            if frame is not None:
-                code = frame.f_code
-                name = f'  File "{code.co_filename}", line {frame.f_lineno} in'
-                lines.append(f"{name} {code.co_name}")
+        lines = [
+            f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
+            f"{frame.f_code.co_name}"
+            for frame in islice(_waiting(self._shown), _DEEPEST)
+        ]
         if not lines:
             return ""
-        text = "\n".join(
-            ["Coroutine of the job (most recent call first):", *lines[::-1]]
-        )
+        text = "\n".join([COROUTINE, *lines[::-1]])
         return f"\n{text[:_LONGEST]}\n"
 
 
@@ -143,21 +140,11 @@ class _Steps:
 
     def send(self, value: Any) -> Any:
         """Take a step."""
-        began = perf_counter()
-        try:
-            return self._coroutine.send(value)
-        finally:
-            if perf_counter() - began > self._limit:
-                self._tell(perf_counter() - began)
+        return self._take(self._coroutine.send, value)
 
     def throw(self, *error: Any) -> Any:
         """Take a step that begins with an error."""
-        began = perf_counter()
-        try:
-            return self._coroutine.throw(*error)
-        finally:
-            if perf_counter() - began > self._limit:
-                self._tell(perf_counter() - began)
+        return self._take(self._coroutine.throw, *error)
 
     def close(self) -> None:
         """End it."""
@@ -166,16 +153,22 @@ class _Steps:
     def __await__(self) -> Any:
         return self
 
+    def _take(self, step: Callable[..., Any], *args: Any) -> Any:
+        began = perf_counter()
+        try:
+            return step(*args)
+        finally:
+            if perf_counter() - began > self._limit:
+                self._tell(perf_counter() - began)
+
     def _tell(self, seconds: float) -> None:
         import logging  # noqa: PLC0415 - most jobs log nothing
 
         job = running.get()
         who = "the initializer" if job is None else f"job {job[0]}"
         where = ""
-        inner: Any = self._coroutine
-        while inner is not None:
-            frame, inner = _suspended(inner)
-            if frame is None or "/asyncio/" in frame.f_code.co_filename:
+        for frame in _waiting(self._coroutine):
+            if "/asyncio/" in frame.f_code.co_filename:
                 break
             where = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
         logging.getLogger(JOB_LOGGER).warning(
@@ -188,20 +181,24 @@ class _Steps:
         )
 
 
-def _suspended(awaited: Any) -> tuple[FrameType | None, Any]:
-    """Return the frame in which *awaited* waits, and what it waits for, if it does."""
-    for frame_name, inner_name in _NAMES:
-        frame = getattr(awaited, frame_name, None)
-        if frame is not None and frame.f_back is None:  # or else it is running
-            return frame, getattr(awaited, inner_name)
-    return None, None
+def _waiting(awaited: Any) -> Iterator[FrameType]:
+    """Yield the frames in which *awaited* waits, if it does, the outermost first."""
+    while awaited is not None:
+        for frame_name, inner_name in _NAMES:
+            frame = getattr(awaited, frame_name, None)
+            if frame is not None and frame.f_back is None:  # or else it is running
+                yield frame
+                awaited = getattr(awaited, inner_name)
+                break
+        else:
+            return
 
 
 def _inner(tb: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback that is the coroutine's own."""
     inner = tb
     while inner is not None:
-        if inner.tb_frame.f_code in _STEPS:
+        if inner.tb_frame.f_code is _Steps._take.__code__:  # noqa: SLF001 - of this file
             return inner.tb_next
         inner = inner.tb_next
     return tb
@@ -212,4 +209,3 @@ _NAMES = (
     ("ag_frame", "ag_await"),
     ("gi_frame", "gi_yieldfrom"),
 )
-_STEPS = (_Steps.send.__code__, _Steps.throw.__code__)

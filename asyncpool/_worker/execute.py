@@ -10,7 +10,7 @@ from types import CoroutineType
 from asyncpool._core.context import PLAIN
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.functions import Memory
-from asyncpool._core.outcome import load_job, pack_value, too_large
+from asyncpool._core.outcome import load_job, pack_value
 from asyncpool._core.parcels import Bundle, Parcel
 from asyncpool._core.raised import pack_error
 from asyncpool._worker.context import running, set_variables
@@ -101,10 +101,7 @@ class Executor:
             value = self._coroutines.run(value)
         if frame.kind is Kind.STREAM:
             value = self.streams.run(frame, value)
-        result = pack_value(value)
-        if len(result) > self.max_payload:
-            raise too_large(len(result), self.max_payload)
-        return result
+        return pack_value(value, self.max_payload)
 
     def _recall(self, number: int) -> Callable[..., Any]:
         function: Any = self._functions[number]

@@ -11,7 +11,7 @@ from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from itertools import count
 
 from asyncpool._core.frames import Frame, Kind, header
-from asyncpool._core.outcome import pack_value, too_large
+from asyncpool._core.outcome import pack_value
 from asyncpool._core.parcels import Parcel
 from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.coroutines import Coroutines
@@ -171,13 +171,10 @@ class Streams:
 
     def _pack(self, item: object, number: int) -> bytes | Parcel:
         try:
-            payload = pack_value(item)
-            if len(payload) > self.max_payload:
-                raise too_large(len(payload), self.max_payload)
+            return pack_value(item, self.max_payload)
         except JobNotPicklableError as error:
             error.add_note(f"It is item {number} of a stream.")
             raise
-        return payload
 
     def _send(self, frame: Frame, payload: bytes | Parcel) -> None:
         ahead = b""
