@@ -222,3 +222,15 @@ async def pump(
         if number % 20 == 0:  # a service's requests come a few at a time, too
             await asyncio.sleep(0)
     return await finished
+
+
+async def rate_of(
+    call: Call, fn: Callable[..., object] = work.noop, *, in_flight: int, seconds: float
+) -> float:
+    """Return how many jobs a second land, after one round to warm up."""
+    await pump(call, fn, in_flight=in_flight, more=lambda _: False)
+    watch = Stopwatch()
+    jobs = await pump(
+        call, fn, in_flight=in_flight, more=lambda _: watch.seconds < seconds
+    )
+    return jobs / watch.seconds

@@ -7,8 +7,7 @@ from benchmarks.base import (
     Figure,
     Question,
     Reading,
-    Stopwatch,
-    pump,
+    rate_of,
     workers_of,
 )
 from benchmarks.peers import Call
@@ -23,15 +22,10 @@ def measure(bench: Bench) -> Reading:
     async def body(call: Call) -> dict[str, float]:
         await workers_of(call, WORKERS)
         run = bench.peer.coroutines()
-        await pump(run, coroutine_work.doze, in_flight=IN_FLIGHT, more=lambda _: False)
-        watch = Stopwatch()
-        jobs = await pump(
-            run,
-            coroutine_work.doze,
-            in_flight=IN_FLIGHT,
-            more=lambda _: watch.seconds < seconds,
+        rate = await rate_of(
+            run, coroutine_work.doze, in_flight=IN_FLIGHT, seconds=seconds
         )
-        return {"rate": jobs / watch.seconds}
+        return {"rate": rate}
 
     return Reading(bench.run(body))
 

@@ -14,7 +14,7 @@ from benchmarks.base import (
     Question,
     Reading,
     Stopwatch,
-    pump,
+    rate_of,
     workers_of,
 )
 
@@ -34,12 +34,7 @@ def measure(bench: Bench) -> Reading:
     async def through_loop() -> float:
         call = partial(asyncio.get_running_loop().run_in_executor, executor)
         await workers_of(call, WORKERS)
-        await pump(call, in_flight=IN_FLIGHT, more=lambda _: False)
-        watch = Stopwatch()
-        jobs = await pump(
-            call, in_flight=IN_FLIGHT, more=lambda _: watch.seconds < seconds
-        )
-        return jobs / watch.seconds
+        return await rate_of(call, in_flight=IN_FLIGHT, seconds=seconds)
 
     with asyncio.Runner(loop_factory=bench.make_loop) as runner:
         loop = runner.run(through_loop())

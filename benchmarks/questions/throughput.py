@@ -6,8 +6,7 @@ from benchmarks.base import (
     Figure,
     Question,
     Reading,
-    Stopwatch,
-    pump,
+    rate_of,
     workers_of,
 )
 from benchmarks.peers import Call
@@ -21,19 +20,15 @@ SHARE = 0.3
 def measure(bench: Bench) -> Reading:
     """Count the jobs sent in a fixed time, over the time until all have landed."""
 
-    async def rate(call: Call, in_flight: int, seconds: float) -> float:
-        await pump(call, in_flight=in_flight, more=lambda _: False)
-        watch = Stopwatch()
-        jobs = await pump(
-            call, in_flight=in_flight, more=lambda _: watch.seconds < seconds
-        )
-        return jobs / watch.seconds
-
     async def body(call: Call) -> list[tuple[float, float]]:
         await workers_of(call, WORKERS)
         seconds = bench.scale.seconds
-        curve = [(n, await rate(call, n, SHARE * seconds)) for n in OTHERS]
-        return [*curve, (IN_FLIGHT, await rate(call, IN_FLIGHT, seconds))]
+        curve = [
+            (n, await rate_of(call, in_flight=n, seconds=SHARE * seconds))
+            for n in OTHERS
+        ]
+        last = await rate_of(call, in_flight=IN_FLIGHT, seconds=seconds)
+        return [*curve, (IN_FLIGHT, last)]
 
     curve = bench.run(body)
     return Reading({"jobs_per_s": curve[-1][1]}, curve=curve)
