@@ -10,7 +10,7 @@ from asyncpool._core.frames import HEADER_SIZE
 from asyncpool._core.slots import Slot
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.machine import oom_kills
+from asyncpool._runtime.machine import OomKills
 from asyncpool.errors import (
     JobTimeoutError,
     PoolBrokenError,
@@ -48,7 +48,8 @@ class Coroner:
 
     def __init__(self, start_timeout: float) -> None:
         self._start_timeout = start_timeout
-        self._oom_kills = oom_kills()
+        self._counter = OomKills()
+        self._oom_kills = self._counter.count()
 
     def kind_of(self, handle: WorkerHandle, slot: Slot) -> CrashKind:
         """Return what happened to a worker that has ended unasked."""
@@ -69,7 +70,7 @@ class Coroner:
 
     def look(self) -> None:
         """Take note of the kernel's count, so that only recent kills are new."""
-        self._oom_kills = oom_kills()
+        self._oom_kills = self._counter.count()
 
     def report(
         self,

@@ -136,7 +136,10 @@ def test_the_nearest_count_of_kills_is_read(
 ) -> None:
     monkeypatch.setattr(machine, "_CGROUPS", Path("/cg"))
     monkeypatch.setattr(machine, "_read", lambda path: files.get(str(path), ""))
-    assert machine.oom_kills() == count
+    kills = machine.OomKills()
+    assert kills.count() == count
+    files.clear()
+    assert kills.count() == (None if count is None else 0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -120,7 +121,8 @@ async def test_who_was_killed_by_somebody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = iter(counts)
-    monkeypatch.setattr(postmortem, "oom_kills", lambda: next(answers))
+    kills = SimpleNamespace(count=lambda: next(answers))
+    monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
     coroner = Coroner(start_timeout=30.0)
     worker = cast("WorkerHandle", DeadWorker())
     found = coroner.kind_of(worker, Slot(0, ready_at=1.0))
