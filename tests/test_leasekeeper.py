@@ -83,6 +83,25 @@ def test_each_lease_has_a_beat_in_each_cycle_until_it_is_removed() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_no_beat_begins_after_a_lease_was_removed(*, again: bool) -> None:
+    async def main() -> None:
+        outside = Outside()
+        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+            await reach(1)
+            keeper.add("a")
+            await asyncio.sleep(0)  # its beat is decided, and begins in the next turn
+            assert keeper.stats().under_way == 1
+            keeper.remove("a")
+            if again:
+                keeper.add("a")
+            await reach(9)
+            assert outside.log == (["a2"] if again else [])
+            assert keeper.stats().beats == len(outside.log)
+
+    run(main())
+
+
 def test_the_defaults_are_one_a_second_and_two_minutes() -> None:
     async def main() -> None:
         outside = Outside()

@@ -228,7 +228,8 @@ class LeaseLedger(Generic[L]):
     def beat(self, now: float) -> L | None:
         """Begin a beat, if there is one to begin: return its lease.
 
-        The caller reports every such beat to :meth:`outcome`, once.
+        The caller reports every such beat to :meth:`outcome`, once, unless it was taken
+        back by :meth:`recall`.
         """
         if now >= self._ends:
             self._end_cycle(now)
@@ -243,6 +244,20 @@ class LeaseLedger(Generic[L]):
         self._flying[lease] = record
         self._next_tick = max(self._next_tick, now - SLACK) + 1 / self.rate
         return lease
+
+    def recall(self, lease: L, now: float) -> bool:
+        """Take a beat back that was not sent yet, if nobody wants it any more.
+
+        Returns:
+            Whether that is so; then there is no outcome.
+        """
+        current = self._records.get(lease)
+        if current is self._flying[lease]:
+            return False
+        del self._flying[lease]
+        if current is not None:  # it came again meanwhile
+            self._to_front(lease, current, now)
+        return True
 
     def outcome(
         self, lease: L, outcome: Outcome, now: float, *, retry_after: float = 0.0

@@ -85,6 +85,10 @@ class Beats(Generic[L]):
     async def _beat(self, lease: L) -> None:
         problem: Problem = None
         retry_after = 0.0
+        # A task begins a turn after it was made, and the lease may be let go meanwhile.
+        if self._ledger.recall(lease, asyncio.get_running_loop().time()):
+            self.reconsider()
+            return
         try:
             async with asyncio.timeout(self._timeout):
                 await self._send(lease)
