@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 __all__ = ["AbandonedError", "Pause", "Threads"]
 
@@ -99,6 +99,20 @@ class Threads:
             crew.close()
 
 
+class _Call(NamedTuple):
+    """What a thread is to do.
+
+    Attributes:
+        function: What it calls.
+        answer: What the caller has, and may cancel.
+        ended: Done when the thread is through with it.
+    """
+
+    function: Callable[[], Any]
+    answer: asyncio.Future[Any]
+    ended: asyncio.Future[None]
+
+
 class _Crew:
     """Some threads that take calls from one queue.
 
@@ -114,30 +128,34 @@ class _Crew:
         self._name = name
         self._most = most
         self._threads: list[threading.Thread] = []
-        self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None]
-        self._calls = SimpleQueue()
-        self.running: set[asyncio.Future[Any]] = set()
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self.running: set[asyncio.Future[None]] = set()
 
     def call(self, function: Callable[[], R]) -> asyncio.Future[R]:
         """Have *function* called; to cancel the future does not stop that."""
-        future: asyncio.Future[R] = self._loop.create_future()
-        self._calls.put((function, future))
-        self.running.add(future)
-        future.add_done_callback(self.running.discard)
+        # Two, and no asyncio.shield(): if its caller has gone, what the call has raised
+        # after that is nobody's, and asyncio would complain of it.
+        answer: asyncio.Future[R] = self._loop.create_future()
+        ended: asyncio.Future[None] = self._loop.create_future()
+        call = _Call(function, answer, ended)
+        self._calls.put(call)
+        self.running.add(ended)
+        ended.add_done_callback(self.running.discard)
         if len(self._threads) < min(self._most, len(self.running)):
             self._start_one()
         if not self._threads:
             self._calls.get()
-            _settle(future, *_outcome_of(function))
-        return asyncio.shield(future)
+            _settle(call, *_outcome_of(function))
+        return answer
 
     def close(self) -> None:
         """End the threads."""
         stuck = bool(self.running)
         while not self._calls.empty():
-            entry = self._calls.get()
-            if entry is not None:
-                entry[1].cancel()
+            call = self._calls.get()
+            if call is not None:
+                call.answer.cancel()
+                call.ended.cancel()
         for _ in self._threads:
             self._calls.put(None)
         while self._threads and not stuck:
@@ -151,12 +169,11 @@ class _Crew:
             self._threads.append(thread)
 
     def _work(self) -> None:
-        while entry := self._calls.get():
-            function, future = entry
-            outcome = _outcome_of(function)
+        while call := self._calls.get():
+            outcome = _outcome_of(call.function)
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(_settle, future, *outcome)
-            del entry, function, future, outcome
+                self._loop.call_soon_threadsafe(_settle, call, *outcome)
+            del call, outcome
 
 
 def _outcome_of(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -166,14 +183,15 @@ def _outcome_of(function: Callable[[], Any]) -> tuple[Any, BaseException | None]
         return None, error
 
 
-def _settle(
-    future: asyncio.Future[Any], value: Any, error: BaseException | None
-) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(value)
+def _settle(call: _Call, value: Any, error: BaseException | None) -> None:
+    answer = call.answer
+    if answer.done():
+        pass  # its caller has gone
+    elif error is None:
+        answer.set_result(value)
     elif isinstance(error, StopIteration):  # which a future refuses
-        future.set_exception(RuntimeError(f"it raised {error!r}"))
+        answer.set_exception(RuntimeError(f"it raised {error!r}"))
     else:
-        future.set_exception(error)
+        answer.set_exception(error)
+    if not call.ended.done():
+        call.ended.set_result(None)

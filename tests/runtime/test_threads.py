@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -337,6 +338,31 @@ async def test_a_close_may_come_twice() -> None:
         await found.close()
         await found.close()
     assert names() == []
+
+
+@pytest.mark.parametrize("error", [AbandonedError(), LookupError()])
+async def test_nobody_hears_how_a_call_ends_that_was_given_up(
+    error: BaseException, gate: threading.Event
+) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: complaints.append(context)
+    )
+    found = new()
+
+    def fail() -> None:
+        gate.wait(PATIENCE)
+        raise error
+
+    async with patience():
+        call = found.pickle(fail)
+        call.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        await found.close()
+        gc.collect()
+    assert call.cancelled()
+    assert complaints == []
 
 
 async def test_a_call_that_is_given_up_is_waited_for_all_the_same(
