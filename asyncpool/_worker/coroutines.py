@@ -56,9 +56,9 @@ class Coroutines:
             BaseException: What it raises; its traceback begins in the coroutine.
             JobCancelled: If it was made to end and let that pass.
         """
+        loop = self._loop if self._loop is not None else self._open()
         from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
 
-        loop = self._loop if self._loop is not None else self._open()
         interrupts, asked = self._interrupts, False
         steps: Any = _Steps(coroutine, loop)  # what passes for a coroutine
         task = loop.create_task(steps)
@@ -100,6 +100,15 @@ class Coroutines:
         loop.close()
 
     def _open(self) -> asyncio.AbstractEventLoop:
+        # An import that is interrupted leaves a package in pieces, which no later import
+        # puts together.
+        self._interrupts.hold()
+        try:
+            return self._make()
+        finally:
+            self._interrupts.release()
+
+    def _make(self) -> asyncio.AbstractEventLoop:
         import asyncio  # noqa: PLC0415 - as above
 
         if self.kind == "uvloop":

@@ -113,6 +113,19 @@ async def test_a_cancelled_job_is_cancelled_there(kind: Any) -> None:
         assert await pool.submit(jobs.pid) == worker
 
 
+async def test_one_that_is_cancelled_while_asyncio_is_imported_spoils_nothing() -> None:
+    """Else its worker would never run any coroutine again."""
+    async with patience(), Gate() as gate:
+        stop = (gate.path, "asyncio.unix_events")
+        async with Pool(1, initializer=jobs.stop_at_import, initargs=stop) as pool:
+            job = pool.options(cancel_grace=60.0).submit(jobs.greet, "nobody")
+            (await gate.visitor("importing")).release()
+            worker = job.worker
+            job.cancel()
+            assert await pool.submit(jobs.greet, "you") == "hello you"
+            assert pool.stats().slots[0].pid == worker
+
+
 async def test_one_that_is_cancelled_before_its_first_step_never_begins() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         for _ in range(20):

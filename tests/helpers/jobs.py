@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import asyncpool
+from asyncpool._signals import INTERRUPT
 
 __all__: list[str] = []
 
@@ -97,6 +98,42 @@ def wait_at(gate: str, word: str = "") -> str:
 
 def pass_by(gate: str, word: str = "") -> None:
     arrive(gate, word).close()
+
+
+class StopAtImport:
+    """What imports pass by; that of one module waits until its job is to end."""
+
+    def __init__(self, gate: str, name: str) -> None:
+        self._gate = gate
+        self._name = name
+        self._asked = False
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name != self._name:
+            return
+        sys.meta_path.remove(self)
+        heard: Any = signal.getsignal(INTERRUPT)
+
+        def hear(*args: Any) -> None:
+            self._asked = True
+            heard(*args)
+
+        signal.signal(INTERRUPT, hear)
+        try:
+            pass_by(self._gate, "importing")
+            while not self._asked:
+                time.sleep(0.01)
+        finally:
+            signal.signal(INTERRUPT, heard)
+
+
+def stop_at_import(gate: str, name: str) -> None:
+    sys.meta_path.insert(0, StopAtImport(gate, name))
+
+
+async def greet(name: str) -> str:
+    """Need no module."""
+    return f"hello {name}"
 
 
 # Short as a rule, so that several of them are sent ahead to a worker.
