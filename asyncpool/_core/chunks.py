@@ -30,6 +30,8 @@ __all__ = [
     "LOG_HEAD",
     "LOG_SIZE",
     "LOST",
+    "NUMBERS",
+    "NUMBER_SIZE",
     "ChunkResult",
     "Failure",
     "ask_to_stop",
@@ -41,12 +43,18 @@ __all__ = [
 # The most items of a chunk: those of no work at all take a millisecond.
 CHUNK_SIZE = 4096
 
-# How many items are done, whether no other is to begin, and of which job and attempt.
-LOG_HEAD = struct.Struct("=QQQQ")
+# How many items are done, whether no other is to begin, and of which job and attempt; how
+# many of the first outcomes are numbers of one type at the most, and which type that is.
+LOG_HEAD = struct.Struct("=QQQQQQ")
 _STOP = struct.Struct("=Q")
 
-# The outcomes, one by one as marshal writes them, and all that is before them.
+# The outcomes, and all that is before them.  First come numbers, as the machine writes
+# them, which takes 30 ns each; from the first outcome on that is anything else, or has
+# more than 64 bits, they follow one by one as marshal writes them, which takes 200 ns.
 LOG_SIZE = 131_072
+
+NUMBERS: dict[type, str] = {int: "q", float: "d"}
+NUMBER_SIZE = 8
 
 
 _run: Callable[..., ChunkResult] | None = None
@@ -72,23 +80,33 @@ class ChunkResult(Record):
     """What a chunk has come to: the outcomes of its first items, in their order.
 
     Attributes:
-        outcomes: Plain immutable values as they are; others pickled one by one, since
-            objects that are pickled together would have parts in common, as the only
-            element of a tuple; and what was raised, as the first of two.
+        outcomes: Those that follow the numbers: plain immutable values as they are;
+            others pickled one by one, since objects that are pickled together would
+            have parts in common, as the only element of a tuple; and what was raised,
+            as the first of two.
         tail: One more, a value that was too large to be noted.
+        numbers: The first outcomes, as far as they are numbers of one type.
+        code: How :mod:`struct` names that type.
         microseconds: How long it took.
     """
 
     outcomes: list[Any]
     tail: list[Any]
+    numbers: bytes = b""
+    code: str = "q"
     microseconds: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are only numbers."""
+        return not self.outcomes and not self.tail
 
     def load(self) -> list[Any]:
         """Return the results, and a :class:`Failure` for what is none."""
         found = self.outcomes
         if not set(map(type, found)) <= FLAT:
             found = list(map(_load, found))
-        return found + self.tail
+        return _column(self.numbers, self.code) + found + self.tail
 
 
 def read_log(
@@ -99,11 +117,15 @@ def read_log(
     Its writer is dead, and may have written anywhere before it died: from the first
     outcome on that makes no sense, all are :data:`LOST`.
     """
-    done, _, *whose = LOG_HEAD.unpack_from(memory, start)
+    done, _, *whose, numbers, number = LOG_HEAD.unpack_from(memory, start)
     if whose != [job, attempt] or done > CHUNK_SIZE:
         return None
-    stream = io.BytesIO(memory[start + LOG_HEAD.size : start + LOG_SIZE])
-    found = list(map(_load, _read(stream, done)))
+    log = memory[start + LOG_HEAD.size : start + LOG_SIZE]
+    end = min(done, numbers) * NUMBER_SIZE
+    code = NUMBERS[float if number else int]
+    stream = io.BytesIO(log[end:])
+    found = _column(log[:end], code)
+    found += map(_load, _read(stream, done - len(found)))
     return found + [LOST] * (done - len(found))
 
 
@@ -135,6 +157,11 @@ def _read(stream: io.BytesIO, count: int) -> Iterator[Any]:
         except (EOFError, ValueError, TypeError, IndexError):
             return
         yield outcome
+
+
+def _column(numbers: bytes, code: str) -> list[Any]:
+    found: list[Any] = memoryview(numbers).cast(code).tolist()  # type: ignore[call-overload]
+    return found
 
 
 def _load(outcome: Any) -> Any:

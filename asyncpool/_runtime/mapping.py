@@ -79,24 +79,22 @@ class Batch:
         items: The items.
         outcomes: A result or a :class:`Failure` for each that has one.
         open: How many have none.
+        failed: Whether there is any failure among the outcomes.
     """
 
-    __slots__ = ("first", "items", "open", "outcomes")
+    __slots__ = ("failed", "first", "items", "open", "outcomes")
 
     def __init__(self, first: int, items: list[Any]) -> None:
         self.first = first
         self.items = items
         self.outcomes: list[Any] = []
         self.open = len(items)
+        self.failed = False
 
-    @property
-    def failed(self) -> bool:
-        """Whether there is any failure among the outcomes."""
-        return _any_failed(self.outcomes)
-
-    def settle(self, offset: int, outcomes: list[Any]) -> None:
+    def settle(self, offset: int, outcomes: list[Any], *, failed: bool) -> None:
         """Take note of the outcomes of the items from *offset* on."""
         self.open -= len(outcomes)
+        self.failed |= failed
         if len(outcomes) == len(self.items):
             self.outcomes = outcomes
             return
@@ -240,7 +238,7 @@ class Mapping:
         except PoolFullError:
             self._held.append(part)
         except AsyncPoolError as error:  # there is no pool any more
-            self._settle(part.batch, part.offset, [Failure(error)] * part.count)
+            self._fail(part, Failure(error))
         else:
             self._jobs.add(job)
             job.add_done_callback(partial(self._on_done, part))
@@ -282,14 +280,14 @@ class Mapping:
         if self._ended:
             _ = job.cancelled() or job.exception()  # heard, and nobody's concern now
         elif job.cancelled():
-            failure = Failure(asyncio.CancelledError())
-            self._settle(part.batch, part.offset, [failure] * part.count)
+            self._fail(part, Failure(asyncio.CancelledError()))
         elif isinstance(job, ChunkJob):
             self._on_chunk(part, job)
         else:
             error = job.exception()
             outcome = job.result() if error is None else Failure(error)
-            self._settle(part.batch, part.offset, [outcome])
+            failed = error is not None
+            self._settle(part.batch, part.offset, [outcome], failed=failed)
             cost = job.function.profile.cost
             if cost < UNKNOWN:
                 self._pace.note(1, cost)
@@ -302,7 +300,10 @@ class Mapping:
             result = job.result()
             outcomes = result.load()
             self._pace.note(len(outcomes), result.microseconds)
-            self._take_in(part, outcomes)
+            if result.plain:
+                self._settle(part.batch, part.offset, outcomes, failed=False)
+            else:
+                self._take_in(part, outcomes)
             self._send_rest(part, len(outcomes))
         elif job.found is not None:
             # The next one is what it was ended by, or for.
@@ -311,7 +312,7 @@ class Mapping:
             self._take_in(part, outcomes)
             self._send_rest(part, len(outcomes))
         elif _is_of_all(error):
-            self._settle(part.batch, part.offset, [Failure(error)] * part.count)
+            self._fail(part, Failure(error))
         else:
             # None has begun, and each by itself shows whose fault that is.
             for offset in range(part.offset, part.offset + part.count):
@@ -320,14 +321,16 @@ class Mapping:
     def _take_in(self, part: Part, outcomes: list[Any]) -> None:
         """Take note of outcomes; what is to be tried again is sent alone."""
         once = self._task.options.attempts.max_attempts == 1
-        if once or not _any_failed(outcomes):
-            self._settle(part.batch, part.offset, outcomes)
+        failed = _any_failed(outcomes)
+        if once or not failed:
+            self._settle(part.batch, part.offset, outcomes, failed=failed)
             return
         for offset, outcome in enumerate(outcomes, part.offset):
             if type(outcome) is Failure and self._again(outcome.error):
                 self._send(Part(part.batch, offset, 1, begun=1))
             else:
-                self._settle(part.batch, offset, [outcome])
+                failed = type(outcome) is Failure
+                self._settle(part.batch, offset, [outcome], failed=failed)
 
     def _again(self, error: BaseException) -> bool:
         """Tell whether there is another attempt after the first."""
@@ -339,8 +342,14 @@ class Mapping:
             )
         return policy.after_exception(error, attempt=1)
 
-    def _settle(self, batch: Batch, offset: int, outcomes: list[Any]) -> None:
-        batch.settle(offset, outcomes)
+    def _fail(self, part: Part, failure: Failure) -> None:
+        outcomes = [failure] * part.count
+        self._settle(part.batch, part.offset, outcomes, failed=True)
+
+    def _settle(
+        self, batch: Batch, offset: int, outcomes: list[Any], *, failed: bool
+    ) -> None:
+        batch.settle(offset, outcomes, failed=failed)
         if not batch.open:
             if not self._ordered:
                 self._line.append(batch)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import marshal
+import math
 import pickle
+import struct
 from typing import Any
 
 import pytest
@@ -32,12 +34,20 @@ flat = (
 )
 
 
-def log_of(*outcomes: Any, done: int | None = None, job: int = 7) -> bytearray:
+def log_of(
+    *outcomes: Any,
+    done: int | None = None,
+    job: int = 7,
+    numbers: list[int] | list[float] | None = None,
+) -> bytearray:
     """Return memory with a log at 64, of the first attempt at *job*."""
     memory = bytearray(64 + LOG_SIZE)
-    count = len(outcomes) if done is None else done
-    LOG_HEAD.pack_into(memory, 64, count, 0, job, 1)
-    data = b"".join(map(marshal.dumps, outcomes))
+    first = numbers or []
+    count = len(first) + len(outcomes) if done is None else done
+    floats = type(first[0]) is float if first else False
+    LOG_HEAD.pack_into(memory, 64, count, 0, job, 1, len(first), floats)
+    data = struct.pack(f"={len(first)}{'d' if floats else 'q'}", *first)
+    data += b"".join(map(marshal.dumps, outcomes))
     memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(data)] = data
     return memory
 
@@ -50,6 +60,20 @@ def found(memory: bytearray, job: int = 7, attempt: int = 1) -> list[Any] | None
 def test_plain_values_are_found(values: list[Any]) -> None:
     assert found(log_of(*values)) == values
     assert ChunkResult(values, []).load() == values
+
+
+@pytest.mark.parametrize("numbers", [[1, -(2**63), 2**63 - 1], [0.5, -0.0, math.inf]])
+def test_numbers_come_first(numbers: list[int] | list[float]) -> None:
+    assert found(log_of(None, "x", numbers=numbers)) == [*numbers, None, "x"]
+    assert found(log_of(None, "x", numbers=numbers, done=2)) == numbers[:2]
+    code = "d" if type(numbers[0]) is float else "q"
+    data = struct.pack(f"=3{code}", *numbers)
+    result = ChunkResult([None], [], data, code)
+    assert result.load() == [*numbers, None]
+    assert [type(one) for one in result.load()[:3]] == [type(numbers[0])] * 3
+    assert not result.plain
+    assert not ChunkResult([], [None], data, code).plain
+    assert ChunkResult([], [], data, code).plain
 
 
 def test_other_values_and_errors_are_found() -> None:
@@ -88,9 +112,10 @@ def test_what_makes_no_sense_is_lost_and_what_is_before_it_is_not() -> None:
     assert found(log_of(1, done=CHUNK_SIZE + 1)) is None
 
 
-@given(st.binary(max_size=300), st.integers(0, 30))
-def test_any_garbage_is_read(garbage: bytes, done: int) -> None:
+@given(st.binary(max_size=300), st.integers(0, 30), st.integers(0, 2**64 - 1))
+def test_any_garbage_is_read(garbage: bytes, done: int, numbers: int) -> None:
     memory = log_of(done=done)
+    LOG_HEAD.pack_into(memory, 64, done, 0, 7, 1, numbers, numbers >> 3)
     memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(garbage)] = garbage
     load = found(memory)
     assert load is not None

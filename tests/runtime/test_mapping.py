@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -125,7 +126,11 @@ class FakePool:
                 outcomes.append(number)
             if len(outcomes) == stop:
                 break
-        job.set_result(ChunkResult(outcomes, [], 1.0 * len(outcomes)))
+        numbers = list(itertools.takewhile(lambda one: type(one) is int, outcomes))
+        result = ChunkResult(
+            outcomes[len(numbers) :], [], array("q", numbers).tobytes()
+        )
+        job.set_result(result._replace(microseconds=1.0 * len(outcomes)))
 
 
 def crash() -> WorkerCrashedError:

@@ -1,0 +1,161 @@
+"""Tests of asyncpool/_worker/chunks.py: what is noted of each item, and what is returned."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import pickle
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool import JobCancelled
+from asyncpool._core.chunks import ChunkResult, Failure, ask_to_stop, read_log
+from asyncpool._core.context import PLAIN
+from asyncpool._core.page import LOG_START, PAGE_SIZE
+from asyncpool._worker.chunks import Log, run_chunk
+from asyncpool._worker.context import running
+
+large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
+number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large
+values = st.one_of(
+    st.lists(st.integers(), max_size=30),
+    st.lists(st.floats(allow_nan=False), max_size=30),
+    st.lists(number | st.text() | st.none() | st.lists(st.integers()), max_size=30),
+)
+
+
+@pytest.fixture(name="page", scope="module")
+def _page() -> mmap.mmap:
+    return mmap.mmap(-1, PAGE_SIZE)
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def run(page: mmap.mmap, function: Any, items: list[Any]) -> ChunkResult:
+    """Run a chunk as the first attempt at job 7."""
+    mark = running.set((7, 1, PLAIN, 0.0))
+    try:
+        return run_chunk(
+            Log(page),
+            asyncio.run,
+            pickle.dumps(function),
+            items,
+            star=False,
+            named=True,
+            max_payload=1 << 20,
+        )
+    finally:
+        running.reset(mark)
+
+
+def noted(page: mmap.mmap) -> list[Any] | None:
+    return read_log(page, LOG_START, 7, 1)
+
+
+def kinds(found: list[Any] | None) -> list[tuple[type, str]]:
+    assert found is not None
+    return [(type(one), repr(one)) for one in found]
+
+
+@given(values)
+def test_whatever_comes_is_noted_and_returned_as_it_is(
+    page: mmap.mmap, items: list[Any]
+) -> None:
+    result = run(page, echo, items)
+    assert kinds(result.load()) == kinds(items)
+    assert kinds(noted(page)) == kinds(items)
+
+
+@pytest.mark.parametrize(
+    ("items", "numbers"),
+    [
+        ([1, 2, 3], 3),
+        ([1.0, 2.0, -0.0], 3),
+        ([1, 2, 3.0, 4], 2),
+        ([1.0, 2, 3.0], 1),
+        ([1, True, 2], 1),
+        ([True, 1, 2], 0),
+        ([2**63 - 1, 2**63, 1], 1),
+        ([-(2**63), -(2**63) - 1], 1),
+        (["a", 1], 0),
+    ],
+)
+def test_the_first_numbers_of_one_type_are_noted_as_such(
+    page: mmap.mmap, items: list[Any], numbers: int
+) -> None:
+    result = run(page, echo, items)
+    assert len(result.numbers) == 8 * numbers
+    assert result.plain is (numbers == len(items))
+    assert kinds(result.load()) == kinds(items)
+
+
+def refuse_threes(number: int) -> int:
+    if number % 3 == 0:
+        raise ValueError(number)
+    return number
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_failure_among_numbers_is_one_and_the_others_are_numbers(
+    page: mmap.mmap, first: int
+) -> None:
+    items = list(range(first, first + 5))
+    for found in (run(page, refuse_threes, items).load(), noted(page)):
+        assert found is not None
+        assert [type(one) is Failure for one in found] == [n % 3 == 0 for n in items]
+        assert [one for one in found if type(one) is int] == [n for n in items if n % 3]
+        [failure, *_] = [one for one in found if type(one) is Failure]
+        assert repr(failure.error) == f"ValueError({3 * first})"
+
+
+_page_of: ContextVar[mmap.mmap] = ContextVar("page_of")
+
+
+def stop_at_two(number: float) -> float:
+    if number == 2:
+        ask_to_stop(_page_of.get(), LOG_START)
+    return number
+
+
+@pytest.mark.parametrize("kind", [int, float, str])
+def test_no_item_begins_after_the_one_during_which_it_is_asked_to_stop(
+    page: mmap.mmap, kind: type
+) -> None:
+    mark = _page_of.set(page)
+    items = [1, 2, 3] if kind is int else [1.0, 2.0, 3.0]
+    before = ["x"] if kind is str else []
+    try:
+        result = run(page, stop_at_two, before + items)
+    finally:
+        _page_of.reset(mark)
+    assert kinds(result.load()) == kinds(before + items[:2])
+
+
+def cancel_at_two(number: int) -> int:
+    if number == 2:
+        raise JobCancelled
+    return number
+
+
+def test_a_cancelled_item_is_the_last_and_what_was_before_it_counts(
+    page: mmap.mmap,
+) -> None:
+    for found in (run(page, cancel_at_two, [1, 2, 3]).load(), noted(page)):
+        assert found is not None
+        assert found[0] == 1
+        assert type(found[1]) is Failure
+        assert str(found[1].error) == "the job raised JobCancelled()"
+        assert len(found) == 2
+
+
+def test_the_next_chunk_knows_nothing_of_the_last_one(page: mmap.mmap) -> None:
+    assert run(page, echo, [1.0, "a", None]).load() == [1.0, "a", None]
+    assert run(page, echo, [1, 2]).load() == [1, 2]
+    assert noted(page) == [1, 2]
+    assert run(page, echo, []).load() == []
+    assert noted(page) == []
