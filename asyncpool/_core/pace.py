@@ -10,8 +10,8 @@ from asyncpool._core.profiles import BUDGET
 __all__ = ["TARGET", "Pace"]
 
 # What a job of several items is to take, in microseconds: a hundred times what the pool
-# adds to it, and an eighth of what a worker may have in hand.
-TARGET = BUDGET / 8
+# adds to it, and a sixteenth of what a worker may have in hand.
+TARGET = BUDGET / 16
 
 # A chunk is at most so many times as large as what its size was learned from.
 _GROWTH = 16

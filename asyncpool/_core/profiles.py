@@ -21,10 +21,9 @@ __all__ = [
 ]
 
 # How much work may be in a worker's hands at once: so much that half of it bridges a
-# round, see ``Supervision.may_rest`` (95 % of the cores for jobs of 1 ms; with 5000 and
-# shorter rests 94 %, with 2500 and none 91 %).  A job that waits there for a slow one is
-# revoked after some milliseconds.
-BUDGET = 8000.0
+# rest, see ``Supervision.may_rest``.  A job that waits there for a slow one is revoked
+# after some milliseconds.
+BUDGET = 16000.0
 
 # A worker gets more when it has this left, so that it gets several at a time.
 REFILL = BUDGET / 2

@@ -2,7 +2,7 @@
 
 One that has plenty of them may be left alone until the next round, when its outcomes are
 read together.  With one wake-up for each, a pool that is busy all the time takes much of
-the cores from its own workers: jobs of 1 ms then have 91 % of them, so 95 %.
+the cores from its own workers, see ``docs/architecture.md``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import ChunkJob, Job
 from asyncpool._runtime.state import PoolState, decision
 
-__all__ = ["EVERY", "Rounds"]
+__all__ = ["EVERY", "REST", "Rounds"]
 
 # Seconds from one round to the next.  A job that others wait behind, and that is the same
 # in two of them, is long.
 EVERY = 0.004
+
+# The same where all workers are left alone, and so many jobs wait that none of them is
+# late for it.  To be woken up costs 0.2 ms, however little there is to do.
+REST = 0.008
 
 # How many of them find a job of several items running that is longer than it should be.
 _LONG = 2
@@ -56,7 +60,9 @@ class Rounds:
     def go(self) -> None:
         """Make a round soon."""
         if self._timer is None:
-            self._timer = self._state.loop.call_later(EVERY, self._go_round)
+            state, resting = self._state, self._resting
+            every = REST if len(resting) == len(state.handles) else EVERY
+            self._timer = state.loop.call_later(every, self._go_round)
 
     def leave_alone(self, handle: WorkerHandle) -> None:
         """Read no outcomes of a worker's until the next round, if it has enough to do."""
@@ -72,17 +78,18 @@ class Rounds:
             self._timer = None
 
     def _go_round(self) -> None:
-        self._timer = None
         # First of all: whose outcomes have not been read does not hang.
         resting, self._resting = self._resting, []
         for handle in resting:
             handle.wake()
+        self._timer = None  # only now it is known who rests until the next one
         self._look_for_stalls()
 
     @decision
     def _look_for_stalls(self) -> None:
         self._perform(self._state.core.look_for_stalls())
-        if self._look_for_long_chunks() or self._state.core.pipelining:
+        watched = self._look_for_long_chunks()
+        if watched or self._resting or self._state.core.pipelining:
             self.go()
 
     def _look_for_long_chunks(self) -> bool:

@@ -230,7 +230,7 @@ HISTORIES: dict[str, History] = {
         *TWO,
         (
             1.0,
-            submit(1, 2, 3, 4, 5, 6, cost=3200.0),
+            submit(1, 2, 3, 4, 5, 6, cost=6400.0),
             [
                 Assign(1, (1,)),
                 Assign(0, (2,)),
@@ -242,12 +242,12 @@ HISTORIES: dict[str, History] = {
         (1.2, outcome(0), [Assign(0, (6,))]),
         (1.3, outcome(1, 2), []),
         (1.3, outcome(0), []),
-        (1.4, submit(7, cost=3200.0), [Assign(1, (7,))]),
+        (1.4, submit(7, cost=6400.0), [Assign(1, (7,))]),
     ],
     "a worker gets several at a time, when it has half of the budget left": [
         *ONE,
         (1.0, submit(1), [Assign(0, (1,))]),
-        (1.0, submit(*range(2, 15), cost=800.0), []),
+        (1.0, submit(*range(2, 15), cost=1600.0), []),
         (1.1, outcome(0), [Assign(0, tuple(range(2, 12)))]),
         (1.2, outcome(0, 4), []),
         (1.3, outcome(0), [Assign(0, (12, 13, 14))]),

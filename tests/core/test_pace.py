@@ -17,14 +17,14 @@ def pace(
 
 
 def test_what_is_unknown_goes_alone_and_a_few_at_a_time() -> None:
-    assert TARGET == BUDGET / 8 == 1000.0
+    assert TARGET == BUDGET / 16 == 1000.0
     assert (pace().size(2), pace().window(2)) == (1, 8)
 
 
 def test_short_items_go_together_as_far_as_a_millisecond_goes() -> None:
     some = pace()
     some.note(1, 62.5)
-    assert (some.size(2), some.window(2)) == (16, 2 * 256)
+    assert (some.size(2), some.window(2)) == (16, 2 * 512)
     some.note(16, 16.0)
     some.note(1, 1.0)
     # One that is faster than expected is believed bit by bit, and no leap is too large.

@@ -18,7 +18,7 @@ from asyncpool._core.profiles import (
 )
 
 # The least that a call counts for.
-FLOOR = 62.5
+FLOOR = 125.0
 
 durations = st.integers(0, 2**32 - 1)
 
@@ -31,7 +31,7 @@ def after(*durations: float) -> float:
 
 
 def test_the_figures() -> None:
-    assert (BUDGET, REFILL, DEEPEST, UNKNOWN) == (8000.0, 4000.0, 128, 1e9)
+    assert (BUDGET, REFILL, DEEPEST, UNKNOWN) == (16000.0, 8000.0, 128, 1e9)
     assert set(profiles.__all__) == {
         "ALONE",
         "BUDGET",
@@ -63,13 +63,13 @@ def test_the_first_call_is_taken_at_its_word() -> None:
 @pytest.mark.parametrize(
     ("calls", "cost"),
     [
-        ((80, 160), 90.0),
-        ((160, 80), 150.0),
-        ((800, 0), 707.8125),
-        ((64, 128, 64, 128), 78.125),
+        ((160, 320), 180.0),
+        ((320, 160), 300.0),
+        ((800, 0), 715.625),
+        ((128, 256, 128, 256), 156.25),
         ((500, 500, 500), 500.0),
-        ((80, 80, 20080), 2580.0),
-        ((1_000_000, 80), 875_010.0),
+        ((160, 160, 20160), 2660.0),
+        ((1_000_000, 160), 875_020.0),
     ],
 )
 def test_each_further_call_counts_for_an_eighth(
@@ -86,7 +86,7 @@ def test_a_call_of_no_time_counts_for_the_least(duration: float) -> None:
 
 
 def test_a_call_just_above_the_least_counts_for_itself() -> None:
-    assert after(63) == 63.0
+    assert after(126) == 126.0
 
 
 def test_as_many_calls_as_a_worker_may_hold_are_a_budget() -> None:
@@ -112,22 +112,22 @@ def test_the_average_moves_towards_each_call(calls: list[int], last: int) -> Non
 def test_one_long_call_among_short_ones_is_noticed_at_once_and_forgotten() -> None:
     profile = Profile()
     for _ in range(100):
-        profile.note(100)
-    assert profile.cost == 100.0
-    profile.note(80_100)
-    assert profile.cost == 10_100.0, "nothing travels ahead for a while"
+        profile.note(200)
+    assert profile.cost == 200.0
+    profile.note(160_200)
+    assert profile.cost == 20_200.0, "nothing travels ahead for a while"
     costs = []
     for _ in range(60):
         costs.append(profile.cost)
-        profile.note(100)
+        profile.note(200)
     assert costs == sorted(costs, reverse=True)
     assert sum(cost > BUDGET for cost in costs) == 2
     assert sum(cost > REFILL for cost in costs) == 8
-    assert sum(cost > 101 for cost in costs) == 60
-    assert profile.cost < 105
+    assert sum(cost > 202 for cost in costs) == 60
+    assert profile.cost < 210
 
 
-@given(st.integers(63, 300), st.integers(32_000, 2**32 - 1))
+@given(st.integers(126, 300), st.integers(64_000, 2**32 - 1))
 def test_any_long_call_keeps_others_from_waiting_behind_the_next(
     short: int, long: int
 ) -> None:

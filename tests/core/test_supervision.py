@@ -824,13 +824,13 @@ def test_errands_do_not_wear_a_worker() -> None:
 @pytest.mark.parametrize(
     ("workers", "cost", "waiting", "what"),
     [
-        (1, 1000.0, 8, "rest"),
-        (1, 1000.0, 7, "work"),  # as many as it has in hand, or a little later is late
-        (2, 1000.0, 16, "rest"),
-        (2, 1000.0, 15, "work"),
-        (1, 2600.0, 10, "rest"),
-        (1, 2700.0, 10, "work"),  # one of two may be over soon
-        (1, 9000.0, 10, "work"),  # and so may the only one
+        (1, 2000.0, 8, "rest"),
+        (1, 2000.0, 7, "work"),  # as many as it has in hand, or a little later is late
+        (2, 2000.0, 16, "rest"),
+        (2, 2000.0, 15, "work"),
+        (1, 5200.0, 10, "rest"),
+        (1, 5400.0, 10, "work"),  # one of two may be over soon
+        (1, 18000.0, 10, "work"),  # and so may the only one
         (1, UNKNOWN, 10, "work"),
         (1, 2.1 * LEAST, 1000, "rest"),
         (1, LEAST, 1000, "work"),  # they may take much less than they count for

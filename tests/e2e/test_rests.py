@@ -30,6 +30,12 @@ async def expect(pool: Pool, function: Callable[..., Any], cost: float) -> None:
     supervisor_of(pool)._traffic._functions.find(function).profile.cost = cost
 
 
+def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no rounds."""
+    monkeypatch.setattr(rounds, "EVERY", 3600.0)
+    monkeypatch.setattr(rounds, "REST", 3600.0)
+
+
 @pytest.fixture
 def rested(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set when a worker is left alone."""
@@ -67,7 +73,7 @@ async def test_outcomes_of_a_worker_that_has_enough_to_do_are_read_together(
 async def test_what_a_worker_has_done_counts_though_it_dies_while_it_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, rested: asyncio.Event
 ) -> None:
-    monkeypatch.setattr(rounds, "EVERY", 3600.0)  # nobody looks but as told below
+    never_look(monkeypatch)  # but as told below
     crashes: list[Crash] = []
     async with patience(), Pool(1, on_crash=crashes.append) as pool:
         await expect(pool, jobs.perhaps_die, 1000.0)
@@ -110,7 +116,7 @@ async def test_a_pool_may_be_closed_while_its_workers_are_left_alone(
     monkeypatch: pytest.MonkeyPatch, rested: asyncio.Event, finish: Any
 ) -> None:
     if finish == "none":
-        monkeypatch.setattr(rounds, "EVERY", 3600.0)
+        never_look(monkeypatch)
     async with patience():
         pool = Pool(2)
         await pool.start()

@@ -1,0 +1,101 @@
+"""Tests of asyncpool/_runtime/rounds.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from asyncpool._core.commands import Command
+from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.rounds import EVERY, REST, Rounds
+from asyncpool._runtime.state import PoolState
+
+
+class Timers:
+    """A loop's timers, which fire when they are told to."""
+
+    def __init__(self) -> None:
+        self.set: list[float] = []
+        self._callback: Callable[[], None] | None = None
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Any:
+        assert self._callback is None, "there are two timers"
+        self.set.append(delay)
+        self._callback = callback
+        return SimpleNamespace(cancel=self.cancel)
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    def fire(self) -> None:
+        callback, self._callback = self._callback, None
+        assert callback is not None
+        callback()
+
+
+class Crowd:
+    """Workers of which some always have enough to do, and their rounds."""
+
+    def __init__(self, workers: int, busy: int) -> None:
+        self.timers = Timers()
+        self.woken: list[int] = []
+        self.handles = {slot: self._handle(slot) for slot in range(workers)}
+        self.core = SimpleNamespace(
+            may_rest=lambda slot: slot < busy,
+            look_for_stalls=list,
+            head={}.get,
+            pipelining=False,
+        )
+        state = SimpleNamespace(
+            loop=self.timers,
+            handles=self.handles,
+            core=self.core,
+            book=SimpleNamespace(jobs={}),
+            deciding=False,
+        )
+        commands: list[Command] = []
+        begun: list[Job[Any]] = []
+        self.rounds = Rounds(
+            cast("PoolState", state), commands.extend, begin_again=begun.append
+        )
+
+    def _handle(self, slot: int) -> Any:
+        def wake() -> None:
+            self.woken.append(slot)
+            self.rounds.leave_alone(self.handles[slot])  # its outcomes have been read
+
+        return SimpleNamespace(slot=slot, rest=lambda: None, wake=wake)
+
+    def rest(self) -> None:
+        for handle in self.handles.values():
+            self.rounds.leave_alone(handle)
+
+
+@pytest.mark.parametrize(
+    ("workers", "busy", "next_one"), [(1, 1, REST), (3, 3, REST), (3, 2, EVERY)]
+)
+def test_the_next_round_is_later_if_all_workers_have_enough_to_do(
+    workers: int, busy: int, next_one: float
+) -> None:
+    assert EVERY < REST
+    crowd = Crowd(workers, busy)
+    crowd.rest()
+    for _ in range(3):
+        crowd.timers.fire()
+    assert crowd.woken == 3 * list(range(busy))
+    assert crowd.timers.set[1:] == 3 * [next_one]
+
+
+def test_there_are_no_rounds_without_a_reason() -> None:
+    crowd = Crowd(2, 2)
+    crowd.rest()
+    crowd.core.may_rest = set().__contains__
+    crowd.timers.fire()
+    assert not crowd.rounds.on
+    crowd.rounds.go()
+    assert crowd.timers.set == [EVERY, EVERY]
+    crowd.timers.fire()
+    assert crowd.woken == [0, 1]
