@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from asyncpool import (
+    AsyncPoolError,
     Crash,
     Job,
     Pool,
@@ -17,18 +18,26 @@ from asyncpool import (
     PoolClosedError,
     PoolFullError,
     PoolStats,
+    PoolView,
     events,
 )
 from tests.helpers.patience import PATIENCE
 from tests.soak.climates import Climate
+from tests.soak.ledger import Ledger
 from tests.soak.oracle import FailureError, Record, check_attempts, judge, read_book
-from tests.soak.plans import Plan
+from tests.soak.outside import Outside
+from tests.soak.plan import Plan
 from tests.soak.tally import Tally
 
-__all__ = ["BOUND", "Era"]
+__all__ = ["BOUND", "Era", "Life"]
 
 # Seconds in which everything settles.
 BOUND = 3 * PATIENCE
+
+# Events that are not about who is there.
+_IDLE_TALK = (events.Drained, events.Saturated, events.TakenOver)
+
+Life = Callable[["Era"], Coroutine[Any, Any, None]]
 
 
 class Era:
@@ -44,6 +53,11 @@ class Era:
         pool: The pool.
         closing: Set when somebody begins to close it.
         largest: The most workers that it was ever to have.
+        book: Where its jobs sign.
+        outside: Where they have leases.
+        ledger: What is done besides plain jobs and streams.
+        told: What was broadcast at last.
+        leaving: The workers that are on their way out, each a slot and a generation.
     """
 
     def __init__(self, name: str, climate: Climate, tally: Tally, folder: Path) -> None:
@@ -52,7 +66,12 @@ class Era:
         self.tally = tally
         self.closing = asyncio.Event()
         self.largest = climate.most
-        self._book = folder / name
+        self.book = folder / name
+        self.outside = Outside()
+        self.ledger = Ledger()
+        self.told = 0
+        self.leaving: set[tuple[int, int]] = set()
+        self._heard = 0
         self._records: list[Record] = []
         self._crashes: list[Crash] = []
         self._living: dict[tuple[int, int], bool] = {}
@@ -69,27 +88,53 @@ class Era:
 
     def submit(self, plan: Plan) -> Record | None:
         """Submit a job, unless the pool is full, broken or closed; those tell why."""
-        key, options = len(self._records), dict(plan.options)
+        key, options = self.ledger.next_key(), dict(plan.options)
+        beats = options.pop("beats", None)
+        lease = None if beats is None else self.outside.grant(beats)
+        if lease is not None:
+            options["lease"] = self.outside.keeper, lease
+        told, heard = self.told, self._heard
+        view = self.view(options)
+        try:
+            job: Job[Any] = view.submit(plan.function, str(self.book), key, *plan.args)
+        except AsyncPoolError as error:
+            self.refused(error)
+            return None
+        if lease is not None:
+            self.outside.watch(lease, job)
+        return self.enter(plan, key, job, told=told, since=heard, lease=lease)
+
+    def view(self, options: dict[str, Any]) -> PoolView:
+        """Return the pool with these options; *within* is a deadline."""
+        options = dict(options)
         within = options.pop("within", None)
         if within is not None:
             options["deadline"] = asyncio.get_running_loop().time() + within
-        view = self.pool.options(**options)
-        try:
-            job: Job[Any] = view.submit(plan.function, str(self._book), key, *plan.args)
-        except PoolFullError as error:
-            self.demand(error.waiting >= error.max_pending == 40, f"{error}")
-            self.tally.deed(self.name, "refused: full")
-            return None
-        except PoolBrokenError as error:
-            self.demand(self.climate.frail, f"it is broken: {error}")
-            self.tally.deed(self.name, "refused: broken")
-            return None
-        except PoolClosedError:
-            self.demand(self.closing.is_set(), "it is closed")
-            return None
-        record = Record(plan, key, job)
+        return self.pool.options(**options)
+
+    def enter(self, plan: Plan, key: int, job: Job[Any], **known: Any) -> Record:
+        """Take note of a job that was submitted."""
+        record = Record(plan, key, job, self.heard, **known)
         self._records.append(record)
         return record
+
+    def heard(self) -> int:
+        """Return how many events there were in the lives of workers."""
+        return self._heard
+
+    def refused(self, error: AsyncPoolError) -> None:
+        """Check that there is a reason to take no job."""
+        match error:
+            case PoolFullError():
+                self.demand(error.waiting >= error.max_pending == 40, f"{error}")
+                self.tally.deed(self.name, "refused: full")
+            case PoolBrokenError():
+                self.demand(self.climate.frail, f"it is broken: {error}")
+                self.tally.deed(self.name, "refused: broken")
+            case PoolClosedError():
+                self.demand(self.closing.is_set(), "it is closed")
+            case _:
+                raise error
 
     async def settle(self, *records: Record) -> None:
         """Wait until jobs are settled, and judge them."""
@@ -101,14 +146,20 @@ class Era:
         await asyncio.sleep(0)  # their callbacks
         for record in records:
             if not record.end:
+                record.forsaken |= record.lease in self.outside.gone
                 judge(record, self.climate.ambient)
                 self.tally.ends[record.plan.kind, record.end] += 1
                 self.tally.note(self.name, f"{record.job!r}: {record.end}")
 
     # The life of the pool.
 
-    async def run(self, *lives: Callable[[Era], Any]) -> None:
+    async def run(self, *lives: Life) -> None:
         """Start the pool, do all these things to it, close it and look back."""
+        async with self.outside.keeper:
+            await self._run(*lives)
+        self._look_back()
+
+    async def _run(self, *lives: Life) -> None:
         try:
             async with asyncio.timeout(BOUND):
                 await self.pool.start()
@@ -126,7 +177,8 @@ class Era:
             await self._close()
         await self.settle(*self._records)
         await listener
-        self._look_back()
+        kept = self.outside.keeper.stats()
+        self.demand(kept.leases == 0, f"leases of a closed pool are kept: {kept}")
 
     async def _recover(self) -> None:
         """Wait until all workers are there and idle; nobody does anything any more."""
@@ -178,12 +230,15 @@ class Era:
 
     async def _listen(self) -> None:
         async for event in self.pool.events(buffer=100_000):
+            self._heard += not isinstance(event, _IDLE_TALK)
             self.tally.deeds[type(event).__name__] += 1
             self.tally.note(self.name, event)
             match event:
                 case events.Spawned(slot, generation):
                     self._living[slot, generation] = True
                     self._count_workers()
+                case events.Retiring(slot, generation):
+                    self.leaving.add((slot, generation))
                 case events.Exited(slot, generation):
                     self._bury(slot, generation)
                 case events.Crashed(crash):
@@ -205,17 +260,23 @@ class Era:
     # What must hold when it is over.
 
     def _look_back(self) -> None:
-        stats, ends = self.pool.stats(), [record.end for record in self._records]
-        book = read_book(self._book)
+        stats, book = self.pool.stats(), read_book(self.book)
         for record in self._records:
             check_attempts(record, book.get(record.key, []))
-        self._book.unlink(missing_ok=True)
+            self.ledger.visit(
+                record.plan.options.get("key"),
+                since=record.since,
+                until=record.until,
+                pids={begun.pid for begun in book.get(record.key, [])},
+            )
+        self.book.unlink(missing_ok=True)
+        self.demand(not self.outside.troubles, f"{self.outside.troubles}")
+        self.tally.deeds["beats"] += self.outside.beats.total()
+        self.tally.deeds["leases gone"] += len(self.outside.gone)
+        self.tally.deeds["same workers"] += self.ledger.check(
+            stats, book, self._records
+        )
         self.demand(stats.state == "closed", f"it is {stats.state}")
-        self.demand(stats.submitted == len(ends), f"{len(ends)} submitted: {stats}")
-        gone = stats.completed + stats.failed + stats.cancelled
-        self.demand(gone == stats.submitted, f"{stats}")
-        cancelled = ends.count("cancelled")
-        self.demand(stats.cancelled == cancelled, f"{cancelled} cancelled: {stats}")
         self.demand(
             stats.crashes == len(self._crashes), f"on_crash missed some: {stats}"
         )

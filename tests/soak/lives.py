@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from random import Random
-from typing import Any
 
 from asyncpool import PoolBrokenError, PoolClosedError, RollInProgressError
 from tests.helpers.guards import marked_processes
-from tests.soak.era import BOUND, Era
+from tests.soak.era import BOUND, Era, Life
+from tests.soak.mappers import mapper
 from tests.soak.oracle import Record
+from tests.soak.plan import draw_key
 from tests.soak.plans import draw_plan, square
+from tests.soak.readers import reader
+from tests.soak.tellers import teller
 
 __all__ = ["draw_lives"]
-
-Life = Callable[[Era], Coroutine[Any, Any, None]]
 
 # Jobs that a client may have open.
 _OPEN = 40
@@ -28,6 +28,9 @@ def draw_lives(rng: Random, era: Era) -> list[Life]:
     """Draw who does something to a pool; each of them has choices of its own."""
     kinds = [client] * rng.randint(1, 6)
     kinds += [owner] * rng.randint(0, 2)
+    kinds += [reader] * rng.randint(0, 2)
+    kinds += [mapper] * rng.choice((0, 1, 1))
+    kinds += [teller] * rng.choice((0, 1, 1))
     climate = era.climate
     if climate.kills or climate.stops:
         kinds.append(killer)
@@ -45,6 +48,9 @@ def client(rng: Random) -> Life:
             plans = [draw_plan(rng, era.climate)]
             if rng.random() < 0.08:
                 plans = [square(rng, era.climate) for _ in range(rng.choice((20, 200)))]
+                share = rng.choice((0.0, 0.0, 0.0, 0.5))
+                for plan in plans:
+                    plan.options.update(draw_key(rng, share))
                 era.tally.deed(era.name, "batch")
             cancels = [_draw_cancel(rng) for _ in plans]
             pause = rng.choice((0.0, 0.0, 0.0, 0.002, 0.02, 0.05))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncpool import (
     Job,
@@ -19,10 +20,17 @@ from asyncpool import (
     WorkerOutOfMemoryError,
 )
 from asyncpool._core.attempts import MAX_FREE_RETURNS
-from tests.soak.plans import Plan
+from tests.soak.plan import Plan
 from tests.soak.work import OwnError
 
-__all__ = ["FailureError", "Record", "check_attempts", "judge", "read_book"]
+__all__ = [
+    "Begun",
+    "FailureError",
+    "Record",
+    "check_attempts",
+    "judge",
+    "read_book",
+]
 
 _CRASHES: dict[type[WorkerCrashedError], frozenset[str]] = {
     WorkerCrashedError: frozenset(("crash", "protocol")),
@@ -35,6 +43,20 @@ class FailureError(AssertionError):
     """Something is wrong with the pool, or with the soak."""
 
 
+class Begun(NamedTuple):
+    """What a job has signed with.
+
+    Attributes:
+        attempt: Which attempt it was.
+        pid: The worker.
+        told: What was broadcast there at last.
+    """
+
+    attempt: int
+    pid: int
+    told: int
+
+
 @dataclass(slots=True)
 class Record:
     """One job that was submitted.
@@ -43,6 +65,13 @@ class Record:
         plan: What it was to be.
         key: Its number in the book.
         job: The pool's side of it.
+        heard: Tells how many events the pool has had.
+        since: How many when it was submitted, at the most.
+        until: How many when it was done.
+        told: What was broadcast before it was submitted.
+        lease: What it holds in the outside system.
+        forsaken: Whether it may have been cancelled: by who has left its stream, or since
+            its lease was gone.
         cancelled: Whether it was cancelled in time.
         unsent_after: The attempt that it had come to when it was cancelled while it was
             with no worker; there may be none after that.
@@ -53,6 +82,12 @@ class Record:
     plan: Plan
     key: int
     job: Job[Any]
+    heard: Callable[[], int]
+    since: int
+    told: int
+    lease: Any = None
+    until: int | None = None
+    forsaken: bool = False
     cancelled: bool = False
     unsent_after: int | None = None
     settled: int = 0
@@ -63,6 +98,7 @@ class Record:
 
     def _on_done(self, _: asyncio.Future[Any]) -> None:
         self.settled += 1
+        self.until = self.heard()
 
     def demand(self, fact: object, what: str) -> None:
         """Fail unless *fact* holds."""
@@ -99,15 +135,17 @@ def judge(record: Record, ambient: frozenset[str]) -> None:
     record.demand(record.settled == 1, f"settled {record.settled} times")
     if job.cancelled():
         record.end = "cancelled"
-        record.demand(record.cancelled, "nobody has cancelled it")
+        sought = record.cancelled or record.forsaken
+        record.demand(sought, "nobody has cancelled it")
         return
     record.demand(not record.cancelled, "it was cancelled")
     error = job.exception()
     if error is None:
-        (key, attempt), *rest = job.result()
         record.end = "value"
-        record.demand(key == record.key, f"got the result of {key}")
-        record.demand(attempt == job.attempt, f"the result is of attempt {attempt}")
+        # An async generator has no result.
+        signature, *rest = job.result() or ((record.key, job.attempt), None)
+        same = signature == (record.key, job.attempt)
+        record.demand(same, f"got the result of {signature}")
         record.demand(plan.good(tuple(rest)), "the value is wrong")
     else:
         record.end = _name(record, error)
@@ -170,19 +208,22 @@ def _name_crash(record: Record, error: WorkerCrashedError) -> str:
     return error.kind
 
 
-def read_book(path: Path) -> dict[int, list[int]]:
+def read_book(path: Path) -> dict[int, list[Begun]]:
     """Return the attempts of each key, in the order in which they have begun."""
-    found: dict[int, list[int]] = {}
+    found: dict[int, list[Begun]] = {}
     if path.exists():
         for line in path.read_text().splitlines():
-            key, attempt = map(int, line.split())
-            found.setdefault(key, []).append(attempt)
+            key, *begun = map(int, line.split())
+            found.setdefault(key, []).append(Begun(*begun))
     return found
 
 
-def check_attempts(record: Record, attempts: list[int]) -> None:
+def check_attempts(record: Record, begun: list[Begun]) -> None:
     """Compare how often a job has begun with what may be, when all is over."""
     plan, job = record.plan, record.job
+    attempts = [one.attempt for one in begun]
+    untold = [one for one in begun if one.told < record.told]
+    record.demand(not untold, f"{untold} have not run broadcast {record.told}")
     record.demand(
         attempts == sorted(set(attempts)),
         f"its attempts were {attempts}, in this order",

@@ -5,77 +5,33 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from asyncpool import JobTimeoutError
 from tests.helpers.large import Block, pattern
 from tests.soak import work
 from tests.soak.climates import Climate
+from tests.soak.plan import Plan, draw_options, is_, make_plan
 
-__all__ = ["Plan", "draw_plan"]
+__all__ = ["draw_plan", "square"]
 
 # Seconds: short enough for a soak, and so long that a loaded machine keeps them.
 _SHORT = (0.1, 0.4, 1.0)
 
 
-class Plan(NamedTuple):
-    """A job to be, but for its key.
-
-    Attributes:
-        kind: What the table at the end calls it.
-        function: What it calls, with the path of the book, its key and
-        args: these.
-        options: Its options.
-        good: Tells whether a value is right, without the signature.
-        ends: What it may end with by itself.
-        max_attempts: How often it may be started.
-    """
-
-    kind: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-    good: Callable[[tuple[Any, ...]], bool]
-    ends: frozenset[str]
-    max_attempts: int
-
-
-def _plan(
-    kind: str,
-    function: Callable[..., Any],
-    *args: Any,
-    good: Callable[..., bool] = lambda *_: False,
-    ends: str = "value",
-    **options: Any,
-) -> Plan:
-    return Plan(
-        kind=kind,
-        function=function,
-        args=args,
-        options=options,
-        good=lambda rest: good(*rest),
-        ends=frozenset(ends.split("|")),
-        max_attempts=options.get("max_attempts", 1),
-    )
-
-
-def _is(*expected: object) -> Callable[..., bool]:
-    return lambda *rest: rest == expected
-
-
 def square(rng: Random, _: Climate) -> Plan:
     number = rng.randrange(1 << 40)
-    return _plan("square", work.square, number, good=_is(number * number))
+    return make_plan("square", work.square, number, good=is_(number * number))
 
 
 def nap(rng: Random, _: Climate) -> Plan:
     seconds = rng.choice((0.0, 0.002, 0.01, 0.1, 0.5))
-    return _plan("nap", work.nap, seconds, good=_is(seconds))
+    return make_plan("nap", work.nap, seconds, good=is_(seconds))
 
 
 def compute(rng: Random, _: Climate) -> Plan:
     seconds = rng.choice((0.001, 0.02, 0.2))
-    return _plan("compute", work.compute, seconds, good=_is(seconds))
+    return make_plan("compute", work.compute, seconds, good=is_(seconds))
 
 
 def large_block(rng: Random, _: Climate) -> Plan:
@@ -86,7 +42,7 @@ def large_block(rng: Random, _: Climate) -> Plan:
     def good(checksum: int, block: Block) -> bool:
         return (checksum, zlib.crc32(block.data)) == (there, back)
 
-    return _plan("large block", work.turn_round, Block(data), good=good)
+    return make_plan("large block", work.turn_round, Block(data), good=good)
 
 
 def large_table(rng: Random, _: Climate) -> Plan:
@@ -98,42 +54,42 @@ def large_table(rng: Random, _: Climate) -> Plan:
             back[value] == number for number, value in table.items()
         )
 
-    return _plan("large table", work.exchange, table, good=good)
+    return make_plan("large table", work.exchange, table, good=good)
 
 
 def talk(rng: Random, _: Climate) -> Plan:
     lines = rng.choice((1, 20, 300))
-    return _plan("talk", work.talk, lines, good=_is(lines))
+    return make_plan("talk", work.talk, lines, good=is_(lines))
 
 
 def retire(_: Random, __: Climate) -> Plan:
-    return _plan("retire", work.retire, good=_is("retired"))
+    return make_plan("retire", work.retire, good=is_("retired"))
 
 
 def leak(rng: Random, climate: Climate) -> Plan:
     size, seconds = rng.choice(((10, 0.0), (60, 0.0), (60, 0.3)))
     if climate.limits.hard_rss is not None and rng.random() < 0.5:
         size, seconds = 150, 0.6  # so long that somebody looks
-    return _plan("leak", work.leak, size << 20, seconds, good=_is(size << 20))
+    return make_plan("leak", work.leak, size << 20, seconds, good=is_(size << 20))
 
 
 def fork(rng: Random, climate: Climate) -> Plan:
     # What has left its worker's group is out of reach when the launcher is dead, too.
     new_session = not climate.launcher and rng.random() < 0.5
-    return _plan("fork", work.fork, new_session, good=_is("forked"))
+    return make_plan("fork", work.fork, new_session, good=is_("forked"))
 
 
 def thread(_: Random, __: Climate) -> Plan:
-    return _plan("raise in thread", work.raise_in_thread, good=_is("raised"))
+    return make_plan("raise in thread", work.raise_in_thread, good=is_("raised"))
 
 
 def fail(rng: Random, _: Climate) -> Plan:
     most, attempt = rng.choice(((1, 9), (3, 2), (3, 3), (3, 9)))
-    return _plan(
+    return make_plan(
         "raise",
         work.fail_before,
         attempt,
-        good=_is("passed"),
+        good=is_("passed"),
         ends="value" if attempt <= most else "raised",
         max_attempts=most,
         retry_on=[work.OwnError, "crash", "hung"],
@@ -142,12 +98,12 @@ def fail(rng: Random, _: Climate) -> Plan:
 
 def die(rng: Random, _: Climate) -> Plan:
     most, attempt = rng.choice(((1, 9), (2, 2), (3, 2), (3, 9)))
-    return _plan(
+    return make_plan(
         "die",
         work.die_before,
         attempt,
         rng.choice(sorted(work.DEATHS)),
-        good=_is("survived"),
+        good=is_("survived"),
         ends="value" if attempt <= most else "crash",
         max_attempts=most,
     )
@@ -160,7 +116,7 @@ def count(rng: Random, climate: Climate) -> Plan:
     def good(start: int, stop: int) -> bool:
         return stop == steps and (start == die_at if calm else 0 <= start <= steps)
 
-    return _plan(
+    return make_plan(
         "count",
         work.count,
         steps,
@@ -195,12 +151,12 @@ def hang(rng: Random, climate: Climate) -> Plan:
         ends.add("hung")
     if climate.stops and how == "stop":
         ends.add("value")  # who lets another stop end lets this one end too
-    return _plan(
+    return make_plan(
         f"hang, {found_by}",
         work.hang_before,
         attempt,
         how,
-        good=_is("moved"),
+        good=is_("moved"),
         ends="|".join(sorted(ends)),
         max_attempts=most,
         # "wait" would leave it there for ever.
@@ -211,7 +167,7 @@ def hang(rng: Random, climate: Climate) -> Plan:
 
 
 def clean_up(rng: Random, _: Climate) -> Plan:
-    return _plan(
+    return make_plan(
         "clean up",
         work.clean_up,
         rng.choice((0.05, 0.3, 1.0)),
@@ -224,22 +180,83 @@ def clean_up(rng: Random, _: Climate) -> Plan:
 
 def wait_little(rng: Random, _: Climate) -> Plan:
     seconds = rng.choice((0.001, 0.05, 0.5))
-    return _plan(
+    return make_plan(
         "queue timeout",
         work.nap,
         0.01,
-        good=_is(0.01),
+        good=is_(0.01),
         ends="value|queue_timeout",
         queue_timeout=seconds,
     )
 
 
 def return_lock(_: Random, __: Climate) -> Plan:
-    return _plan("return a lock", work.return_lock, ends="not picklable")
+    return make_plan("return a lock", work.return_lock, ends="not picklable")
 
 
 def leave_politely(_: Random, __: Climate) -> Plan:
-    return _plan("sys.exit", work.leave_politely, ends="raised SystemExit")
+    return make_plan("sys.exit", work.leave_politely, ends="raised SystemExit")
+
+
+def a_nap(rng: Random, _: Climate) -> Plan:
+    seconds = rng.choice((0.0, 0.01, 0.1, 0.5))
+    return make_plan("async nap", work.a_nap, seconds, good=is_(seconds))
+
+
+def a_many(rng: Random, _: Climate) -> Plan:
+    tasks = rng.choice((1, 20, 200))
+    return make_plan("async tasks", work.a_many, tasks, good=is_(tasks))
+
+
+def a_fail(rng: Random, _: Climate) -> Plan:
+    most, attempt = rng.choice(((1, 9), (3, 2), (3, 9)))
+    return make_plan(
+        "async raise",
+        work.a_fail_before,
+        attempt,
+        good=is_("passed"),
+        ends="value" if attempt <= most else "raised",
+        max_attempts=most,
+        retry_on=[work.OwnError, "crash", "hung"],
+    )
+
+
+def a_die(rng: Random, _: Climate) -> Plan:
+    most, attempt = rng.choice(((1, 9), (2, 2)))
+    return make_plan(
+        "async die",
+        work.a_die_before,
+        attempt,
+        good=is_("survived"),
+        ends="value" if attempt <= most else "crash",
+        max_attempts=most,
+    )
+
+
+def a_wait(rng: Random, _: Climate) -> Plan:
+    """Wait in a coroutine until its time is over; some take time to clean up."""
+    return make_plan(
+        "async wait",
+        work.a_wait,
+        rng.choice((0.0, 0.0, 0.3)),
+        ends="timeout",
+        timeout=rng.choice(_SHORT),
+        on_cancel=rng.choice(("interrupt", "interrupt", "kill")),
+        cancel_grace=rng.choice((0.1, 0.5)),
+    )
+
+
+def lose_lease(rng: Random, _: Climate) -> Plan:
+    """Wait until the lease is gone, which is the only end."""
+    return make_plan(
+        "lose a lease",
+        rng.choice((work.a_wait, work.clean_up)),
+        0.0,
+        ends="cancelled",
+        beats=rng.choice((1, 2)),
+        on_cancel=rng.choice(("interrupt", "kill")),
+        cancel_grace=rng.choice((0.1, 0.5)),
+    )
 
 
 # What is drawn, and how often.
@@ -262,6 +279,12 @@ _RECIPES: dict[Callable[[Random, Climate], Plan], int] = {
     wait_little: 3,
     return_lock: 1,
     leave_politely: 1,
+    a_nap: 8,
+    a_many: 3,
+    a_fail: 3,
+    a_die: 1,
+    a_wait: 3,
+    lose_lease: 3,
 }
 
 
@@ -269,9 +292,10 @@ def draw_plan(rng: Random, climate: Climate) -> Plan:
     """Draw a job for a pool in this climate."""
     [recipe] = rng.choices(list(_RECIPES), list(_RECIPES.values()))
     plan = recipe(rng, climate)
-    if rng.random() < 0.3:
-        plan.options["priority"] = rng.randrange(-2, 3)
+    plan.options.update(draw_options(rng))
     if rng.random() < 0.2:
         how = rng.choice(("interrupt", "kill", "wait"))
         plan.options.setdefault("on_cancel", how)
+    if rng.random() < 0.05:
+        plan.options.setdefault("beats", rng.choice((0, 0, 1, 3)))
     return plan

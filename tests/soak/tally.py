@@ -23,6 +23,17 @@ _FLOORS = {
     ("Ready",): 20,
     ("Retiring",): 5,
     ("Crashed",): 10,
+    ("async nap", "async tasks", "async raise", "async die", "async wait"): 20,
+    ("stream complete",): 5,
+    ("stream broke",): 5,
+    ("stream left: close", "stream left: break", "stream left: cancel"): 8,
+    ("item of a map",): 400,
+    ("map: complete",): 2,
+    ("map: close", "map: break", "map: cancel"): 2,
+    ("broadcast",): 4,
+    ("broadcast failed",): 2,
+    ("beats",): 15,
+    ("leases gone",): 4,
 }
 
 
@@ -64,8 +75,9 @@ class Tally:
     def missing(self) -> list[str]:
         """Say what did not happen often enough for a minute."""
         by_end: Counter[str] = Counter(self.deeds)
-        for (_, end), times in self.ends.items():
+        for (kind, end), times in self.ends.items():
             by_end[end] += times
+            by_end[kind] += times
         return [
             f"{' or '.join(ends)}: {found} times, and {floor} is the least"
             for ends, floor in _FLOORS.items()

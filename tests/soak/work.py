@@ -35,10 +35,11 @@ class OwnError(Exception):
 
 
 def sign(book: str, key: int) -> Signature:
-    """Leave a line that says which attempt has begun."""
+    """Leave a line: which attempt has begun, where, and what was broadcast there."""
     attempt = asyncpool.current_job().attempt
+    told = getattr(asyncpool.worker_state(), "told", 0)
     fd = os.open(book, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(fd, f"{key} {attempt}\n".encode())
+    os.write(fd, f"{key} {attempt} {os.getpid()} {told}\n".encode())
     os.close(fd)
     return key, attempt
 
@@ -188,6 +189,54 @@ def clean_up(book: str, key: int, seconds: float) -> NoReturn:
         time.sleep(FOR_EVER)
     finally:
         time.sleep(seconds)
+    raise AssertionError
+
+
+# What is awaited; few workers need asyncio.
+
+
+async def a_nap(book: str, key: int, seconds: float) -> tuple[Signature, float]:
+    import asyncio
+
+    signature = sign(book, key)
+    await asyncio.sleep(seconds)
+    return signature, seconds
+
+
+async def a_many(book: str, key: int, tasks: int) -> tuple[Signature, int]:
+    import asyncio
+
+    async def pass_on(number: int) -> int:
+        await asyncio.sleep(0.001 * (number % 3))
+        return number
+
+    signature = sign(book, key)
+    numbers = await asyncio.gather(*map(pass_on, range(tasks)))
+    return signature, len(set(numbers))
+
+
+async def a_fail_before(book: str, key: int, attempt: int) -> tuple[Signature, str]:
+    signature, _ = await a_nap(book, key, 0.01)
+    if signature[1] < attempt:
+        raise OwnError(key)
+    return signature, "passed"
+
+
+async def a_die_before(book: str, key: int, attempt: int) -> tuple[Signature, str]:
+    signature, _ = await a_nap(book, key, 0.01)
+    if signature[1] < attempt:
+        os._exit(3)
+    return signature, "survived"
+
+
+async def a_wait(book: str, key: int, seconds: float) -> NoReturn:
+    """Wait for ever, and take some time to end when asked to."""
+    import asyncio
+
+    try:
+        await a_nap(book, key, FOR_EVER)
+    finally:
+        await asyncio.sleep(seconds)
     raise AssertionError
 
 
