@@ -54,14 +54,14 @@ format: $(VENV)/.installed-test ## Format the code and repair what ruff can repa
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-test-all: ## The tests on every supported Python that is installed
+test-all: ## All tests with all loops, on every supported Python that is installed
 	@tested=; failed=; for version in $(SUPPORTED); do \
 	  python="python$$version"; \
 	  if ! "$$python" -c 'pass' >/dev/null 2>&1; then \
 	    echo "== $$python: not installed here, skipped"; continue; \
 	  fi; \
 	  echo "== $$python"; tested="$$tested $$version"; \
-	  $(MAKE) --no-print-directory unit PYTHON="$$python" VENV=".venv-$$version" \
+	  ASYNCPOOL_ALL_LOOPS=1 $(MAKE) --no-print-directory unit PYTHON="$$python" VENV=".venv-$$version" \
 	    || failed="$$failed $$version"; \
 	done; \
 	if [ -z "$$tested" ]; then echo "none of $(SUPPORTED) is installed" >&2; exit 1; fi; \

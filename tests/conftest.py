@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.helpers.guards import Snapshot, mark_descendants
-from tests.helpers.loops import loop_factories, warm_up
+from tests.helpers.loops import loop_factories, skips, warm_up
 
 # These assert too, and are to say as much as a test when it fails.
 pytest.register_assert_rewrite("tests.helpers.pools", "tests.helpers.scripts")
@@ -34,6 +34,14 @@ def pytest_sessionstart() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     mark_descendants()
     warm_up()
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    left = {item for item in items if skips(item)}
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=list(left))
 
 
 def pytest_collection_finish() -> None:

@@ -29,11 +29,11 @@ from asyncpool._runtime import rounds
 from tests.e2e.test_pipelining import in_hand, learn, stop
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.loops import IN_TURNS
 from tests.helpers.patience import patience
 from tests.helpers.pools import closing, idle, until
 
-pytestmark = BOTH_LOOPS
+pytestmark = IN_TURNS
 
 LONG, SHORT = 3600.0, 0.05
 

@@ -18,11 +18,11 @@ from asyncpool import (
 )
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
-from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.loops import IN_TURNS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
 
-pytestmark = BOTH_LOOPS
+pytestmark = IN_TURNS
 
 Item = tuple[str, Any]
 

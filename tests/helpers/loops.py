@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import zlib
 from collections.abc import Callable
 
 import pytest
 
-__all__ = ["BOTH_LOOPS", "LOOP_NAMES", "loop_factories", "warm_up"]
+__all__ = ["BOTH_LOOPS", "IN_TURNS", "LOOP_NAMES", "loop_factories", "skips", "warm_up"]
 
 LOOP_NAMES = ("asyncio", "uvloop")
 
 # A module's ``pytestmark``: each of its tests runs with each loop, and is skipped
 # where that is not installed.
 BOTH_LOOPS = pytest.mark.asyncio(loop_factories=LOOP_NAMES)
+
+# The same for large tables of faults: half of a table with the one loop and half with the
+# other, unless all is wanted; see :func:`skips`.
+IN_TURNS = [BOTH_LOOPS, pytest.mark.in_turns]
+
+
+def skips(item: pytest.Item) -> bool:
+    """Tell whether a test is to be left to the other loop.
+
+    ``ASYNCPOOL_ALL_LOOPS=1`` has every test run with every loop, as ``make test-all`` does.
+    """
+    if os.environ.get("ASYNCPOOL_ALL_LOOPS") or len(loop_factories()) < len(LOOP_NAMES):
+        return False
+    name, _, cell = item.name.partition("[")
+    loop, _, case = cell.partition("-")
+    if not case or item.get_closest_marker("in_turns") is None:
+        return False
+    return loop != LOOP_NAMES[zlib.crc32(f"{name} {case}".encode()) % len(LOOP_NAMES)]
 
 
 def loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
