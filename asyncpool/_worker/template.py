@@ -39,7 +39,7 @@ from asyncpool._worker.stdio import reset_signals, take_stdio
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import NoReturn
 
 __all__ = ["FDS_PER_WORKER", "main"]
@@ -215,21 +215,18 @@ class Template:
     def _fork_spare(self) -> None:
         """Fork ahead, since nothing else is to be done: the next worker needs it less."""
         self._spare_wanted = False
-        with contextlib.suppress(OSError):
+        with _undisturbed(), contextlib.suppress(OSError):
             self._spare = Spare(self._fork)
 
     def _fork(self, await_fds: Callable[[], list[int]]) -> int:
         """Fork a process that is a worker when it has its descriptors."""
         # A SIGTERM meant for the new worker must not run the launcher's handler in it;
         # it waits until the worker has let go of that.
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
-        try:
+        with _undisturbed():
             pid = os.fork()
             if pid == 0:
                 raise _Forked(self._become_worker(await_fds))
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
-        self._reaper.add(pid)
+            self._reaper.add(pid)
         return pid
 
     def _refuse(self, frame: Frame, reason: str) -> None:
@@ -288,6 +285,16 @@ class Template:
         os.execv(  # noqa: S606 - no shell is wanted
             config.command[0], [*config.command, *map(str, fds)]
         )
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let a SIGTERM wait, where its handler would leave something that nobody has."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _other_threads() -> list[str]:
