@@ -104,6 +104,14 @@ class Kind(enum.IntEnum):
     WANT = 20  # worker: I have an outcome of *job* bytes
     RETURNED = 21  # worker: I have no view of segment *tag* any more
     LOST = 22  # worker: I cannot get at segment *tag*
+    # The line of a worker of a cluster, which is its job channel.
+    LISTEN = 37  # pool: accept on this, socket *job* of *tag*; its descriptor is along
+    HANDLE = 38  # both: socket number *job*, along with this; *tag* says what for
+    TAKEN = 39  # both: handle *job* is here
+    REFUSED = 40  # both: handle *job* did not get here, for want of descriptors
+    MESSAGE = 41  # both: an object for the user
+    ROOM = 42  # both: so many messages were taken, in all
+    LOAD = 43  # worker: so many connections were opened and closed, in all
 
 
 _KINDS = {int(kind): kind for kind in Kind}

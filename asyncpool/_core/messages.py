@@ -87,6 +87,8 @@ class WorkerConfig(Record):
         loop: The kind of event loop that coroutines run in.
         broadcasts: What it runs after the initializer: the name of each, and the pickled
             call.
+        serving: What it does instead of jobs, in a cluster: the pickled ``(target, spread,
+            drain_timeout, slot, generation)``.
     """
 
     sys_path: tuple[str, ...]
@@ -99,6 +101,7 @@ class WorkerConfig(Record):
     disabled: int = 0
     loop: str = "asyncio"
     broadcasts: tuple[tuple[str, bytes], ...] = ()
+    serving: bytes | None = None
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""
