@@ -37,7 +37,7 @@ _END_GRACE = 2.0
 
 # Seconds between looks whether a launcher that is lost has ended; each is twice the last.
 _FIRST_LOOK = 0.0005
-_LAST_LOOK = 1.0
+_LAST_LOOK = 4.0
 
 # More requests than this at once would fill the launcher's socket.
 _MOST_REQUESTS = 16
@@ -184,6 +184,7 @@ class Template:
             for frame in self._decoder.feed(data):
                 self._hear(frame, fds)
         except ProtocolError as error:
+            self._popen.kill()
             self._lose(str(error))
         for fd in fds:  # nobody's
             os.close(fd)

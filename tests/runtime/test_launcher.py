@@ -17,10 +17,12 @@ from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.outcome import load_value, pack_job
 from asyncpool._core.page import PAGE_SIZE
+from asyncpool._runtime import template
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.process import Process
 from asyncpool._runtime.template import LaunchError
 from tests.helpers import faults, jobs
+from tests.helpers.guards import marked_processes
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.parcels import plain
 from tests.helpers.patience import patience
@@ -206,3 +208,22 @@ async def test_a_launch_that_nobody_waits_for_leaves_no_worker(*, fork: bool) ->
             launch.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await launch
+
+
+BABBLER = """
+import signal, socket, sys
+socket.socket(fileno=int(sys.argv[-1])).sendall(b"?" * 64)
+signal.pause()
+"""
+
+
+async def test_a_launcher_that_breaks_the_protocol_is_killed(
+    monkeypatch: pytest.MonkeyPatch, *, fork: bool
+) -> None:
+    """It may not end by itself, though its channel has ended."""
+    monkeypatch.setattr(template, "_BOOTSTRAP", BABBLER)
+    async with launcher(fork=fork) as found:
+        with ends() as worker, pytest.raises(LaunchError, match="version 63"):
+            await found.launch(worker.theirs)
+        await found.close()
+        assert not marked_processes()
