@@ -61,8 +61,8 @@ test-all: ## All tests with all loops, on every supported Python that is install
 	    echo "== $$python: not installed here, skipped"; continue; \
 	  fi; \
 	  echo "== $$python"; tested="$$tested $$version"; \
-	  ASYNCPOOL_ALL_LOOPS=1 $(MAKE) --no-print-directory unit PYTHON="$$python" VENV=".venv-$$version" \
-	    || failed="$$failed $$version"; \
+	  ASYNCPOOL_ALL_LOOPS=1 $(MAKE) --no-print-directory unit \
+	    PYTHON="$$python" VENV=".venv-$$version" || failed="$$failed $$version"; \
 	done; \
 	if [ -z "$$tested" ]; then echo "none of $(SUPPORTED) is installed" >&2; exit 1; fi; \
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi; \

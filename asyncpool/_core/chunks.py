@@ -35,6 +35,7 @@ __all__ = [
     "ChunkResult",
     "Failure",
     "ask_to_stop",
+    "column_of",
     "install",
     "read_log",
     "run_chunk",
@@ -121,12 +122,19 @@ def read_log(
     if whose != [job, attempt] or done > CHUNK_SIZE:
         return None
     log = memory[start + LOG_HEAD.size : start + LOG_SIZE]
-    end = min(done, numbers) * NUMBER_SIZE
-    code = NUMBERS[float if number else int]
+    end, code = column_of(done, numbers, number)
     stream = io.BytesIO(log[end:])
     found = _column(log[:end], code)
     found += map(_load, _read(stream, done - len(found)))
     return found + [LOST] * (done - len(found))
+
+
+def column_of(done: int, numbers: int, number: int) -> tuple[int, str]:
+    """Return how many bytes of the log are numbers, and the code of their type.
+
+    The arguments are what its head says.
+    """
+    return min(done, numbers) * NUMBER_SIZE, NUMBERS[float if number else int]
 
 
 def run_chunk(*args: Any, **kwargs: Any) -> ChunkResult:

@@ -21,6 +21,7 @@ from asyncpool._core.chunks import (
     NUMBER_SIZE,
     NUMBERS,
     ChunkResult,
+    column_of,
 )
 from asyncpool._core.outcome import pack_value
 from asyncpool._core.page import LOG_START
@@ -95,8 +96,8 @@ class Log:
     def column(self) -> tuple[bytes, str]:
         """Return the numbers that were noted, and the code of their type."""
         done, *_, numbers, number = self.words
-        code = NUMBERS[float if number else int]
-        return bytes(self._numbers[: min(done, numbers) * NUMBER_SIZE]), code
+        size, code = column_of(done, numbers, number)
+        return bytes(self._numbers[:size]), code
 
 
 def run_chunk(

@@ -106,25 +106,26 @@ class StopAtImport:
     def __init__(self, gate: str, name: str) -> None:
         self._gate = gate
         self._name = name
-        self._asked = False
 
     def find_spec(self, name: str, *_: object) -> None:
         if name != self._name:
             return
         sys.meta_path.remove(self)
         heard: Any = signal.getsignal(INTERRUPT)
+        asked, ask = os.pipe()
 
         def hear(*args: Any) -> None:
-            self._asked = True
+            os.write(ask, b".")
             heard(*args)
 
         signal.signal(INTERRUPT, hear)
         try:
             pass_by(self._gate, "importing")
-            while not self._asked:
-                time.sleep(0.01)
+            os.read(asked, 1)
         finally:
             signal.signal(INTERRUPT, heard)
+            os.close(asked)
+            os.close(ask)
 
 
 def stop_at_import(gate: str, name: str) -> None:

@@ -84,27 +84,37 @@ def thread(_: Random, __: Climate) -> Plan:
 
 
 def fail(rng: Random, _: Climate) -> Plan:
-    most, attempt = rng.choice(((1, 9), (3, 2), (3, 3), (3, 9)))
+    tries = rng.choice(((1, 9), (3, 2), (3, 3), (3, 9)))
+    return _fail("raise", work.fail_before, *tries)
+
+
+def die(rng: Random, _: Climate) -> Plan:
+    tries = rng.choice(((1, 9), (2, 2), (3, 2), (3, 9)))
+    return _die("die", work.die_before, *tries, rng.choice(sorted(work.DEATHS)))
+
+
+def _fail(kind: str, function: Callable[..., Any], most: int, good_at: int) -> Plan:
     return make_plan(
-        "raise",
-        work.fail_before,
-        attempt,
+        kind,
+        function,
+        good_at,
         good=is_("passed"),
-        ends="value" if attempt <= most else "raised",
+        ends="value" if good_at <= most else "raised",
         max_attempts=most,
         retry_on=[work.OwnError, "crash", "hung"],
     )
 
 
-def die(rng: Random, _: Climate) -> Plan:
-    most, attempt = rng.choice(((1, 9), (2, 2), (3, 2), (3, 9)))
+def _die(
+    kind: str, function: Callable[..., Any], most: int, good_at: int, *how: str
+) -> Plan:
     return make_plan(
-        "die",
-        work.die_before,
-        attempt,
-        rng.choice(sorted(work.DEATHS)),
+        kind,
+        function,
+        good_at,
+        *how,
         good=is_("survived"),
-        ends="value" if attempt <= most else "crash",
+        ends="value" if good_at <= most else "crash",
         max_attempts=most,
     )
 
@@ -209,28 +219,13 @@ def a_many(rng: Random, _: Climate) -> Plan:
 
 
 def a_fail(rng: Random, _: Climate) -> Plan:
-    most, attempt = rng.choice(((1, 9), (3, 2), (3, 9)))
-    return make_plan(
-        "async raise",
-        work.a_fail_before,
-        attempt,
-        good=is_("passed"),
-        ends="value" if attempt <= most else "raised",
-        max_attempts=most,
-        retry_on=[work.OwnError, "crash", "hung"],
-    )
+    tries = rng.choice(((1, 9), (3, 2), (3, 9)))
+    return _fail("async raise", work.a_fail_before, *tries)
 
 
 def a_die(rng: Random, _: Climate) -> Plan:
-    most, attempt = rng.choice(((1, 9), (2, 2)))
-    return make_plan(
-        "async die",
-        work.a_die_before,
-        attempt,
-        good=is_("survived"),
-        ends="value" if attempt <= most else "crash",
-        max_attempts=most,
-    )
+    tries = rng.choice(((1, 9), (2, 2)))
+    return _die("async die", work.a_die_before, *tries)
 
 
 def a_wait(rng: Random, _: Climate) -> Plan:
