@@ -5,7 +5,9 @@ See ``_core/chunks.py``.
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -20,8 +22,10 @@ from asyncpool._core.chunks import (
     LOG_HEAD,
     NUMBER_SIZE,
     NUMBERS,
+    OPEN,
     ChunkResult,
-    column_of,
+    code_of,
+    count_numbers,
 )
 from asyncpool._core.outcome import pack_value
 from asyncpool._core.page import LOG_START
@@ -54,6 +58,7 @@ class Log:
         words: The head of the log, see ``_core/chunks.py``.
         columns: Where numbers of each type are noted.
         write: Writes behind what was written before.
+        count: How many items there are.
     """
 
     def __init__(self, page: mmap) -> None:
@@ -65,39 +70,40 @@ class Log:
             for number, code in NUMBERS.items()
         }
         self.write = page.write
+        self.count = 0
         self._numbers = numbers
         self._seek = page.seek
+        self._blank = os.urandom(NUMBER_SIZE)
+        self.words[6] = int.from_bytes(self._blank, sys.byteorder)
 
-    def begin(self, job: int, attempt: int) -> None:
-        """Begin anew."""
-        words = self.words
-        words[0] = words[1] = 0
+    def begin(self, job: int, attempt: int, count: int) -> None:
+        """Begin anew, with so many items."""
+        words, self.count = self.words, count
+        words[0] = words[1] = words[4] = 0
         words[2], words[3] = job, attempt
-        words[4], words[5] = CHUNK_SIZE, 0
 
-    def begin_column(self, number: type) -> tuple[type | None, Any]:
-        """Take note of the first outcome's type, and tell whether it is a number's.
-
-        Returns:
-            That type, or ``None``, and where such numbers are noted.
-        """
+    def begin_column(self, number: type) -> Any:
+        """Return where numbers of that type are noted; ``None`` if it is no number's."""
         column = self.columns.get(number)
-        if column is None:
-            self.end_column(0)
-            return None, None
-        self.words[5] = number is float
-        return number, column
+        if column is not None:
+            # One more, so that nothing of an earlier chunk follows.
+            blanks = self._blank * min(self.count + 1, CHUNK_SIZE)
+            self._numbers[: len(blanks)] = blanks
+            self.words[5], self.words[4] = number is float, OPEN
+        return column
 
     def end_column(self, done: int) -> None:
         """Have what comes after the first *done* outcomes written behind them."""
+        self.words[0] = done
         self.words[4] = done
         self._seek(LOG_START + LOG_HEAD.size + done * NUMBER_SIZE)
 
     def column(self) -> tuple[bytes, str]:
         """Return the numbers that were noted, and the code of their type."""
-        done, *_, numbers, number = self.words
-        size, code = column_of(done, numbers, number)
-        return bytes(self._numbers[:size]), code
+        numbers, number, blank = self.words[4:]
+        if numbers == OPEN:  # it was cancelled between two of them
+            numbers = count_numbers(self._numbers, blank)
+        return bytes(self._numbers[: numbers * NUMBER_SIZE]), code_of(number)
 
 
 def run_chunk(
@@ -124,51 +130,73 @@ def run_chunk(
     job = running.get()
     assert job is not None
     began = perf_counter_ns()
-    log.begin(job[0], job[1])
+    log.begin(job[0], job[1], len(items))
     function = _recall(packed, keep=named)
     calls = starmap(function, items) if star else map(function, items)
     result = ChunkResult([], [])
     with suppress(JobCancelled):  # between two items: those that are done are done
-        _run(calls, len(items), log, result, partial(_pack, await_, max_payload))
+        pack = partial(_pack, await_, max_payload)
+        rest = _run_numbers(calls, log)
+        if rest is not None:
+            _run_others(calls, log, result, pack, rest)
     microseconds = (perf_counter_ns() - began) / 1000
     numbers, code = log.column()
     return result._replace(numbers=numbers, code=code, microseconds=microseconds)
 
 
-def _run(  # noqa: C901 - for each item; a call of another function would cost a fifth
+def _run_numbers(calls: Iterator[Any], log: Log) -> tuple[int, Any, Any] | None:
+    """Note results as long as they are numbers of one type.
+
+    Returns:
+        How many those are, and the next result with its outcome, if there is a next one.
+    """
+    # Whatever is done here is done for each item, so there is as little as possible.
+    words = log.words
+    number: type | None = None
+    column: Any = None
+    for done in range(log.count):
+        try:
+            value = copy_context().run(next, calls)
+        except BaseException as error:
+            words[1] |= isinstance(error, JobCancelled)
+            return done, None, (pack_error(error, skip=1), True)
+        if type(value) is not number:
+            number = type(value)
+            column = None if done else log.begin_column(number)
+            if column is None:
+                return done, value, value
+        try:
+            column[done] = value  # only from now on it is done
+        except ValueError:  # it has more than 64 bits
+            return done, value, value
+        if words[1]:
+            log.end_column(done + 1)
+            return None
+    log.end_column(log.count)
+    return None
+
+
+def _run_others(
     calls: Iterator[Any],
-    count: int,
     log: Log,
     result: ChunkResult,
     pack: Callable[[Any], tuple[Any, Any]],
+    rest: tuple[int, Any, Any],
 ) -> None:
-    # Whatever is done here is done for each item, so there is as little as possible.
+    """Note what comes after the first results, with *rest* as above."""
+    # As above: a call of another function for each item would cost a fifth.
     write, words, add = log.write, log.words, result.outcomes.append
-    number: type | None = None
-    column: Any = None
-    for done in range(1, count + 1):
-        value = None
+    known, value, outcome = rest
+    log.end_column(known)
+    for done in range(known, log.count):
         try:
-            outcome = value = copy_context().run(next, calls)
-            if type(value) is not number and type(value) not in FLAT:
+            if done > known:
+                outcome = value = copy_context().run(next, calls)
+            if type(value) not in FLAT:
                 value, outcome = pack(value)
         except BaseException as error:
-            outcome = (pack_error(error, skip=1), True)
+            value, outcome = None, (pack_error(error, skip=1), True)
             words[1] |= isinstance(error, JobCancelled)
-        if done == 1:
-            number, column = log.begin_column(type(outcome))
-        if number is not None:
-            try:
-                if type(outcome) is number:
-                    column[done - 1] = outcome
-                    words[0] = done
-                    if words[1]:
-                        return
-                    continue
-            except ValueError:  # it has more than 64 bits
-                pass
-            number = None
-            log.end_column(done - 1)
         try:
             write(dumps(outcome))
         except ValueError:  # there is no room for it, so no other may begin
@@ -178,7 +206,7 @@ def _run(  # noqa: C901 - for each item; a call of another function would cost a
                 add(outcome)
             return
         add(outcome)
-        words[0] = done  # only from now on it is noted
+        words[0] = done + 1  # only from now on it is noted
         if words[1]:
             return
 

@@ -6,6 +6,7 @@ import marshal
 import math
 import pickle
 import struct
+import sys
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from asyncpool._core.chunks import (
     LOG_HEAD,
     LOG_SIZE,
     LOST,
+    OPEN,
     ChunkResult,
     Failure,
     ask_to_stop,
@@ -34,18 +36,26 @@ flat = (
 )
 
 
+BLANK = 0x0123_4567_89AB_CDEF
+
+
 def log_of(
     *outcomes: Any,
     done: int | None = None,
     job: int = 7,
     numbers: list[int] | list[float] | None = None,
+    column: int | None = None,
 ) -> bytearray:
-    """Return memory with a log at 64, of the first attempt at *job*."""
+    """Return memory with a log at 64, of the first attempt at *job*.
+
+    *column* is what its head says of how many are numbers, if that is not so many.
+    """
     memory = bytearray(64 + LOG_SIZE)
     first = numbers or []
     count = len(first) + len(outcomes) if done is None else done
     floats = type(first[0]) is float if first else False
-    LOG_HEAD.pack_into(memory, 64, count, 0, job, 1, len(first), floats)
+    column = len(first) if column is None else column
+    LOG_HEAD.pack_into(memory, 64, count, 0, job, 1, column, floats, BLANK)
     data = struct.pack(f"={len(first)}{'d' if floats else 'q'}", *first)
     data += b"".join(map(marshal.dumps, outcomes))
     memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(data)] = data
@@ -112,14 +122,34 @@ def test_what_makes_no_sense_is_lost_and_what_is_before_it_is_not() -> None:
     assert found(log_of(1, done=CHUNK_SIZE + 1)) is None
 
 
-@given(st.binary(max_size=300), st.integers(0, 30), st.integers(0, 2**64 - 1))
+@given(
+    st.binary(max_size=300),
+    st.integers(0, 30),
+    st.integers(0, 2**64 - 1) | st.just(OPEN),
+)
 def test_any_garbage_is_read(garbage: bytes, done: int, numbers: int) -> None:
     memory = log_of(done=done)
-    LOG_HEAD.pack_into(memory, 64, done, 0, 7, 1, numbers, numbers >> 3)
+    LOG_HEAD.pack_into(memory, 64, done, 0, 7, 1, numbers, numbers >> 3, BLANK)
     memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(garbage)] = garbage
     load = found(memory)
     assert load is not None
-    assert len(load) == done
+    assert len(load) == (CHUNK_SIZE if numbers == OPEN else done)
+
+
+@pytest.mark.parametrize("numbers", [[5, 6, 7], [0.5, 1.5, 2.5]])
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_as_long_as_all_are_numbers_those_count_that_are_not_blank(
+    done: int, numbers: list[int] | list[float]
+) -> None:
+    memory = log_of(numbers=numbers, column=OPEN, done=0)
+    start = 64 + LOG_HEAD.size + 8 * done
+    memory[start : start + 8] = BLANK.to_bytes(8, sys.byteorder)
+    assert found(memory) == numbers[:done]
+
+
+def test_a_chunk_may_be_full_of_numbers() -> None:
+    numbers = list(range(CHUNK_SIZE))
+    assert found(log_of(numbers=numbers, column=OPEN, done=0)) == numbers
 
 
 def test_a_chunk_is_asked_to_stop_and_nothing_else_is_changed() -> None:

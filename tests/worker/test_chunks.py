@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool import JobCancelled
-from asyncpool._core.chunks import ChunkResult, Failure, ask_to_stop, read_log
+from asyncpool._core.chunks import (
+    CHUNK_SIZE,
+    ChunkResult,
+    Failure,
+    ask_to_stop,
+    read_log,
+)
 from asyncpool._core.context import PLAIN
 from asyncpool._core.page import LOG_START, PAGE_SIZE
 from asyncpool._worker.chunks import Log, run_chunk
@@ -136,6 +142,39 @@ def test_no_item_begins_after_the_one_during_which_it_is_asked_to_stop(
     assert kinds(result.load()) == kinds(before + items[:2])
 
 
+_left: ContextVar[list[Any]] = ContextVar("left")
+
+
+def look_at_three(number: float) -> float:
+    """Do what a crash in the midst of the third item would leave behind."""
+    if number == 3:
+        _left.get().append(noted(_page_of.get()))
+    return number
+
+
+@pytest.mark.parametrize("items", [[1, 2, 3, 4], [1.0, 2.0, 3.0, 4.0], ["x", 2, 3]])
+def test_while_an_item_runs_all_before_it_are_noted_and_nothing_else(
+    page: mmap.mmap, items: list[Any]
+) -> None:
+    run(page, echo, [9] * 5)
+    marks = _page_of.set(page), _left.set([])
+    try:
+        run(page, look_at_three, items)
+        [left] = _left.get()
+    finally:
+        _page_of.reset(marks[0])
+        _left.reset(marks[1])
+    assert kinds(left) == kinds(items[:2])
+
+
+def test_as_many_numbers_as_fit_are_noted_after_a_longer_chunk(
+    page: mmap.mmap,
+) -> None:
+    for items in (list(range(CHUNK_SIZE)), list(range(CHUNK_SIZE - 1)), [3]):
+        assert run(page, echo, items).load() == items
+        assert noted(page) == items
+
+
 def cancel_at_two(number: int) -> int:
     if number == 2:
         raise JobCancelled
@@ -159,3 +198,16 @@ def test_the_next_chunk_knows_nothing_of_the_last_one(page: mmap.mmap) -> None:
     assert noted(page) == [1, 2]
     assert run(page, echo, []).load() == []
     assert noted(page) == []
+
+
+def test_numbers_are_returned_though_nobody_has_said_how_many(page: mmap.mmap) -> None:
+    """So it is if the chunk is interrupted between two items, or behind the last."""
+    run(page, echo, [9.0] * 5)
+    log = Log(page)
+    for count in (2, 4):
+        log.begin(7, 1, count)
+        column = log.begin_column(float)
+        column[0], column[1] = 0.5, 1.5
+        numbers, code = log.column()
+        assert (list(memoryview(numbers).cast("d")), code) == ([0.5, 1.5], "d")
+        assert noted(page) == [0.5, 1.5]
