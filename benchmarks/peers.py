@@ -11,7 +11,8 @@ import importlib
 import itertools
 import multiprocessing
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor
 from functools import partial
 from typing import Any
@@ -55,10 +56,13 @@ class Peer(ABC):
         """
         return None
 
-    async def sweep(self, fn: Callable[[int], Any], count: int, chunk: int) -> None:
-        """Call *fn* with each of *count* numbers, and take the results one by one.
+    async def sweep(
+        self, fn: Callable[[int], Any], count: int, chunk: int, *, listed: bool
+    ) -> None:
+        """Call *fn* with each of *count* numbers, and take the results in order.
 
-        *chunk* is how many of them go together; 0 for what the pool finds best.
+        They are iterated over, or, if *listed*, put into a list.  *chunk* is how many of
+        them go together; 0 for what the pool finds best.
         """
         raise NotImplementedError
 
@@ -122,8 +126,14 @@ class AsyncPool(Peer):
         with_all, without = (pool.submit for pool in pools)
         return with_all, without
 
-    async def sweep(self, fn: Callable[[int], Any], count: int, chunk: int) -> None:
-        async for _ in self._pool.map(fn, range(count), chunk=chunk or None):
+    async def sweep(
+        self, fn: Callable[[int], Any], count: int, chunk: int, *, listed: bool
+    ) -> None:
+        results = self._pool.map(fn, range(count), chunk=chunk or None)
+        if listed:
+            await results
+            return
+        async for _ in results:
             pass
 
     async def take(self, count: int, size: int) -> None:
@@ -160,9 +170,10 @@ class ProcessPool(Peer):
     async def close(self) -> None:
         await asyncio.to_thread(self._pool.shutdown)
 
-    async def sweep(self, fn: Callable[[int], Any], count: int, chunk: int) -> None:
-        for _ in self._pool.map(fn, range(count), chunksize=chunk):
-            pass
+    async def sweep(
+        self, fn: Callable[[int], Any], count: int, chunk: int, *, listed: bool
+    ) -> None:
+        _exhaust(self._pool.map(fn, range(count), chunksize=chunk), listed=listed)
 
 
 class Loky(Peer):
@@ -308,9 +319,10 @@ class MultiprocessingPool(Peer):
         self._pool.close()
         await asyncio.to_thread(self._pool.join)
 
-    async def sweep(self, fn: Callable[[int], Any], count: int, chunk: int) -> None:
-        for _ in self._pool.imap(fn, range(count), chunksize=chunk):
-            pass
+    async def sweep(
+        self, fn: Callable[[int], Any], count: int, chunk: int, *, listed: bool
+    ) -> None:
+        _exhaust(self._pool.imap(fn, range(count), chunksize=chunk), listed=listed)
 
     async def take(self, count: int, size: int) -> None:
         for _ in self._pool.imap(work.item, itertools.repeat(size, count)):
@@ -328,6 +340,12 @@ class OneAtATime(AsyncPool):
 
 
 BASELINE = "ppe-fork"
+
+
+def _exhaust(results: Iterable[object], *, listed: bool) -> None:
+    deque(list(results) if listed else results, maxlen=0)
+
+
 PEERS: dict[str, Callable[[], Peer]] = {
     "asyncpool": AsyncPool,
     "asyncpool-spawn": partial(AsyncPool, launcher="spawn"),
