@@ -47,6 +47,9 @@ __all__ = [
 CrashKind = Literal["crash", "failed start", "out of memory", "hung", "protocol"]
 Delivery = Literal["never sent", "sent", "started"]
 
+# Of the jobs that a worker ran, in the text of a crash.
+_MOST_NAMED = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
@@ -71,6 +74,7 @@ class Crash:
         stack: Where a hung worker was, as ``faulthandler`` shows it: the Python stacks of
             its threads, the innermost call first.  Empty if it could not tell, since it
             was stopped.
+        beside: The other jobs that it was running, each of which has lost an attempt too.
     """
 
     slot: int
@@ -86,10 +90,13 @@ class Crash:
     stderr_tail: tuple[str, ...]
     next_step: str
     stack: str = ""
+    beside: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         where = f"worker {self.pid or 'without a process'} in slot {self.slot}"
         job = f" during attempt {self.attempt} of job {self.job_id}"
+        if self.beside:
+            job += f", beside which it ran {_listed(self.beside)}"
         return f"{where} {self.how}{job if self.job_id is not None else ''}"
 
     @property
@@ -105,6 +112,16 @@ class Crash:
             ended = "ended with an unknown status"
         aside = "" if self.kind == "crash" else f" ({self.kind})"
         return f"{ended}{aside}{f': {self.detail}' if self.detail else ''}"
+
+
+def _listed(jobs: tuple[int, ...]) -> str:
+    """Name *jobs*, not all of them if they are many."""
+    if len(jobs) == 1:
+        return f"job {jobs[0]}"
+    shown = [str(job) for job in jobs[:_MOST_NAMED]]
+    more = [f"{len(jobs) - _MOST_NAMED} more"] if len(jobs) > _MOST_NAMED else []
+    *first, last = shown + more
+    return f"jobs {', '.join(first)} and {last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +253,17 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStats:
-    """One slot as it stands; *job_id* is what its worker runs, if anything."""
+    """One slot as it stands; *job_id* is what its worker runs, if anything.
+
+    *job_ids* are all that it runs at once.
+    """
 
     slot: int
     generation: int
     pid: int | None
     state: str
     job_id: int | None
+    job_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ import anyio
 from asyncpool._caller import Caller
 from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
 from asyncpool._core.messages import WorkerConfig
+from asyncpool._core.page import MAX_LANES
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Finish
 from asyncpool._core.wear import WorkerLimits
@@ -131,6 +132,10 @@ class Pool(Caller):
             its own answers, so a job may compute as long as it likes, but not hold the
             GIL as long in one call of C code.  ``None`` for no pings.
         loop: The event loop that async functions run in, one in each worker.
+        concurrency: How many async functions each worker runs at once, in that loop (1 to
+            1024).  A plain function begins when its turn comes, like any other job, and
+            all others in its worker wait for it.  A crash takes all that run there: each
+            loses an attempt, and its error names the others.
         output: Where the lines go that workers print: ``"log"`` sends them to the
             logger ``asyncpool.worker``, or to this process's own streams if logging
             is not configured; ``"inherit"`` always to the streams.  What their loggers
@@ -174,6 +179,7 @@ class Pool(Caller):
         start_timeout: float = 30.0,
         health_timeout: float | None = 30.0,
         loop: Literal["asyncio", "uvloop"] = "asyncio",
+        concurrency: int = 1,
         output: OutputMode = "log",
         timeout: float | None = None,
         queue_timeout: float | None = None,
@@ -203,6 +209,10 @@ class Pool(Caller):
         check_int("max_shared_memory", max_shared_memory, at_least=0)
         check_choice("launcher", launcher, ("forkserver", "spawn"))
         check_loop(loop)
+        check_int("concurrency", concurrency, at_least=1)
+        if concurrency > MAX_LANES:
+            text = f"concurrency must be at most {MAX_LANES}, not {concurrency}"
+            raise ValueError(f"{text}: have more workers instead")
         check_choice("output", output, ("log", "inherit"))
         for what, value in (("on_crash", on_crash), ("initializer", initializer)):
             if value is not None and not callable(value):
@@ -235,6 +245,7 @@ class Pool(Caller):
                 cpus=limits.cpus,
                 rlimits=tuple(limits.rlimits.items()),
                 loop=loop,
+                concurrency=concurrency,
             ),
         )
         self._options = JobOptions(

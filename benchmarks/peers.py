@@ -334,9 +334,9 @@ class OneAtATime(AsyncPool):
 
     def __init__(self) -> None:
         super().__init__()
-        from asyncpool._core import dispatch
+        from asyncpool._core import flight
 
-        dispatch.BUDGET = 0.0  # type: ignore[attr-defined] # it is not its own
+        flight.BUDGET = 0.0  # type: ignore[attr-defined] # it is not its own
 
 
 BASELINE = "ppe-fork"

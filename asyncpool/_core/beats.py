@@ -22,6 +22,7 @@ __all__ = [
     "INTERVAL",
     "MAX_DETAILS",
     "Beat",
+    "has_any",
     "place_of",
     "read",
     "unpack",
@@ -82,6 +83,12 @@ def unpack(memory: bytes | mmap, start: int = 0) -> Beat | None:
         return None
     number, job, attempt, at, _ = _HEAD.unpack_from(body)
     return Beat(number, job, attempt, at, body[_HEAD.size :])
+
+
+def has_any(memory: bytes | mmap, start: int) -> bool:
+    """Tell whether there has been a beat in the room that begins at *start*."""
+    first = start + place_of(1)
+    return any(memory[first : first + _BEGIN])
 
 
 def read(memory: bytes | mmap, start: int = 0) -> list[Beat]:

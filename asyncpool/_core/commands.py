@@ -86,9 +86,10 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class WriteStacks:
-    """Have the worker in *slot* write down where its threads are."""
+    """Have the worker in *slot* write down where its threads are, and a coroutine's job."""
 
     slot: int
+    job: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

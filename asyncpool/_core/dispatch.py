@@ -13,6 +13,9 @@ worker behind other short ones, as long as what that worker has in hand is no mo
 than a budget; see ``profiles.py``.  So a worker need not wait for the pool between
 two short jobs, and nobody waits behind a long one.
 
+Where workers run several jobs at once, those have their turn behind the idle ones that
+have a lane free, one job each, so that a burst spreads over all.
+
 A job with a key is for one worker, whatever the others do.  It waits in a line of its
 own (``lines.py``); whose worker becomes free takes the head of that line, or of the common
 queue, whichever is the next by the queue's rules.  While jobs wait in its line nothing is
@@ -48,8 +51,10 @@ class Dispatcher:
         self._queue = JobQueue(patience)
         # Jobs that come to the queue when they are pickled.
         self._preparing: dict[int, None] = {}
-        # Those for whose worker no job waits in a line.
+        # Those for whose worker no job waits in a line: with nothing to do, with a free
+        # lane beside what it does, and with some time left.
         self._idle: dict[int, Flight] = {}
+        self._spacious: dict[int, Flight] = {}
         self._roomy: dict[int, Flight] = {}
         self._lines = Lines(patience)
         self._open_lines = self._lines.open  # to look at in a hurry
@@ -67,7 +72,8 @@ class Dispatcher:
 
         One that waits for its own worker while another is idle is none of them.
         """
-        return self.waiting - len(self._lines) if self._idle else self.waiting
+        room = self._idle or self._spacious
+        return self.waiting - len(self._lines) if room else self.waiting
 
     def waiting_for(self, slot: int) -> int:
         """How many jobs have no worker yet, and may go to that of *slot*."""
@@ -78,6 +84,12 @@ class Dispatcher:
     def idle(self) -> int:
         """How many slots wait for a job."""
         return len(self._idle)
+
+    @property
+    def free(self) -> int:
+        """How many jobs would begin at once."""
+        flights = (*self._idle.values(), *self._spacious.values())
+        return sum(flight.free for flight in flights)
 
     def is_idle(self, slot: int) -> bool:
         """Tell whether *slot* waits for a job."""
@@ -91,8 +103,9 @@ class Dispatcher:
     def has_idle_worker_for(self, key: int | None) -> bool:
         """Tell whether a job that came now would not wait."""
         if key is None:
-            return len(self._idle) > len(self._preparing)
-        return self._lines.slot_of(key) in self._idle
+            return self.free > len(self._preparing)
+        slot = self._lines.slot_of(key)
+        return slot in self._idle or slot in self._spacious
 
     def submit(self, job: int, profile: Profile, priority: int = 0) -> int | None:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
@@ -110,6 +123,8 @@ class Dispatcher:
         slot = self._lines.slot_of(profile.key)
         if slot in self._idle:
             flight = self._idle.pop(slot)
+        elif slot in self._spacious:
+            flight = self._spacious.pop(slot)
         elif slot in self._roomy and self._may_go_ahead(slot, profile, priority):
             flight = self._roomy.pop(slot)
             self._queue.passes(job)
@@ -161,6 +176,7 @@ class Dispatcher:
             if line is not None:
                 jobs = self._take_from_both(line, flight)
                 if line:
+                    self._spacious.pop(slot, None)
                     self._roomy.pop(slot, None)
                     return jobs
         if queue.others:
@@ -169,7 +185,7 @@ class Dispatcher:
         while usual and not queue.others:
             job = next(iter(usual))
             profile = usual[job]
-            if flight.jobs and flight.backlog + profile.cost > BUDGET:
+            if not flight.takes(profile):
                 break
             del usual[job]
             flight.add(job, profile)
@@ -198,6 +214,7 @@ class Dispatcher:
     def worker_gone(self, slot: int) -> None:
         """Give *slot* no more jobs."""
         self._idle.pop(slot, None)
+        self._spacious.pop(slot, None)
         self._roomy.pop(slot, None)
 
     def empty(self) -> list[int]:
@@ -225,7 +242,7 @@ class Dispatcher:
         queue = self._queue
         while queue.others:
             job, profile = queue.head()
-            if flight.jobs and flight.backlog + profile.cost > BUDGET:
+            if not flight.takes(profile):
                 break
             queue.pop(job)
             flight.add(job, profile)
@@ -241,7 +258,7 @@ class Dispatcher:
             if queue and queue.rank() < rank:
                 first, second, rank = queue, line, queue.rank()
             job, profile = first.head()
-            if flight.jobs and flight.backlog + profile.cost > BUDGET:
+            if not flight.takes(profile):
                 break
             first.pop(job)
             if first is line:
@@ -256,22 +273,29 @@ class Dispatcher:
         """Give those of *slots* that have room the jobs that wait for them."""
         served = []
         for slot in slots:
-            flight = self._idle.get(slot) or self._roomy.get(slot)
+            flight = (
+                self._idle.get(slot)
+                or self._spacious.get(slot)
+                or self._roomy.get(slot)
+            )
             if flight is not None and self._lines.line_of(slot) is not None:
                 self._idle.pop(slot, None)
+                self._spacious.pop(slot, None)
                 served += [(slot, job) for job in self.refill(slot, flight)]
         return served
 
     def _may_go_ahead(self, slot: int, profile: Profile, priority: int) -> bool:
         """Tell whether a job may be sent to a worker that has others in hand."""
-        fits = self._roomy[slot].backlog + profile.cost <= BUDGET
-        return fits and self._queue.leads(priority)
+        return self._roomy[slot].takes(profile) and self._queue.leads(priority)
 
     def _place(self, job: int, profile: Profile) -> int | None:
         if self._idle:
             slot, flight = self._idle.popitem()
+        elif self._spacious:
+            slot = next(iter(self._spacious))
+            flight = self._spacious.pop(slot)
         else:
-            found = self._first_with_room(profile.cost)
+            found = self._first_with_room(profile)
             if found is None:
                 return None
             # Each in turn, so that a burst spreads over all.
@@ -280,16 +304,21 @@ class Dispatcher:
         self._classify(slot, flight)
         return slot
 
-    def _first_with_room(self, cost: float) -> int | None:
+    def _first_with_room(self, profile: Profile) -> int | None:
         for slot, flight in self._roomy.items():
-            if flight.backlog + cost <= BUDGET:
+            if flight.takes(profile):
                 return slot
         return None
 
     def _classify(self, slot: int, flight: Flight) -> None:
+        if self._spacious:
+            self._spacious.pop(slot, None)
         if not flight.jobs:
             self._roomy.pop(slot, None)
             self._idle[slot] = flight
+        elif flight.width > 1 and flight.free:
+            self._roomy.pop(slot, None)
+            self._spacious[slot] = flight
         elif flight.backlog < BUDGET:
             self._roomy[slot] = flight
         else:

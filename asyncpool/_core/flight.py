@@ -1,20 +1,23 @@
 """The jobs that one worker has been sent and has not answered yet.
 
-The first of them is running, or about to; the others wait in the worker for their
-turn.  A job that waits there can be *revoked*: the worker is asked not to begin what
+A worker has one *lane* or several: it runs as many jobs at once, and takes them in their
+order.  So the first of them are running, or about to; the others wait in the worker for
+their turn.  A job that waits there can be *revoked*: the worker is asked not to begin what
 came in these *places*, counted from 1 in the order of sending, and answers which of
 them will indeed not begin.  Exactly one side wins each, and both know which: until
 the answer is there, such a job belongs to the worker, and its outcome is welcome.
 
-Costs are in microseconds.
+Costs are in microseconds.  What a job costs is its share of the time until all are done:
+where several run at once, each takes one lane of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
-from asyncpool._core.profiles import LEAST, UNKNOWN, Profile
+from asyncpool._core.profiles import BUDGET, LEAST, LOADING, REFILL, UNKNOWN, Profile
 from asyncpool.errors import ProtocolError
 
 __all__ = ["Flight"]
@@ -23,32 +26,75 @@ __all__ = ["Flight"]
 class Flight:
     """What one generation of a slot has in hand.
 
+    Args:
+        width: How many jobs its worker runs at once.
+
     Attributes:
         jobs: Each job's place, what it is expected to cost, and what that is known
             from, in their order.
         backlog: The sum of those costs.
+        width: As above.
+        loading: Whether the last one is yet to be sent, since what it needs is on its way;
+            nothing can be sent behind it.  Where there is one lane it is taken anyway.
     """
 
-    __slots__ = ("_asked", "_sent", "backlog", "jobs")
+    __slots__ = ("_asked", "_sent", "backlog", "jobs", "loading", "width")
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 1) -> None:
         self.jobs: dict[int, tuple[int, float, Profile]] = {}
         self.backlog = 0.0
+        self.width = width
+        self.loading = False
         self._sent = 0
         self._asked: deque[tuple[int, ...]] = deque()
 
     @property
     def head(self) -> int | None:
-        """The job that is running, or about to."""
+        """The first of those that are running, or about to."""
         return next(iter(self.jobs), None)
 
     @property
+    def last(self) -> int | None:
+        """The one that was sent last, or is yet to be."""
+        return next(reversed(self.jobs), None)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Those that are running, or about to."""
+        return tuple(islice(self.jobs, self.width))
+
+    def runs(self, job: int) -> bool:
+        """Tell whether *job* is running, or about to."""
+        return job in islice(self.jobs, self.width)
+
+    @property
+    def free(self) -> int:
+        """How many more jobs would begin at once."""
+        if self.loading:
+            return 0
+        return max(0, self.width - len(self.jobs))
+
+    @property
+    def hungry(self) -> bool:
+        """Whether it should get more."""
+        return len(self.jobs) < self.width or self.backlog <= REFILL
+
+    def takes(self, profile: Profile) -> bool:
+        """Tell whether a job may be sent now: it begins at once, or before long."""
+        if self.loading:
+            return False
+        if len(self.jobs) < self.width:
+            return True
+        return self.backlog + self._cost(profile) <= BUDGET
+
+    @property
     def assured(self) -> float:
-        """What there is to do at the least, even if the one that is running ends now."""
-        if not self.jobs:
+        """What there is to do at the least, even if those that are running end now."""
+        behind = len(self.jobs) - self.width
+        if behind <= 0:
             return 0.0
-        head = next(iter(self.jobs.values()))[1]
-        return self.backlog - head - LEAST * (len(self.jobs) - 1)
+        running = sum(entry[1] for entry in islice(self.jobs.values(), self.width))
+        return self.backlog - running - LEAST * behind
 
     @property
     def asking(self) -> bool:
@@ -58,7 +104,10 @@ class Flight:
     def add(self, job: int, profile: Profile) -> None:
         """Send *job*."""
         self._sent += 1
-        cost = profile.cost
+        if self.width == 1:
+            cost = profile.cost
+        else:
+            cost, self.loading = self._cost(profile), profile.loading
         self.jobs[job] = (self._sent, cost, profile)
         self.backlog += cost
 
@@ -84,19 +133,19 @@ class Flight:
     def withdraw(self, job: int) -> None:
         """Forget *job*, the last that was added: it has not been sent after all."""
         self.remove(job)
+        self.loading = False
         self._sent -= 1
 
-    def stall(self) -> None:
-        """Expect no end of the job that is running; nothing may wait behind it."""
-        head = self.head
-        if head is not None:
-            place, cost, profile = self.jobs[head]
-            self.jobs[head] = (place, UNKNOWN, profile)
+    def stall(self, jobs: Iterable[int]) -> None:
+        """Expect no end of *jobs*; nothing may wait behind them."""
+        for job in jobs:
+            place, cost, profile = self.jobs[job]
+            self.jobs[job] = (place, UNKNOWN, profile)
             self.backlog += UNKNOWN - cost
 
     def behind(self) -> list[int]:
         """Return the jobs that wait for their turn, oldest first."""
-        return list(self.jobs)[1:]
+        return list(islice(self.jobs, self.width, None))
 
     def ask(self, jobs: Iterable[int]) -> tuple[int, ...]:
         """Take note that the worker is asked for *jobs*; return their places."""
@@ -138,12 +187,19 @@ class Flight:
         kept = [places[place] for place in asked if place in places]
         return back, [job for job in kept if job in self.jobs]
 
+    def _cost(self, profile: Profile) -> float:
+        # The floor is that of one lane: beyond DEEPEST nothing is gained by more either.
+        return max(profile.cost / self.width, LEAST)
+
     def _check_turn(self, job: int) -> None:
-        # Only a job that the worker may have given back can be overtaken.
+        # It can have begun only when all before it had, but for those that the worker may
+        # have given back; and so many run beside it at the most.
         asked = {place for places in self._asked for place in places}
+        others = self.width
         for other, entry in self.jobs.items():
             if other == job:
                 return
-            if entry[0] not in asked:
+            others -= entry[0] not in asked
+            if not others:
                 break
         raise ProtocolError(f"it sent an outcome of job {job}, whose turn it is not")

@@ -56,6 +56,7 @@ class Lives:
         limits: When workers are worn.
         policy: When a dead worker is replaced.
         start_timeout: Seconds that a worker has to become ready.
+        width: How many jobs it runs at once.
         dispatcher: Which must not count on a worker that goes, and holds no job for a
             broken pool.
 
@@ -73,10 +74,13 @@ class Lives:
         limits: WorkerLimits,
         policy: RestartPolicy,
         start_timeout: float,
+        width: int,
         dispatcher: Dispatcher,
     ) -> None:
-        self.slots = [Slot(index) for index in range(workers)]
-        self.slots += [Slot(index, SlotState.SPARE) for index in range(workers, seats)]
+        self._width = width
+        self.slots: list[Slot] = []
+        self.seat(workers, SlotState.VACANT)
+        self.seat(seats, SlotState.SPARE)
         self.broken: str | None = None
         self.kills = 0
         self.ledger = RestartLedger(policy, workers)
@@ -85,6 +89,11 @@ class Lives:
         self._start_timeout = start_timeout
         self._dispatcher = dispatcher
         self._probe_at: float | None = None
+
+    def seat(self, seats: int, state: SlotState = SlotState.SPARE) -> None:
+        """Have so many slots at the least; new ones begin in that state."""
+        for index in range(len(self.slots), seats):
+            self.slots.append(Slot(index, state, width=self._width))
 
     # A worker comes.
 
@@ -130,7 +139,7 @@ class Lives:
         slot.probing = slot.probing and not planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
-        slot.ending, slot.asked = how, None
+        slot.ending, slot.asked = how, {}
         slot.due = now + _GRACE[how]
         if how is Ending.STOPPED:
             return [Stop(slot.index)]

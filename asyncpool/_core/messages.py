@@ -87,6 +87,7 @@ class WorkerConfig(Record):
         loop: The kind of event loop that coroutines run in.
         broadcasts: What it runs after the initializer: the name of each, and the pickled
             call.
+        concurrency: How many jobs it runs at once.
         serving: What it does instead of jobs, in a cluster: the pickled ``(target, spread,
             drain_timeout, slot, generation)``.
     """
@@ -101,6 +102,7 @@ class WorkerConfig(Record):
     disabled: int = 0
     loop: str = "asyncio"
     broadcasts: tuple[tuple[str, bytes], ...] = ()
+    concurrency: int = 1
     serving: bytes | None = None
 
     def pack(self) -> bytes:

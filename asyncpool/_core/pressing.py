@@ -2,13 +2,17 @@
 
 A job in a worker's hands can be unwanted (cancelled), out of time, or silent.  One that
 only waits there is asked back; one that runs is *asked* to end by itself for a while, and
-then the worker is *doomed*: it is killed as soon as no other job can be hurt by that.  What
+then the worker is *doomed*: it is killed as soon as no other job can be spared that.  What
 ends in time is forgiven, and costs nothing.
+
+Those that run beside such a job go on, but nothing else begins there meanwhile, since it
+might be hurt too.
 """
 
 from __future__ import annotations
 
 from asyncpool._core.commands import Command, Interrupt, Revoke, WriteStacks
+from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.limits import Press
 from asyncpool._core.lives import Lives
@@ -55,43 +59,52 @@ class Pressing:
         if not begun or slot.state is not SlotState.BUSY:
             return []
         # Those before the last are done, and their outcomes are on their way.
-        return self._press(slot, begun[-1], slot.unwanted[begun[-1]], now)
+        commands: list[Command] = []
+        for job in begun[-slot.width :]:
+            commands += self._press(slot, job, slot.unwanted[job], now)
+        return commands
 
     def expire(self, slot: Slot, job: int, now: float, press: Press) -> list[Command]:
-        """Make *job*, the first in the hands of *slot*'s worker, end."""
+        """Make *job*, which *slot*'s worker runs, end."""
         if slot.state is not SlotState.BUSY:
             return []
         if press.how == "kill" or press.grace < STACK_GRACE:
             press = Press("kill", STACK_GRACE)
         elif press.how == "wait":
             press = Press("interrupt", press.grace)
-        return [WriteStacks(slot.index), *self._press(slot, job, press, now)]
+        return [WriteStacks(slot.index, job), *self._press(slot, job, press, now)]
 
-    def hang(self, slot: Slot, now: float) -> list[Command]:
-        """Have a worker that is silent say where it is, if it can, and killed."""
-        if slot.state not in UP or slot.hung or slot.doomed is not None:
+    def hang(self, slot: Slot, now: float, job: int | None) -> list[Command]:
+        """Have a worker that is silent, or whose *job* is, say where it is, and killed."""
+        if slot.state not in UP or slot.hung or slot.doomed:
             return []
-        slot.hung = True
+        job = slot.flight.head if job is None else job
+        slot.hung, slot.silent = True, job
         due = now + STACK_GRACE
-        commands: list[Command] = [WriteStacks(slot.index)]
-        job = slot.flight.head
+        commands: list[Command] = [WriteStacks(slot.index, job)]
         if job is None:
             slot.due = due
             self._dispatcher.worker_gone(slot.index)
-        elif slot.asked is None:
+            return commands
+        if job not in slot.asked:
             commands += self._ask(slot, job, due)
-        elif slot.due is not None:
-            slot.due = min(slot.due, due)
-        slot.hopeless = True
+        elif due < slot.asked[job]:
+            slot.asked[job] = due
+            _set_due(slot)
+        slot.hopeless[job] = False
         return commands
 
-    def stacks_written(self, slot: Slot, now: float) -> list[Command]:
-        """Take note that *slot*'s worker has said where it is."""
+    def stacks_written(self, slot: Slot, now: float, job: int | None) -> list[Command]:
+        """Take note that *slot*'s worker has said where it is, or where *job* is."""
         if slot.hung and slot.state is SlotState.IDLE:
             return self._lives.end(slot, Ending.KILLED, now)
-        if slot.asked is None or not slot.hopeless:
+        if job in slot.hopeless:
+            slot.hopeless[job] = True
+        hopeless = [job for job in slot.hopeless if job in slot.asked]
+        if not hopeless or (job is not None and not all(slot.hopeless.values())):
             return []
-        self._doom(slot, slot.asked)
+        for job in hopeless:
+            self._doom(slot, job, now)
         return self.wind_up(slot, now)
 
     def forgive(self, slot: Slot, job: int) -> None:
@@ -99,26 +112,24 @@ class Pressing:
         slot.unwanted.pop(job, None)
         if slot.state is not SlotState.BUSY:
             return  # too late
-        if slot.doomed == job:
-            slot.doomed = slot.due = None
-        elif slot.asked == job:
-            slot.asked = slot.due = None
-        else:
+        if job not in slot.doomed and job not in slot.asked:
             return
-        slot.hung = False
+        slot.doomed.pop(job, None)
+        slot.asked.pop(job, None)
+        slot.hopeless.pop(job, None)
+        _set_due(slot)
+        if slot.silent == job:
+            slot.hung, slot.silent = False, None
 
     def wind_up(self, slot: Slot, now: float) -> list[Command]:
         """End a worker that gets no more jobs, as soon as that hurts no job."""
         flight = slot.flight
-        if slot.doomed is not None:
-            if len(flight.jobs) == 1:
+        if slot.doomed:
+            behind = flight.behind()
+            if not behind:
                 planned = not slot.hung
                 return self._lives.end(slot, Ending.KILLED, now, planned=planned)
-            if slot.due is None:
-                slot.due = now + REVOKE_GRACE
-            if flight.asking:
-                return []
-            return [Revoke(slot.index, flight.ask(flight.behind()))]
+            return [] if flight.asking else [Revoke(slot.index, flight.ask(behind))]
         if flight.jobs:
             return []
         if slot.faulty:
@@ -129,20 +140,24 @@ class Pressing:
         """End those whose job had its time to end by itself."""
         commands: list[Command] = []
         for slot in self._lives.slots:
-            if slot.asked is not None and slot.due is not None and slot.due <= now:
-                self._doom(slot, slot.asked)
+            over = [job for job, due in slot.asked.items() if due <= now]
+            for job in over:
+                self._doom(slot, job, now)
+            if over:
                 commands += self.wind_up(slot, now)
         return commands
 
     def _press(self, slot: Slot, job: int, press: Press, now: float) -> list[Command]:
         """Make *job*, which has begun, end as *press* says."""
-        if press.how == "wait" or slot.asked == job:
+        if press.how == "wait" or job in slot.asked:
             return []
-        slot.hung = False
+        if slot.silent == job:
+            slot.hung, slot.silent = False, None
         if press.grace == 0:
-            self._doom(slot, job)
+            self._doom(slot, job, now)
             return self.wind_up(slot, now)
-        slot.hopeless = press.how == "kill"
+        if press.how == "kill":
+            slot.hopeless[job] = False
         commands = self._ask(slot, job, now + press.grace)
         if press.how == "interrupt":
             place = slot.flight.place(job)
@@ -152,17 +167,23 @@ class Pressing:
     def _ask(self, slot: Slot, job: int, due: float) -> list[Command]:
         """Give *job* until *due*; nothing may wait behind it meanwhile."""
         flight = slot.flight
-        slot.asked, slot.doomed, slot.due = job, None, due
-        flight.stall()
+        slot.doomed.pop(job, None)
+        slot.asked[job] = due
+        _set_due(slot)
+        flight.stall((job,))
         self._dispatcher.worker_gone(slot.index)
         behind = flight.behind()
         if not behind or flight.asking:
             return []
         return [Revoke(slot.index, flight.ask(behind))]
 
-    def _doom(self, slot: Slot, job: int) -> None:
+    def _doom(self, slot: Slot, job: int, now: float) -> None:
         """Have a worker killed for *job*, once nobody else's job can begin there."""
-        slot.doomed = job
-        if slot.asked is not None:
-            slot.asked = slot.due = None
+        slot.doomed.setdefault(job, now + REVOKE_GRACE)
+        slot.asked.pop(job, None)
+        _set_due(slot)
         self._dispatcher.worker_gone(slot.index)
+
+
+def _set_due(slot: Slot) -> None:
+    slot.due = earliest(*slot.asked.values(), *slot.doomed.values())

@@ -14,6 +14,7 @@ __all__ = [
     "DEEPEST",
     "ERRAND",
     "LEAST",
+    "LOADING",
     "REFILL",
     "UNKNOWN",
     "Keyed",
@@ -53,6 +54,11 @@ class Profile:
         self.cost: float = UNKNOWN
 
     @property
+    def loading(self) -> bool:
+        """Whether the job cannot be sent before its worker sees what it needs."""
+        return False
+
+    @property
     def key(self) -> int | None:
         """The hash of the key that ties a job to a worker, if it has one."""
         return None
@@ -69,9 +75,18 @@ class Profile:
             self.cost += (duration - self.cost) * _WEIGHT
 
 
-# Of jobs that have an idle worker for themselves, whatever is known of them: those
-# whose large arguments are on their way for a while.
+class _Loading(Profile):
+    __slots__ = ()
+
+    @property
+    def loading(self) -> bool:
+        return True
+
+
+# Of jobs that nobody waits behind, whatever is known of them: streams, and those whose
+# large arguments are on their way for a while.
 ALONE = Profile()
+LOADING = _Loading()
 
 # Of errands: jobs for one worker, which no other one may run.
 ERRAND = Profile()
@@ -95,6 +110,11 @@ class Keyed(Profile):
     def key(self) -> int:
         """The hash of the key."""
         return self._key
+
+    @property
+    def loading(self) -> bool:
+        """Whether the job cannot be sent before its worker sees what it needs."""
+        return self._function.loading
 
     # To all who read or write it, it is what it is there.
     @property

@@ -131,8 +131,7 @@ class Rotation:
 
     def resize(self, least: int, most: int, now: float) -> list[Command]:
         """Keep the size between these from now on."""
-        while len(self._slots) < most + self._surge:
-            self._slots.append(Slot(len(self._slots), SlotState.SPARE))
+        self._lives.seat(most + self._surge)
         self._lives.ledger.workers = most
         size = self.sizing.size
         self.sizing.limit(least, most, now)

@@ -129,12 +129,16 @@ class Slot:
         generation: Which worker it has, or had last, counting from 1.
         flight: The jobs that it has in hand.
         outcomes: How many outcomes it has delivered.
-        head_seen: The job that was running at the last look for a stall.
+        width: How many jobs its workers run at once.
+        seen: The jobs that were running at the last look for a stall.
         unwanted: Jobs in flight that were cancelled, each with how it is to end.
-        asked: The job that is to end by itself until *due*, or the worker dies of it.
-        hopeless: Nobody has told it to; the worker only has that long to say where it is.
-        doomed: The job that the worker must die of.
+        asked: The jobs that are to end by themselves, each until when, or the worker dies
+            of it.
+        hopeless: Which of them nobody has told to, and whether the worker, which only has
+            that long, has said where they are.
+        doomed: The jobs that the worker must die of, each until when at the latest.
         hung: It has been silent for too long, and dies of that.
+        silent: The job that it has been, if there is one.
         wear: When it is worn.
         worn: Why another worker is to take its place, if one is.
         replaces: The slot of the worker whose place it is to take when it is ready.
@@ -157,13 +161,15 @@ class Slot:
     state: SlotState = SlotState.VACANT
     generation: int = 0
     flight: Flight = field(default_factory=Flight)
+    width: int = 1
     outcomes: int = 0
-    head_seen: int | None = None
+    seen: tuple[int, ...] = ()
     unwanted: dict[int, Press] = field(default_factory=dict)
-    asked: int | None = None
-    hopeless: bool = False
-    doomed: int | None = None
+    asked: dict[int, float] = field(default_factory=dict)
+    hopeless: dict[int, bool] = field(default_factory=dict)
+    doomed: dict[int, float] = field(default_factory=dict)
     hung: bool = False
+    silent: int | None = None
     wear: Wear = _NEW
     worn: str | None = None
     replaces: int | None = None
@@ -191,11 +197,12 @@ class Slot:
     def renew(self) -> None:
         """Begin the next generation."""
         self.generation += 1
-        self.flight = Flight()
-        self.unwanted = {}
-        self.head_seen = self.asked = self.doomed = self.ready_at = self.due = None
+        self.flight = Flight(self.width)
+        self.unwanted, self.asked, self.hopeless, self.doomed = {}, {}, {}, {}
+        self.silent = self.ready_at = self.due = None
+        self.seen = ()
         self.outcomes = 0
-        self.planned = self.faulty = self.hopeless = self.hung = False
+        self.planned = self.faulty = self.hung = False
         self.worn = self.replaces = self.leave_by = None
         self.leaving = self.oversized = False
         self.ending = Ending.NO

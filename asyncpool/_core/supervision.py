@@ -59,6 +59,7 @@ class Supervision:
         start_timeout: Seconds that a worker has to become ready.
         limits: When workers are worn.
         idle_timeout: Seconds after which an idle worker goes, if there may be fewer.
+        width: How many jobs each worker runs at once.
         surge: How many workers there may be beyond the size of the pool, and
         unavailable: How many may be missing, for the sake of planned exits.
     """
@@ -71,6 +72,7 @@ class Supervision:
         start_timeout: float,
         limits: WorkerLimits = _NO_LIMITS,
         idle_timeout: float = 60.0,
+        width: int = 1,
         surge: int = 1,
         unavailable: int = 0,
     ) -> None:
@@ -84,6 +86,7 @@ class Supervision:
             limits=limits,
             policy=policy,
             start_timeout=start_timeout,
+            width=width,
             dispatcher=self.dispatcher,
         )
         self.slots = self._lives.slots
@@ -163,7 +166,7 @@ class Supervision:
         slot = self.slots[index]
         slot.flight.land(job)
         slot.outcomes += 1
-        if slot.unwanted or slot.asked is not None or slot.doomed is not None:
+        if slot.unwanted or slot.asked or slot.doomed:
             self._pressing.forgive(slot, job)
 
     def refill(self, index: int, now: float) -> list[Command]:
@@ -171,9 +174,9 @@ class Supervision:
         slot = self.slots[index]
         if slot.state is not SlotState.BUSY:
             return []  # it is on its way out already
-        if slot.faulty or slot.doomed is not None or slot.leaving or self.broken:
+        if slot.faulty or slot.doomed or slot.leaving or self.broken:
             return self._pressing.wind_up(slot, now)
-        if slot.flight.backlog > REFILL or slot.asked is not None:
+        if slot.asked or not slot.flight.hungry:
             return []
         if not slot.flight.jobs:
             slot.apply(SlotEvent.RELEASE)
@@ -257,8 +260,8 @@ class Supervision:
         """
         slot = self.slots[index]
         self.dispatcher.worker_gone(index)
-        flight, slot.flight = slot.flight, Flight()
-        slot.due = slot.asked = None
+        flight, slot.flight = slot.flight, Flight(slot.width)
+        slot.due, slot.asked = None, {}
         slot.probing = False
         slot.apply(SlotEvent.EXITED)
         old = None if slot.replaces is None else self.slots[slot.replaces]
@@ -322,22 +325,24 @@ class Supervision:
     def expire(
         self, job: int, now: float, *, index: int, press: Press
     ) -> list[Command]:
-        """Make *job*, the first in the hands of the worker in slot *index*, end.
+        """Make *job*, which the worker in slot *index* runs, end.
 
         Its caller waits for that: what comes of it is still an outcome.
         """
         return self._pressing.expire(self.slots[index], job, now, press)
 
-    def hang(self, index: int, now: float) -> list[Command]:
-        """Kill the worker in slot *index*, which has been silent for too long.
+    def hang(self, index: int, now: float, job: int | None = None) -> list[Command]:
+        """Kill the worker in slot *index*, which has been silent for too long, or its *job*.
 
-        Its job has crashed with it; first, the worker is to say where it is.
+        That has crashed with it; first, the worker is to say where it is.
         """
-        return self._pressing.hang(self.slots[index], now)
+        return self._pressing.hang(self.slots[index], now, job)
 
-    def stacks_written(self, index: int, now: float) -> list[Command]:
-        """Take note that the worker in slot *index* has said where it is."""
-        return self._pressing.stacks_written(self.slots[index], now)
+    def stacks_written(
+        self, index: int, now: float, job: int | None = None
+    ) -> list[Command]:
+        """Take note that the worker in slot *index* has said where it is, or *job* is."""
+        return self._pressing.stacks_written(self.slots[index], now, job)
 
     def withdraw(self, index: int, job: int, now: float) -> list[Command]:
         """Take back *job*, which was assigned to slot *index* and was not sent yet."""
@@ -347,19 +352,15 @@ class Supervision:
         return [Unassign((job,)), *self.refill(index, now), *self._settle(now)]
 
     def look_for_stalls(self) -> list[Command]:
-        """Take back what has waited behind one job since the last look."""
+        """Take back what has waited behind the same jobs since the last look."""
         commands: list[Command] = []
         for slot in self.slots:
-            flight, seen, slot.head_seen = slot.flight, slot.head_seen, slot.flight.head
-            if (
-                seen is None
-                or seen != slot.head_seen
-                or slot.state is SlotState.STOPPING
-            ):
+            flight, seen, slot.seen = slot.flight, slot.seen, slot.flight.running
+            if not seen or seen != slot.seen or slot.state is SlotState.STOPPING:
                 continue
             behind = flight.behind()
             if behind and not flight.asking:
-                flight.stall()
+                flight.stall(slot.seen)
                 self.dispatcher.worker_gone(slot.index)
                 commands.append(Revoke(slot.index, flight.ask(behind)))
         return commands
@@ -389,21 +390,39 @@ class Supervision:
         return len(self.slots[index].flight.jobs)
 
     def head(self, index: int) -> int | None:
-        """Return the job that the worker in slot *index* runs, or is about to."""
+        """Return the first job that the worker in slot *index* runs, or is about to."""
         return self.slots[index].flight.head
+
+    def running(self, index: int) -> tuple[int, ...]:
+        """Return the jobs that the worker in slot *index* runs, or is about to."""
+        return self.slots[index].flight.running
+
+    def runs(self, index: int, job: int) -> bool:
+        """Tell whether the worker in slot *index* runs *job*, or is about to."""
+        return self.slots[index].flight.runs(job)
+
+    def last(self, index: int) -> int | None:
+        """Return the job that came last into the hands of the worker in slot *index*."""
+        return self.slots[index].flight.last
+
+    def loaded(self, index: int, now: float) -> list[Command]:
+        """Take note that the last job of slot *index*, which was loading, has been sent."""
+        flight = self.slots[index].flight
+        if not flight.loading:
+            return []
+        flight.loading = False
+        return self.refill(index, now)
 
     @property
     def waiting(self) -> int:
         """How many jobs have not begun."""
-        ahead = sum(
-            len(slot.flight.jobs) - 1 for slot in self.slots if slot.flight.jobs
-        )
+        ahead = sum(max(0, len(slot.flight.jobs) - slot.width) for slot in self.slots)
         return self.dispatcher.waiting + ahead
 
     @property
     def pipelining(self) -> bool:
-        """Whether a job waits behind another one in a worker."""
-        return any(len(slot.flight.jobs) > 1 for slot in self.slots)
+        """Whether a job waits in a worker for its turn."""
+        return any(len(slot.flight.jobs) > slot.width for slot in self.slots)
 
     # The end of the pool.
 
@@ -527,7 +546,7 @@ class Supervision:
         for slot in self.slots:
             if slot.flight.jobs:
                 jobs += [job for job in slot.flight.jobs if job not in slot.unwanted]
-                slot.flight, slot.doomed = Flight(), None
+                slot.flight, slot.doomed = Flight(slot.width), {}
         return jobs
 
     def _settle(self, now: float) -> list[Command]:

@@ -20,7 +20,7 @@ from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
 from asyncpool._runtime.leases import Leases
-from asyncpool._runtime.postmortem import deliveries, timeout_error
+from asyncpool._runtime.postmortem import deliveries, stacks_of, timeout_error
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
@@ -86,7 +86,7 @@ def _overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
 
     There is no other attempt after a deadline.
     """
-    error = timeout_error(job, handle.page.read_stacks())
+    error = timeout_error(job, stacks_of(job, handle))
     return Failed(error, raised=job.exceeded != "deadline")
 
 
@@ -177,11 +177,15 @@ class JobBook:
         """Take note that a worker is dead: what becomes of the jobs it had in hand?"""
         jobs = [self.jobs[n] for n in slot.flight.jobs if n in self.jobs]
         losses: list[Loss] = []
-        for job, delivery in zip(jobs, deliveries(jobs, handle), strict=True):
+        found = list(zip(jobs, deliveries(jobs, handle), strict=True))
+        waits = (job.id for job, delivery in found if delivery != "started")
+        about_to_begin = next(waits, None)
+        if handle.outbox.loading or about_to_begin not in slot.flight.running:
+            about_to_begin = None
+        for job, delivery in found:
             begun = delivery == "started"
             # One that was about to begin may be the reason too, and it alone.
-            first = job.id == slot.flight.head and not handle.outbox.loading
-            touched = begun or (first and not slot.planned)
+            touched = begun or (job.id == about_to_begin and not slot.planned)
             again = not touched or job.policy.after_crash(
                 kind=kind, delivery=delivery, attempt=job.attempt, returns=job.returns
             )
@@ -295,6 +299,7 @@ class JobBook:
                     pid=_pid(slot.state, handles.get(slot.index)),
                     state=slot.state.value,
                     job_id=slot.flight.head,
+                    job_ids=slot.flight.running,
                 )
                 for slot in core.slots
                 if slot.state is not SlotState.SPARE

@@ -52,13 +52,14 @@ class WorkerSetup:
     config: Callable[[], bytes]
     buffer: memoryview
     max_payload: int
+    concurrency: int
     output: OutputMode
     on_ready: Callable[[WorkerHandle], None]
     on_fault: Callable[[WorkerHandle], None]
     on_outcomes: Callable[[WorkerHandle, list[Frame]], None]
     on_items: Callable[[WorkerHandle, list[Frame]], None]
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
-    on_stacks: Callable[[WorkerHandle], None]
+    on_stacks: Callable[[WorkerHandle, int | None], None]
     on_retire: Callable[[WorkerHandle], None]
     on_pong: Callable[[WorkerHandle], None]
     on_heartbeat: Callable[[WorkerHandle], None]
@@ -94,7 +95,7 @@ class WorkerHandle:
         self.slot = slot
         self.generation = generation
         self.process: Process | None = None
-        self.page = Page()
+        self.page = Page(s.concurrency)
         self.status: int | None = None
         self.detail = self.silence = ""
         self.broke_protocol = False
@@ -159,9 +160,9 @@ class WorkerHandle:
         """Let it send so many items of a stream in all."""
         self._say(Kind.CREDIT, b"", job, attempt, limit)
 
-    def ask_for_stacks(self) -> None:
-        """Have it write down on its page where its threads are."""
-        self._say(Kind.STACKS, b"")
+    def ask_for_stacks(self, job: int, attempt: int) -> None:
+        """Have it write down on its page where its threads are, and that job."""
+        self._say(Kind.STACKS, b"", job, attempt)
 
     def ping(self) -> None:
         """Ask for a sign of life."""
@@ -396,7 +397,7 @@ class WorkerHandle:
         if frame.kind is Kind.REVOKED:
             self._setup.on_revoked(self, unpack_numbers(frame.payload))
         elif frame.kind is Kind.STACKS:
-            self._setup.on_stacks(self)
+            self._setup.on_stacks(self, frame.job or None)
         elif frame.kind is Kind.RETIRE:
             self._setup.on_retire(self)
         else:

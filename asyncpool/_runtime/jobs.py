@@ -11,7 +11,7 @@ from asyncpool._core.frames import Frame
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobLimits, JobOptions, Limit
 from asyncpool._core.parcels import Parcel
-from asyncpool._core.profiles import ALONE, Keyed, Profile
+from asyncpool._core.profiles import ALONE, LOADING, Keyed, Profile
 from asyncpool._runtime.progress import Progress, Pulse
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Crash
@@ -29,7 +29,7 @@ class JobOwner(Protocol):
     """What a job needs of its supervisor."""
 
     def is_running(self, job: Job[Any], /) -> bool:
-        """Tell whether it is the first that its worker has in hand."""
+        """Tell whether it is one that its worker runs."""
         ...
 
     def give_credit(self, job: StreamJob, /) -> None:
@@ -111,8 +111,9 @@ class Job(asyncio.Future[R], Generic[R]):
     @property
     def profile(self) -> Profile:
         """How long it takes, as far as its place in the queue depends on that."""
-        lonely = self.credit or type(self.payload) is not bytes
-        profile = ALONE if lonely else self.function.profile
+        profile = ALONE if self.credit else self.function.profile
+        if type(self.payload) is not bytes:
+            profile = LOADING
         return profile if self.key is None else Keyed(profile, self.key)
 
     @property

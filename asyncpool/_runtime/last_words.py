@@ -35,35 +35,37 @@ class LastWords:
         self._state = state
         self._perform = perform
 
-    def hang(self, handle: WorkerHandle, silence: str) -> None:
-        """Have a worker killed that was silent for too long; *silence* says how."""
+    def hang(self, handle: WorkerHandle, silence: str, job: int | None = None) -> None:
+        """Have a worker killed that was silent for too long, or whose *job* was.
+
+        *silence* says how.
+        """
         if handle.pid is not None and is_stopped(handle.pid):
             silence += "; the process is stopped"
         handle.silence = silence
         handle.page.read_stacks()  # whatever was written before
         now = self._state.loop.time()
-        self._perform(self._state.core.hang(handle.slot, now))
-        self.insist(handle, now)
+        self._perform(self._state.core.hang(handle.slot, now, job))
+        self.insist(handle, now, job or self._state.core.head(handle.slot))
 
-    def insist(self, handle: WorkerHandle, now: float) -> None:
+    def insist(self, handle: WorkerHandle, now: float, job: int | None) -> None:
         """Make a worker say where it is, which has been asked to, before its time is over."""
         due = self._state.core.slots[handle.slot].due
         if due is not None:
             when = due - min(_LAST_WORDS, 0.8 * (due - now))
-            job = self._state.core.head(handle.slot)
             self._state.loop.call_at(when, self._demand, handle, job)
 
     def _demand(self, handle: WorkerHandle, job: int | None) -> None:
         # Its threads do not run then, so that their stacks can be read in a signal handler:
         # while they run, that may crash it.
-        if self._is_first(handle, job) and not handle.page.stacks_size:
+        if self._runs(handle, job) and not handle.page.stacks_size:
             handle.demand_stacks()
             self._look(handle, job, 0)
 
     @decision
     def _look(self, handle: WorkerHandle, job: int | None, seen: int) -> None:
         """Have a worker killed that has written all that it is going to write."""
-        if not self._is_first(handle, job):
+        if not self._runs(handle, job):
             return
         size, loop = handle.page.stacks_size, self._state.loop
         if size == seen > 0:
@@ -71,7 +73,9 @@ class LastWords:
         else:
             loop.call_later(_NEXT_LOOK, self._look, handle, job, size)
 
-    def _is_first(self, handle: WorkerHandle, job: int | None) -> bool:
+    def _runs(self, handle: WorkerHandle, job: int | None) -> bool:
         """Tell whether the worker still runs *job*, or nothing at all."""
-        state, slot = self._state, handle.slot
-        return state.handles[slot] is handle and state.core.head(slot) == job
+        core, slot = self._state.core, handle.slot
+        if self._state.handles[slot] is not handle:
+            return False
+        return core.head(slot) is None if job is None else core.runs(slot, job)

@@ -8,16 +8,9 @@ import os
 import tempfile
 from typing import Any
 
-from asyncpool._core.beats import Beat, read
+from asyncpool._core.beats import Beat, has_any, read
 from asyncpool._core.chunks import ask_to_stop, read_log
-from asyncpool._core.page import (
-    BEATS_START,
-    BEGUN,
-    LOG_START,
-    PAGE_SIZE,
-    STACKS_SIZE,
-    STACKS_START,
-)
+from asyncpool._core.page import BEGUN, LANE_STACK_SIZE, STACKS_SIZE, Layout
 from asyncpool._core.stacks import tidy
 
 __all__ = ["Page"]
@@ -28,9 +21,14 @@ _LOOKS = 5
 
 
 class Page:
-    """What one worker has noted; nothing, as long as it is not open."""
+    """What one worker has noted; nothing, as long as it is not open.
 
-    def __init__(self) -> None:
+    Args:
+        width: How many jobs it runs at once.
+    """
+
+    def __init__(self, width: int = 1) -> None:
+        self._layout = Layout(width)
         self._memory: mmap.mmap | None = None
 
     def open(self) -> int:
@@ -39,9 +37,9 @@ class Page:
         Raises:
             OSError: If this process lacks the means.
         """
-        fd = _anonymous_file(PAGE_SIZE)
+        fd = _anonymous_file(self._layout.size)
         try:
-            self._memory = mmap.mmap(fd, PAGE_SIZE)
+            self._memory = mmap.mmap(fd, self._layout.size)
         except BaseException:
             os.close(fd)
             raise
@@ -55,43 +53,74 @@ class Page:
 
     def begun(self, job: int, attempt: int) -> bool:
         """Tell whether the worker has begun this attempt; it may be dead by now."""
-        if self._memory is None:
-            return False
-        return BEGUN.unpack_from(self._memory) == (job, attempt)
+        return self._lane(job, attempt) is not None
 
     def beats(self) -> list[Beat]:
-        """Return the newest beats of its jobs, two at the most, the older one first."""
-        if self._memory is not None:
-            for _ in range(_LOOKS):
-                if found := read(self._memory, BEATS_START):
-                    return found
-        return []
+        """Return the newest beats of its jobs, two of each lane, the older one first."""
+        found: list[Beat] = []
+        for lane in range(self._layout.width):
+            found += self._beats(self._layout.beats(lane))
+        return found
 
     def log(self, job: int, attempt: int) -> list[Any] | None:
-        """Return what has become of the items of that chunk, if it was the last one."""
-        if self._memory is None:
+        """Return what has become of the items of that chunk, if they have begun."""
+        lane = self._lane(job, attempt)
+        if lane is None or self._memory is None:
             return None
-        return read_log(self._memory, LOG_START, job, attempt)
+        return read_log(self._memory, self._layout.log(lane), job, attempt)
 
-    def stop_chunk(self) -> None:
-        """Have no other item of the chunk begin that is running now."""
-        if self._memory is not None:
-            ask_to_stop(self._memory, LOG_START)
+    def stop_chunk(self, job: int, attempt: int) -> None:
+        """Have no other item of that chunk begin, if it is running now."""
+        lane = self._lane(job, attempt)
+        if lane is not None and self._memory is not None:
+            ask_to_stop(self._memory, self._layout.log(lane))
+
+    def stack(self, job: int, attempt: int) -> str:
+        """Return where its coroutine waits, if it is one of several and has said so."""
+        lane = self._lane(job, attempt) if self._layout.width > 1 else None
+        if lane is None or self._memory is None:
+            return ""
+        start = self._layout.stack(lane)
+        if BEGUN.unpack_from(self._memory, start) != (job, attempt):
+            return ""
+        text = self._memory[start + BEGUN.size : start + LANE_STACK_SIZE]
+        return text.partition(b"\0")[0].decode(errors="replace").strip()
 
     @property
     def stacks_size(self) -> int:
         """How many bytes of its stacks it has written down so far."""
         if self._memory is None:
             return 0
-        return len(self._memory[STACKS_START:].rstrip(b"\0"))
+        return len(self._memory[self._layout.stacks :].rstrip(b"\0"))
 
     def read_stacks(self) -> str:
         """Return what it has written down of its stacks, and wipe it out."""
         if self._memory is None:
             return ""
-        text = self._memory[STACKS_START:].strip(b"\0")
-        self._memory[STACKS_START:] = bytes(STACKS_SIZE)
+        text = self._memory[self._layout.stacks :].strip(b"\0")
+        self._memory[self._layout.stacks :] = bytes(STACKS_SIZE)
         return tidy(text.decode(errors="replace"))
+
+    def _beats(self, start: int) -> list[Beat]:
+        if self._memory is None or not has_any(self._memory, start):
+            return []
+        for _ in range(_LOOKS):
+            if found := read(self._memory, start):
+                return found
+        return []
+
+    def _lane(self, job: int, attempt: int) -> int | None:
+        """Return the lane in which that has begun; the worker may be dead by now."""
+        if self._memory is None:
+            return None
+        start, end = self._layout.begun(0), self._layout.begun(self._layout.width)
+        wanted = BEGUN.pack(job, attempt)
+        while (found := self._memory.find(wanted, start, end)) >= 0:
+            lane, inside = divmod(found - self._layout.begun(0), BEGUN.size)
+            if not inside:
+                return lane
+            start = found + 1
+        return None
 
 
 def _anonymous_file(size: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from asyncpool._core import commands as cmd
 from asyncpool._core.frames import HEADER_SIZE
@@ -27,6 +28,8 @@ __all__ = [
     "crash_error",
     "deliveries",
     "describe_next_step",
+    "seen_by",
+    "stacks_of",
     "timeout_error",
 ]
 
@@ -75,26 +78,28 @@ class Coroner:
     def report(
         self,
         handle: WorkerHandle,
+        slot: Slot,
         *,
         kind: CrashKind,
-        job: Job[object] | None,
+        jobs: Sequence[Job[object]],
         now: float,
         next_step: str,
     ) -> Crash:
-        """Return the report of a death."""
+        """Return the report of a death that has cost *jobs* an attempt."""
+        job = next((job for job in jobs if job.id == slot.silent), None)
+        job = job or next(iter(jobs), None)
         status = handle.status
         detail, stack = handle.detail, ""
         if kind == "failed start" and handle.killed and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
         if status == -signal.SIGKILL and not handle.killed and self._oom_kills is None:
             detail = detail or "not by the pool: perhaps for want of memory"
+        if slot.planned and slot.doomed and not detail:
+            detail = f"job {next(iter(slot.doomed))}, which it ran too, did not end"
         killed_by_us = handle.killed and detail != ""
         if kind == "hung":
-            detail, stack, killed_by_us = (
-                handle.silence,
-                handle.page.read_stacks(),
-                False,
-            )
+            stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)
+            detail, killed_by_us = handle.silence, False
         return Crash(
             slot=handle.slot,
             generation=handle.generation,
@@ -109,20 +114,37 @@ class Coroner:
             stack=stack,
             stderr_tail=handle.stderr_tail,
             next_step=next_step,
+            beside=tuple(other.id for other in jobs if other is not job),
         )
+
+
+def seen_by(job: Job[object], crash: Crash) -> Crash:
+    """Return the report of a death in which *job* has lost an attempt."""
+    if crash.job_id in {None, job.id} or not crash.beside:
+        return crash
+    all_jobs = (crash.job_id, *crash.beside)
+    beside = tuple(number for number in all_jobs if number != job.id)
+    return replace(crash, job_id=job.id, attempt=job.attempt, beside=beside)
+
+
+def stacks_of(job: Job[object], handle: WorkerHandle) -> str:
+    """Return where a job was when its worker was asked that, and forget it."""
+    parts = (handle.page.stack(job.id, job.attempt), handle.page.read_stacks())
+    return "\n".join(part for part in parts if part)
 
 
 def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delivery]:
     """Tell how far *jobs*, the last that were sent, have come on their way."""
-    # A job that is being loaded is alone.
-    unsent = 1 if handle.outbox.loading else handle.outbox.unsent
-    found: list[Delivery] = []
+    unsent, found = handle.outbox.unsent, list[Delivery]()
+    if handle.outbox.loading and jobs:
+        found.append("never sent")  # it is the last one
+        jobs = jobs[:-1]
     for job in reversed(jobs):
         if handle.page.begun(job.id, job.attempt):
             found.append("started")
         else:
             found.append("never sent" if unsent > 0 else "sent")
-        if type(job.payload) is bytes:  # else there is none before it
+        if type(job.payload) is bytes:  # else it is not known how much there was
             unsent -= job.ahead + HEADER_SIZE + len(job.payload)
     return found[::-1]
 

@@ -60,7 +60,7 @@ class Rotator:
         """Have a worker begin no other job, since its job has asked for that."""
         core, book = self._state.core, self._state.book
         slot, now = core.slots[handle.slot], self._state.loop.time()
-        unsent = core.head(slot.index) if handle.outbox.withdraw() else None
+        unsent = core.last(slot.index) if handle.outbox.withdraw() else None
         why = "retire_worker()"
         self._perform(self._rotation.retire(slot, why, now, unsent=unsent))
         if unsent is not None:

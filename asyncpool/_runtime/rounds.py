@@ -96,14 +96,14 @@ class Rounds:
         """Have items go on elsewhere behind one that takes long; tell whether to go on."""
         watched = False
         for slot, handle in self._state.handles.items():
-            head = self._state.core.head(slot)
-            job = self._state.book.jobs.get(head) if head is not None else None
-            if not isinstance(job, ChunkJob):
-                continue
-            job.rounds += 1
-            watched = watched or job.rounds <= _LONG
-            if job.rounds == _LONG:
-                handle.page.stop_chunk()
-                # Its time is that of the item that it is at, and ends with.
-                self._begin_again(job)
+            for number in self._state.core.running(slot):
+                job = self._state.book.jobs.get(number)
+                if not isinstance(job, ChunkJob):
+                    continue
+                job.rounds += 1
+                watched = watched or job.rounds <= _LONG
+                if job.rounds == _LONG:
+                    handle.page.stop_chunk(job.id, job.attempt)
+                    # Its time is that of the item that it is at, and ends with.
+                    self._begin_again(job)
         return watched

@@ -34,7 +34,12 @@ from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.journal import Journal, explicit_levels
 from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.launcher import Launcher
-from asyncpool._runtime.postmortem import Coroner, crash_error, describe_next_step
+from asyncpool._runtime.postmortem import (
+    Coroner,
+    crash_error,
+    describe_next_step,
+    seen_by,
+)
 from asyncpool._runtime.rotation import Rotator
 from asyncpool._runtime.segments import Segments
 from asyncpool._runtime.state import PoolState, decision
@@ -73,6 +78,7 @@ class Supervisor:
             start_timeout=config.start_timeout,
             limits=config.limits,
             idle_timeout=config.idle_timeout,
+            width=config.worker.concurrency,
             surge=config.surge,
             unavailable=config.unavailable,
         )
@@ -109,6 +115,7 @@ class Supervisor:
             config=self.broadcasts.config,
             buffer=memoryview(bytearray(READ_SIZE)),
             max_payload=config.worker.max_payload,
+            concurrency=config.worker.concurrency,
             output=config.output,
             on_ready=self._on_ready,
             on_fault=self._on_fault,
@@ -181,6 +188,11 @@ class Supervisor:
     def most_workers(self) -> int:
         """How many workers there may be."""
         return self._core.rotation.sizing.most
+
+    @property
+    def concurrency(self) -> int:
+        """How many jobs each worker runs at once."""
+        return self._config.worker.concurrency
 
     @property
     def max_payload(self) -> int:
@@ -267,8 +279,8 @@ class Supervisor:
         self._health.answered(handle)
 
     @decision
-    def _on_stacks(self, handle: WorkerHandle) -> None:
-        self._perform(self._core.stacks_written(handle.slot, self._loop.time()))
+    def _on_stacks(self, handle: WorkerHandle, job: int | None) -> None:
+        self._perform(self._core.stacks_written(handle.slot, self._loop.time(), job))
 
     @decision
     def _on_ended(self, handle: WorkerHandle) -> None:
@@ -277,17 +289,17 @@ class Supervisor:
         slot, now = self._core.slots[handle.slot], self._loop.time()
         planned, kind = slot.planned, self._coroner.kind_of(handle, slot)
         losses = self._state.book.losses(handle, slot, kind)
-        begun = next((loss.job for loss in losses if loss.attempt), None)
+        begun = [loss.job for loss in losses if loss.attempt]
         commands = self._core.ended(
             handle.slot,
             now,
-            started=begun is not None,
+            started=bool(begun),
             requeue=[loss.job.id for loss in losses if loss.again],
             roll=random.random(),  # noqa: S311 - jitter
         )
         step = describe_next_step(handle.slot, commands)
         crash = self._coroner.report(
-            handle, kind=kind, job=begun, now=now, next_step=step
+            handle, slot, kind=kind, jobs=begun, now=now, next_step=step
         )
         handle.page.close()
         if planned:
@@ -311,7 +323,7 @@ class Supervisor:
         if not loss.touched or job.done():
             return  # it only waited there, and waits elsewhere now; or was for it alone
         if loss.error is None:
-            job.crashes += (crash,)
+            job.crashes += (seen_by(job, crash),)
         if loss.again:
             self._state.book.takeovers += 1
             self.hub.publish(events.TakenOver(job.id, loss.attempt))
@@ -346,8 +358,10 @@ class Supervisor:
                 self._state.handles[slot].revoke(places)
             case cmd.Interrupt(slot, place):
                 self._state.handles[slot].interrupt(place)
-            case cmd.WriteStacks(slot):
-                self._state.handles[slot].ask_for_stacks()
+            case cmd.WriteStacks(slot, number):
+                job = self._state.book.jobs.get(number or 0)
+                attempt = 0 if job is None else job.attempt
+                self._state.handles[slot].ask_for_stacks(number or 0, attempt)
             case cmd.Stop(slot):
                 self._state.handles[slot].stop()
             case cmd.Terminate(slot):

@@ -65,12 +65,12 @@ class Times:
         self._timeouts.watch(job.id, until)
         return True
 
-    def begin_head(self, slot: int) -> None:
+    def begin_first(self, slot: int) -> None:
         """Watch how long what is first in a worker's hands is running."""
-        head = self._state.core.head(slot)
-        job = self._state.book.jobs.get(head) if head is not None else None
-        if job is not None and job.began is None and type(job.payload) is bytes:
-            self.begin(job)
+        for number in self._state.core.running(slot):
+            job = self._state.book.jobs.get(number)
+            if job is not None and job.began is None and type(job.payload) is bytes:
+                self.begin(job)
 
     def begin(self, job: Job[Any]) -> None:
         """Watch how long it is running, from now on."""
@@ -105,7 +105,7 @@ class Times:
             job.exceeded = job.limits.exceeded(now, running=began is not None)
             state.book.fail(job, timeout_error(job))
             self._take_out(job, slot)
-        elif state.core.head(slot) == number:
+        elif state.core.runs(slot, number):
             end = job.limits.run_end(began)
             if end is None or now < end:
                 self._judge(job, slot, now)
@@ -113,7 +113,7 @@ class Times:
             job.exceeded = job.limits.exceeded(now, running=True)
             press = job.limits.press
             self._perform(state.core.expire(number, now, index=slot, press=press))
-            self._last_words.insist(state.handles[slot], now)
+            self._last_words.insist(state.handles[slot], now, number)
 
     def _judge(self, job: Job[Any], slot: int, now: float) -> None:
         """End a worker whose job has not beaten for too long."""
@@ -124,7 +124,10 @@ class Times:
             self._timeouts.watch(job.id, next_look)
         else:
             seconds = job.limits.heartbeat_timeout
-            self._last_words.hang(handle, f"no heartbeat for {seconds:g} s")
+            several = self._state.config.worker.concurrency > 1
+            whose = f" of job {job.id}" if several else ""
+            silence = f"no heartbeat{whose} for {seconds:g} s"
+            self._last_words.hang(handle, silence, job.id)
 
     def _next_look(self, job: Job[Any]) -> float | None:
         """Return until when a job may run on, as far as is known."""

@@ -19,7 +19,7 @@ from asyncpool._core.functions import Function, FunctionTable
 from asyncpool._core.limits import Form, JobOptions
 from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
-from asyncpool._core.profiles import ALONE
+from asyncpool._core.profiles import ALONE, LOADING
 from asyncpool._runtime.book import outcome_of
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.heartbeats import Heartbeats
@@ -86,6 +86,7 @@ class Traffic:
         self._propagation = state.config.propagation
         self._max_payload = state.config.worker.max_payload
         self._sizing = state.core.rotation.sizing
+        self._width = state.config.worker.concurrency
         self._on_crowd = on_crowd
         self._functions = FunctionTable()
         self._packer = Packer(
@@ -142,9 +143,9 @@ class Traffic:
             state.book.enter(job)
             if options.limits.timed and not self._times.wait(job):
                 return job
-            profile = (
-                ALONE if job.credit or type(payload) is not bytes else known.profile
-            )
+            profile = known.profile
+            if job.credit or type(payload) is not bytes:
+                profile = LOADING if type(payload) is not bytes else ALONE
             slot = (
                 state.core.submit(job.id, profile, options.priority)
                 if options.key is None
@@ -205,17 +206,17 @@ class Traffic:
                 )
             count += 1
         if self._state.book.timed:
-            self._times.begin_head(slot)
+            self._times.begin_first(slot)
         if in_hand == count:
             outbox.flush()  # it has nothing to do
         else:
             outbox.flush_soon()  # more may come in this turn
         # There is one job at least.
-        if (in_hand > 1 or isinstance(job, ChunkJob)) and not self._rounds.on:  # pyright: ignore[reportPossiblyUnboundVariable]
+        if (in_hand > self._width or isinstance(job, ChunkJob)) and not self._rounds.on:  # pyright: ignore[reportPossiblyUnboundVariable]
             self._rounds.go()
 
     def _load(self, handle: WorkerHandle, job: Job[Any], parcel: Parcel) -> None:
-        """Have a worker, which has nothing else in hand, see what a job needs."""
+        """Have a worker, which gets nothing else meanwhile, see what a job needs."""
         send = functools.partial(self._send_loaded, handle, job, job.attempt, parcel)
         handle.outbox.load(parcel, send)
         self._packer.go_on()
@@ -225,9 +226,9 @@ class Traffic:
         self, handle: WorkerHandle, job: Job[Any], attempt: int, parcel: Parcel
     ) -> None:
         """Send a job behind what its worker sees by now."""
-        outbox = handle.outbox
+        outbox, core = handle.outbox, self._state.core
         # The pool may have been closed meanwhile, and the caller told so.
-        if self._state.core.head(handle.slot) == job.id:
+        if core.last(handle.slot) == job.id:
             outbox.put_job(
                 job.id,
                 attempt,
@@ -238,6 +239,8 @@ class Traffic:
             )
             self._times.begin(job)
         outbox.flush()
+        if self._width > 1:
+            self._perform(core.loaded(handle.slot, self._state.loop.time()))
 
     # Its way out.
 
@@ -273,7 +276,7 @@ class Traffic:
         self._perform(core.refill(handle.slot, now))
         self._rounds.leave_alone(handle)
         if book.timed:
-            self._times.begin_head(handle.slot)
+            self._times.begin_first(handle.slot)
         for job, frame in settled:
             if book.settle(job, outcome_of(job, handle, frame)):
                 self._perform(core.give_back({job.id: job.profile}, now))
@@ -291,7 +294,7 @@ class Traffic:
                 return
 
     def _on_item(self, handle: WorkerHandle, frame: Frame) -> None:
-        if self._state.core.head(handle.slot) != frame.job:
+        if frame.job not in self._state.core.slots[handle.slot].flight.jobs:
             raise ProtocolError(f"it sent an item of job {frame.job}, which it has not")
         job = self._state.book.jobs.get(frame.job)
         if job is None:
@@ -345,7 +348,7 @@ class Traffic:
             return
         # Some will not wait: those still being pickled, for whom workers are idle.
         waiting = core.waiting
-        not_for_long = min(core.dispatcher.idle, core.dispatcher.preparing)
+        not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
         if waiting - not_for_long >= limit:
             if not self.saturated:
                 self.saturated = True
@@ -361,10 +364,10 @@ class Traffic:
         )
 
     def is_running(self, job: Job[Any]) -> bool:
-        """Tell whether *job* is the first that its worker has in hand, or was."""
+        """Tell whether *job* is one that its worker runs, or has run."""
         if job.slot is None:
             return job.id in self._unpacker.jobs
-        return self._state.core.head(job.slot) == job.id
+        return self._state.core.runs(job.slot, job.id)
 
     def on_cancel(self, job: Job[Any]) -> None:
         """Take a job out of the queue, or out of its worker's hands."""
@@ -381,7 +384,7 @@ class Traffic:
             self._perform(state.core.drop(job.id, now))
             self._perform(state.core.landed(job.id, now))
             self._packer.go_on()
-        elif state.core.head(slot) == job.id and state.handles[slot].outbox.withdraw():
+        elif state.core.last(slot) == job.id and state.handles[slot].outbox.withdraw():
             self._perform(state.core.withdraw(slot, job.id, now))
         else:
             self._perform(

@@ -61,9 +61,7 @@ class Beats:
 
     def beat(self, details: object) -> None:
         """See :func:`heartbeat`."""
-        if self._interrupts.running is None:
-            raise RuntimeError("heartbeat() was called when no job was running")
-        self._interrupts.check()
+        self._check()
         packed = _NONE if details is None else _pack(details)
         if self.mute:
             return
@@ -76,6 +74,11 @@ class Beats:
         if record is None or self._job != (frame.job, frame.attempt):
             return b""  # a thread of an earlier job was late
         return header(Kind.BEAT, len(record), frame.job, frame.attempt) + record
+
+    def _check(self) -> None:
+        if self._interrupts.running is None:
+            raise RuntimeError("heartbeat() was called when no job was running")
+        self._interrupts.check()
 
     def _write(self, packed: bytes) -> None:
         # A thread that a job has begun may have no context, or may have outlived its job.

@@ -32,15 +32,16 @@ from asyncpool._core.page import LOG_START
 from asyncpool._core.parcels import Parcel
 from asyncpool._core.raised import pack_error
 from asyncpool._worker.context import running
+from asyncpool._worker.coroutines import inner
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Generator, Iterator
     from mmap import mmap
     from typing import Any, NoReturn
 
-__all__ = ["Log", "run_chunk"]
+__all__ = ["Chunk", "Log", "run_chunk"]
 
 # So many functions of maps are remembered.
 _MEMORY = 32
@@ -53,6 +54,7 @@ class Log:
 
     Args:
         page: The memory that the worker shares with the pool.
+        start: Where they are in it.
 
     Attributes:
         words: The head of the log, see ``_core/chunks.py``.
@@ -61,18 +63,19 @@ class Log:
         count: How many items there are.
     """
 
-    def __init__(self, page: mmap) -> None:
-        start, size = LOG_START + LOG_HEAD.size, CHUNK_SIZE * NUMBER_SIZE
-        numbers = memoryview(page)[start : start + size]
-        self.words = memoryview(page)[LOG_START:start].cast("Q")
+    def __init__(self, page: mmap, start: int = LOG_START) -> None:
+        begin, size = start + LOG_HEAD.size, CHUNK_SIZE * NUMBER_SIZE
+        numbers = memoryview(page)[begin : begin + size]
+        self.words = memoryview(page)[start:begin].cast("Q")
         self.columns: dict[type, Any] = {
             number: numbers.cast(code)  # type: ignore[call-overload]
             for number, code in NUMBERS.items()
         }
-        self.write = page.write
+        self.write: Callable[[bytes], object] = page.write
         self.count = 0
         self._numbers = numbers
-        self._seek = page.seek
+        self._start = start
+        self._seek: Callable[[int], object] = page.seek
         self._blank = os.urandom(NUMBER_SIZE)
         self.words[6] = int.from_bytes(self._blank, sys.byteorder)
 
@@ -96,7 +99,7 @@ class Log:
         """Have what comes after the first *done* outcomes written behind them."""
         self.words[0] = done
         self.words[4] = done
-        self._seek(LOG_START + LOG_HEAD.size + done * NUMBER_SIZE)
+        self._seek(self._start + LOG_HEAD.size + done * NUMBER_SIZE)
 
     def column(self) -> tuple[bytes, str]:
         """Return the numbers that were noted, and the code of their type."""
@@ -127,21 +130,73 @@ def run_chunk(
         named: Whether the function may be remembered, since it has no state.
         max_payload: The most bytes that a result may have.
     """
-    job = running.get()
-    assert job is not None
-    began = perf_counter_ns()
-    log.begin(job[0], job[1], len(items))
-    function = _recall(packed, keep=named)
-    calls = starmap(function, items) if star else map(function, items)
-    result = ChunkResult([], [])
-    with suppress(JobCancelled):  # between two items: those that are done are done
-        pack = partial(_pack, await_, max_payload)
-        rest = _run_numbers(calls, log)
-        if rest is not None:
-            _run_others(calls, log, result, pack, rest)
-    microseconds = (perf_counter_ns() - began) / 1000
-    numbers, code = log.column()
-    return result._replace(numbers=numbers, code=code, microseconds=microseconds)
+    chunk = Chunk(log, packed, items, star=star, named=named, max_payload=max_payload)
+    coroutine = chunk.go_on()
+    while coroutine is not None:
+        try:
+            value = await_(coroutine)
+        except BaseException as error:
+            error.__traceback__ = inner(error.__traceback__)
+            coroutine = chunk.go_on(error=error)
+        else:
+            coroutine = chunk.go_on(value)
+    return chunk.result
+
+
+class Chunk:
+    """A chunk that runs, up to the next coroutine that its function returns.
+
+    Its arguments are those of :func:`run_chunk`.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        packed: bytes,
+        items: list[Any],
+        *,
+        star: bool,
+        named: bool,
+        max_payload: int,
+    ) -> None:
+        job = running.get()
+        assert job is not None
+        self._began = perf_counter_ns()
+        self._log = log
+        log.begin(job[0], job[1], len(items))
+        function = _recall(packed, keep=named)
+        calls = starmap(function, items) if star else map(function, items)
+        self._result = ChunkResult([], [])
+        pack = partial(_pack, max_payload)
+        self._steps = _run(calls, log, self._result, pack)
+
+    def go_on(
+        self, value: Any = None, error: BaseException | None = None
+    ) -> Coroutine[Any, Any, Any] | None:
+        """Go on with what has come of a coroutine; return the next one, if there is one."""
+        # Between two items: those that are done are done.
+        with suppress(StopIteration, JobCancelled):
+            if error is None:
+                return self._steps.send(value)
+            return self._steps.throw(error)
+        return None
+
+    @property
+    def result(self) -> ChunkResult:
+        """What it has come to."""
+        microseconds = (perf_counter_ns() - self._began) / 1000
+        numbers, code = self._log.column()
+        return self._result._replace(
+            numbers=numbers, code=code, microseconds=microseconds
+        )
+
+
+def _run(
+    calls: Iterator[Any], log: Log, result: ChunkResult, pack: Callable[[Any], Any]
+) -> Generator[Coroutine[Any, Any, Any], Any, None]:
+    rest = _run_numbers(calls, log)
+    if rest is not None:
+        yield from _run_others(calls, log, result, pack, rest)
 
 
 def _run_numbers(calls: Iterator[Any], log: Log) -> tuple[int, Any, Any] | None:
@@ -180,9 +235,9 @@ def _run_others(
     calls: Iterator[Any],
     log: Log,
     result: ChunkResult,
-    pack: Callable[[Any], tuple[Any, Any]],
+    pack: Callable[[Any], Any],
     rest: tuple[int, Any, Any],
-) -> None:
+) -> Generator[Coroutine[Any, Any, Any], Any, None]:
     """Note what comes after the first results, with *rest* as above."""
     # As above: a call of another function for each item would cost a fifth.
     write, words, add = log.write, log.words, result.outcomes.append
@@ -192,8 +247,10 @@ def _run_others(
         try:
             if done > known:
                 outcome = value = copy_context().run(next, calls)
+            if type(value) is CoroutineType:
+                outcome = value = yield value
             if type(value) not in FLAT:
-                value, outcome = pack(value)
+                outcome = pack(value)
         except BaseException as error:
             value, outcome = None, (pack_error(error, skip=1), True)
             words[1] |= isinstance(error, JobCancelled)
@@ -230,13 +287,6 @@ def _fail(error: BaseException, *_: object) -> NoReturn:
     raise error
 
 
-def _pack(
-    await_: Callable[[Any], Any], max_payload: int, value: object
-) -> tuple[Any, Any]:
-    """Return the value, which may have to be awaited, and the outcome."""
-    if type(value) is CoroutineType:
-        value = await_(value)
-        if type(value) in FLAT:
-            return value, value
+def _pack(max_payload: int, value: object) -> Any:
     data = pack_value(value, max_payload)
-    return value, data if isinstance(data, Parcel) else (data,)
+    return data if isinstance(data, Parcel) else (data,)

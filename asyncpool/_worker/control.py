@@ -35,6 +35,14 @@ from asyncpool.errors import ProtocolError
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from threading import ExceptHookArgs
+    from typing import Protocol
+
+    class Credits(Protocol):
+        """What hears how many items streams may send."""
+
+        def grant(self, job: int, attempt: int, limit: int) -> None:
+            """Hear how many items may be sent in all; the job may be over."""
+
 
 __all__ = ["Control"]
 
@@ -48,6 +56,9 @@ class Control:
         segments: Where shared memory goes.
         interrupts: What ends a job that has begun.
         credit: What a stream may send.
+
+    Attributes:
+        credit: As above.
     """
 
     def __init__(
@@ -59,7 +70,7 @@ class Control:
         credit: Credit,
     ) -> None:
         self._socket = sock
-        self._credit = credit
+        self.credit: Credits = credit
         self._interrupts = interrupts
         self._turns = turns
         self._segments = segments
@@ -86,10 +97,10 @@ class Control:
             vars(sys.modules["threading"])["excepthook"] = self._report_thread
         _thread.start_new_thread(self._watch, ())
 
-    def send(self, kind: Kind, payload: bytes = b"") -> None:
+    def send(self, kind: Kind, payload: bytes = b"", *fields: int) -> None:
         """Send a frame; if the pool is gone, the watching thread acts on that."""
         with self._lock, contextlib.suppress(OSError):
-            self._socket.sendall(header(kind, len(payload)) + payload)
+            self._socket.sendall(header(kind, len(payload), *fields) + payload)
         if self._records:  # of a finalizer that ran meanwhile
             self._send_records()
 
@@ -152,12 +163,12 @@ class Control:
             for place in unpack_numbers(frame.payload):
                 self._interrupts.ask(place)
         elif frame.kind is Kind.CREDIT:
-            self._credit.grant(frame.job, frame.attempt, frame.tag)
+            self.credit.grant(frame.job, frame.attempt, frame.tag)
         elif frame.kind is Kind.PING:
             self.send(Kind.PONG)
         elif frame.kind is Kind.STACKS:
-            self._interrupts.write_stacks()
-            self.send(Kind.STACKS)
+            self._interrupts.write_stacks(frame.job, frame.attempt)
+            self.send(Kind.STACKS, b"", frame.job, frame.attempt)
         elif frame.kind is Kind.SEGMENT:
             self._segments.arrive(frame.tag, fds.pop() if fds else None, frame.job)
         elif frame.kind is Kind.GRANT:

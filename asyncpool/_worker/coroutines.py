@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-__all__ = ["Coroutines"]
+__all__ = ["Coroutines", "Steps", "inner", "tell_waiting", "warn"]
 
 # The longest stack that is told, and its longest text.
 _DEEPEST = 100
@@ -56,11 +56,11 @@ class Coroutines:
             BaseException: What it raises; its traceback begins in the coroutine.
             JobCancelled: If it was made to end and let that pass.
         """
-        loop = self._loop if self._loop is not None else self._open()
+        loop = self.loop()
         from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
 
         interrupts, asked = self._interrupts, False
-        steps: Any = _Steps(coroutine, loop)  # what passes for a coroutine
+        steps: Any = Steps(coroutine, loop)  # what passes for a coroutine
         task = loop.create_task(steps)
         self._shown = coroutine if shown is None else shown
 
@@ -79,7 +79,7 @@ class Coroutines:
                 raise JobCancelled from error
             raise
         except BaseException as error:
-            error.__traceback__ = _inner(error.__traceback__)
+            error.__traceback__ = inner(error.__traceback__)
             raise
         finally:
             interrupts.instead = interrupts.stacks = self._shown = None
@@ -98,6 +98,10 @@ class Coroutines:
         loop.run_until_complete(gather(*left, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop."""
+        return self._loop if self._loop is not None else self._open()
 
     def _open(self) -> asyncio.AbstractEventLoop:
         # An import that is interrupted leaves a package in pieces, which no later import
@@ -122,18 +126,11 @@ class Coroutines:
 
     def _stacks(self) -> str:
         """Tell where the job waits; if it computes instead, its thread tells that."""
-        lines = [
-            f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
-            f"{frame.f_code.co_name}"
-            for frame in islice(_waiting(self._shown), _DEEPEST)
-        ]
-        if not lines:
-            return ""
-        text = "\n".join([COROUTINE, *lines[::-1]])
-        return f"\n{text[:_LONGEST]}\n"
+        text = tell_waiting(self._shown)
+        return f"\n{text[:_LONGEST]}\n" if text else ""
 
 
-class _Steps:
+class Steps:
     """A coroutine whose steps are timed: one that takes long holds up all others.
 
     Args:
@@ -171,23 +168,26 @@ class _Steps:
                 self._tell(perf_counter() - began)
 
     def _tell(self, seconds: float) -> None:
-        import logging  # noqa: PLC0415 - most jobs log nothing
-
         job = running.get()
         who = "the initializer" if job is None else f"job {job[0]}"
-        where = ""
+        where = getattr(self._coroutine, "__qualname__", "a coroutine")
+        before = ""
         for frame in _waiting(self._coroutine):
             if "/asyncio/" in frame.f_code.co_filename:
                 break
-            where = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
-        logging.getLogger(JOB_LOGGER).warning(
-            "%s has held up the event loop of its worker for %.3g s in %s%s: what "
-            "computes is better submitted as a plain function",
-            who,
-            seconds,
-            getattr(self._coroutine, "__qualname__", "a coroutine"),
-            where,
-        )
+            before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
+        hint = "what computes is better submitted as a plain function"
+        warn(who, seconds, f" in {where}{before}: {hint}")
+
+
+def tell_waiting(awaited: Any) -> str:
+    """Tell where a coroutine waits, the innermost call first; nothing if it computes."""
+    lines = [
+        f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
+        f"{frame.f_code.co_name}"
+        for frame in islice(_waiting(awaited), _DEEPEST)
+    ]
+    return "\n".join([COROUTINE, *lines[::-1]]) if lines else ""
 
 
 def _waiting(awaited: Any) -> Iterator[FrameType]:
@@ -203,13 +203,22 @@ def _waiting(awaited: Any) -> Iterator[FrameType]:
             return
 
 
-def _inner(tb: TracebackType | None) -> TracebackType | None:
+def warn(who: str, seconds: float, where: str) -> None:
+    """Say that others had to wait for somebody."""
+    import logging  # noqa: PLC0415 - most jobs log nothing
+
+    logging.getLogger(JOB_LOGGER).warning(
+        "%s has held up the event loop of its worker for %.3g s%s", who, seconds, where
+    )
+
+
+def inner(tb: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback that is the coroutine's own."""
-    inner = tb
-    while inner is not None:
-        if inner.tb_frame.f_code is _Steps._take.__code__:  # noqa: SLF001 - of this file
-            return inner.tb_next
-        inner = inner.tb_next
+    found = tb
+    while found is not None:
+        if found.tb_frame.f_code is Steps._take.__code__:  # noqa: SLF001 - of this file
+            return found.tb_next
+        found = found.tb_next
     return tb
 
 

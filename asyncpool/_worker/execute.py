@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "pack_failure"]
 
 
 class Executor:
@@ -79,7 +79,7 @@ class Executor:
             finally:
                 self._interrupts.running = None
         except BaseException as error:
-            kind, payload = Kind.ERROR, _pack(error, self.max_payload)
+            kind, payload = Kind.ERROR, pack_failure(error, self.max_payload)
         else:
             kind = Kind.VALUE
         duration = (perf_counter_ns() - began) // 1000
@@ -87,6 +87,19 @@ class Executor:
 
     def _run(self, frame: Frame, place: int) -> bytes | Parcel:
         # A function of its own, so that arguments and result are gone when it returns.
+        value = self.call(frame, place)
+        if type(value) is CoroutineType:
+            value = self._coroutines.run(value)
+        if frame.kind is Kind.STREAM:
+            value = self.streams.run(frame, value)
+        return pack_value(value, self.max_payload)
+
+    def call(self, frame: Frame, place: int) -> Any:
+        """Call what the job in *frame* is to call, and return what that returns.
+
+        Raises:
+            BaseException: What it raises, or what it is ended by.
+        """
         context = self.context
         began = 0.0 if context is PLAIN else monotonic()
         running.set((frame.job, frame.attempt, context, began))
@@ -95,13 +108,7 @@ class Executor:
             set_variables(context.variables)
         known = self._recall(frame.tag) if frame.tag else None
         function, args, kwargs = load_job(self._complete(frame.payload), known)
-        value = function(*args, **kwargs)
-        del args, kwargs
-        if type(value) is CoroutineType:
-            value = self._coroutines.run(value)
-        if frame.kind is Kind.STREAM:
-            value = self.streams.run(frame, value)
-        return pack_value(value, self.max_payload)
+        return function(*args, **kwargs)
 
     def _recall(self, number: int) -> Callable[..., Any]:
         function: Any = self._functions[number]
@@ -111,7 +118,8 @@ class Executor:
         return function  # type: ignore[no-any-return] # or a call of it fails
 
 
-def _pack(error: BaseException, max_payload: int) -> bytes:
+def pack_failure(error: BaseException, max_payload: int) -> bytes:
+    """Return what an ``ERROR`` frame carries for what a job has raised."""
     payload = pack_error(error, skip=_ours(error))
     if len(payload) <= max_payload:
         return payload
@@ -136,5 +144,8 @@ def _ours(error: BaseException) -> int:
 
 
 _MODULES = frozenset(
-    (__name__, "asyncpool._worker.coroutines", "asyncpool._worker.streams")
+    (
+        __name__,
+        *("asyncpool._worker." + name for name in ("coroutines", "lanes", "streams")),
+    )
 )

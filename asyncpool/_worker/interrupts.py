@@ -7,7 +7,8 @@ what runs there.  If it has not quite begun, it finds the wish when it does; if 
 nothing happens.  No lock is needed, since each side writes first and then looks.
 
 What runs in an event loop is not ended so, but by a call that the loop makes; and where the
-main thread is in the middle of a frame, it has to wait.
+main thread is in the middle of a frame, it has to wait.  Where several jobs run at once, what
+is known of them is asked (``lanes.py``); here is the one that the main thread is in.
 
 Before that, the control thread writes down where all threads are.  Only if code that holds
 the GIL keeps it from running, a signal handler in C does that.
@@ -26,6 +27,8 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Callable
+
+    from asyncpool._worker.lanes import Lanes
 else:
     # The C part of signal, whose own signal() touches many pages: see _worker/__init__.py.
     import _signal
@@ -46,6 +49,7 @@ class Interrupts:
         error: What is raised to end it.
         instead: What ends it if it runs in an event loop; any thread may call it.
         stacks: What tells where such a job waits.
+        lanes: The jobs that run, if there may be several.
     """
 
     def __init__(self, stacks: int, start: int) -> None:
@@ -53,8 +57,9 @@ class Interrupts:
         self.error: type[BaseException] = JobCancelled
         self.instead: Callable[[], object] | None = None
         self.stacks: Callable[[], str] | None = None
+        self.lanes: Lanes | None = None
         self._held = False
-        self._wanted: int | None = None
+        self._wanted: set[int] = set()
         self._main = get_ident()
         self._stacks, self._start = stacks, start
         os.lseek(stacks, start, os.SEEK_SET)
@@ -77,7 +82,7 @@ class Interrupts:
         Raises:
             JobCancelled: If the calling thread runs a job that is to end.
         """
-        if self._wanted is not None and get_ident() == self._main:
+        if self._wanted and get_ident() == self._main:
             self._raise_if_wanted()
 
     def hold(self) -> None:
@@ -95,27 +100,50 @@ class Interrupts:
 
     def ask(self, place: int) -> None:
         """Have that job end, if it has not ended yet; called by another thread."""
-        self._wanted = place
-        instead = self.instead
-        if instead is not None:
+        lanes, instead = self.lanes, self.instead
+        if lanes is None:
+            self._wanted = {place}
+        else:
+            self._wanted.add(place)
+        if lanes is not None and self.running != place:
+            lanes.end_soon(place)
+        elif instead is not None:
             instead()
         else:
             _signal.pthread_kill(self._main, INTERRUPT)
 
     def heed(self) -> bool:
         """Tell whether the job that runs is to end; only once, for who then sees to it."""
-        if self._wanted is None or self._wanted != self.running:
+        return self.running is not None and self.forget(self.running)
+
+    def wants(self, place: int) -> bool:
+        """Tell whether that job is to end."""
+        return place in self._wanted
+
+    def forget(self, place: int) -> bool:
+        """Tell whether that job is to end, and let nobody be told so again."""
+        if place not in self._wanted:
             return False
-        self._wanted = None
+        self._wanted.remove(place)
         return True
 
-    def write_stacks(self) -> None:
-        """Write down where all threads are; called by another one."""
+    @property
+    def at_home(self) -> bool:
+        """Whether the calling thread is the one that jobs run in."""
+        return get_ident() == self._main
+
+    def write_stacks(self, job: int = 0, attempt: int = 0) -> None:
+        """Write down where all threads are; called by another one.
+
+        Where several jobs run at once, *job* is the one whose coroutine is meant.
+        """
         os.lseek(self._stacks, self._start, os.SEEK_SET)
         faulthandler.dump_traceback(self._stacks)
         stacks = self.stacks
         if stacks is not None:
             os.write(self._stacks, stacks().encode(errors="replace"))
+        if self.lanes is not None:
+            self.lanes.write_stack(job, attempt)
 
     def _on_signal(self, *_: object) -> None:
         if self.instead is not None:

@@ -17,7 +17,7 @@ from asyncpool._core import chunks
 from asyncpool._core.context import MAX_CONTEXT, Context
 from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
-from asyncpool._core.page import BEGUN, STACKS_START
+from asyncpool._core.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._worker.beats import Beats, install
 from asyncpool._worker.bounds import apply_bounds
 from asyncpool._worker.cargo import Cargo
@@ -58,7 +58,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
     open_state()
     jobs = socket.socket(fileno=job_fd)
     turns, segments, credit = Turns(), Segments(), Credit()
-    interrupts = Interrupts(page_fd, STACKS_START)
+    interrupts = Interrupts(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
     control = Control(
         socket.socket(fileno=control_fd), turns, segments, interrupts, credit
     )
@@ -73,6 +73,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         # A job forked.  The copy must not answer in the worker's place, and must
         # not keep the channels open after the worker's death.
         beats.mute = True
+        if interrupts.lanes is not None:
+            interrupts.lanes.become_nobody()
         jobs.close()
         control.close()
         journal.leave()
@@ -91,10 +93,29 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         control.send(Kind.HELLO)
         on_retire(partial(_retire, turns, control))
         cargo = Cargo(jobs, segments)
-        streams = Streams(jobs, cargo, interrupts, coroutines, credit)
-        executor = Executor(cargo.complete, interrupts, coroutines, streams)
-        executor.max_payload = streams.max_payload = config.max_payload
-        _serve(jobs, turns, beats, cargo, executor)
+        if config.concurrency > 1:
+            from asyncpool._worker.several import Several  # noqa: PLC0415 - most need none
+
+            several = Several(
+                config,
+                page_fd,
+                jobs=jobs,
+                control=control,
+                turns=turns,
+                cargo=cargo,
+                interrupts=interrupts,
+                coroutines=coroutines,
+                prepare=_prepare,
+            )
+            several.serve()
+        else:
+            streams = Streams(jobs, cargo, interrupts, coroutines, credit)
+            executor = Executor(cargo.complete, interrupts, coroutines, streams)
+            executor.max_payload = streams.max_payload = config.max_payload
+            _serve(jobs, turns, beats, cargo, executor)
+        # After the last job that it is to run: whatever else comes goes back to the pool.
+        while turns.closed and jobs.recv(SMALL):
+            pass
     except BaseException:
         traceback.print_exc()
         _leave(1, coroutines)
@@ -102,6 +123,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
 
 
 def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | None:
+    if interrupts.lanes is not None:
+        return interrupts.lanes.running
     if interrupts.running is None:
         return None
     job, attempt = BEGUN.unpack_from(page)
@@ -173,9 +196,6 @@ def _serve(
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
             send(jobs, ahead + head, payload)
             del frame, payload
-    # After the last job that it is to run: whatever else comes goes back to the pool.
-    while turns.closed and jobs.recv(SMALL):
-        pass
 
 
 def _prepare(frame: Frame, executor: Executor, cargo: Cargo) -> None:

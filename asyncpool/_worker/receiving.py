@@ -7,7 +7,7 @@ import socket
 
 from asyncpool._core.frames import Frame, FrameDecoder
 
-__all__ = ["decoder", "receive"]
+__all__ = ["decoder", "receive", "receive_some"]
 
 
 def decoder(max_payload: int) -> FrameDecoder:
@@ -21,12 +21,17 @@ def decoder(max_payload: int) -> FrameDecoder:
 def receive(sock: socket.socket, decoder: FrameDecoder) -> list[Frame]:
     """Wait for whole frames; none means that the channel has ended."""
     while True:
-        if decoder.target is not None:
-            size = sock.recv_into(decoder.target)
-            frames = decoder.fill(size)
-        else:
-            data = sock.recv(65536)
-            size = len(data)
-            frames = decoder.feed(data) if data else []
-        if frames or not size:
+        frames = receive_some(sock, decoder)
+        if frames is None:
+            return []
+        if frames:
             return frames
+
+
+def receive_some(sock: socket.socket, decoder: FrameDecoder) -> list[Frame] | None:
+    """Wait for anything, and return what frames are whole; ``None`` means the end."""
+    if decoder.target is not None:
+        size = sock.recv_into(decoder.target)
+        return decoder.fill(size) if size else None
+    data = sock.recv(65536)
+    return decoder.feed(data) if data else None

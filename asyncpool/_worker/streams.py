@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterator
     from typing import Any
 
-__all__ = ["Credit", "StreamClosed", "Streams"]
+__all__ = ["Credit", "StreamClosed", "Streams", "close", "not_iterable"]
 
 
 class StreamClosed(JobCancelled, GeneratorExit):
@@ -121,14 +121,11 @@ class Streams:
         try:
             iterator = iter(source)
         except TypeError:
-            raise TypeError(
-                "stream() takes a function that returns an iterator or an async "
-                f"iterator, such as a generator function; this one has returned {source!r}"
-            ) from None
+            raise not_iterable(source) from None
         try:
             return self._pump(frame, iterator)
         finally:
-            _close(iterator)
+            close(iterator)
 
     def _pump(self, frame: Frame, iterator: Iterator[Any]) -> Any:
         interrupts, credit = self._interrupts, self.credit
@@ -189,7 +186,16 @@ class Streams:
             self._interrupts.release()
 
 
-def _close(iterator: Any) -> None:
-    close = getattr(iterator, "close", None)
-    if close is not None:
-        close()
+def not_iterable(source: object) -> TypeError:
+    """Return the error for a job whose result has no items."""
+    return TypeError(
+        "stream() takes a function that returns an iterator or an async "
+        f"iterator, such as a generator function; this one has returned {source!r}"
+    )
+
+
+def close(iterator: Any) -> None:
+    """Close a generator, or whatever can be."""
+    end = getattr(iterator, "close", None)
+    if end is not None:
+        end()

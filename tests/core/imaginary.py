@@ -18,7 +18,15 @@ from asyncpool._core.affinity import choose
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import KILL_GRACE, STOP_GRACE, TERM_GRACE
 from asyncpool._core.pressing import REVOKE_GRACE, STACK_GRACE
-from asyncpool._core.profiles import ALONE, BUDGET, REFILL, UNKNOWN, Keyed, Profile
+from asyncpool._core.profiles import (
+    BUDGET,
+    LEAST,
+    LOADING,
+    REFILL,
+    UNKNOWN,
+    Keyed,
+    Profile,
+)
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending
 from asyncpool._core.supervision import Finish, Supervision
@@ -50,24 +58,24 @@ class Process:
     # In hand, in their order, each with its place; those that nobody wants any more.
     hand: dict[int, int] = field(default_factory=dict)
     unwanted: dict[int, Press] = field(default_factory=dict)
-    asked_to_end: int | None = None  # a job, which has a while for that
-    asked_until: float = math.inf
-    hopeless: bool = False
+    width: int = 1
+    asked_to_end: dict[int, float] = field(default_factory=dict)  # each until when
+    hopeless: set[int] = field(default_factory=set)
     hung: bool = False
+    silent: int | None = None
     dies_at: float | None = None  # being hung without a job
     writes: bool = False  # where it is
     leaving: bool = False
     oversized: bool = False
     leave_by: float = math.inf
     sent: int = 0
-    stalled: int | None = None
+    stalled: set[int] = field(default_factory=set)
     place: int | None = None
     line: bool = False  # since its last answer, somebody waited for this one
     loading: int | None = None  # in hand, but its arguments are still being copied
-    doomed_at: float | None = None  # since when it is to die of a job
-    doomed_for: int | None = None
+    doomed: dict[int, float] = field(default_factory=dict)  # of which, and since when
     # The worker's own view.
-    running: int | None = None
+    running: list[int] = field(default_factory=list)
     taken: int = 0
     withdrawn: set[int] = field(default_factory=set)
     questions: deque[tuple[int, ...]] = field(default_factory=deque)
@@ -82,13 +90,17 @@ class Process:
         return "busy" if self.hand else "idle"
 
     def begin(self) -> bool:
-        """Take the next job, if there is one, and tell whether there was."""
+        """Take the next jobs, if there are any, and tell whether one is running."""
         jobs = {place: job for job, place in self.hand.items()}
-        while self.running is None and self.taken < self.sent:
+        while len(self.running) < self.width and self.taken < self.sent:
             self.taken += 1
-            if self.taken not in self.withdrawn:
-                self.running = jobs.get(self.taken)
-        return self.running is not None
+            if self.taken not in self.withdrawn and self.taken in jobs:
+                self.running.append(jobs[self.taken])
+        return bool(self.running)
+
+    def first(self) -> list[int]:
+        """Return the jobs that the pool takes for running."""
+        return list(self.hand)[: self.width]
 
     def answer(self) -> None:
         """Decide what was asked, as the worker's other thread does."""
@@ -107,6 +119,7 @@ class ImaginaryShell:
         policy: RestartPolicy,
         more: int = 0,
         limits: WorkerLimits | None = None,
+        width: int = 1,
         surge: int = 1,
         unavailable: int = 0,
     ) -> None:
@@ -117,11 +130,13 @@ class ImaginaryShell:
             start_timeout=START_TIMEOUT,
             limits=limits,
             idle_timeout=IDLE_TIMEOUT,
+            width=width,
             surge=surge,
             unavailable=unavailable,
         )
         self.workers = workers  # the size
         self.surge = surge
+        self.width = width
         self.drain_timeout = limits.drain_timeout or math.inf
         self.rolling = False
         self.policy = policy
@@ -202,7 +217,7 @@ class ImaginaryShell:
         self.feed(self.core.drop(job, self.now))
 
     def _come(self, cost: float, key: int | None) -> int:
-        job, profile = self.jobs + 1, ALONE
+        job, profile = self.jobs + 1, LOADING
         if cost == math.inf:
             self.large.add(job)
         if cost < math.inf:
@@ -229,6 +244,7 @@ class ImaginaryShell:
         assert not self.free(), "a job waits while a worker is idle"
         roomy = [p for p in self.processes.values() if p.hand and self._has_room(p)]
         roomy = [p for p in roomy if not self._has_line(p)]
+        assert not leads or not any(map(self._lanes_free, roomy)), "a lane is free"
         short = self.profiles[job].cost <= REFILL
         assert not leads or not roomy or not short, "a short job might have gone"
         self.queue.add(job, priority)
@@ -381,9 +397,10 @@ class ImaginaryShell:
         process = self.processes[slot]
         assert process.loading is not None
         process.sent += 1
-        assert list(process.hand.items()) == [(process.loading, process.sent)]
+        assert list(process.hand.items())[-1] == (process.loading, process.sent)
         process.loading = None
         self.seen["loaded"] += 1
+        self.feed(self.core.loaded(slot, self.now))
 
     def ready(self, slot: int) -> None:
         process = self.processes[slot]
@@ -406,9 +423,8 @@ class ImaginaryShell:
         assert process.told is Ending.NO
         jobs: list[int] = []
         while len(jobs) < count and process.begin():
-            assert process.running is not None
-            jobs.append(process.running)
-            process.running = None
+            # Any of those that run may be the next one that ends.
+            jobs.append(process.running.pop(len(jobs) * 3 % len(process.running)))
         for job in jobs:
             self.core.outcome(slot, job)
             del process.hand[job]
@@ -431,18 +447,18 @@ class ImaginaryShell:
 
     def _forgive(self, process: Process, job: int, what: str) -> None:
         """Take note that a job has left, of which the worker may have had to die."""
-        if job == process.stalled:
-            process.stalled = None
-        if job == process.asked_to_end:
+        process.stalled.discard(job)
+        if job in process.asked_to_end:
             self.seen[f"{what} of a job that was asked to end"] += 1
-            self.seen["hung no more"] += process.hung
-            process.asked_to_end, process.hung = None, False
+            self.seen["hung no more"] += process.silent == job
+            del process.asked_to_end[job]
         if job in process.unwanted:
             self.seen[f"{what} that nobody wanted"] += 1
             del process.unwanted[job]
-        if job == process.doomed_for:
-            process.doomed_at = process.doomed_for = None
-            process.hung = False
+        process.doomed.pop(job, None)
+        process.hopeless.discard(job)
+        if job == process.silent:
+            process.hung, process.silent = False, None
 
     def land(self, job: int, *, again: bool = False) -> None:
         """Let an answer be loaded."""
@@ -475,9 +491,9 @@ class ImaginaryShell:
         for job in back:
             self._forgive(process, job, "a job given back")
         answered = process.pending.popleft()
-        job = process.running or 0
-        if job in process.unwanted and process.hand.get(job) in answered:
-            self._make_end(process, job, process.unwanted[job])
+        for job in process.running:
+            if job in process.unwanted and process.hand.get(job) in answered:
+                self._make_end(process, job, process.unwanted[job])
         commands = self.core.revoked(slot, won, self.now)
         left = [c.jobs for c in commands if isinstance(c, cmd.Unassign)]
         assert left == [tuple(back)] * bool(back), "each is with no worker any more"
@@ -488,53 +504,52 @@ class ImaginaryShell:
             *(p.unwanted for p in self.processes.values())
         ) | {*self.waiting, *self.landing, *self.waiting_errands}
 
-    def expire(self, slot: int, press: Press) -> None:
-        """Let the time of a worker's first job be over."""
+    def expire(self, slot: int, press: Press, job: int) -> None:
+        """Let the time of a job be over that a worker runs."""
         process = self.processes[slot]
-        job = next(iter(process.hand))
         if press.how == "kill" or press.grace < STACK_GRACE:
             self._make_end(process, job, Press("kill", STACK_GRACE))
         else:
             self._make_end(process, job, Press("interrupt", press.grace))
         commands = self.core.expire(job, self.now, index=slot, press=press)
-        assert cmd.WriteStacks(slot) in commands or process.told is not Ending.NO
+        assert cmd.WriteStacks(slot, job) in commands or process.told is not Ending.NO
         self.feed(commands)
 
     def write(self, slot: int) -> None:
         """Let a worker have said where it is."""
         process = self.processes[slot]
         process.writes = False
-        job = process.asked_to_end
-        waiting = job is not None and process.told is Ending.NO
-        if waiting and process.hopeless:
-            assert job is not None
-            self._doom(process, job)
-            self.seen["killed when it had said where it was"] += 1
+        hopeless = [job for job in process.asked_to_end if job in process.hopeless]
+        if process.told is Ending.NO:
+            for job in hopeless:
+                self._doom(process, job)
+                self.seen["killed when it had said where it was"] += 1
         if process.dies_at is not None:
             process.dies_at = self.now
         self.feed(self.core.stacks_written(slot, self.now))
 
-    def hang(self, slot: int) -> None:
-        """Let it be noticed that a worker is silent."""
+    def hang(self, slot: int, job: int | None = None) -> None:
+        """Let it be noticed that a worker is silent, or a job that it runs."""
         process = self.processes[slot]
         able = process.ready and process.told is Ending.NO
-        if not able or process.hung or process.doomed_for is not None:
-            assert self.core.hang(slot, self.now) == []
+        if not able or process.hung or process.doomed:
+            assert self.core.hang(slot, self.now, job) == []
             return
-        process.hung = process.hopeless = True
         due = self.now + STACK_GRACE
-        head = next(iter(process.hand), None)
-        self.seen["hung" if head else "hung without a job"] += 1
-        if head is None:
+        silent = next(iter(process.hand), None) if job is None else job
+        process.hung, process.silent = True, silent
+        self.seen["hung" if silent else "hung without a job"] += 1
+        if silent is None:
             process.dies_at = due
-        elif process.asked_to_end is None:
-            process.asked_to_end, process.asked_until = head, due
-            process.stalled = head
         else:
-            process.asked_until = min(process.asked_until, due)
-            self.seen["hung while it was to end"] += 1
-        commands = self.core.hang(slot, self.now)
-        assert cmd.WriteStacks(slot) in commands
+            process.hopeless.add(silent)
+            if silent in process.asked_to_end:
+                self.seen["hung while it was to end"] += 1
+            until = process.asked_to_end.get(silent, due)
+            process.asked_to_end[silent] = min(until, due)
+            process.stalled.add(silent)
+        commands = self.core.hang(slot, self.now, job)
+        assert cmd.WriteStacks(slot, silent) in commands
         self.feed(commands)
 
     # Planned exits.
@@ -578,31 +593,32 @@ class ImaginaryShell:
         """Expect a job to end by itself for a while, or its worker to die of it."""
         if process.told is not Ending.NO or press.how == "wait":
             return
-        if process.asked_to_end == job:
+        if job in process.asked_to_end:
             return
-        process.hung = False
+        if job == process.silent:
+            process.hung, process.silent = False, None
         if press.grace:
-            process.asked_to_end, process.asked_until = job, self.now + press.grace
-            process.doomed_at = process.doomed_for = None
-            process.stalled = next(iter(process.hand))
-            process.hopeless = press.how == "kill"
+            process.asked_to_end[job] = self.now + press.grace
+            process.doomed.pop(job, None)
+            process.stalled.add(job)
+            if press.how == "kill":
+                process.hopeless.add(job)
             self.interrupts += press.how == "interrupt"
         else:
             self._doom(process, job)
 
     def _doom(self, process: Process, job: int) -> None:
-        if process.doomed_at is None or process.asked_to_end is not None:
-            process.doomed_at = self.now
-        process.doomed_for, process.asked_to_end = job, None
+        process.doomed.setdefault(job, self.now)
+        process.asked_to_end.pop(job, None)
 
     def look_for_stalls(self) -> None:
-        heads = {p.slot: next(iter(p.hand), None) for p in self.processes.values()}
+        first = {p.slot: p.first() for p in self.processes.values()}
         for command in self.core.look_for_stalls():
             assert isinstance(command, cmd.Revoke)
             process = self.processes[command.slot]
-            assert len(process.hand) > 1
-            assert command.places == tuple(process.hand.values())[1:]
-            process.stalled = heads[command.slot]
+            assert len(process.hand) > self.width
+            assert command.places == tuple(process.hand.values())[self.width :]
+            process.stalled.update(first[command.slot])
             self.seen["a stall"] += 1
             self.feed([command])
 
@@ -610,12 +626,12 @@ class ImaginaryShell:
         """End a process; *requeue* if its death is one to retry after."""
         process = self.processes.pop(slot)
         wanted = [job for job in process.hand if job not in process.unwanted]
-        started = process.running in wanted
+        started = any(job in wanted for job in process.running)
+        self.seen["died beside others"] += len(process.running) > 1
+        waits = next((job for job in process.first() if job not in process.running), 0)
         back = []
         for job in wanted:
-            touched = job == process.running or (
-                job == next(iter(process.hand)) and not process.excused
-            )
+            touched = job in process.running or (job == waits and not process.excused)
             if job == process.loading:
                 self.seen["requeued before it was sent"] += 1
                 back.append(job)
@@ -678,15 +694,15 @@ class ImaginaryShell:
             self._withdraw(process)
             return
         process.unwanted[job] = press
-        begun = process.running == job
+        begun = job in process.running
         if begun:
             self._make_end(process, job, press)
         commands = self.core.cancel(
             job, self.now, index=process.slot, begun=begun, press=press
         )
         self.feed(commands)
-        if begun and press is KILL and process.doomed_for == job:
-            alone = len(process.hand) == 1
+        if begun and press is KILL and job in process.doomed:
+            alone = len(process.hand) <= self.width
             asked = process.questions or process.answers
             assert process.told or asked, "a job runs on that nobody wants"
             assert process.told is Ending.KILLED or not alone
@@ -731,9 +747,9 @@ class ImaginaryShell:
 
     def _notice_who_has_not_ended(self) -> None:
         for process in self.processes.values():
-            job, until = process.asked_to_end, process.asked_until
-            if job is not None and until <= self.now and process.told is Ending.NO:
-                self._doom(process, job)
+            for job, until in [*process.asked_to_end.items()]:
+                if until <= self.now and process.told is Ending.NO:
+                    self._doom(process, job)
 
     def bury_the_abandoned(self) -> None:
         for process in list(self.processes.values()):
@@ -743,8 +759,23 @@ class ImaginaryShell:
     # What there is.
 
     def free(self) -> list[int]:
-        """Return the slots whose workers could run a job now."""
+        """Return the slots whose workers have nothing to do and could run a job now."""
         return [n for n in self.slots("idle") if not self.processes[n].hung]
+
+    def spacious(self) -> list[int]:
+        """Return the slots whose workers could run a job beside others now."""
+        found = [self.processes[slot] for slot in self.slots("busy")]
+        found = [process for process in found if self._able(process)]
+        return [
+            process.slot
+            for process in found
+            if self._lanes_free(process) and not self.errands_before(process.slot)
+        ]
+
+    def lanes(self) -> int:
+        """Return how many jobs could begin now."""
+        beside = [self.width - len(self.processes[n].hand) for n in self.spacious()]
+        return len(self.free()) * self.width + sum(beside)
 
     def slots(self, *states: str, told: bool | None = False) -> list[int]:
         """Return the slots whose processes are in one of *states*."""
@@ -784,15 +815,25 @@ class ImaginaryShell:
 
     def _cost(self, process: Process) -> float:
         return sum(
-            UNKNOWN if process.stalled == job else self.profiles[job].cost
+            UNKNOWN if job in process.stalled else self._share(job)
             for job in process.hand
         )
 
-    def _has_room(self, process: Process) -> bool:
+    def _share(self, job: int) -> float:
+        cost = self.profiles[job].cost
+        return cost if self.width == 1 else max(LEAST, cost / self.width)
+
+    def _lanes_free(self, process: Process) -> bool:
+        return len(process.hand) < self.width and process.loading is None
+
+    def _able(self, process: Process) -> bool:
         able = process.ready and not process.told and not process.faulty
-        going = process.doomed_at is not None or process.asked_to_end is not None
-        going = going or process.leaving
-        return able and not going and self._cost(process) <= REFILL
+        return able and not (process.doomed or process.asked_to_end or process.leaving)
+
+    def _has_room(self, process: Process) -> bool:
+        if process.loading is not None:
+            return False
+        return self._able(process) and self._cost(process) <= REFILL
 
     # What is to be done about it.
 
@@ -846,12 +887,11 @@ class ImaginaryShell:
                 self.processes[slot].pending.append(places)
             case cmd.Interrupt(slot, place):
                 process = self.processes[slot]
-                assert process.asked_to_end is not None
-                assert process.hand[process.asked_to_end] == place
+                assert place in [process.hand[job] for job in process.asked_to_end]
                 self.interrupts -= 1
-            case cmd.WriteStacks(slot):
+            case cmd.WriteStacks(slot, written):
                 process = self.processes[slot]
-                assert process.asked_to_end is not None or process.hung
+                assert written in process.asked_to_end or process.hung
                 process.writes = True
             case cmd.Stop(slot):
                 self._press(self.processes[slot], Ending.STOPPED)
@@ -904,14 +944,16 @@ class ImaginaryShell:
         assert not process.leaving
         assert process.told is Ending.NO, "a job for a worker that must go"
         assert not process.faulty
-        assert process.doomed_at is None
-        assert process.asked_to_end is None, "a job behind one that is to end"
+        assert not process.doomed
+        assert not process.asked_to_end, "a job behind one that is to end"
+        assert process.loading is None, "a job behind one that is not sent"
         others = [errand for errand in self.errands_before(slot) if errand != job]
         assert job in self.errands or not others, "a job before an errand"
         assert job in self.open
         assert not self.broken
-        if process.hand:
-            cost = self._cost(process) + self.profiles[job].cost
+        self.seen["a job beside others"] += 0 < len(process.hand) < self.width
+        if len(process.hand) >= self.width:
+            cost = self._cost(process) + self._share(job)
             assert cost <= BUDGET, "a job waits behind a long one"
             self.seen["a job that travels ahead"] += 1
         process.hand[job] = process.sent + 1
@@ -941,7 +983,7 @@ class ImaginaryShell:
         budget = self.workers + self.surge + self.broken
         assert self.closing or staying < budget, "over the budget"
         self.generations[slot] = generation
-        self.processes[slot] = Process(slot, self.now)
+        self.processes[slot] = Process(slot, self.now, width=self.width)
 
     def _press(self, process: Process, how: Ending) -> None:
         """Check that a process is pressed to end for a reason and step by step."""
@@ -979,9 +1021,11 @@ class ImaginaryShell:
             hung = process.dies_at is not None and self.now >= process.dies_at
             process.excused = not hung or self.core.slots[process.slot].planned
             return
-        if process.doomed_at is not None:
-            late = self.now >= process.doomed_at + REVOKE_GRACE
-            assert len(process.hand) == 1 or late, "others might begin meanwhile"
+        if process.doomed:
+            late = self.now >= min(process.doomed.values()) + REVOKE_GRACE
+            alone = len(process.hand) <= self.width
+            assert alone or late, "others might begin meanwhile"
+            self.seen["killed beside others"] += len(process.hand) > 1
             self.seen["killed for a job, late" if late else "killed for a job"] += 1
             self.seen["killed since it hung"] += process.hung
             process.excused = not process.hung

@@ -362,7 +362,7 @@ class DispatchMachine(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(busy))
         hand, flight = self.hands[slot], self.flights[slot]
         head, *behind = hand
-        flight.stall()
+        flight.stall([head])
         self.leaves(slot)
         self.submit(kind, 0)
         hand[head] = UNKNOWN

@@ -331,7 +331,7 @@ HISTORIES: dict[str, History] = {
     "a silent worker says where it is, and its job has crashed with it": [
         *ONE,
         (1.0, submit(1, 2, cost=10.0), [Assign(0, (1,)), Assign(0, (2,))]),
-        (1.1, hang(0), [WriteStacks(0), Revoke(0, (2,))]),
+        (1.1, hang(0), [WriteStacks(0, 1), Revoke(0, (2,))]),
         (1.1, hang(0), []),
         (1.11, revoked(0, 2), [Unassign((2,))]),
         (1.12, written(0), [Kill(0)]),
@@ -341,7 +341,7 @@ HISTORIES: dict[str, History] = {
     "a silent worker that cannot say where it is, nor give anything back, dies": [
         *ONE,
         (1.0, submit(1, 2, cost=10.0), [Assign(0, (1,)), Assign(0, (2,))]),
-        (1.1, hang(0), [WriteStacks(0), Revoke(0, (2,))]),
+        (1.1, hang(0), [WriteStacks(0, 1), Revoke(0, (2,))]),
         (1.1 + STACK_GRACE, timer, []),
         (1.1 + STACK_GRACE + REVOKE_GRACE, timer, [Kill(0)]),
         (2.0, died(0, started=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
@@ -357,7 +357,7 @@ HISTORIES: dict[str, History] = {
     "a worker whose job ends after all is not silent": [
         *ONE,
         (1.0, submit(1), [Assign(0, (1,))]),
-        (1.1, hang(0), [WriteStacks(0)]),
+        (1.1, hang(0), [WriteStacks(0, 1)]),
         (1.11, outcome(0), []),
         (1.2, submit(2), [Assign(0, (2,))]),
     ],

@@ -45,11 +45,11 @@ def test_a_job_that_is_cancelled_ends_as_its_caller_wants(
 @pytest.mark.parametrize(
     ("press", "commands", "due"),
     [
-        (KILL, [WriteStacks(0)], 1.0 + STACK_GRACE),
-        (Press("interrupt", 0.0), [WriteStacks(0)], 1.0 + STACK_GRACE),
-        (INTERRUPT, [WriteStacks(0), Interrupt(0, 1)], 3.0),
+        (KILL, [WriteStacks(0, 1)], 1.0 + STACK_GRACE),
+        (Press("interrupt", 0.0), [WriteStacks(0, 1)], 1.0 + STACK_GRACE),
+        (INTERRUPT, [WriteStacks(0, 1), Interrupt(0, 1)], 3.0),
         # It cannot be waited for: its caller does.
-        (Press("wait", 2.0), [WriteStacks(0), Interrupt(0, 1)], 3.0),
+        (Press("wait", 2.0), [WriteStacks(0, 1), Interrupt(0, 1)], 3.0),
     ],
 )
 def test_a_job_whose_time_is_over_says_where_it_is_first(
@@ -98,7 +98,7 @@ def test_who_does_not_give_back_the_others_is_not_waited_for() -> None:
 
 def test_a_silent_worker_is_killed_as_one_that_crashed() -> None:
     core = busy(1)
-    assert core.hang(0, 1.0) == [WriteStacks(0)]
+    assert core.hang(0, 1.0) == [WriteStacks(0, 1)]
     assert core.slots[0].hung
     assert core.stacks_written(0, 1.01) == [Kill(0)]
     assert not core.slots[0].planned

@@ -38,6 +38,7 @@ def test_the_figures() -> None:
         "DEEPEST",
         "ERRAND",
         "LEAST",
+        "LOADING",
         "REFILL",
         "UNKNOWN",
         "Keyed",

@@ -49,7 +49,7 @@ ARROWS = """
     ("state", "event"), PAIRS, ids=[f"{s.name}-{e.name}" for s, e in PAIRS]
 )
 def test_every_pair_is_an_arrow_or_an_error(state: SlotState, event: SlotEvent) -> None:
-    slot = Slot(3, state=state, generation=2, head_seen=17, due=4.5)
+    slot = Slot(3, state=state, generation=2, seen=(17,), due=4.5)
     slot.flight.add(17, Profile())
     before = dataclasses.replace(slot)
     if event in TRANSITIONS[state]:
@@ -107,11 +107,12 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         state=SlotState.STARTING,
         generation=4,
         outcomes=5,
-        head_seen=17,
+        seen=(17,),
         unwanted={17: KILL},
-        asked=17,
-        hopeless=True,
-        doomed=17,
+        asked={17: 1.0},
+        hopeless={17: True},
+        doomed={17: 1.0},
+        silent=17,
         ready_at=1.0,
         due=2.0,
         planned=True,
@@ -140,9 +141,9 @@ def test_a_new_slot_has_nothing_in_hand() -> None:
     slot = Slot(0)
     assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
     assert (slot.flight.jobs, slot.outcomes, slot.unwanted) == ({}, 0, {})
-    assert (slot.head_seen, slot.doomed, slot.ready_at, slot.due) == (None,) * 4
-    assert slot.asked is None
-    assert (slot.planned, slot.faulty, slot.probing, slot.hopeless) == (False,) * 4
+    assert (slot.silent, slot.ready_at, slot.due) == (None,) * 3
+    assert (slot.asked, slot.hopeless, slot.doomed) == ({},) * 3
+    assert (slot.planned, slot.faulty, slot.probing, slot.seen) == (False,) * 3 + ((),)
     assert slot.ending is Ending.NO
 
 

@@ -65,7 +65,11 @@ limits = st.builds(
     drain_timeout=st.sampled_from([600.0, 5.0, None]),
 )
 plans = st.fixed_dictionaries(
-    {"limits": limits, "more": st.sampled_from([0, 0, 2, 5])}
+    {
+        "limits": limits,
+        "more": st.sampled_from([0, 0, 2, 5]),
+        "width": st.sampled_from([1, 1, 1, 2, 3, 7]),
+    }
 ).flatmap(
     lambda plan: st.sampled_from([(1, 0), (1, 0), (2, 0), (0, 1), (1, 1)]).map(
         lambda budget: {**plan, "surge": budget[0], "unavailable": budget[1]}
@@ -227,18 +231,22 @@ class SupervisionMachine(RuleBasedStateMachine):
             )
 
     @precondition(lambda self: self.shell.slots("busy", told=False))
-    @rule(data=anything, then=st.sampled_from(["nothing", "write", "hang"]))
+    @rule(
+        data=anything, then=st.sampled_from(["nothing", "write", "hang", "be silent"])
+    )
     def the_time_of_a_job_is_over(self, data: st.DataObject, then: str) -> None:
         slot = data.draw(st.sampled_from(self.shell.slots("busy", told=False)))
         process = self.shell.processes[slot]
         process.begin()
-        job = next(iter(process.hand))
+        job = data.draw(st.sampled_from(process.first()))
         if job != process.loading and job not in process.unwanted:
-            self.shell.expire(slot, data.draw(st.sampled_from(PRESSES)))
+            self.shell.expire(slot, data.draw(st.sampled_from(PRESSES)), job)
             if then == "write":
                 self.shell.write(slot)
             elif then == "hang":
                 self.shell.hang(slot)
+            elif then == "be silent" and job in process.hand:
+                self.shell.hang(slot, job)
 
     @precondition(lambda self: self.shell.writing())
     @rule(data=anything)
@@ -336,10 +344,10 @@ class SupervisionMachine(RuleBasedStateMachine):
     def cancel_a_job_before_others(self, *, late: bool) -> None:
         for slot in self.shell.slots("busy"):
             process = self.shell.processes[slot]
-            if len(process.hand) > 1 and process.begin():
-                assert process.running is not None
-                if process.running not in process.unwanted:
-                    self.shell.cancel(process.running)
+            if len(process.hand) > process.width and process.begin():
+                for job in [*process.running]:
+                    if job not in process.unwanted:
+                        self.shell.cancel(job)
         if late:
             self.shell.advance(2 * REVOKE_GRACE)
 
@@ -525,10 +533,11 @@ class SupervisionMachine(RuleBasedStateMachine):
         for slot in core.slots:
             assert list(slot.errands) == shell.errands_before(slot.index)
         assert core.dispatcher.waiting == len(shell.waiting)
-        ahead = sum(len(jobs) - 1 for jobs in flights.values())
+        ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
         assert core.waiting == len(shell.waiting) + ahead
         assert core.pipelining == (ahead > 0)
         assert core.dispatcher.idle == len(shell.free())
+        assert core.dispatcher.free == shell.lanes()
         assert (core.broken is not None, core.finished) == (
             shell.broken,
             shell.finished,
@@ -537,7 +546,7 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_while_somebody_is_idle(self) -> None:
-        free = self.shell.free()
+        free = [*self.shell.free(), *self.shell.spacious()]
         assert not (self.shell.queue and free)
         assert not any(self.shell.slot_for(job) in free for job in self.shell.keyed)
 
@@ -582,15 +591,19 @@ class SupervisionMachine(RuleBasedStateMachine):
             assert deadline is None
 
     @invariant()
-    def who_is_being_loaded_is_alone_and_has_the_next_place(self) -> None:
+    def who_is_being_loaded_is_the_last_and_has_the_next_place(self) -> None:
         for process in self.shell.processes.values():
             if process.loading is not None:
-                assert process.hand == {process.loading: process.sent + 1}
+                job, width = process.loading, process.width
+                assert list(process.hand.items())[-1] == (job, process.sent + 1)
+                assert len(process.hand) <= width
                 slot = self.shell.core.slots[process.slot]
-                entry = slot.flight.jobs[process.loading]
-                profile = self.shell.profiles[process.loading]
-                assert entry == (process.sent + 1, UNKNOWN, profile)
-                assert self.shell.core.head(process.slot) == process.loading
+                profile = self.shell.profiles[job]
+                if slot.flight.jobs:
+                    cost = UNKNOWN / width
+                    assert slot.flight.jobs[job] == (process.sent + 1, cost, profile)
+                    assert self.shell.core.last(process.slot) == job
+                    assert self.shell.core.runs(process.slot, job)
 
     # Safety says that nothing bad happens; a supervisor that does nothing at all
     # is perfectly safe.  The rest says that good things do happen.
@@ -604,11 +617,12 @@ class SupervisionMachine(RuleBasedStateMachine):
                 since = process.told_at if pressed else process.born_at
                 assert slot.due is not None
                 assert slot.due <= since + START_TIMEOUT
-            elif process.asked_to_end is not None:
-                assert slot.due == process.asked_until
+            elif process.asked_to_end or process.doomed:
+                dooms = [since + REVOKE_GRACE for since in process.doomed.values()]
+                assert slot.due == min(*process.asked_to_end.values(), *dooms, math.inf)
             elif process.dies_at is not None:
                 assert slot.due == process.dies_at
-            elif process.doomed_at is None:
+            else:
                 assert slot.due is None
 
     @invariant()
@@ -618,13 +632,13 @@ class SupervisionMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_works_for_a_caller_who_left(self) -> None:
         for process in self.shell.processes.values():
-            if process.doomed_at is not None and process.told is Ending.NO:
+            if process.doomed and process.told is Ending.NO:
                 # Whoever waits behind it is being asked for, and not for long.
                 due = self.shell.core.slots[process.slot].due
                 assert due is not None
-                assert due <= process.doomed_at + REVOKE_GRACE
-            elif process.asked_to_end is not None and process.told is Ending.NO:
-                assert self.shell.now < process.asked_until
+                assert due <= min(process.doomed.values()) + REVOKE_GRACE
+            elif process.asked_to_end and process.told is Ending.NO:
+                assert self.shell.now < min(process.asked_to_end.values())
             elif process.told is Ending.NO and any(
                 press.how != "wait" for press in process.unwanted.values()
             ):
@@ -892,6 +906,9 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "died starting, told terminated": 1,
         "died busy, told killed": 1,
         "a job that travels ahead": 100,
+        "a job beside others": 100,
+        "died beside others": 10,
+        "killed beside others": 3,
         "a job that overtakes others": 30,
         "an urgent job that need not wait": 1,
         "a keyed job that need not wait": 30,

@@ -106,7 +106,7 @@ def commit_at_hello(token: str, name: str) -> None:
     """Have it committed where the worker would say hello, in one worker only."""
     from asyncpool._worker.control import Control
 
-    def send(self: Control, kind: Kind, payload: bytes = b"") -> None:
+    def send(self: Control, kind: Kind, payload: bytes = b"", *_: int) -> None:
         commit(name)
 
     if first(token):

@@ -125,8 +125,9 @@ async def test_who_was_killed_by_somebody_else(
     monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
     coroner = Coroner(start_timeout=30.0)
     worker = cast("WorkerHandle", DeadWorker())
-    found = coroner.kind_of(worker, Slot(0, ready_at=1.0))
-    crash = coroner.report(worker, kind=found, job=None, now=2.0, next_step="")
+    slot = Slot(0, ready_at=1.0)
+    found = coroner.kind_of(worker, slot)
+    crash = coroner.report(worker, slot, kind=found, jobs=[], now=2.0, next_step="")
     assert (crash.kind, crash.detail, crash.signal) == (kind, detail, "SIGKILL")
 
 

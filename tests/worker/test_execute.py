@@ -33,7 +33,7 @@ class Uninterrupted(Interrupts):
 
     def __init__(self) -> None:
         self.running = None
-        self._wanted = None
+        self._wanted = set()
         self._held = False
 
 
