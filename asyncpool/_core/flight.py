@@ -34,17 +34,17 @@ class Flight:
             from, in their order.
         backlog: The sum of those costs.
         width: As above.
-        loading: Whether the last one is yet to be sent, since what it needs is on its way;
-            nothing can be sent behind it.  Where there is one lane it is taken anyway.
+        closed: Whether nothing may be sent beside the last one, which is yet to be sent
+            itself, or is before all others.  Where there is one lane it is taken anyway.
     """
 
-    __slots__ = ("_asked", "_sent", "backlog", "jobs", "loading", "width")
+    __slots__ = ("_asked", "_sent", "backlog", "jobs", "closed", "width")
 
     def __init__(self, width: int = 1) -> None:
         self.jobs: dict[int, tuple[int, float, Profile]] = {}
         self.backlog = 0.0
         self.width = width
-        self.loading = False
+        self.closed = False
         self._sent = 0
         self._asked: deque[tuple[int, ...]] = deque()
 
@@ -70,7 +70,7 @@ class Flight:
     @property
     def free(self) -> int:
         """How many more jobs would begin at once."""
-        if self.loading:
+        if self.closed:
             return 0
         return max(0, self.width - len(self.jobs))
 
@@ -81,7 +81,7 @@ class Flight:
 
     def takes(self, profile: Profile) -> bool:
         """Tell whether a job may be sent now: it begins at once, or before long."""
-        if self.loading:
+        if self.closed:
             return False
         if len(self.jobs) < self.width:
             return True
@@ -107,7 +107,7 @@ class Flight:
         if self.width == 1:
             cost = profile.cost
         else:
-            cost, self.loading = self._cost(profile), profile.loading
+            cost, self.closed = self._cost(profile), profile.lonely
         self.jobs[job] = (self._sent, cost, profile)
         self.backlog += cost
 
@@ -123,17 +123,19 @@ class Flight:
         self.backlog -= jobs.pop(job)[1]
         if not jobs:
             self.backlog = 0.0  # whatever rounding has made of it
+            self.closed = False
 
     def remove(self, job: int) -> None:
         """Forget *job*."""
         self.backlog -= self.jobs.pop(job)[1]
         if not self.jobs:
             self.backlog = 0.0
+            self.closed = False
 
     def withdraw(self, job: int) -> None:
         """Forget *job*, the last that was added: it has not been sent after all."""
         self.remove(job)
-        self.loading = False
+        self.closed = False
         self._sent -= 1
 
     def stall(self, jobs: Iterable[int]) -> None:

@@ -7,7 +7,8 @@ threads.  Memory is used only for what is written.
 
 Where a worker runs several jobs at once there are *lanes* before the stacks: which job each
 has begun last, in one table, and behind that the rest for each of them, with the stack of
-its coroutine.  What comes first is not used then.
+its coroutine and the outcome of the last one, which may not have been sent.  What comes
+first is not used then.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from asyncpool._core.chunks import LOG_SIZE
 __all__ = [
     "BEATS_START",
     "BEGUN",
+    "LANE_OUTCOME_SIZE",
     "LANE_STACK_SIZE",
     "LOG_START",
     "MAX_LANES",
+    "NOTED",
     "PAGE_SIZE",
     "STACKS_SIZE",
     "STACKS_START",
@@ -41,7 +44,11 @@ PAGE_SIZE = STACKS_START + STACKS_SIZE
 
 # The text, behind whose it is, as in the table.
 LANE_STACK_SIZE = 16_384
-_LANE_SIZE = BEATS_SIZE + LOG_SIZE + LANE_STACK_SIZE
+
+# The outcome, behind whose it is: the kind of its frame, how long it took, how long it is.
+NOTED = struct.Struct("=QQQQQ")
+LANE_OUTCOME_SIZE = 4096
+_LANE_SIZE = BEATS_SIZE + LOG_SIZE + LANE_STACK_SIZE + LANE_OUTCOME_SIZE
 
 # Beyond that, more workers are what is needed.
 MAX_LANES = 1024
@@ -84,6 +91,10 @@ class Layout:
     def stack(self, lane: int) -> int:
         """Return where its coroutine's stack is, if there are several lanes."""
         return self.log(lane) + LOG_SIZE
+
+    def outcome(self, lane: int) -> int:
+        """Return where the outcome of its last job is, if there are several lanes."""
+        return self.stack(lane) + LANE_STACK_SIZE
 
 
 def _in_whole_pages(size: int) -> int:

@@ -54,8 +54,8 @@ class Profile:
         self.cost: float = UNKNOWN
 
     @property
-    def loading(self) -> bool:
-        """Whether the job cannot be sent before its worker sees what it needs."""
+    def lonely(self) -> bool:
+        """Whether no job may be sent while it is the last one."""
         return False
 
     @property
@@ -75,21 +75,22 @@ class Profile:
             self.cost += (duration - self.cost) * _WEIGHT
 
 
-class _Loading(Profile):
+class _Lonely(Profile):
     __slots__ = ()
 
     @property
-    def loading(self) -> bool:
+    def lonely(self) -> bool:
         return True
 
 
 # Of jobs that nobody waits behind, whatever is known of them: streams, and those whose
-# large arguments are on their way for a while.
+# large arguments are on their way for a while, so that nothing can be sent meanwhile.
 ALONE = Profile()
-LOADING = _Loading()
+LOADING = _Lonely()
 
-# Of errands: jobs for one worker, which no other one may run.
-ERRAND = Profile()
+# Of errands: jobs for one worker, which no other one may run, and that nothing begins
+# beside: whoever comes later finds what they have done.
+ERRAND = _Lonely()
 
 
 class Keyed(Profile):
@@ -112,9 +113,9 @@ class Keyed(Profile):
         return self._key
 
     @property
-    def loading(self) -> bool:
-        """Whether the job cannot be sent before its worker sees what it needs."""
-        return self._function.loading
+    def lonely(self) -> bool:
+        """Whether no job may be sent while it is the last one."""
+        return self._function.lonely
 
     # To all who read or write it, it is what it is there.
     @property

@@ -299,11 +299,13 @@ class Supervision:
 
     def drop(self, job: int, now: float) -> list[Command]:
         """Give up *job*, which may be in the queue, or on its way there."""
+        commands: list[Command] = []
         if not self.dispatcher.discard(job):
             for slot in self.slots:
                 if job in slot.errands:
                     slot.errands.remove(job)
-        return self._settle(now)
+                    commands += self.refill(slot.index, now)  # it may have a free lane
+        return [*commands, *self._settle(now)]
 
     def cancel(
         self, job: int, now: float, *, index: int, begun: bool, press: Press = KILL
@@ -408,9 +410,9 @@ class Supervision:
     def loaded(self, index: int, now: float) -> list[Command]:
         """Take note that the last job of slot *index*, which was loading, has been sent."""
         flight = self.slots[index].flight
-        if not flight.loading:
+        if not flight.closed:
             return []
-        flight.loading = False
+        flight.closed = False
         return self.refill(index, now)
 
     @property

@@ -65,6 +65,7 @@ class WorkerSetup:
     on_heartbeat: Callable[[WorkerHandle], None]
     on_last_beat: Callable[[WorkerHandle, Frame], None]
     on_spawned: Callable[[WorkerHandle], None]
+    on_exit: Callable[[WorkerHandle], None]
     make_cargo: Callable[[], Cargo]
     journal: Journal
 
@@ -304,6 +305,7 @@ class WorkerHandle:
         for channel in (self._jobs, self._control):
             if channel is not None:
                 channel.drain()
+        self._setup.on_exit(self)
         self._exited.set()
         self._trouble.set()
 

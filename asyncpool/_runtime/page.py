@@ -10,10 +10,20 @@ from typing import Any
 
 from asyncpool._core.beats import Beat, has_any, read
 from asyncpool._core.chunks import ask_to_stop, read_log
-from asyncpool._core.page import BEGUN, LANE_STACK_SIZE, STACKS_SIZE, Layout
+from asyncpool._core.frames import Frame, Kind
+from asyncpool._core.page import (
+    BEGUN,
+    LANE_OUTCOME_SIZE,
+    LANE_STACK_SIZE,
+    NOTED,
+    STACKS_SIZE,
+    Layout,
+)
 from asyncpool._core.stacks import tidy
 
 __all__ = ["Page"]
+
+_OUTCOMES = (Kind.VALUE, Kind.ERROR)
 
 # How often beats are looked for: both may be torn, if the first is read while it is
 # written, and the second too.
@@ -85,6 +95,23 @@ class Page:
             return ""
         text = self._memory[start + BEGUN.size : start + LANE_STACK_SIZE]
         return text.partition(b"\0")[0].decode(errors="replace").strip()
+
+    def outcomes(self) -> dict[tuple[int, int], Frame]:
+        """Return the last outcomes, by job and attempt, if it runs several at once.
+
+        They may have been sent, or not.
+        """
+        found: dict[tuple[int, int], Frame] = {}
+        if self._memory is None or self._layout.width == 1:
+            return found
+        for lane in range(self._layout.width):
+            start = self._layout.outcome(lane)
+            job, attempt, kind, duration, size = NOTED.unpack_from(self._memory, start)
+            if kind in _OUTCOMES and size <= LANE_OUTCOME_SIZE - NOTED.size:
+                start += NOTED.size
+                data = self._memory[start : start + size]
+                found[job, attempt] = Frame(Kind(kind), data, job, attempt, duration)
+        return found
 
     @property
     def stacks_size(self) -> int:

@@ -128,6 +128,7 @@ class Supervisor:
             on_heartbeat=self._heartbeats.rung,
             on_last_beat=self._heartbeats.take,
             on_spawned=self._on_spawned,
+            on_exit=self._traffic.on_exit,
             make_cargo=self._make_cargo,
             journal=self._journal,
         )

@@ -284,6 +284,20 @@ class Traffic:
             self.saturated = False
             self._state.hub.publish(events.Drained())
 
+    def on_exit(self, handle: WorkerHandle) -> None:
+        """Find outcomes that a worker has noted, and was killed before it sent them."""
+        noted = handle.page.outcomes()
+        if not noted or handle.broke_protocol:
+            return
+        frames: list[Frame] = []
+        for number in self._state.core.running(handle.slot):
+            job = self._state.book.jobs.get(number)
+            frame = None if job is None else noted.get((number, job.attempt))
+            if frame is not None:
+                frames.append(frame)
+        if frames:
+            self.on_outcomes(handle, frames)
+
     def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
         """Hand over what a stream has yielded."""
         for frame in frames:

@@ -13,7 +13,13 @@ from time import perf_counter, perf_counter_ns
 
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.outcome import pack_value
-from asyncpool._core.page import BEGUN, LANE_STACK_SIZE, Layout
+from asyncpool._core.page import (
+    BEGUN,
+    LANE_OUTCOME_SIZE,
+    LANE_STACK_SIZE,
+    NOTED,
+    Layout,
+)
 from asyncpool._worker.coroutines import Coroutines, Steps, inner, tell_waiting, warn
 from asyncpool._worker.execute import pack_failure
 from asyncpool._worker.interrupts import Interrupts
@@ -202,6 +208,21 @@ class Lanes:
     def become_nobody(self) -> None:
         """Let nothing go on in this process, which is a copy of the worker."""
         self.mute = self.beats.mute = True
+
+    def note(self, lane: Lane, kind: Kind, payload: bytes, duration: int) -> bool:
+        """Note an outcome where the pool finds it if the worker dies; or tell there is no room.
+
+        It need not be sent at once then.
+        """
+        if len(payload) > LANE_OUTCOME_SIZE - NOTED.size:
+            return False
+        page, start = self._page, self._layout.outcome(lane.index)
+        # Whose it is comes last: what is half written is nobody's.
+        NOTED.pack_into(page, start, 0, 0, kind, duration, len(payload))
+        begin = start + NOTED.size
+        page[begin : begin + len(payload)] = payload
+        BEGUN.pack_into(page, start, lane.frame.job, lane.frame.attempt)
+        return True
 
     # What the other thread asks.
 

@@ -86,6 +86,7 @@ class Several:
         self._prepare = prepare
         self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
         self._pending: deque[Frame] = deque()
+        self._outcomes: list[bytes] = []
         self._worker = os.getpid()
         self._ended = self._coming = False
         self._failure: BaseException | None = None
@@ -134,6 +135,7 @@ class Several:
                 loop.run_forever()
         finally:
             loop.remove_reader(self._jobs.fileno())
+            self._flush()
 
     def _on_readable(self) -> None:
         """Take what has come on the job channel, while coroutines run."""
@@ -172,6 +174,7 @@ class Several:
 
     def _begin(self) -> None:
         """Begin as many jobs as there are lanes for; between two plain ones others go on."""
+        self._flush()  # before a lane has other outcomes
         while self._pending and not self.lanes.full and not self._turns.closed:
             # Popped, so that nothing of a job is kept when it is done.
             frame = self._pending.popleft()
@@ -217,9 +220,31 @@ class Several:
                 news, payload = self._cargo.stow(payload)
                 ahead += news
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
-            send(self._jobs, ahead + head, payload)
+            if (
+                not ahead
+                and self.lanes.looping
+                and self.lanes.note(lane, kind, payload, duration)
+            ):
+                self._send_soon(head + payload)
+            else:
+                send(self._jobs, ahead + head, payload)
         except BaseException as error:
             self._fail(error)
+
+    def _send_soon(self, outcome: bytes) -> None:
+        """Send an outcome, which is safe, with those that come in the same turn."""
+        self._outcomes.append(outcome)
+        if len(self._outcomes) == 1:
+            self.lanes.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._outcomes:
+            data = b"".join(self._outcomes)
+            self._outcomes.clear()
+            try:
+                self._jobs.sendall(data)
+            except BaseException as error:
+                self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         """Have the worker end of *error*."""

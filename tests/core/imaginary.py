@@ -687,7 +687,7 @@ class ImaginaryShell:
             self.feed(self.core.landed(job, self.now))
             return
         if not any(job in p.hand for p in self.processes.values()):
-            assert self.core.drop(job, self.now) == []
+            self.feed(self.core.drop(job, self.now))
             return
         (process,) = (p for p in self.processes.values() if job in p.hand)
         if job == process.loading:
@@ -769,7 +769,9 @@ class ImaginaryShell:
         return [
             process.slot
             for process in found
-            if self._lanes_free(process) and not self.errands_before(process.slot)
+            if self._lanes_free(process)
+            if not self.errands_before(process.slot)
+            if not any(job in self.errands for job in process.hand)
         ]
 
     def lanes(self) -> int:
@@ -832,6 +834,8 @@ class ImaginaryShell:
 
     def _has_room(self, process: Process) -> bool:
         if process.loading is not None:
+            return False
+        if any(job in self.errands for job in process.hand):
             return False
         return self._able(process) and self._cost(process) <= REFILL
 

@@ -504,12 +504,12 @@ def test_a_job_costs_what_a_lane_takes_for_it_but_never_nothing() -> None:
 def test_nothing_is_sent_behind_what_is_loading() -> None:
     flight = wide(3, 10.0)
     flight.add(2, LOADING)
-    assert (flight.loading, flight.free, flight.last) == (True, 0, 2)
+    assert (flight.closed, flight.free, flight.last) == (True, 0, 2)
     assert not flight.takes(known(LEAST))
     flight.withdraw(2)
-    assert (flight.loading, flight.free) == (False, 2)
+    assert (flight.closed, flight.free) == (False, 2)
     flight.add(3, Keyed(LOADING, 7))
-    assert flight.loading
+    assert flight.closed
     assert flight.ask([3]) == (2,), "the place of the one that was not sent"
 
 
