@@ -66,7 +66,7 @@ NUMBERS: dict[type, str] = {int: "q", float: "d"}
 NUMBER_SIZE = 8
 
 
-_run: Callable[..., ChunkResult] | None = None
+_run: Callable[..., Any] | None = None
 
 # What nobody can change, so that it does not matter who has it too.
 FLAT: frozenset[type] = frozenset((int, float, bool, type(None), str, bytes))
@@ -150,13 +150,13 @@ def code_of(number: int) -> str:
     return NUMBERS[float if number else int]
 
 
-def run_chunk(*args: Any, **kwargs: Any) -> ChunkResult:
+def run_chunk(*args: Any, **kwargs: Any) -> Any:
     """Do what the worker has installed for that; the pool knows nothing of it."""
     assert _run is not None
     return _run(*args, **kwargs)
 
 
-def install(run: Callable[..., ChunkResult]) -> None:
+def install(run: Callable[..., Any]) -> None:
     """Have :func:`run_chunk` do this, in this process."""
     global _run  # noqa: PLW0603 - there is one worker in a process
     _run = run

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from asyncpool._core.profiles import BUDGET, LEAST, LOADING, REFILL, UNKNOWN, Profile
+from asyncpool._core.profiles import BUDGET, LEAST, REFILL, UNKNOWN, Profile
 from asyncpool.errors import ProtocolError
 
 __all__ = ["Flight"]
@@ -38,7 +38,7 @@ class Flight:
             itself, or is before all others.  Where there is one lane it is taken anyway.
     """
 
-    __slots__ = ("_asked", "_sent", "backlog", "jobs", "closed", "width")
+    __slots__ = ("_asked", "_sent", "backlog", "closed", "jobs", "width")
 
     def __init__(self, width: int = 1) -> None:
         self.jobs: dict[int, tuple[int, float, Profile]] = {}

@@ -100,11 +100,11 @@ class Pressing:
             return self._lives.end(slot, Ending.KILLED, now)
         if job in slot.hopeless:
             slot.hopeless[job] = True
-        hopeless = [job for job in slot.hopeless if job in slot.asked]
+        hopeless = [one for one in slot.hopeless if one in slot.asked]
         if not hopeless or (job is not None and not all(slot.hopeless.values())):
             return []
-        for job in hopeless:
-            self._doom(slot, job, now)
+        for one in hopeless:
+            self._doom(slot, one, now)
         return self.wind_up(slot, now)
 
     def forgive(self, slot: Slot, job: int) -> None:

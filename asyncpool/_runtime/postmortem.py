@@ -78,24 +78,27 @@ class Coroner:
     def report(
         self,
         handle: WorkerHandle,
-        slot: Slot,
         *,
         kind: CrashKind,
         jobs: Sequence[Job[object]],
+        doomed: int | None,
         now: float,
         next_step: str,
     ) -> Crash:
-        """Return the report of a death that has cost *jobs* an attempt."""
-        job = next((job for job in jobs if job.id == slot.silent), None)
-        job = job or next(iter(jobs), None)
+        """Return the report of a death.
+
+        It has cost *jobs* an attempt, and the pool killed the worker for *doomed*, if that
+        is one.
+        """
+        job = next(iter(jobs), None)
         status = handle.status
         detail, stack = handle.detail, ""
         if kind == "failed start" and handle.killed and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
         if status == -signal.SIGKILL and not handle.killed and self._oom_kills is None:
             detail = detail or "not by the pool: perhaps for want of memory"
-        if slot.planned and slot.doomed and not detail:
-            detail = f"job {next(iter(slot.doomed))}, which it ran too, did not end"
+        if doomed is not None and not detail:
+            detail = f"job {doomed}, which it ran too, did not end"
         killed_by_us = handle.killed and detail != ""
         if kind == "hung":
             stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)

@@ -291,6 +291,7 @@ class Supervisor:
         planned, kind = slot.planned, self._coroner.kind_of(handle, slot)
         losses = self._state.book.losses(handle, slot, kind)
         begun = [loss.job for loss in losses if loss.attempt]
+        silent, doomed = slot.silent, next(iter(slot.doomed), None) if planned else None
         commands = self._core.ended(
             handle.slot,
             now,
@@ -300,7 +301,12 @@ class Supervisor:
         )
         step = describe_next_step(handle.slot, commands)
         crash = self._coroner.report(
-            handle, slot, kind=kind, jobs=begun, now=now, next_step=step
+            handle,
+            kind=kind,
+            jobs=sorted(begun, key=lambda job: job.id != silent),
+            doomed=doomed,
+            now=now,
+            next_step=step,
         )
         handle.page.close()
         if planned:

@@ -19,7 +19,6 @@ from asyncpool._core.functions import Function, FunctionTable
 from asyncpool._core.limits import Form, JobOptions
 from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
-from asyncpool._core.profiles import ALONE, LOADING
 from asyncpool._runtime.book import outcome_of
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.heartbeats import Heartbeats
@@ -143,13 +142,15 @@ class Traffic:
             state.book.enter(job)
             if options.limits.timed and not self._times.wait(job):
                 return job
-            profile = known.profile
-            if job.credit or type(payload) is not bytes:
-                profile = LOADING if type(payload) is not bytes else ALONE
+            profile = (
+                job.profile
+                if job.credit or type(payload) is not bytes or options.key is not None
+                else known.profile
+            )
             slot = (
                 state.core.submit(job.id, profile, options.priority)
                 if options.key is None
-                else state.core.submit_keyed(job.id, job.profile, options.priority)
+                else state.core.submit_keyed(job.id, profile, options.priority)
             )
             if slot is not None:
                 self.send(slot, (job,))

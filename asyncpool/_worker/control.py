@@ -58,6 +58,7 @@ class Control:
         credit: What a stream may send.
 
     Attributes:
+        interrupts: As above.
         credit: As above.
     """
 
@@ -71,7 +72,7 @@ class Control:
     ) -> None:
         self._socket = sock
         self.credit: Credits = credit
-        self._interrupts = interrupts
+        self.interrupts = interrupts
         self._turns = turns
         self._segments = segments
         self._lock = _thread.RLock()
@@ -161,13 +162,13 @@ class Control:
             self.send(Kind.REVOKED, pack_numbers(won))
         elif frame.kind is Kind.INTERRUPT:
             for place in unpack_numbers(frame.payload):
-                self._interrupts.ask(place)
+                self.interrupts.ask(place)
         elif frame.kind is Kind.CREDIT:
             self.credit.grant(frame.job, frame.attempt, frame.tag)
         elif frame.kind is Kind.PING:
             self.send(Kind.PONG)
         elif frame.kind is Kind.STACKS:
-            self._interrupts.write_stacks(frame.job, frame.attempt)
+            self.interrupts.write_stacks(frame.job, frame.attempt)
             self.send(Kind.STACKS, b"", frame.job, frame.attempt)
         elif frame.kind is Kind.SEGMENT:
             self._segments.arrive(frame.tag, fds.pop() if fds else None, frame.job)

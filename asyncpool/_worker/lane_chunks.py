@@ -57,7 +57,7 @@ class _Own:
         self._coroutine = coroutine
         self._run = copy_context().run
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Any:
         return self
 
     def __iter__(self) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from contextvars import copy_context
-from time import perf_counter, perf_counter_ns
+from time import perf_counter_ns
 
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.outcome import pack_value

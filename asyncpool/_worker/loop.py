@@ -45,7 +45,7 @@ __all__ = ["work"]
 _JOB = Kind.JOB
 
 
-def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
+def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR0915 - in turn
     """Be a worker until the job channel ends, then leave the process.
 
     Args:
@@ -96,18 +96,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:
         if config.concurrency > 1:
             from asyncpool._worker.several import Several  # noqa: PLC0415 - most need none
 
-            several = Several(
-                config,
-                page_fd,
-                jobs=jobs,
-                control=control,
-                turns=turns,
-                cargo=cargo,
-                interrupts=interrupts,
-                coroutines=coroutines,
-                prepare=_prepare,
-            )
-            several.serve()
+            several = Several(config, page_fd, jobs, control, turns, cargo, coroutines)
+            several.serve(_prepare)
         else:
             streams = Streams(jobs, cargo, interrupts, coroutines, credit)
             executor = Executor(cargo.complete, interrupts, coroutines, streams)

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from asyncpool._worker.cargo import Cargo
     from asyncpool._worker.control import Control
     from asyncpool._worker.coroutines import Coroutines
-    from asyncpool._worker.interrupts import Interrupts
     from asyncpool._worker.turns import Turns
+
+    _Prepare = Callable[[Frame, Executor, Cargo], None]
 
 __all__ = ["Several"]
 
@@ -54,28 +55,24 @@ class Several:
         control: The control channel.
         turns: Which job is the next.
         cargo: What comes beside jobs.
-        interrupts: Which may end one.
         coroutines: Whose loop they run in.
-        prepare: Takes what comes ahead of a job.
 
     Attributes:
         beats: The heartbeats.
         lanes: The jobs that run.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what a worker is made of
         self,
         config: WorkerConfig,
         page_fd: int,
-        *,
         jobs: socket.socket,
         control: Control,
         turns: Turns,
         cargo: Cargo,
-        interrupts: Interrupts,
         coroutines: Coroutines,
-        prepare: Callable[[Frame, Executor, Cargo], None],
     ) -> None:
+        interrupts = control.interrupts
         layout = Layout(config.concurrency)
         page = mmap(page_fd, layout.stacks)
         self._jobs = jobs
@@ -83,7 +80,6 @@ class Several:
         self._cargo = cargo
         self._interrupts = interrupts
         self._coroutines = coroutines
-        self._prepare = prepare
         self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
         self._pending: deque[Frame] = deque()
         self._outcomes: list[bytes] = []
@@ -105,8 +101,12 @@ class Several:
         install(self.beats)
         chunks.install(partial(run_chunk, page, layout, self.lanes))
 
-    def serve(self) -> None:
-        """Run jobs until the job channel ends, or no other one is to begin."""
+    def serve(self, prepare: _Prepare) -> None:
+        """Run jobs until the job channel ends, or no other one is to begin.
+
+        *prepare* takes what comes ahead of a job.
+        """
+        self._prepare = prepare
         while not self._over:
             if self.lanes.by_job:
                 self._run_loop()

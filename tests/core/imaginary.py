@@ -112,7 +112,7 @@ class Process:
 class ImaginaryShell:
     """Feeds a :class:`Supervision` and carries out what it wants done."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - the books
         self,
         *,
         workers: int,
@@ -622,7 +622,9 @@ class ImaginaryShell:
             self.seen["a stall"] += 1
             self.feed([command])
 
-    def die(self, slot: int, *, requeue: bool = False, roll: float = 0.5) -> None:
+    def die(  # noqa: PLR0915 - a story
+        self, slot: int, *, requeue: bool = False, roll: float = 0.5
+    ) -> None:
         """End a process; *requeue* if its death is one to retry after."""
         process = self.processes.pop(slot)
         wanted = [job for job in process.hand if job not in process.unwanted]

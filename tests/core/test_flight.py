@@ -87,9 +87,8 @@ class FlightMachine(RuleBasedStateMachine):
             self.flight.add(job, profile)
             profile.note(0)  # what is learned later is not for this job
             self.sent.append(job)
-            if self.width > 1:
-                cost = max(LEAST, cost / self.width)
-            self.costs[job], self.profiles[job] = cost, profile
+            share = cost if self.width == 1 else max(LEAST, cost / self.width)
+            self.costs[job], self.profiles[job] = share, profile
 
     @rule(cost=st.sampled_from(COSTS), ask=st.booleans())
     def a_job_is_not_sent_after_all(self, cost: float, *, ask: bool) -> None:

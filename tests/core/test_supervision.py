@@ -600,8 +600,11 @@ class SupervisionMachine(RuleBasedStateMachine):
                 slot = self.shell.core.slots[process.slot]
                 profile = self.shell.profiles[job]
                 if slot.flight.jobs:
-                    cost = UNKNOWN / width
-                    assert slot.flight.jobs[job] == (process.sent + 1, cost, profile)
+                    place, cost, known = slot.flight.jobs[job]
+                    assert (place, known) == (process.sent + 1, profile)
+                    assert cost == (
+                        UNKNOWN if job in process.stalled else UNKNOWN / width
+                    )
                     assert self.shell.core.last(process.slot) == job
                     assert self.shell.core.runs(process.slot, job)
 

@@ -127,7 +127,9 @@ async def test_who_was_killed_by_somebody_else(
     worker = cast("WorkerHandle", DeadWorker())
     slot = Slot(0, ready_at=1.0)
     found = coroner.kind_of(worker, slot)
-    crash = coroner.report(worker, slot, kind=found, jobs=[], now=2.0, next_step="")
+    crash = coroner.report(
+        worker, kind=found, jobs=[], doomed=None, now=2.0, next_step=""
+    )
     assert (crash.kind, crash.detail, crash.signal) == (kind, detail, "SIGKILL")
 
 

@@ -1,0 +1,684 @@
+"""Several async functions at once in each worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from asyncpool import (
+    Crash,
+    JobRaisedError,
+    JobTimeoutError,
+    Pool,
+    PoolClosedError,
+    WorkerCrashedError,
+    WorkerHungError,
+    WorkerLimits,
+)
+from tests.helpers import jobs, several, streams
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves, until
+
+pytestmark = BOTH_LOOPS
+
+KINDS = pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
+
+
+# How many run.
+
+
+@KINDS
+@pytest.mark.parametrize("concurrency", [2, 3, 7])
+async def test_so_many_run_at_once_and_never_more(kind: Any, concurrency: int) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, concurrency=concurrency, loop=kind) as pool,
+    ):
+        found = [pool.submit(several.count_at, gate.path) for _ in range(20)]
+        for nth in range(20):
+            visitor = await gate.visitor(nth=nth + 1)
+            if nth + 1 >= concurrency:
+                running = [job for job in found if job.state == "running"]
+                assert len(running) <= concurrency
+                visitor = await gate.visitor(nth=nth + 2 - concurrency)
+                visitor.release()
+        for nth in range(20 - concurrency, 20):
+            (await gate.visitor(nth=nth + 1)).release()
+        counts = [count for count, _ in await asyncio.gather(*found)]
+        assert max(counts) == concurrency
+
+
+async def test_two_workers_have_lanes_each_and_share_a_burst() -> None:
+    async with patience(), Gate() as gate, Pool(2, concurrency=3) as pool:
+        await until(pool, lambda stats: stats.idle == 2)
+        found = [pool.submit(several.at, gate.path) for _ in range(6)]
+        visitors = [await gate.visitor(nth=nth + 1) for nth in range(6)]
+        pids = [visitor.pid for visitor in visitors]
+        assert sorted(pids.count(pid) for pid in set(pids)) == [3, 3]
+        stats = pool.stats()
+        assert sorted(len(slot.job_ids) for slot in stats.slots) == [3, 3]
+        assert (stats.busy, stats.waiting) == (2, 0)
+        for visitor in visitors:
+            visitor.release()
+        assert await asyncio.gather(*found) == ["go"] * 6
+
+
+@KINDS
+async def test_no_ops_come_back_each_with_its_own(kind: Any) -> None:
+    async with patience(), Pool(2, concurrency=8, loop=kind) as pool:
+        for _ in range(3):
+            found = [pool.submit(several.noop, number) for number in range(500)]
+            assert await asyncio.gather(*found) == list(range(500))
+
+
+async def test_the_one_that_waits_begins_when_any_has_ended() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        first = pool.submit(several.at, gate.path, "first")
+        second = pool.submit(several.at, gate.path, "second")
+        third = pool.submit(several.at, gate.path, "third")
+        await gate.visitor("first")
+        (await gate.visitor("second")).release("done")
+        assert await second == "done"
+        (await gate.visitor("third")).release()
+        (await gate.visitor("first")).release()
+        assert (await first, await third) == ("go", "go")
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (0, ValueError, "concurrency must be at least 1, not 0"),
+        (-3, ValueError, "concurrency must be at least 1, not -3"),
+        (
+            1025,
+            ValueError,
+            "concurrency must be at most 1024, not 1025: have more workers",
+        ),
+        ("2", TypeError, "concurrency must be an int, not '2'"),
+        (2.0, TypeError, r"concurrency must be an int, not 2\.0"),
+        (None, TypeError, "concurrency must be an int, not None"),
+    ],
+)
+async def test_what_it_may_be(value: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        Pool(1, concurrency=value)
+
+
+async def test_as_many_as_there_may_be() -> None:
+    async with patience(), Pool(1, concurrency=1024) as pool:
+        found = [pool.submit(several.noop, number) for number in range(2048)]
+        assert await asyncio.gather(*found) == list(range(2048))
+
+
+# Crashes.
+
+
+@KINDS
+async def test_a_crash_costs_all_that_ran_an_attempt_and_the_error_names_them(
+    kind: Any,
+) -> None:
+    crashes: list[Crash] = []
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, concurrency=3, loop=kind, on_crash=crashes.append) as pool,
+    ):
+        killer = pool.submit(several.die_at, gate.path)
+        others = [pool.submit(several.at, gate.path, f"other {n}") for n in range(2)]
+        behind = pool.submit(several.noop, 5)
+        for n in range(2):
+            await gate.visitor(f"other {n}")
+        (await gate.visitor("dying")).release()
+        every: list[Any] = [killer, *others]
+        for job in every:
+            with pytest.raises(WorkerCrashedError) as caught:
+                await job
+            error = caught.value
+            [crash] = error.crashes
+            assert (error.kind, error.delivery) == ("crash", "started")
+            assert (crash.job_id, crash.attempt) == (job.id, 1)
+            beside = [one.id for one in every if one is not job]
+            assert list(crash.beside) == beside
+            named = f"beside which it ran jobs {beside[0]} and {beside[1]}"
+            assert named in str(error)
+        assert await behind == 5
+        assert behind.attempt == 1
+    assert [crash.beside for crash in crashes] == [tuple(job.id for job in others)]
+    assert pool.stats().crashes == 1
+
+
+async def test_those_that_may_are_taken_over() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=3) as pool:
+        view = pool.options(max_attempts=2)
+        twice = [
+            view.submit(several.attempt_at, gate.path, f"twice {n}") for n in range(2)
+        ]
+        killer = pool.submit(several.die_at, gate.path)
+        for n in range(2):
+            await gate.visitor(f"twice {n}")
+        (await gate.visitor("dying")).release()
+        with pytest.raises(WorkerCrashedError):
+            await killer
+        assert await asyncio.gather(*twice) == [2, 2]
+    stats = pool.stats()
+    assert (stats.crashes, stats.takeovers) == (1, 2)
+
+
+async def test_what_was_done_when_its_worker_died_is_not_lost() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=4) as pool:
+        killer = pool.submit(several.die_at, gate.path)
+        await gate.visitor("dying")
+        done = [pool.submit(several.noop, number) for number in range(50)]
+        (await gate.visitor("dying")).release()
+        with pytest.raises(WorkerCrashedError):
+            await killer
+        found = await asyncio.gather(*done, return_exceptions=True)
+        lost = [one for one in found if isinstance(one, WorkerCrashedError)]
+        assert len(lost) <= 3, "no more than ran beside it"
+        assert [one for one in found if isinstance(one, int)] == [
+            number for number, one in enumerate(found) if isinstance(one, int)
+        ]
+
+
+async def test_a_worker_that_is_killed_from_outside_is_replaced_for_all() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        found = [
+            pool.options(max_attempts=2).submit(several.attempt_at, gate.path, str(n))
+            for n in range(2)
+        ]
+        visitors = [await gate.visitor(str(n)) for n in range(2)]
+        assert visitors[0].pid == visitors[1].pid
+        os.kill(visitors[0].pid, signal.SIGKILL)
+        assert await asyncio.gather(*found) == [2, 2]
+
+
+# Cancellation and limits of time.
+
+
+@KINDS
+async def test_one_is_cancelled_while_others_go_on(kind: Any) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, concurrency=3, loop=kind) as pool,
+    ):
+        other = pool.submit(several.at, gate.path, "other")
+        job = pool.submit(streams.wait_for_ever, gate.path)
+        await gate.visitor("waiting")
+        visitor = await gate.visitor("other")
+        job.cancel()
+        await gate.visitor("left")
+        assert await pool.submit(several.noop, 3) == 3
+        visitor.release("fine")
+        assert await other == "fine"
+    assert pool.stats().crashes == 0
+
+
+async def test_all_are_cancelled_at_once() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=5) as pool:
+        pid = await pool.submit(jobs.pid)
+        found = [pool.submit(streams.wait_for_ever, gate.path) for _ in range(5)]
+        for nth in range(5):
+            await gate.visitor("waiting", nth + 1)
+        for job in found:
+            job.cancel()
+        for nth in range(5):
+            await gate.visitor("left", nth + 1)
+        assert await pool.submit(jobs.pid) == pid
+        await assert_serves(pool)
+
+
+async def test_who_does_not_end_takes_the_others_and_they_hear_whose_fault_it_was() -> (
+    None
+):
+    async with patience(), Gate() as gate, Pool(1, concurrency=3) as pool:
+        deaf = pool.options(cancel_grace=0.1).submit(several.refuse_to_end, gate.path)
+        (await gate.visitor("deaf")).release()
+        once = pool.submit(several.at, gate.path, "once")
+        twice = pool.options(max_attempts=2).submit(
+            several.attempt_at, gate.path, "twice"
+        )
+        await gate.visitor("once")
+        await gate.visitor("twice")
+        deaf.cancel()
+        with pytest.raises(WorkerCrashedError) as caught:
+            await once
+        text = f"killed since job {deaf.id}, which it ran too, did not end"
+        assert text in str(caught.value)
+        assert await twice == 2
+    assert pool.stats().crashes == 0, "it was planned"
+
+
+async def test_one_that_waits_its_turn_is_spared_by_the_kill() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        warm = [pool.submit(several.noop, n) for n in range(50)]
+        await asyncio.gather(*warm)
+        view = pool.options(on_cancel="kill")
+        found = [view.submit(several.at, gate.path, "running") for _ in range(2)]
+        behind = [pool.submit(several.noop, n) for n in range(5)]
+        await gate.visitor("running", 2)
+        found[0].cancel()
+        assert await asyncio.gather(*behind) == list(range(5))
+        assert {job.attempt for job in behind} == {1}
+        with pytest.raises(WorkerCrashedError):
+            await found[1]
+
+
+@KINDS
+async def test_one_has_a_timeout_which_shows_where_it_waits(kind: Any) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, concurrency=3, loop=kind) as pool,
+    ):
+        other = pool.submit(several.at, gate.path, "other")
+        visitor = await gate.visitor("other")
+        with pytest.raises(JobTimeoutError) as caught:
+            await pool.options(timeout=0.3).submit(streams.wait_for_ever, gate.path)
+        stack = caught.value.stack
+        assert stack is not None
+        assert stack.index("in _event") < stack.index("in wait_for_ever")
+        assert "in at" not in stack, "that is the other one"
+        visitor.release()
+        assert await other == "go"
+    assert pool.stats().crashes == 0
+
+
+async def test_all_have_a_timeout_and_each_shows_its_own_stack() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=4) as pool:
+        view = pool.options(timeout=0.3)
+        found: list[Any] = [
+            view.submit(streams.wait_for_ever, gate.path),
+            view.submit(several.at, gate.path, "at"),
+            view.submit(streams.wait_for_ever, gate.path),
+            view.submit(several.at, gate.path, "at"),
+        ]
+        errors: Any = await asyncio.gather(*found, return_exceptions=True)
+        for error, name in zip(errors, ("wait_for_ever", "at") * 2, strict=True):
+            assert isinstance(error, JobTimeoutError)
+            assert f"in {name}\n" in (error.stack or "") + "\n"
+        assert pool.stats().crashes == 0
+
+
+async def test_a_blocked_loop_is_shown_to_whose_time_is_over() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        view = pool.options(timeout=0.5, cancel_grace=0.1)
+        job = view.submit(several.at, gate.path, "waiting")
+        await gate.visitor("waiting")
+        blocker = pool.submit(several.block, gate.path)
+        await gate.visitor("blocking")
+        with pytest.raises(JobTimeoutError) as caught:
+            await job
+        assert "in at" in (caught.value.stack or "")
+        assert "in block" in (caught.value.stack or "")
+        with pytest.raises(WorkerCrashedError, match=f"since job {job.id}, which it"):
+            await blocker
+
+
+async def test_one_is_silent_and_the_error_shows_where() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        other = pool.options(max_attempts=2).submit(
+            several.attempt_at, gate.path, "other"
+        )
+        await gate.visitor("other")
+        job = pool.options(heartbeat_timeout=0.3).submit(several.silent, gate.path)
+        with pytest.raises(WorkerHungError) as caught:
+            await job
+        assert f"no heartbeat of job {job.id} for 0.3 s" in str(caught.value)
+        assert "in silent" in caught.value.stack
+        assert caught.value.crashes[0].beside == (other.id,)
+        assert await other == 2
+
+
+async def test_each_has_its_own_progress() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=3) as pool:
+        words = ["red", "green", "blue"]
+        found = [pool.submit(several.beat_at, gate.path, word) for word in words]
+        visitors = [await gate.visitor(word) for word in words]
+
+        async def beats(job: Any) -> list[Any]:
+            return [details async for details in job.progress()]
+
+        readers = [asyncio.ensure_future(beats(job)) for job in found]
+        first = [await anext(job.progress()) for job in found]
+        assert first == [(word, 1) for word in words]
+        for visitor in visitors:
+            visitor.release()
+        assert await asyncio.gather(*found) == words
+        seen = await asyncio.gather(*readers)
+        assert [one[-1] for one in seen] == [(word, 2) for word in words]
+
+
+# What each one knows.
+
+
+@KINDS
+async def test_each_knows_itself_and_has_its_own_variables(kind: Any) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(
+            1, concurrency=4, loop=kind, propagate=["tests.helpers.several:colour"]
+        ) as pool,
+    ):
+        found = []
+        for name in ("red", "green", "blue", "grey"):
+            several.colour.set(name)
+            found.append((name, pool.submit(several.who, gate.path)))
+        for nth in range(4):
+            (await gate.visitor(nth=nth + 1)).release()
+        for name, job in found:
+            assert await job == (job.id, 1, f"{name} {job.id}")
+
+
+async def test_records_of_loggers_say_whose_they_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        with caplog.at_level(logging.WARNING):
+            found = [
+                pool.submit(several.log_at, gate.path, f"text {n}") for n in (0, 1)
+            ]
+            for nth in (1, 2):
+                (await gate.visitor(nth=nth)).release()
+            await asyncio.gather(*found)
+            await assert_serves(pool)
+    said = {one.getMessage(): vars(one)["job_id"] for one in caplog.records}
+    assert said == {f"text {n}": found[n].id for n in (0, 1)}
+
+
+@KINDS
+async def test_an_error_has_the_traceback_of_the_coroutine(kind: Any) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, concurrency=2, loop=kind) as pool,
+    ):
+        job = pool.submit(several.fail_at, gate.path)
+        (await gate.visitor()).release()
+        with pytest.raises(KeyError) as caught:
+            await job
+        remote = str(caught.value.__cause__)
+        assert "in fail_at" in remote
+        assert "in _deep" in remote
+        assert "_worker" not in remote
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr
+)
+async def test_what_would_end_a_loop_ends_the_job_alone(error: BaseException) -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        other = pool.submit(several.at, gate.path, "other")
+        visitor = await gate.visitor("other")
+        with pytest.raises(JobRaisedError) as caught:
+            await pool.submit(streams.fail_in_depth, error)
+        assert type(caught.value.exception) is type(error)
+        visitor.release()
+        assert await other == "go"
+
+
+async def test_one_that_blocks_the_others_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        with caplog.at_level(logging.WARNING):
+            other = pool.submit(several.at, gate.path, "other")
+            visitor = await gate.visitor("other")
+            job = pool.submit(streams.block_once, 0.15)
+            assert await job == "done"
+            plain = pool.submit(time.sleep, 0.15)
+            await plain
+            visitor.release()
+            await other
+            await assert_serves(pool)
+    texts = [one.getMessage() for one in caplog.records if one.name == "asyncpool.job"]
+    ids = [vars(one)["job_id"] for one in caplog.records if one.name == "asyncpool.job"]
+    assert ids == [job.id, plain.id]
+    assert "in block_once" in texts[0]
+    assert texts[1].endswith(": it is a plain function, and 1 others run there")
+
+
+# What else a pool does.
+
+
+@KINDS
+async def test_plain_functions_have_their_turn_in_between(kind: Any) -> None:
+    async with patience(), Pool(1, concurrency=3, loop=kind) as pool:
+        found: list[Any] = []
+        for number in range(60):
+            function = several.noop if number % 3 else jobs.square
+            found.append(pool.submit(function, number))
+        assert await asyncio.gather(*found) == [
+            number if number % 3 else number * number for number in range(60)
+        ]
+
+
+async def test_a_plain_function_is_interrupted_beside_others() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        other = pool.submit(several.at, gate.path, "other")
+        visitor = await gate.visitor("other")
+        job = pool.submit(jobs.wait_at, gate.path, "plain")
+        await gate.visitor("plain")
+        job.cancel()
+        visitor.release()
+        assert await other == "go"
+        await assert_serves(pool)
+    assert pool.stats().crashes == 0
+
+
+async def test_large_results_and_arguments_come_beside_each_other() -> None:
+    async with patience(), Pool(2, concurrency=4) as pool:
+        found = [pool.submit(several.large, 3_000_000 + n) for n in range(12)]
+        sizes = [pool.submit(len, os.urandom(2_000_000 + n)) for n in range(12)]
+        small = [pool.submit(several.noop, n) for n in range(12)]
+        assert [len(data) for data in await asyncio.gather(*found)] == [
+            3_000_000 + n for n in range(12)
+        ]
+        assert await asyncio.gather(*sizes) == [2_000_000 + n for n in range(12)]
+        assert await asyncio.gather(*small) == list(range(12))
+
+
+async def test_a_close_finishes_all_of_them() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(1, concurrency=2)
+        await pool.start()
+        found = [pool.submit(several.at, gate.path) for _ in range(4)]
+        closing = asyncio.ensure_future(pool.close())
+        for nth in range(4):
+            (await gate.visitor(nth=nth + 1)).release()
+        assert await asyncio.gather(*found) == ["go"] * 4
+        assert (await closing).finished == 4
+
+
+async def test_a_close_finishes_those_that_run() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(1, concurrency=2)
+        await pool.start()
+        found = [pool.submit(several.at, gate.path) for _ in range(4)]
+        visitors = [await gate.visitor(nth=nth + 1) for nth in range(2)]
+        closing = asyncio.ensure_future(pool.close(finish="running"))
+        for job in found[2:]:
+            with pytest.raises(PoolClosedError):
+                await job
+        for visitor in visitors:
+            visitor.release()
+        assert await asyncio.gather(*found[:2]) == ["go"] * 2
+        await closing
+
+
+async def test_a_close_kills_them() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(1, concurrency=2)
+        await pool.start()
+        found = [pool.submit(several.at, gate.path) for _ in range(2)]
+        visitors = [await gate.visitor(nth=nth + 1) for nth in range(2)]
+        await pool.close(finish="none")
+        for job in found:
+            with pytest.raises(PoolClosedError):
+                await job
+        for visitor in visitors:
+            await visitor.gone()
+
+
+async def test_a_broadcast_is_known_to_all_that_come_later() -> None:
+    async with patience(), Gate() as gate, Pool(2, concurrency=3) as pool:
+        await until(pool, lambda stats: stats.idle == 2)
+        before = pool.submit(several.at, gate.path, "before")
+        visitor = await gate.visitor("before")
+        told = asyncio.ensure_future(pool.broadcast(several.note, 7))
+        visitor.release()
+        assert len(await told) == 2
+        found = [pool.submit(several.noted) for _ in range(12)]
+        assert await before == "go"
+        assert await asyncio.gather(*found) == [7] * 12
+
+
+async def test_keys_have_their_worker_and_its_lanes() -> None:
+    async with patience(), Gate() as gate, Pool(2, concurrency=3) as pool:
+        await until(pool, lambda stats: stats.idle == 2)
+        view = pool.options(key="one")
+        found = [view.submit(several.at, gate.path) for _ in range(3)]
+        visitors = [await gate.visitor(nth=nth + 1) for nth in range(3)]
+        assert len({visitor.pid for visitor in visitors}) == 1
+        for visitor in visitors:
+            visitor.release()
+        assert await asyncio.gather(*found) == ["go"] * 3
+
+
+async def test_items_of_a_map_run_at_once() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=4) as pool:
+        items = [(gate.path, number) for number in range(4)]
+        found = asyncio.ensure_future(_all(pool.map(several.double_at, items)))
+        visitors = [await gate.visitor(f"item {number}") for number in range(4)]
+        for visitor in visitors[::-1]:
+            visitor.release()
+        assert await found == [0, 2, 4, 6]
+
+
+async def _all(items: Any) -> list[Any]:
+    return [item async for item in items]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, None])
+async def test_maps_await_each_item(chunk: int | None) -> None:
+    async with patience(), Pool(2, concurrency=3) as pool:
+        found = await pool.map(streams.double, range(300), chunk=chunk)
+        assert found == [n * 2 for n in range(300)]
+        assert await pool.map(jobs.square, range(50), chunk=chunk) == [
+            n * n for n in range(50)
+        ]
+        outcomes = await pool.map(
+            streams.perhaps_fail, range(30), chunk=chunk
+        ).outcomes()
+        assert [one.index for one in outcomes if not one.ok] == [7, 17, 27]
+
+
+async def test_streams_run_side_by_side() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        first = aiter(pool.stream(several.stream_at, gate.path, "first", 3))
+        second = aiter(pool.stream(several.stream_at, gate.path, "second", 3))
+        found = [[await anext(one) for _ in range(3)] for one in (first, second)]
+        assert found == [[(name, n) for n in range(3)] for name in ("first", "second")]
+        for name in ("first", "second"):
+            (await gate.visitor(name)).release()
+        assert await _all(first) == []
+        assert await _all(second) == []
+
+
+async def test_a_plain_stream_that_waits_for_its_caller_holds_up_nobody() -> None:
+    async with patience(), Pool(1, concurrency=2) as pool:
+        stream = aiter(pool.options(buffer=2).stream(several.plain_stream, 40))
+        assert await anext(stream) == 0
+        assert await pool.submit(several.noop, 4) == 4
+        assert await pool.submit(jobs.square, 4) == 16
+        assert await _all(stream) == list(range(1, 40))
+
+
+async def test_a_stream_that_is_left_ends() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        stream = pool.stream(several.stream_at, gate.path, "left", 1000)
+        assert await anext(stream) == ("left", 0)
+        await stream.aclose()
+        await assert_serves(pool)
+
+
+async def test_one_that_retires_its_worker_lets_the_others_finish() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        other = pool.submit(several.at, gate.path, "other")
+        visitor = await gate.visitor("other")
+        job = pool.submit(several.retire_at, gate.path)
+        retired = await gate.visitor("retired")
+        pid = await pool.submit(jobs.pid)
+        assert pid != visitor.pid
+        retired.release()
+        visitor.release()
+        assert (await other, await job) == ("go", visitor.pid)
+    assert pool.stats().crashes == 0
+
+
+async def test_a_roll_lets_all_finish() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        found = [pool.submit(several.at, gate.path) for _ in range(2)]
+        visitors = [await gate.visitor(nth=nth + 1) for nth in range(2)]
+        roll = asyncio.ensure_future(pool.roll())
+        assert await pool.submit(jobs.pid) != visitors[0].pid
+        for visitor in visitors:
+            visitor.release()
+        assert await asyncio.gather(*found) == ["go"] * 2
+        assert (await roll).replaced == 1
+
+
+async def test_workers_are_replaced_after_so_many_jobs() -> None:
+    limits = WorkerLimits(max_jobs=20)
+    async with patience(), Pool(1, concurrency=4, limits=limits) as pool:
+        found = [pool.submit(several.noop, n) for n in range(200)]
+        assert await asyncio.gather(*found) == list(range(200))
+        stats = await until(pool, lambda stats: stats.spawned > 1)
+    assert stats.crashes == 0
+
+
+async def test_an_initializer_and_its_loop_serve_all() -> None:
+    async with (
+        patience(),
+        Pool(1, concurrency=3, initializer=streams.open_session) as pool,
+    ):
+        found = [pool.submit(streams.session_is_of_this_loop) for _ in range(6)]
+        assert await asyncio.gather(*found) == [True] * 6
+
+
+@KINDS
+async def test_a_copy_of_the_worker_does_nothing_for_the_others(kind: Any) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, concurrency=3, loop=kind) as pool,
+    ):
+        other = pool.submit(several.at, gate.path, "other")
+        visitor = await gate.visitor("other")
+        job = pool.submit(several.fork_and_return, gate.path)
+        (await gate.visitor("forked")).release()
+        assert await job == visitor.pid
+        visitor.release()
+        assert await other == "go"
+        await assert_serves(pool)
+    assert pool.stats().crashes == 0
+
+
+async def test_a_pool_of_one_lane_says_nothing_of_others() -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=1) as pool:
+        job = pool.submit(several.die_at, gate.path)
+        (await gate.visitor("dying")).release()
+        with pytest.raises(WorkerCrashedError) as caught:
+            await job
+        assert caught.value.crashes[0].beside == ()
+        assert "beside" not in str(caught.value)
