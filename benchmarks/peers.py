@@ -350,6 +350,7 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "asyncpool": AsyncPool,
     "asyncpool-spawn": partial(AsyncPool, launcher="spawn"),
     "asyncpool-single": OneAtATime,
+    "asyncpool-32": partial(AsyncPool, concurrency=32),
     "ppe-fork": partial(ProcessPool, "fork"),
     "ppe-spawn": partial(ProcessPool, "spawn"),
     "ppe-forkserver": partial(ProcessPool, "forkserver"),
@@ -363,6 +364,7 @@ LABELS = {
     "asyncpool": "asyncpool",
     "asyncpool-spawn": "asyncpool (spawn)",
     "asyncpool-single": "asyncpool, without pipelining",
+    "asyncpool-32": "asyncpool, 32 at once in each worker",
     "ppe-fork": "ProcessPoolExecutor (fork)",
     "ppe-spawn": "ProcessPoolExecutor (spawn)",
     "ppe-forkserver": "ProcessPoolExecutor (forkserver)",
@@ -374,7 +376,7 @@ LABELS = {
 }
 DISTRIBUTIONS = ("anyio", "aiomultiprocess", "loky", "numpy", "pebble", "uvloop")
 # What is compared unless told otherwise; "+uvloop" works behind any name.
-ROWS = ("asyncpool", "asyncpool+uvloop", *list(PEERS)[3:])
+ROWS = ("asyncpool", "asyncpool+uvloop", *list(PEERS)[4:])
 # When there are two minutes.
 QUICK_ROWS = ("asyncpool", "asyncpool+uvloop", "ppe-fork", "mp-pool", "anyio")
 

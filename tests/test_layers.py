@@ -23,6 +23,7 @@ PURE = {
     "functools",
     "heapq",
     "io",
+    "itertools",
     "json",
     "marshal",
     "math",

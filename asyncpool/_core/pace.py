@@ -35,11 +35,18 @@ class Pace:
         chunk: How many items make a job; ``None`` for what fits the pool.
         window: How many items may be under way; ``None`` for as many as keep it busy.
         alone: Whether each item is to be a job of its own.
+        lanes: How many jobs each worker runs at once.
     """
 
     def __init__(
-        self, *, chunk: int | None, window: int | None, alone: bool = False
+        self,
+        *,
+        chunk: int | None,
+        window: int | None,
+        alone: bool = False,
+        lanes: int = 1,
     ) -> None:
+        self._lanes = lanes
         self._chunk = 1 if alone else chunk
         self._window = window
         self._cost: float | None = None
@@ -60,7 +67,7 @@ class Pace:
         """Return how many items may be under way, with so many workers."""
         if self._window is not None:
             return self._window
-        some = _FEWEST
+        some = _FEWEST * self._lanes
         if self._cost is not None:
             some = max(some, math.ceil(_AHEAD / self._cost))
         return workers * some
@@ -68,8 +75,8 @@ class Pace:
     def size(self, workers: int) -> int:
         """Return how many items the next job is to have."""
         size = self._chunk or self._fitting()
-        # Each worker is to have two at least, one of which waits.
-        return max(1, min(size, self.window(workers) // (2 * workers)))
+        # Each lane is to have two at least, one of which waits.
+        return max(1, min(size, self.window(workers) // (2 * workers * self._lanes)))
 
     def _fitting(self) -> int:
         if self._cost is None or self._cost > TARGET / 2:

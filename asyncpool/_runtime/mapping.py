@@ -47,6 +47,11 @@ class Crew(Protocol):
         ...
 
     @property
+    def concurrency(self) -> int:
+        """How many jobs each worker runs at once."""
+        ...
+
+    @property
     def max_payload(self) -> int:
         """The most bytes of a result."""
         ...
@@ -152,7 +157,8 @@ class Mapping:
         self._packed = _pack(task.function)
         self._named = travels_by_name(task.function)
         alone = self._packed is None or not _may_share(task.options)
-        self._pace = Pace(chunk=chunk, window=window, alone=alone)
+        lanes = crew.concurrency
+        self._pace = Pace(chunk=chunk, window=window, alone=alone, lanes=lanes)
         self._together = replace(task.options, attempts=AttemptPolicy(), form="chunk")
         # All of them in their order, or those that are complete in theirs.
         self._line: deque[Batch] = deque()

@@ -110,7 +110,7 @@ class Page:
             if kind in _OUTCOMES and size <= LANE_OUTCOME_SIZE - NOTED.size:
                 start += NOTED.size
                 data = self._memory[start : start + size]
-                found[job, attempt] = Frame(Kind(kind), data, job, attempt, duration)
+                found[job, attempt] = Frame(Kind(kind), job, attempt, duration, data)
         return found
 
     @property

@@ -37,4 +37,5 @@ QUESTION = Question(
     measure,
     limit=30,
     only=("asyncpool", "asyncpool+uvloop", "aiomultiprocess"),
+    extra=("asyncpool-32",),
 )

@@ -217,7 +217,8 @@ class ImaginaryShell:
         self.feed(self.core.drop(job, self.now))
 
     def _come(self, cost: float, key: int | None) -> int:
-        job, profile = self.jobs + 1, LOADING
+        job = self.jobs + 1
+        profile: Profile = LOADING
         if cost == math.inf:
             self.large.add(job)
         if cost < math.inf:

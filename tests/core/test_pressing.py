@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.commands import Assign, Interrupt, Kill, Revoke, WriteStacks
+from asyncpool._core.commands import (
+    Assign,
+    Interrupt,
+    Kill,
+    Revoke,
+    Unassign,
+    WriteStacks,
+)
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.pressing import REVOKE_GRACE, STACK_GRACE
-from asyncpool._core.profiles import Profile
+from asyncpool._core.profiles import LOADING, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Supervision
 
@@ -112,3 +119,89 @@ def test_a_cancelled_job_is_no_crash_though_its_worker_was_silent_before() -> No
     core.outcome(0, 1)
     assert core.revoked(0, (), 1.02) == [Kill(0)]
     assert core.slots[0].planned
+
+
+def several(*jobs: int, width: int = 3) -> Supervision:
+    """Return a core whose only worker runs *jobs* at once, as far as there are lanes."""
+    core = Supervision(
+        workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0, width=width
+    )
+    core.start(0.0)
+    core.ready(0, 0.0)
+    for job in jobs:
+        profile = Profile()
+        profile.note(10)
+        assert core.submit(job, profile) == 0
+    return core
+
+
+def test_one_of_several_is_asked_to_end_and_nothing_begins_beside_it() -> None:
+    core = several(1, 2)
+    assert core.cancel(2, 1.0, index=0, begun=True, press=INTERRUPT) == [
+        Interrupt(0, 2)
+    ]
+    assert core.submit(3, Profile()) is None
+    core.outcome(0, 1)
+    assert core.refill(0, 1.1) == []
+    core.outcome(0, 2)
+    assert core.refill(0, 1.2) == [Assign(0, (3,))]
+    assert core.next_deadline() is None
+
+
+def test_each_of_several_has_its_own_time_to_end() -> None:
+    core = several(1, 2, 3)
+    for job in (1, 2):
+        press = Press("interrupt", float(job))
+        core.cancel(job, 1.0, index=0, begun=True, press=press)
+    assert core.next_deadline() == 2.0
+    core.outcome(0, 1)
+    assert core.next_deadline() == 3.0
+    assert core.on_timer(3.0) == [Kill(0)]
+
+
+def test_those_beside_a_job_are_not_waited_for_but_those_behind_are_given_back() -> (
+    None
+):
+    core = several(1, 2, 3)
+    assert core.cancel(1, 1.0, index=0, begun=True) == [Kill(0)]
+    core = several(1, 2, 3, 4, 5)
+    assert core.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (4, 5))]
+    assert core.revoked(0, [4, 5], 1.01) == [Unassign((4, 5)), Kill(0)]
+
+
+def test_a_worker_is_not_silent_because_a_neighbour_has_ended() -> None:
+    core = several(1, 2)
+    assert core.hang(0, 1.0, 2) == [WriteStacks(0, 2)]
+    core.outcome(0, 1)
+    assert core.slots[0].hung
+    assert core.stacks_written(0, 1.01, 2) == [Kill(0)]
+    core = several(1, 2)
+    core.hang(0, 1.0, 2)
+    core.outcome(0, 2)
+    assert not core.slots[0].hung
+
+
+def test_a_worker_dies_when_all_that_are_to_have_said_where_they_are() -> None:
+    core = several(1, 2)
+    for job in (1, 2):
+        commands = core.expire(job, 1.0, index=0, press=KILL)
+        assert commands == [WriteStacks(0, job)]
+    assert core.stacks_written(0, 1.01, 1) == []
+    assert core.stacks_written(0, 1.01, 2) == [Kill(0)]
+
+
+def test_a_stall_is_one_of_all_lanes() -> None:
+    core = several(1, 2, 3, 4)
+    assert core.look_for_stalls() == []
+    core.outcome(0, 2)
+    assert core.look_for_stalls() == []
+    core.submit(5, core.slots[0].flight.jobs[4][2])
+    assert core.look_for_stalls() == [Revoke(0, (5,))]
+
+
+def test_nothing_is_sent_while_a_job_is_loading_and_more_when_it_is_sent() -> None:
+    core = several(1)
+    assert core.submit(2, LOADING) == 0
+    assert core.submit(3, Profile()) is None
+    assert core.loaded(0, 1.0) == [Assign(0, (3,))]
+    assert core.loaded(0, 1.0) == []

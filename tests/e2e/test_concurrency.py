@@ -189,6 +189,30 @@ async def test_what_was_done_when_its_worker_died_is_not_lost() -> None:
         ]
 
 
+@KINDS
+async def test_what_ended_in_the_turn_of_a_crash_is_found_on_the_page(
+    kind: Any,
+) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, concurrency=3, loop=kind) as pool,
+    ):
+        done = pool.submit(several.end_when_told, gate.path)
+        killer = pool.submit(several.tell_and_die, gate.path)
+        (await gate.visitor("ready")).release()
+        dying = await gate.visitor("dying")
+        beside = pool.submit(several.at, gate.path, "beside")
+        await gate.visitor("beside")
+        dying.release()
+        assert await done == "done"
+        with pytest.raises(WorkerCrashedError) as caught:
+            await killer
+        assert caught.value.crashes[0].beside == (beside.id,)
+        with pytest.raises(WorkerCrashedError):
+            await beside
+
+
 async def test_a_worker_that_is_killed_from_outside_is_replaced_for_all() -> None:
     async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
         found = [
@@ -556,13 +580,13 @@ async def test_keys_have_their_worker_and_its_lanes() -> None:
 
 
 async def test_items_of_a_map_run_at_once() -> None:
-    async with patience(), Gate() as gate, Pool(1, concurrency=4) as pool:
-        items = [(gate.path, number) for number in range(4)]
+    async with patience(), Gate() as gate, Pool(2, concurrency=16) as pool:
+        items = [(gate.path, number) for number in range(32)]
         found = asyncio.ensure_future(_all(pool.map(several.double_at, items)))
-        visitors = [await gate.visitor(f"item {number}") for number in range(4)]
+        visitors = [await gate.visitor(f"item {number}") for number in range(32)]
         for visitor in visitors[::-1]:
             visitor.release()
-        assert await found == [0, 2, 4, 6]
+        assert await found == [2 * number for number in range(32)]
 
 
 async def _all(items: Any) -> list[Any]:

@@ -42,6 +42,21 @@ async def die_at(gate: str, word: str = "dying") -> None:
     os._exit(3)
 
 
+async def end_when_told(gate: str) -> str:
+    worker_state().event = asyncio.Event()
+    await at(gate, "ready")
+    await worker_state().event.wait()
+    return "done"
+
+
+async def tell_and_die(gate: str) -> None:
+    """Die in the turn of the loop in which another one has ended."""
+    await at(gate, "dying")
+    worker_state().event.set()
+    await asyncio.sleep(0)
+    os._exit(3)
+
+
 async def attempt_at(gate: str, word: str) -> int:
     """Wait at the gate in the first attempt only."""
     number = current_job().attempt

@@ -58,6 +58,7 @@ class FakePool:
     """
 
     most_workers = 2
+    concurrency = 1
     max_payload = 1 << 30
 
     def __init__(self, most_open: int | None = None) -> None:

@@ -46,7 +46,7 @@ class Crowd:
         self.core = SimpleNamespace(
             may_rest=lambda slot: slot < busy,
             look_for_stalls=list,
-            head={}.get,
+            running=lambda _: (),
             pipelining=False,
         )
         state = SimpleNamespace(

@@ -1,0 +1,122 @@
+"""What the pool finds on the page of a worker that runs several jobs at once."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from asyncpool._core.beats import Beat, place_of
+from asyncpool._core.chunks import LOG_HEAD
+from asyncpool._core.frames import Frame, Kind
+from asyncpool._core.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, Layout
+from asyncpool._runtime.page import Page
+
+WIDTH = 3
+
+
+class Desk:
+    """A page, and the worker's side of it."""
+
+    def __init__(self) -> None:
+        self.page, self.layout = Page(WIDTH), Layout(WIDTH)
+        fd = self.page.open()
+        try:
+            self.memory = mmap.mmap(fd, self.layout.size)
+        finally:
+            os.close(fd)
+
+    def begin(self, lane: int, job: int, attempt: int = 1) -> None:
+        BEGUN.pack_into(self.memory, self.layout.begun(lane), job, attempt)
+
+    def note(self, lane: int, job: int, kind: int, data: bytes, size: int) -> None:
+        start = self.layout.outcome(lane)
+        NOTED.pack_into(self.memory, start, job, 1, kind, 77, size)
+        start += NOTED.size
+        self.memory[start : start + len(data)] = data
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.page.close()
+    desk.memory.close()
+
+
+def test_whoever_has_begun_in_any_lane_has_begun(desk: Desk) -> None:
+    for lane in range(WIDTH):
+        desk.begin(lane, 10 + lane, 2)
+    for lane in range(WIDTH):
+        assert desk.page.begun(10 + lane, 2)
+        assert not desk.page.begun(10 + lane, 1)
+    assert not desk.page.begun(13, 2)
+
+
+def test_what_lies_across_two_rows_is_nobodys(desk: Desk) -> None:
+    desk.begin(0, 7, 5)
+    desk.begin(1, 6, 7)
+    assert not desk.page.begun(5, 6)
+    assert desk.page.begun(6, 7)
+
+
+def test_each_lane_has_its_beats(desk: Desk) -> None:
+    beats = []
+    for lane in (0, 2):
+        for number in (1, 2):
+            beat = Beat(number, 10 + lane, 1, 1.5, b"details")
+            start = desk.layout.beats(lane) + place_of(number)
+            data = beat.pack()
+            desk.memory[start : start + len(data)] = data
+            beats.append(beat)
+    assert desk.page.beats() == beats
+
+
+def test_chunks_are_told_to_stop_each_in_its_lane(desk: Desk) -> None:
+    desk.begin(1, 11)
+    desk.page.stop_chunk(11, 1)
+    desk.page.stop_chunk(12, 1)
+    stops = [
+        LOG_HEAD.unpack_from(desk.memory, desk.layout.log(lane))[1] for lane in range(3)
+    ]
+    assert stops == [0, 1, 0]
+
+
+def test_a_log_is_found_where_its_chunk_has_begun(desk: Desk) -> None:
+    desk.begin(2, 11)
+    LOG_HEAD.pack_into(desk.memory, desk.layout.log(2), 1, 0, 11, 1, 1, 0)
+    start = desk.layout.log(2) + LOG_HEAD.size
+    desk.memory[start : start + 8] = (42).to_bytes(8, "little")
+    assert desk.page.log(11, 1) == [42]
+    assert desk.page.log(12, 1) is None
+
+
+def test_a_stack_is_that_of_its_attempt(desk: Desk) -> None:
+    desk.begin(1, 11, 2)
+    start = desk.layout.stack(1)
+    desk.memory[start : start + 20] = BEGUN.pack(11, 2) + b"text"
+    assert desk.page.stack(11, 2) == "text"
+    desk.begin(1, 11, 3)
+    assert desk.page.stack(11, 3) == ""
+    assert desk.page.stack(11, 2) == "", "it has begun nowhere"
+
+
+def test_outcomes_are_found_whole_or_not_at_all(desk: Desk) -> None:
+    room = LANE_OUTCOME_SIZE - NOTED.size
+    desk.note(0, 10, Kind.VALUE, b"value", 5)
+    desk.note(1, 11, Kind.ERROR, b"e" * room, room)
+    desk.note(2, 12, Kind.VALUE, b"", room + 1)
+    assert desk.page.outcomes() == {
+        (10, 1): Frame(Kind.VALUE, 10, 1, 77, b"value"),
+        (11, 1): Frame(Kind.ERROR, 11, 1, 77, b"e" * room),
+    }
+    desk.note(0, 10, 99, b"value", 5)
+    assert list(desk.page.outcomes()) == [(11, 1)]
+
+
+def test_a_page_that_is_closed_has_nothing() -> None:
+    page = Page(WIDTH)
+    assert (page.beats(), page.outcomes(), page.stack(1, 1)) == ([], {}, "")
+    assert not page.begun(0, 0)
