@@ -143,9 +143,10 @@ def _ours(error: BaseException) -> int:
     return number
 
 
+_OURS = ("coroutines", "lane_chunks", "lane_streams", "lanes", "several", "streams")
 _MODULES = frozenset(
     (
         __name__,
-        *("asyncpool._worker." + name for name in ("coroutines", "lanes", "streams")),
+        *("asyncpool._worker." + name for name in _OURS),
     )
 )
