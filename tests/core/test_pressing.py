@@ -171,6 +171,7 @@ def test_those_beside_a_job_are_not_waited_for_but_those_behind_are_given_back()
 
 def test_a_worker_is_not_silent_because_a_neighbour_has_ended() -> None:
     core = several(1, 2)
+    core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
     assert core.hang(0, 1.0, 2) == [WriteStacks(0, 2)]
     core.outcome(0, 1)
     assert core.slots[0].hung

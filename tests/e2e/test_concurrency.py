@@ -698,6 +698,18 @@ async def test_a_copy_of_the_worker_does_nothing_for_the_others(kind: Any) -> No
     assert pool.stats().crashes == 0
 
 
+@KINDS
+async def test_a_copy_of_the_worker_ends_where_it_awaits_something(kind: Any) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, concurrency=3, loop=kind) as pool,
+    ):
+        assert await pool.submit(several.fork_and_go_on, gate.path) == 0
+        assert gate.visits("copy") == 0
+        await assert_serves(pool)
+
+
 async def test_a_pool_of_one_lane_says_nothing_of_others() -> None:
     async with patience(), Gate() as gate, Pool(1, concurrency=1) as pool:
         job = pool.submit(several.die_at, gate.path)

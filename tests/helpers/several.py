@@ -161,6 +161,15 @@ async def fork_and_return(gate: str) -> int:
     return os.getpid()
 
 
+async def fork_and_go_on(gate: str) -> int:
+    """Return the status of a copy of this process that goes on in its loop."""
+    copy = os.fork()
+    if copy == 0:
+        await at(gate, "copy")
+    _, status = await asyncio.to_thread(os.waitpid, copy, 0)
+    return status
+
+
 async def log_at(gate: str, text: str) -> None:
     await at(gate)
     current_job().logger.warning(text)
