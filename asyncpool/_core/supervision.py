@@ -234,6 +234,9 @@ class Supervision:
         commands: list[Command] = []
         if slot.probing:
             commands += self._lives.probe_succeeded(slot, now)
+            for other in self.slots:
+                if 0 < len(other.flight.jobs) < other.width:
+                    commands += self.refill(other.index, now)  # it has lanes again
         commands += self._seating.take(slot)
         commands += self._feed(slot)
         commands += self.rotation.ready(slot, now)
@@ -434,6 +437,7 @@ class Supervision:
         if self._close_at is None or deadline < self._close_at:
             self._close_at = deadline
         commands = self.rotation.stop("the pool was closed")
+        with_errands = [slot.index for slot in self.slots if slot.errands]
         commands += fail_jobs(self._take_errands(), "closed")
         if self.closing >= Finish.RUNNING:
             commands += fail_jobs(self.dispatcher.empty(), "closed")
@@ -445,6 +449,8 @@ class Supervision:
                     commands += self._lives.end(
                         slot, Ending.TERMINATED, now, planned=True
                     )
+        for index in with_errands:
+            commands += self.refill(index, now)  # it may have free lanes
         return [*commands, *self._settle(now)]
 
     # Time.

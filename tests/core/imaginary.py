@@ -1063,7 +1063,8 @@ class ImaginaryShell:
         assert jobs
         assert self.broken if why == "broken" else self.closing is not None
         for job in jobs:
-            if job in self.waiting_errands:
+            if job in self.waiting_errands or job in self.given_back:
+                self.given_back.discard(job)
                 self._end(job, why)
                 continue
             self._end(job, why)

@@ -61,7 +61,7 @@ def test_what_each_command_says() -> None:
         "DropErrands": ("jobs",),
         "Revoke": ("slot", "places"),
         "Interrupt": ("slot", "place"),
-        "WriteStacks": ("slot",),
+        "WriteStacks": ("slot", "job"),
         "Stop": ("slot",),
         "Terminate": ("slot",),
         "Kill": ("slot", "reason"),
