@@ -21,15 +21,19 @@ def decoder(max_payload: int) -> FrameDecoder:
 def receive(sock: socket.socket, decoder: FrameDecoder) -> list[Frame]:
     """Wait for whole frames; none means that the channel has ended."""
     while True:
-        frames = receive_some(sock, decoder)
-        if frames is None:
-            return []
-        if frames:
+        if decoder.target is not None:
+            size = sock.recv_into(decoder.target)
+            frames = decoder.fill(size)
+        else:
+            data = sock.recv(65536)
+            size = len(data)
+            frames = decoder.feed(data) if data else []
+        if frames or not size:
             return frames
 
 
 def receive_some(sock: socket.socket, decoder: FrameDecoder) -> list[Frame] | None:
-    """Wait for anything, and return what frames are whole; ``None`` means the end."""
+    """Take what is there, and return what is whole by now; ``None`` means the end."""
     if decoder.target is not None:
         size = sock.recv_into(decoder.target)
         return decoder.fill(size) if size else None
