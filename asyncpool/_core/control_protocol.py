@@ -1,0 +1,119 @@
+"""What is said over the control socket of a cluster.
+
+One JSON object in each line: a client asks, the cluster answers, in turns.  A connection that
+stays open ends with the cluster's process, so that who has asked it to stop can wait for that.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from asyncpool.errors import ProtocolError
+
+__all__ = [
+    "MAX_REPLY",
+    "MAX_REQUEST",
+    "MAX_WORKERS",
+    "Action",
+    "Request",
+    "is_name",
+    "pack_reply",
+    "unpack_reply",
+]
+
+Action = Literal["status", "reload", "resize", "stop", "stacks"]
+
+# Bytes of a line, its end included.
+MAX_REQUEST = 4096
+MAX_REPLY = 1 << 24
+
+# What is asked for by mistake rather than on purpose.
+MAX_WORKERS = 4096
+
+_MAX_NAME = 64
+_IN_NAMES = frozenset(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client wants.
+
+    Attributes:
+        action: What is to be done.
+        workers: For ``"resize"``, how many.
+        now: For ``"stop"``, whether connections that are open are cut off.
+    """
+
+    action: Action
+    workers: int | None = None
+    now: bool = False
+
+    def pack(self) -> bytes:
+        """Return the line."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def unpack(cls, line: bytes) -> Request:
+        """Read a line.
+
+        Raises:
+            ProtocolError: If it is no request; the text says why.
+        """
+        fields = _unpack(line, MAX_REQUEST)
+        action: Any = fields.get("action")
+        workers, now = fields.get("workers"), fields.get("now", False)
+        if action not in get_args(Action):
+            raise ProtocolError(f"there is no action {action!r}")
+        if action == "resize":
+            # True is an int, too.
+            if type(workers) is not int or not 1 <= workers <= MAX_WORKERS:
+                raise ProtocolError(
+                    f"there may be 1 to {MAX_WORKERS} workers, not {workers!r}"
+                )
+        elif workers is not None:
+            raise ProtocolError(f"{action} takes no number of workers")
+        if type(now) is not bool:
+            raise ProtocolError(f"now is true or false, not {now!r}")
+        return cls(action, workers, now)
+
+
+def pack_reply(reply: dict[str, Any]) -> bytes:
+    """Return the line of an answer; one that is too long becomes an error."""
+    line = json.dumps(reply).encode() + b"\n"
+    if len(line) > MAX_REPLY:
+        return pack_reply({"error": f"the answer has {len(line)} bytes, too many"})
+    return line
+
+
+def unpack_reply(line: bytes) -> dict[str, Any]:
+    """Read an answer; what went wrong is in its ``"error"``.
+
+    Raises:
+        ProtocolError: If it is none.
+    """
+    return _unpack(line, MAX_REPLY)
+
+
+def is_name(text: str) -> bool:
+    """Tell whether a cluster may have that name, which becomes a part of a path."""
+    return (
+        0 < len(text) <= _MAX_NAME
+        and set(text) <= _IN_NAMES
+        and not text.startswith((".", "-"))
+    )
+
+
+def _unpack(line: bytes, most: int) -> dict[str, Any]:
+    if len(line) > most or not line.endswith(b"\n"):
+        raise ProtocolError("a line of the control socket is cut off or too long")
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("a line of the control socket is no JSON") from error
+    if not isinstance(fields, dict):
+        raise ProtocolError("a line of the control socket is no JSON object")
+    return fields

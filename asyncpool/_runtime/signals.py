@@ -1,0 +1,68 @@
+"""The signals that a cluster obeys."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Orders", "obeyed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What is done at each signal; every one is called in the loop.
+
+    Attributes:
+        stop: At ``SIGTERM`` and ``SIGINT``, with the number; the first asks for a
+            drain, the next one for an end at once.
+        reload: At ``SIGHUP``.
+        resize: At ``SIGTTIN`` with 1, at ``SIGTTOU`` with -1.
+        dump: At ``SIGUSR1``.
+    """
+
+    stop: Callable[[int], object]
+    reload: Callable[[], object]
+    resize: Callable[[int], object]
+    dump: Callable[[], object]
+
+
+@contextmanager
+def obeyed(orders: Orders) -> Generator[None]:
+    """Have signals obeyed while the context lasts.
+
+    Those that whoever started this process has had ignored (a shell ``SIGINT``, of what
+    runs in the background; nohup ``SIGHUP``) stay ignored.
+
+    Raises:
+        RuntimeError: If this is not the main thread, which alone gets signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("signals reach the main thread only: run the cluster there")
+    loop = asyncio.get_running_loop()
+    actions: list[tuple[signal.Signals, Callable[..., object], tuple[int, ...]]] = [
+        (signal.SIGTERM, orders.stop, (signal.SIGTERM,)),
+        (signal.SIGINT, orders.stop, (signal.SIGINT,)),
+        (signal.SIGHUP, orders.reload, ()),
+        (signal.SIGTTIN, orders.resize, (1,)),
+        (signal.SIGTTOU, orders.resize, (-1,)),
+        (signal.SIGUSR1, orders.dump, ()),
+    ]
+    before: list[tuple[signal.Signals, Any]] = []
+    try:
+        for number, action, arguments in actions:
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN:
+                loop.add_signal_handler(number, action, *arguments)
+                before.append((number, handler))
+        yield
+    finally:
+        for number, handler in before:
+            loop.remove_signal_handler(number)
+            if handler is not None:  # of C code, which can only be kept away
+                # The loop has put the default back, which may not be what there was.
+                signal.signal(number, handler)

@@ -1,0 +1,389 @@
+"""The control socket: who may use it, where it is, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool._core.control_protocol import MAX_REQUEST, Request
+from asyncpool._runtime import control_client, control_places, control_socket
+from asyncpool._runtime.control_client import ControlClient
+from asyncpool._runtime.control_places import (
+    live_names,
+    peer_uid,
+    place_of,
+    private_folder,
+)
+from asyncpool._runtime.control_socket import ControlSocket
+from asyncpool.errors import ProtocolError
+from tests.helpers.patience import patience
+
+US = os.geteuid()
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Have a folder for control sockets; their paths must be short."""
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        yield Path(name)
+
+
+@pytest.fixture
+def tmp(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a folder in place of /tmp, and no other."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(control_places, "_TMP", runtime)
+    return runtime
+
+
+def test_the_folder_is_made_for_its_user_alone(runtime: Path) -> None:
+    assert private_folder(make=False) == runtime / "asyncpool"
+    assert os.listdir(runtime) == []
+    folder = private_folder(make=True)
+    assert folder == private_folder(make=True) == runtime / "asyncpool"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_without_a_runtime_folder_it_is_in_tmp(tmp: Path) -> None:
+    assert private_folder(make=True) == tmp / f"asyncpool-{US}"
+
+
+@pytest.mark.parametrize("value", ["relative", "/no/such/folder", ""])
+def test_a_runtime_folder_that_is_none(
+    value: str, tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", value)
+    assert private_folder(make=False).parent == tmp
+
+
+def test_a_runtime_folder_of_somebody_else(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp / "theirs"))
+    (tmp / "theirs").mkdir()
+    assert private_folder(make=False).parent == tmp / "theirs"
+    monkeypatch.setattr(os, "geteuid", lambda: US + 1)
+    assert private_folder(make=False) == tmp / f"asyncpool-{US + 1}"
+
+
+@pytest.mark.parametrize("make", [True, False])
+def test_a_folder_that_is_a_link_is_a_trap(tmp: Path, make: bool) -> None:  # noqa: FBT001
+    (tmp / "elsewhere").mkdir(mode=0o700)
+    trap = tmp / f"asyncpool-{US}"
+    trap.symlink_to(tmp / "elsewhere")
+    error = f"{trap} is no folder: somebody has made it before us"
+    with pytest.raises(PermissionError, match=f"^{re.escape(error)}$"):
+        private_folder(make=make)
+
+
+def test_a_folder_that_others_may_enter(tmp: Path) -> None:
+    folder = private_folder(make=True)
+    folder.chmod(0o710)
+    error = f"others may enter {folder}: its permissions are 710, and must be 700"
+    with pytest.raises(PermissionError, match=f"^{re.escape(error)}$"):
+        private_folder(make=True)
+
+
+def test_a_folder_of_somebody_else(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp / f"asyncpool-{US + 1}"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: US + 1)
+    error = f"{folder} belongs to user {US}"
+    with pytest.raises(PermissionError, match=f"^{re.escape(error)}$"):
+        private_folder(make=True)
+
+
+def test_where_a_cluster_is(runtime: Path) -> None:
+    assert place_of("app") == str(runtime / "asyncpool" / "app.sock")
+    assert place_of("./x") == "./x"
+    assert os.listdir(runtime) == []
+    place_of("app", make=True)
+    assert os.listdir(runtime) == ["asyncpool"]
+    with pytest.raises(ValueError, match=r"^'\.\.' is no name of a cluster, which has"):
+        place_of("..")
+
+
+def test_live_names(runtime: Path) -> None:
+    assert live_names() == []
+    socks = []
+    for name in ("b", "a", "dead"):
+        socks.append(sock := socket.socket(socket.AF_UNIX))
+        sock.bind(place_of(name, make=True))
+        sock.listen(0)
+    socks.pop().close()
+    (runtime / "asyncpool" / "file.sock").touch()
+    assert live_names() == ["a", "b"]
+    # Nobody accepts, and no other connection fits into the backlog.
+    busy = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for sock in busy:
+        sock.setblocking(False)
+        sock.connect_ex(place_of("a"))
+    assert live_names() == ["a", "b"]
+    for sock in (*socks, *busy):
+        sock.close()
+
+
+def test_who_is_at_the_other_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_uid(ours) == US
+
+
+# The server.
+
+
+async def echo(request: Request) -> dict[str, Any]:
+    if request.action == "reload":
+        raise RuntimeError("no such code")
+    if request.action == "resize":
+        raise ZeroDivisionError
+    return {"you said": request.action}
+
+
+@asynccontextmanager
+async def serving(
+    answer: Callable[[Request], Any] = echo, *, name: str = "app"
+) -> AsyncIterator[str]:
+    control = ControlSocket(place_of(name, make=True), answer)
+    control.open()
+    try:
+        yield control.path
+    finally:
+        async with patience():
+            await control.close()
+        assert not Path(control.path).exists()
+
+
+def ask(path: str, *requests: Request) -> list[dict[str, Any]]:
+    with ControlClient(path) as client:
+        return [client.ask(request) for request in requests]
+
+
+@pytest.mark.asyncio
+async def test_requests_are_answered_in_turns(runtime: Path) -> None:
+    async with patience(), serving() as path:
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        assert live_names() == ["app"]
+        asked = [Request("status"), Request("stop", now=True)]
+        assert await asyncio.to_thread(ask, path, *asked) == [
+            {"you said": "status"},
+            {"you said": "stop"},
+        ]
+
+
+@pytest.mark.asyncio
+async def test_what_goes_wrong_is_an_error_of_the_clients(runtime: Path) -> None:
+    async with patience(), serving() as path:
+        with pytest.raises(ProtocolError, match=r"^no such code$"):
+            await asyncio.to_thread(ask, path, Request("reload"))
+        with pytest.raises(ProtocolError, match=r"^ZeroDivisionError$"):
+            await asyncio.to_thread(ask, path, Request("resize", 1))
+        # And it goes on.
+        assert await asyncio.to_thread(ask, path, Request("status"))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("sent", "error"),
+    [
+        (b"rubbish\n{}", b'{"error": "a line of the control socket is no JSON"}\n'),
+        (
+            b"x" * (2 * MAX_REQUEST),
+            b'{"error": "a line of the control socket is cut off or too long"}\n',
+        ),
+    ],
+)
+async def test_who_does_not_keep_to_the_protocol_is_sent_away(
+    sent: bytes, error: bytes, runtime: Path
+) -> None:
+    async with patience(), serving() as path:
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(sent)
+        assert await reader.readline() == error
+        with suppress(ConnectionResetError):  # what it had sent was not all read
+            assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_another_user_is_refused(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control_socket, "peer_uid", lambda _: US + 1)
+    async with patience(), serving() as path:
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            await asyncio.to_thread(ask, path, Request("status"))
+    assert caplog.messages == [f"the control socket has refused user {US + 1}"]
+
+
+@pytest.mark.asyncio
+async def test_who_is_unknown_is_refused(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(_: socket.socket) -> int:
+        raise OSError("unknown")
+
+    monkeypatch.setattr(control_socket, "peer_uid", unknown)
+    async with patience(), serving() as path:
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            await asyncio.to_thread(ask, path, Request("status"))
+    assert caplog.messages == ["the control socket knows nobody here: unknown"]
+
+
+@pytest.mark.asyncio
+async def test_a_server_of_another_user_is_not_asked(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_client, "peer_uid", lambda _: US + 1)
+    asked = []
+
+    async def note(request: Request) -> dict[str, Any]:
+        asked.append(request)
+        return {}
+
+    async with patience(), serving(note) as path:
+        error = f"^user {US + 1} listens at {path}$"
+        with pytest.raises(PermissionError, match=error):
+            await asyncio.to_thread(ask, path, Request("stop"))
+    assert asked == []
+
+
+@pytest.mark.asyncio
+async def test_there_is_a_most_of_clients(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_socket, "_MOST_CLIENTS", 2)
+    async with patience(), serving() as path:
+        clients = [await asyncio.open_unix_connection(path) for _ in range(2)]
+        for reader, writer in clients:
+            writer.write(Request("status").pack())
+            assert await reader.readline()
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert await reader.read() == b""
+        for _, writing in (*clients, (reader, writer)):
+            writing.close()
+
+
+@pytest.mark.asyncio
+async def test_the_end_is_waited_for(runtime: Path) -> None:
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+
+    def wait(path: str) -> dict[str, Any]:
+        with ControlClient(path) as client:
+            reply = client.ask(Request("stop"))
+            loop.call_soon_threadsafe(asked.set)
+            client.wait_for_end()
+            return reply
+
+    async with patience():
+        async with serving() as path:
+            waiting = asyncio.create_task(asyncio.to_thread(wait, path))
+            await asked.wait()
+            assert not waiting.done()
+        assert await waiting == {"you said": "stop"}
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_takes_long_ends_with_the_server(runtime: Path) -> None:
+    async def forever(request: Request) -> dict[str, Any]:
+        begun.set()
+        await asyncio.Event().wait()
+        return {}
+
+    begun = asyncio.Event()
+    async with patience():
+        async with serving(forever) as path:
+            asking = asyncio.create_task(
+                asyncio.to_thread(ask, path, Request("status"))
+            )
+            await begun.wait()
+        with pytest.raises(ConnectionResetError, match=r"^the cluster has ended$"):
+            await asking
+
+
+@pytest.mark.asyncio
+async def test_who_does_not_answer_in_time(runtime: Path) -> None:
+    def impatient(path: str) -> None:
+        with ControlClient(path) as client:
+            client.ask(Request("status"), within=0.01)
+
+    control = ControlSocket(place_of("app", make=True), echo)  # and is not opened
+    with pytest.raises(TimeoutError):
+        await asyncio.to_thread(impatient, control.path)
+    await control.close()
+
+
+@pytest.mark.asyncio
+async def test_a_name_is_used_once(runtime: Path) -> None:
+    async with serving() as path:
+        with pytest.raises(OSError, match="another process listens there"):
+            ControlSocket(path, echo)
+    unused = ControlSocket(path, echo)
+    await unused.close()
+
+
+@pytest.mark.asyncio
+async def test_nobody_is_there(runtime: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ControlClient(place_of("app"))
+
+
+class Scarce:
+    """A socket whose first accept fails."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._failed = False
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if not self._failed:
+            self._failed = True
+            raise OSError(24, "Too many open files")
+        return self._sock.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+@pytest.mark.asyncio
+async def test_it_waits_while_no_file_can_be_opened(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control_socket, "_PAUSE", 0)
+    control = ControlSocket(place_of("app", make=True), echo)
+    control._sock = Scarce(control._sock)  # type: ignore[assignment]
+    control.open()
+    async with patience():
+        assert await asyncio.to_thread(ask, control.path, Request("status"))
+        await control.close()
+    assert caplog.messages == [
+        "the control socket accepts nobody: [Errno 24] Too many open files"
+    ]
+
+
+@pytest.mark.asyncio
+async def test_it_ends_in_a_pause_and_while_a_client_comes(
+    runtime: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    control = ControlSocket(place_of("app", make=True), echo)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(control.path)
+        control._accept()
+        control._accept()  # nobody else is there
+        control._sock = Scarce(control._sock)  # type: ignore[assignment]
+        control._accept()
+        async with patience():
+            await control.close()
+        assert client.recv(1) == b""
+    assert len(caplog.messages) == 1

@@ -1,0 +1,98 @@
+"""Signals: each reaches what it is for, and the handlers of before come back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+
+from asyncpool._runtime.signals import Orders, obeyed
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+
+pytestmark = BOTH_LOOPS
+
+OBEYED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGUSR1,
+)
+
+
+class Notes:
+    """Orders that are noted."""
+
+    def __init__(self) -> None:
+        self.news: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
+        self.orders = Orders(
+            stop=lambda number: self.news.put_nowait(("stop", int(number))),
+            reload=lambda: self.news.put_nowait(("reload",)),
+            resize=lambda change: self.news.put_nowait(("resize", change)),
+            dump=lambda: self.news.put_nowait(("dump",)),
+        )
+
+
+async def test_each_signal_is_an_order() -> None:
+    notes = Notes()
+    before = [signal.getsignal(number) for number in OBEYED]
+    with obeyed(notes.orders):
+        for number, order in [
+            (signal.SIGTERM, ("stop", 15)),
+            (signal.SIGINT, ("stop", 2)),
+            (signal.SIGHUP, ("reload",)),
+            (signal.SIGTTIN, ("resize", 1)),
+            (signal.SIGTTOU, ("resize", -1)),
+            (signal.SIGUSR1, ("dump",)),
+        ]:
+            signal.raise_signal(number)
+            async with patience():
+                assert await notes.news.get() == order
+    assert [signal.getsignal(number) for number in OBEYED] == before
+
+
+async def test_handlers_of_before_come_back() -> None:
+    calls: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: calls.append(number))
+    try:
+        with obeyed(Notes().orders):
+            pass
+        signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert calls == [signal.SIGUSR1]
+
+
+async def test_what_is_ignored_stays_ignored() -> None:
+    notes = Notes()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with obeyed(notes.orders):
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGUSR1)
+            async with patience():
+                assert await notes.news.get() == ("dump",)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+async def test_only_the_main_thread_gets_signals() -> None:
+    failures: list[str] = []
+
+    async def obey() -> None:
+        with obeyed(Notes().orders):
+            pass
+
+    def elsewhere() -> None:
+        try:
+            asyncio.run(obey())
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert failures == ["signals reach the main thread only: run the cluster there"]
