@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.context import CurrentJob, current_job
     from asyncpool._worker.retiring import retire_worker
     from asyncpool._worker.state import worker_state
+    from asyncpool.cluster import Cluster
     from asyncpool.errors import (
         AsyncPoolError,
         BroadcastError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         JobRaisedError,
         JobTimeoutError,
         LeaseGoneError,
+        NoWorkerError,
         PoolBrokenError,
         PoolClosedError,
         PoolFullError,
@@ -67,6 +69,7 @@ _HOMES = {
     "asyncpool._worker.context": ("CurrentJob", "current_job"),
     "asyncpool._worker.retiring": ("retire_worker",),
     "asyncpool._worker.state": ("worker_state",),
+    "asyncpool.cluster": ("Cluster",),
     "asyncpool.errors": (
         "AsyncPoolError",
         "BroadcastError",
@@ -76,6 +79,7 @@ _HOMES = {
         "JobRaisedError",
         "JobTimeoutError",
         "LeaseGoneError",
+        "NoWorkerError",
         "PoolBrokenError",
         "PoolClosedError",
         "PoolFullError",
@@ -109,6 +113,7 @@ __all__ = [
     "AsyncPoolError",
     "BroadcastError",
     "CloseSummary",
+    "Cluster",
     "Crash",
     "CurrentJob",
     "EventStream",
@@ -123,6 +128,7 @@ __all__ = [
     "LeaseKeeper",
     "LeaseStats",
     "Map",
+    "NoWorkerError",
     "Outcome",
     "Pool",
     "PoolBrokenError",

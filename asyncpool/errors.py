@@ -9,6 +9,7 @@ The tree is shallow, and each branch answers one question of the caller's:
     * :exc:`PoolFullError` -- did the pool refuse the job?
     * :exc:`BroadcastError` -- has a function failed in some of the workers?
     * :exc:`PoolBrokenError` -- has the supervisor given up on its workers?
+    * :exc:`NoWorkerError` -- is there no worker that can take this?
     * :exc:`ProtocolError` -- did the two ends of a channel disagree?
     * :exc:`LeaseGoneError` -- has the outside system given a lease to another?
     * :exc:`ThrottledError` -- does the outside system want fewer beats?
@@ -45,6 +46,7 @@ __all__ = [
     "JobRaisedError",
     "JobTimeoutError",
     "LeaseGoneError",
+    "NoWorkerError",
     "PoolBrokenError",
     "PoolClosedError",
     "PoolFullError",
@@ -207,6 +209,21 @@ class PoolBrokenError(AsyncPoolError):
             crashes=crashes,
             retry_after=retry_after,
         )
+
+
+class NoWorkerError(AsyncPoolError, LookupError):
+    """There is no worker of a cluster that could take a message, or a socket.
+
+    Attributes:
+        worker: The slot that was asked for; ``None`` if a socket was to go to another
+            worker, since the first one had died or had no descriptors left.
+    """
+
+    worker: int | None
+
+    def __init__(self, worker: int | None) -> None:
+        where = "that could take the socket" if worker is None else f"in slot {worker}"
+        super().__init__(f"there is no worker {where}", worker=worker)
 
 
 class ProtocolError(AsyncPoolError):

@@ -18,8 +18,6 @@ from typing import (
     Unpack,
 )
 
-import anyio
-
 from asyncpool._caller import Caller
 from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
 from asyncpool._core.messages import WorkerConfig
@@ -39,6 +37,7 @@ from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.life import Life
 from asyncpool._runtime.machine import (
     check_limits,
     check_loop,
@@ -50,7 +49,6 @@ from asyncpool._runtime.options import Options, changed
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.propagation import Propagation
 from asyncpool._runtime.supervisor import Supervisor
-from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
 
 __all__ = ["Pool", "PoolView"]
@@ -257,9 +255,7 @@ class Pool(Caller):
                 cancel_grace=cancel_grace,
             )
         )
-        self._supervisor: Supervisor | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._closed_unused = False
+        self._life = Life("pool", self.name)
 
     async def start(self) -> None:
         """Start the workers, and return when the first one is ready.
@@ -275,22 +271,7 @@ class Pool(Caller):
         Concurrency:
             Further calls wait for the first one.
         """
-        if self._closed_unused:
-            raise PoolClosedError
-        self._check_loop()
-        if self._supervisor is None:
-            self._supervisor = Supervisor(self._config)
-            self._task = asyncio.create_task(
-                self._supervisor.run(), name=f"asyncpool supervisor of {self.name}"
-            )
-        supervisor = self._supervisor
-        try:
-            await asyncio.shield(supervisor.up)
-        except BaseException:
-            await self._end_now()
-            raise
-        if supervisor.done.done():
-            raise PoolClosedError
+        await self._life.start(lambda: self._config)
 
     def options(self, **changes: Unpack[Options]) -> PoolView:
         """Return a view of the pool whose ``submit`` uses these options.
@@ -354,14 +335,14 @@ class Pool(Caller):
             PoolClosedError: If the pool was never started.
         """
         check_int("buffer", buffer, at_least=1)
-        return self._running().hub.listen(buffer)
+        return self._life.running().hub.listen(buffer)
 
     def stats(self) -> PoolStats:
         """Return the pool as it stands, and what it went through."""
         if self._supervisor is not None:
             return self._supervisor.stats()
         zero = dict.fromkeys(_COUNTERS, 0)
-        state = "closed" if self._closed_unused else "new"
+        state = "closed" if self._life.closed_unused else "new"
         return PoolStats(state=state, workers=self._config.workers[0], slots=(), **zero)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:
@@ -384,7 +365,7 @@ class Pool(Caller):
             The last call counts, and all return when the pool has that size.
         """
         least, most = least_and_most(workers)
-        supervisor = self._open()
+        supervisor = self._life.open()
         await asyncio.shield(supervisor.rotator.resize(least, most))
 
     async def roll(self) -> RollResult:
@@ -403,7 +384,7 @@ class Pool(Caller):
         Cancellation:
             Safe: the roll goes on.
         """
-        return await asyncio.shield(self._open().rotator.roll())
+        return await asyncio.shield(self._life.open().rotator.roll())
 
     async def close(
         self,
@@ -441,13 +422,7 @@ class Pool(Caller):
             check_choice("finish", finish, tuple(_FINISH))
         if not timeout >= 0:
             raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")
-        if self._supervisor is None:
-            self._closed_unused = True
-            return CloseSummary(finished=0, failed=0, killed=0)
-        self._check_loop()
-        self._supervisor.close(_FINISH[finish], timeout)
-        await asyncio.shield(self._supervisor.done)
-        return self._supervisor.summary()
+        return await self._life.close(_FINISH[finish], timeout)
 
     async def __aenter__(self) -> Self:
         """Start the pool, see :meth:`start`."""
@@ -465,14 +440,7 @@ class Pool(Caller):
         Cancellation:
             Kills what is left, and returns when it is gone.
         """
-        if error is not None:
-            await self._end_now()
-            return
-        try:
-            await self.close()
-        except BaseException:
-            await self._end_now()
-            raise
+        await self._life.leave(error, self.close)
 
     def __repr__(self) -> str:
         s = self.stats()
@@ -481,46 +449,9 @@ class Pool(Caller):
             f"{s.idle} idle, {s.busy} busy, {s.waiting} waiting>"
         )
 
-    async def _end_now(self) -> None:
-        """Kill everything, and do not return before it is gone."""
-        supervisor = self._supervisor
-        if supervisor is None:
-            return
-        supervisor.close(Finish.NONE, 0.0)
-        cancelled: asyncio.CancelledError | None = None
-        # A cancelled scope of anyio's cancels in every turn of the loop, hence the
-        # shield; each of asyncio's is kept until nothing is left to leak.
-        with anyio.CancelScope(shield=True):
-            while not supervisor.done.done():
-                try:
-                    await asyncio.shield(supervisor.done)
-                except asyncio.CancelledError as error:
-                    cancelled = error
-        if cancelled is not None:
-            raise cancelled
-
-    def _check_loop(self) -> None:
-        if self._task is not None and (
-            self._task.get_loop() is not asyncio.get_running_loop()
-        ):
-            raise RuntimeError(f"pool {self.name} was started in another event loop")
-
-    def _running(self) -> Supervisor:
-        if self._supervisor is None:
-            raise PoolClosedError(
-                "the pool is closed"
-                if self._closed_unused
-                else "the pool was not started: use 'async with pool' or "
-                "'await pool.start()'"
-            )
-        return self._supervisor
-
-    def _open(self) -> Supervisor:
-        """Return the supervisor of a pool that works."""
-        supervisor = self._running()
-        self._check_loop()
-        supervisor.check_open()
-        return supervisor
+    @property
+    def _supervisor(self) -> Supervisor | None:
+        return self._life.supervisor
 
     def _submit(
         self,
@@ -531,11 +462,14 @@ class Pool(Caller):
     ) -> Job[Any]:
         if not callable(fn):
             raise not_callable("submit", fn)
-        supervisor = self._supervisor or self._running()
+        supervisor = self._life.supervisor or self._life.running()
         if options.lease is None:
             return supervisor.submit(fn, args, kwargs, options)
         submit = functools.partial(supervisor.submit, fn, args, kwargs, options)
         return supervisor.leases.submit(options.lease, submit)
+
+    def _running(self) -> Supervisor:
+        return self._life.running()
 
     def _crew(self) -> Supervisor:
         return self._running()
@@ -549,7 +483,7 @@ class Pool(Caller):
     ) -> dict[int, Any]:
         if not callable(fn):
             raise not_callable("broadcast", fn)
-        return await self._open().broadcasts.broadcast(fn, args, kwargs, options)
+        return await self._life.open().broadcasts.broadcast(fn, args, kwargs, options)
 
 
 _COUNTERS = (

@@ -19,6 +19,7 @@ from asyncpool.errors import (
     JobRaisedError,
     JobTimeoutError,
     LeaseGoneError,
+    NoWorkerError,
     PoolBrokenError,
     PoolClosedError,
     PoolFullError,
@@ -87,6 +88,8 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         f"SIGSEGV during attempt 1 of job 17{TWO}"
     ),
     ProtocolError("bad frame"): "bad frame",
+    NoWorkerError(3): "there is no worker in slot 3",
+    NoWorkerError(None): "there is no worker that could take the socket",
     LeaseGoneError(): "the lease is gone",
     LeaseGoneError("message 7 has another owner"): "message 7 has another owner",
     ThrottledError(): "the outside system asks for fewer beats",
@@ -216,6 +219,7 @@ def test_only_what_a_stranger_would_catch_is_a_built_in_error_too() -> None:
         for name in errors.__all__
     }
     assert {name: bases for name, bases in builtin.items() if bases} == {
+        "NoWorkerError": {LookupError},
         "PoolClosedError": {RuntimeError},
         "JobTimeoutError": {TimeoutError, OSError},
     }

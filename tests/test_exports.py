@@ -15,13 +15,14 @@ from asyncpool import errors, events
 PACKAGE = Path(asyncpool.__file__).parent
 
 PUBLIC = """
-    AsyncPoolError BroadcastError CloseSummary Crash CurrentJob EventStream Executor Job JobCancelled JobError
-    JobNotPicklableError JobRaisedError JobTimeoutError LeaseGoneError LeaseKeeper
-    LeaseStats Map Outcome Pool PoolBrokenError PoolClosedError PoolFullError PoolStats PoolView
-    ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult SlotStats
-    Stream ThrottledError UnsupportedPlatformError WorkerCrashedError WorkerHungError
-    WorkerLimits WorkerOutOfMemoryError WorkerStartError current_job heartbeat
-    retire_worker to_process worker_state
+    AsyncPoolError BroadcastError CloseSummary Cluster Crash CurrentJob EventStream Executor
+    Job JobCancelled JobError JobNotPicklableError JobRaisedError JobTimeoutError
+    LeaseGoneError LeaseKeeper LeaseStats Map NoWorkerError Outcome Pool PoolBrokenError
+    PoolClosedError PoolFullError PoolStats PoolView ProtocolError RemoteTraceback
+    RestartPolicy RollInProgressError RollResult SlotStats Stream ThrottledError
+    UnsupportedPlatformError WorkerCrashedError WorkerHungError WorkerLimits
+    WorkerOutOfMemoryError WorkerStartError current_job heartbeat retire_worker to_process
+    worker_state
 """
 
 EVENTS = """

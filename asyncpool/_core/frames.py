@@ -112,6 +112,7 @@ class Kind(enum.IntEnum):
     MESSAGE = 41  # both: an object for the user
     ROOM = 42  # both: so many messages were taken, in all
     LOAD = 43  # worker: so many connections were opened and closed, in all
+    RETURN = 44  # pool: what you give back now (HANDLE, tag 0) finds another worker
 
 
 _KINDS = {int(kind): kind for kind in Kind}

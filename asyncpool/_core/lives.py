@@ -36,11 +36,6 @@ STOP_GRACE = 2.0
 TERM_GRACE = 2.0
 KILL_GRACE = 5.0
 
-_GRACE = {
-    Ending.STOPPED: STOP_GRACE,
-    Ending.TERMINATED: TERM_GRACE,
-    Ending.KILLED: KILL_GRACE,
-}
 _HOPELESS = frozenset({SlotState.PARKED, SlotState.SPARE, SlotState.RETIRED})
 
 # No process is in these, and there may be one again.
@@ -56,6 +51,7 @@ class Lives:
         limits: When workers are worn.
         policy: When a dead worker is replaced.
         start_timeout: Seconds that a worker has to become ready.
+        stop_grace: Seconds that one which was stopped has to end by itself.
         width: How many jobs it runs at once.
         dispatcher: Which must not count on a worker that goes, and holds no job for a
             broken pool.
@@ -74,6 +70,7 @@ class Lives:
         limits: WorkerLimits,
         policy: RestartPolicy,
         start_timeout: float,
+        stop_grace: float,
         width: int,
         dispatcher: Dispatcher,
     ) -> None:
@@ -87,6 +84,11 @@ class Lives:
         self._limits = limits
         self._policy = policy
         self._start_timeout = start_timeout
+        self._grace = {
+            Ending.STOPPED: stop_grace,
+            Ending.TERMINATED: TERM_GRACE,
+            Ending.KILLED: KILL_GRACE,
+        }
         self._dispatcher = dispatcher
         self._probe_at: float | None = None
 
@@ -140,7 +142,7 @@ class Lives:
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
         slot.ending, slot.asked = how, {}
-        slot.due = now + _GRACE[how]
+        slot.due = now + self._grace[how]
         if how is Ending.STOPPED:
             return [Stop(slot.index)]
         if how is Ending.TERMINATED:
@@ -171,6 +173,8 @@ class Lives:
         broken = self.broken is not None
         spare = self._will_probe() if broken else not isinstance(verdict, Break)
         if spare and not needed:
+            if broken:
+                self._probe_later(now)  # in another seat
             return self.leave_empty(slot)
         if self.broken is not None:
             return self._park(slot, self.broken, now)
@@ -192,9 +196,14 @@ class Lives:
         probe_after = self._policy.probe_after
         if self.broken is None:
             slot.due = None if probe_after is None else now + probe_after
-        elif self._probe_at is None and probe_after is not None and not self._probing():
-            self._probe_at = now + probe_after
+        else:
+            self._probe_later(now)
         return [ParkSlot(slot.index, reason, probe_after)]
+
+    def _probe_later(self, now: float) -> None:
+        probe_after = self._policy.probe_after
+        if self._probe_at is None and probe_after is not None and not self._probing():
+            self._probe_at = now + probe_after
 
     def _break(self, verdict: Break, now: float) -> list[Command]:
         self.broken = verdict.reason

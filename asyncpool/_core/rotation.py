@@ -122,6 +122,10 @@ class Rotation:
         commands += _ask_back(slot, [job for job in slot.flight.jobs if job != unsent])
         return [*commands, *self.step(now)]
 
+    def break_off(self, slot: Slot, why: str, now: float) -> list[Command]:
+        """Have another worker take the place of *slot*'s at once, whose end is a crash."""
+        return [*self._leave(slot, why, now, planned=False), *self.step(now)]
+
     def oversized(self, slot: Slot, reason: str, now: float) -> list[Command]:
         """Kill the worker of *slot*, which has more memory than it may."""
         if slot.state not in UP:
@@ -138,9 +142,13 @@ class Rotation:
         return [*self._report(size), *self.step(now)]
 
     def roll(self, now: float) -> list[Command]:
-        """Replace every worker that is there now, one after the other."""
-        up = [slot for slot in self._slots if slot.state in UP and not slot.leaving]
-        self._to_roll = deque((slot, slot.generation) for slot in up)
+        """Replace every worker that is there now, one after the other.
+
+        One that is being started counts, too: it may have read what is old by now.
+        """
+        there = UP | {SlotState.STARTING}
+        slots = [it for it in self._slots if it.state in there and not it.leaving]
+        self._to_roll = deque((slot, slot.generation) for slot in slots)
         self._rolled = 0
         return self.step(now)
 
@@ -314,7 +322,9 @@ class Rotation:
             self._rolled += 1
         return self._end_roll("")
 
-    def _leave(self, slot: Slot, why: str, now: float) -> list[Command]:
+    def _leave(
+        self, slot: Slot, why: str, now: float, *, planned: bool = True
+    ) -> list[Command]:
         if slot.leaving or slot.state not in UP | {SlotState.STARTING}:
             return []
         slot.leaving = True
@@ -325,7 +335,7 @@ class Rotation:
                 slot.leave_by = now + self._drain_timeout
             return [*commands, *_ask_back(slot, slot.flight.behind())]
         how = Ending.STOPPED if slot.state is SlotState.IDLE else Ending.TERMINATED
-        return [*commands, *self._lives.end(slot, how, now, planned=True)]
+        return [*commands, *self._lives.end(slot, how, now, planned=planned)]
 
     @property
     def _leaving(self) -> int:

@@ -26,7 +26,7 @@ from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.flight import Flight
 from asyncpool._core.limits import KILL, Press
-from asyncpool._core.lives import EMPTY, Lives, fail_jobs
+from asyncpool._core.lives import EMPTY, STOP_GRACE, Lives, fail_jobs
 from asyncpool._core.pressing import Pressing
 from asyncpool._core.profiles import ERRAND, REFILL, Profile
 from asyncpool._core.restart import RestartPolicy
@@ -36,8 +36,10 @@ from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
 
-__all__ = ["Finish", "Supervision"]
+__all__ = ["SERVED", "Finish", "Supervision"]
 
+# Seconds of service after which a worker of a cluster has not failed at once.
+SERVED = 1.0
 
 _NO_LIMITS = WorkerLimits()
 
@@ -62,6 +64,9 @@ class Supervision:
         width: How many jobs each worker runs at once.
         surge: How many workers there may be beyond the size of the pool, and
         unavailable: How many may be missing, for the sake of planned exits.
+        stop_grace: Seconds that a worker which was stopped has to end by itself.
+        serving: Workers have no jobs, but serve others as long as they live; to the
+            core they are idle.
     """
 
     def __init__(
@@ -75,6 +80,8 @@ class Supervision:
         width: int = 1,
         surge: int = 1,
         unavailable: int = 0,
+        stop_grace: float = STOP_GRACE,
+        serving: bool = False,
     ) -> None:
         least, most = workers
         self.dispatcher = Dispatcher()
@@ -86,6 +93,7 @@ class Supervision:
             limits=limits,
             policy=policy,
             start_timeout=start_timeout,
+            stop_grace=stop_grace,
             width=width,
             dispatcher=self.dispatcher,
         )
@@ -102,6 +110,7 @@ class Supervision:
             unavailable=unavailable,
             drain_timeout=limits.drain_timeout,
         )
+        self._serving = serving
         self._landing: dict[int, None] = {}
         self._close_at: float | None = None
 
@@ -257,7 +266,7 @@ class Supervision:
         Args:
             index: The slot.
             now: The time.
-            started: Whether the worker had begun one of its jobs.
+            started: Whether the worker had begun one of its jobs, or served somebody.
             requeue: Those of its jobs that are to be tried again, oldest first.
             roll: A random number in ``[0, 1)``, for the jitter.
         """
@@ -277,7 +286,8 @@ class Supervision:
         elif old is not None and not slot.planned:
             commands += self.rotation.failed(slot, old, now, roll)
         elif not slot.planned:
-            blamed = started or (slot.faulty and slot.outcomes > 0)
+            by_jobs = slot.faulty and slot.outcomes > 0 and not self._serving
+            blamed = started or by_jobs
             commands += self._judge(slot, now, needed=needed, blamed=blamed, roll=roll)
         elif not needed:
             commands += self._lives.leave_empty(slot)
@@ -289,6 +299,14 @@ class Supervision:
         self.rotation.count(now)
         return [*commands, *self._settle(now)]
 
+    def served(self, index: int, served: int, now: float) -> list[Command]:
+        """Take note that the worker in slot *index* has served so many, in all."""
+        slot = self.slots[index]
+        slot.outcomes = served
+        if served >= slot.wear.jobs:
+            return self.rotation.wear_out(slot, "max_jobs", now)
+        return []
+
     def faulty(self, index: int, now: float) -> list[Command]:
         """Replace the worker in slot *index*, once it has nothing more in hand."""
         slot = self.slots[index]
@@ -296,6 +314,8 @@ class Supervision:
         self.dispatcher.worker_gone(index)
         if slot.state is SlotState.BUSY:
             return []
+        if self._serving and slot.state is SlotState.IDLE:
+            return self._let_finish(slot, now)
         return self._lives.end(slot, Ending.KILLED, now)
 
     # Jobs that are not to go on where they are.
@@ -525,6 +545,17 @@ class Supervision:
             return []
         self._begin(slot)
         return [Assign(slot.index, tuple(jobs))]
+
+    def _let_finish(self, slot: Slot, now: float) -> list[Command]:
+        """Let a faulty worker finish what it serves, while another takes its place.
+
+        Not at once if it has failed at once: then the ledger says when.  Either way, its end
+        is a crash.
+        """
+        assert slot.ready_at is not None
+        if now - slot.ready_at < SERVED:
+            return self._lives.end(slot, Ending.STOPPED, now)
+        return self.rotation.break_off(slot, "uncaught exception", now)
 
     def _run_errand(self, slot: Slot) -> list[Command]:
         if slot.flight.jobs:

@@ -26,18 +26,18 @@ class Reporter:
 
     Args:
         loop: The pool's loop.
-        pool: The pool's name.
+        title: What the log calls the pool.
         callback: What to call, or ``None``.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        pool: str,
+        title: str,
         callback: CrashCallback | None,
     ) -> None:
         self._loop = loop
-        self._pool = pool
+        self._title = title
         self._callback = callback
         # Not a task group: one that never returns would hold up the close for ever.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,7 +66,7 @@ class Reporter:
 
     def _tell(self, crash: Crash) -> None:
         with contextlib.suppress(Exception):  # a handler or filter of the user's
-            _LOGGER.warning("pool %s: %s; %s", self._pool, crash, crash.next_step)
+            _LOGGER.warning("%s: %s; %s", self._title, crash, crash.next_step)
         if self._callback is None:
             return
         try:

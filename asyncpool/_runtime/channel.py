@@ -29,11 +29,16 @@ _PEER_IS_GONE = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN}
 # sendmsg(), they cost the kernel 1.7 us each.
 _SMALL = 65_536
 
+# Seconds after which a descriptor is sent once more, if too many are on their way already:
+# the kernel counts those of all processes of a user.
+_TOO_MANY_PAUSE = 0.01
+
 
 class _WithDescriptor(bytes):
     """A frame that a descriptor goes along with."""
 
     fd: int
+    owned: bool
 
 
 # One turn reads as much as a socket of this kind holds by default.
@@ -81,6 +86,7 @@ class Channel:
         self._flushing = self._blocked = self._sending = False
         self._half_closed = False
         self._ended = False
+        self._retry: asyncio.TimerHandle | None = None
         sock.setblocking(False)
         loop.add_reader(self._fd, self._read_some)
 
@@ -98,15 +104,21 @@ class Channel:
             self._close_small()
             self._unsent.append(payload)
 
-    def put_descriptor(self, head: bytes, fd: int) -> None:
-        """Have a frame without a payload sent, and a descriptor with it.
+    @property
+    def unsent_descriptors(self) -> int:
+        """How many descriptors are left that were not sent."""
+        return sum(isinstance(piece, _WithDescriptor) for piece in self._unsent)
 
-        It is owned, and closed, by the channel from now on.
+    def put_descriptor(self, frame: bytes, fd: int, *, keep: bool = False) -> None:
+        """Have a small frame sent, and a descriptor with it.
+
+        It is owned, and closed, by the channel from now on; unless the caller *keeps* it,
+        and does not close it before it is sent.
         """
-        frame = _WithDescriptor(head)
-        frame.fd = fd
+        piece = _WithDescriptor(frame)
+        piece.fd, piece.owned = fd, not keep
         self._close_small()
-        self._unsent.append(frame)
+        self._unsent.append(piece)
 
     def flush_soon(self) -> None:
         """Flush in the next turn of the loop, with what is put until then."""
@@ -160,6 +172,8 @@ class Channel:
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._give_up_sending()
+        if self._retry is not None:
+            self._retry.cancel()
         self._socket.close()
 
     def _read_some(self) -> bool:
@@ -203,7 +217,7 @@ class Channel:
     def _give_up_sending(self) -> None:
         self._never_sent = self.unsent
         for piece in self._unsent:
-            if isinstance(piece, _WithDescriptor):
+            if isinstance(piece, _WithDescriptor) and piece.owned:
                 os.close(piece.fd)
         self._unsent.clear()
         self._small.clear()
@@ -241,6 +255,9 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             return True
         except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:
+                self._send_later()
+                return False
             self._give_up_sending()
             if error.errno not in _PEER_IS_GONE:
                 trouble = ProtocolError(f"nothing can be sent to it: {error}")
@@ -256,10 +273,19 @@ class Channel:
             self.half_close()
         return False
 
+    def _send_later(self) -> None:
+        if self._retry is None:
+            self._retry = self._loop.call_later(_TOO_MANY_PAUSE, self._send_again)
+
+    def _send_again(self) -> None:
+        self._retry = None
+        self.flush()
+
     def _send(self, data: bytes | bytearray | memoryview) -> int:
         if not isinstance(data, _WithDescriptor):
             return self._socket.send(data)
         # All or nothing: it is small, and goes into one buffer of the kernel's.
         sent = socket.send_fds(self._socket, [data], [data.fd])
-        os.close(data.fd)
+        if data.owned:
+            os.close(data.fd)
         return sent

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from asyncpool._core.lives import STOP_GRACE
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.callbacks import CrashCallback
+from asyncpool._runtime.listeners import Listeners
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.propagation import Propagation
 
-__all__ = ["SupervisorConfig"]
+__all__ = ["ServingConfig", "Spread", "SupervisorConfig"]
+
+Spread = Literal["handoff", "shared", "reuseport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """What the workers of a cluster do instead of jobs; see :class:`asyncpool.Cluster`.
+
+    Attributes:
+        target: The name of the function that serves, or the pickled function.
+        spread: How connections get to the workers.
+        drain_timeout: Seconds that a worker has to finish them.
+        listeners: What is listened on, if anything is.
+    """
+
+    target: str | bytes
+    spread: Spread
+    drain_timeout: float
+    listeners: Listeners | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +57,10 @@ class SupervisorConfig:
     unavailable: int
     propagation: Propagation | None
     worker: WorkerConfig
+    stop_grace: float = STOP_GRACE
+    serving: ServingConfig | None = None
+
+    @property
+    def title(self) -> str:
+        """What logs and errors call it."""
+        return f"{'pool' if self.serving is None else 'cluster'} {self.name}"

@@ -25,6 +25,7 @@ from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.journal import Journal, Notes
 from asyncpool._runtime.launcher import Launcher
+from asyncpool._runtime.line import Line, LineSocket
 from asyncpool._runtime.outbox import Outbox
 from asyncpool._runtime.output import Output, OutputMode
 from asyncpool._runtime.page import Page
@@ -39,6 +40,7 @@ __all__ = ["WorkerHandle", "WorkerSetup"]
 _EXIT_GRACE = 1.0
 
 _MAX_CONTROL = 1 << 20
+_MAX_REASON = 1000
 
 # What matters only as long as a worker is to work.
 _ANSWERS = frozenset({Kind.REVOKED, Kind.STACKS, Kind.PONG, Kind.RETIRE})
@@ -49,7 +51,7 @@ class WorkerSetup:
     """What all workers of a pool have in common."""
 
     launcher: Launcher
-    config: Callable[[], bytes]
+    config: Callable[[WorkerHandle], bytes]
     buffer: memoryview
     max_payload: int
     concurrency: int
@@ -60,13 +62,14 @@ class WorkerSetup:
     on_items: Callable[[WorkerHandle, list[Frame]], None]
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
     on_stacks: Callable[[WorkerHandle, int | None], None]
-    on_retire: Callable[[WorkerHandle], None]
+    on_retire: Callable[[WorkerHandle, str], None]
     on_pong: Callable[[WorkerHandle], None]
     on_heartbeat: Callable[[WorkerHandle], None]
     on_last_beat: Callable[[WorkerHandle, Frame], None]
     on_spawned: Callable[[WorkerHandle], None]
     on_exit: Callable[[WorkerHandle], None]
     make_cargo: Callable[[], Cargo]
+    open_line: Callable[[WorkerHandle, LineSocket, Channel], Line] | None
     journal: Journal
 
 
@@ -79,8 +82,10 @@ class WorkerHandle:
         process: Its process; ``None`` until there is one.
         page: What it has noted.
         outbox: The way of jobs to it.
+        line: The way to one that serves instead.
         status: Its exit status, once it has ended and if it is known.
         detail: What is known of the reason, if anything.
+        traceback: That of the exception which was the reason, if it is known.
         silence: What it has failed to say for too long, if it was found hung.
         broke_protocol: Whether it said something that a worker does not say.
         killed: Whether SIGKILL was sent to it from here.
@@ -98,13 +103,14 @@ class WorkerHandle:
         self.process: Process | None = None
         self.page = Page(s.concurrency)
         self.status: int | None = None
-        self.detail = self.silence = ""
+        self.detail = self.traceback = self.silence = ""
         self.broke_protocol = False
         self.began_at = loop.time()
         self._loop = loop
         self._setup = s
         self._cargo = s.make_cargo()
         self.outbox = Outbox(self._cargo)
+        self.line: Line | None = None
         self._jobs: Channel | None = None
         self._control: Channel | None = None
         self._notes: Notes | None = None
@@ -161,8 +167,8 @@ class WorkerHandle:
         """Let it send so many items of a stream in all."""
         self._say(Kind.CREDIT, b"", job, attempt, limit)
 
-    def ask_for_stacks(self, job: int, attempt: int) -> None:
-        """Have it write down on its page where its threads are, and that job."""
+    def ask_for_stacks(self, job: int = 0, attempt: int = 0) -> None:
+        """Have it write down on its page where its threads are, and that job, if any."""
         self._say(Kind.STACKS, b"", job, attempt)
 
     def ping(self) -> None:
@@ -200,18 +206,21 @@ class WorkerHandle:
     def stop(self) -> None:
         """Tell it that no job will come any more."""
         self._ignored = True
+        self._shut_line()
         if self._jobs is not None:
             self._jobs.half_close()
 
     def terminate(self) -> None:
         """Send it SIGTERM."""
         self._ignored = True
+        self._shut_line()
         self._signal(signal.SIGTERM)
 
     def kill(self, reason: str = "") -> None:
         """Send it SIGKILL; the launcher sees to all that it has started."""
         self.detail = self.detail or reason
         self._ignored = self.killed = True
+        self._shut_line()
         self._signal(signal.SIGKILL)
         if self.process is None and self._launching is not None:
             self._launching.cancel()
@@ -236,6 +245,10 @@ class WorkerHandle:
         assert self._control is not None
         self._control.put(header(kind, len(payload), *fields), payload)
         self._control.flush()
+
+    def _shut_line(self) -> None:
+        if self.line is not None:
+            self.line.shut()
 
     def _signal(self, number: signal.Signals) -> None:
         self._wanted = number
@@ -266,23 +279,14 @@ class WorkerHandle:
         """Open both channels, the page and the pipes; return the worker's ends."""
         setup = self._setup
         ours, job_end = _pair(theirs)
-        self._jobs = Channel(
-            self._loop,
-            ours,
-            buffer=setup.buffer,
-            max_payload=setup.max_payload,
-            on_frames=self._on_job_frames,
-            on_end=self._on_end,
-        )
+        if setup.open_line is None:
+            self._jobs = self._channel(ours, setup.max_payload, self._on_job_frames)
+        else:
+            line = LineSocket(ours)
+            self._jobs = self._channel(line, setup.max_payload, self._on_line_frames)
+            self.line = setup.open_line(self, line, self._jobs)
         ours, control_end = _pair(theirs)
-        self._control = Channel(
-            self._loop,
-            ours,
-            buffer=setup.buffer,
-            max_payload=_MAX_CONTROL,
-            on_frames=self._on_control_frames,
-            on_end=self._on_end,
-        )
+        self._control = self._channel(ours, _MAX_CONTROL, self._on_control_frames)
         self.outbox.connect(self._jobs)
         self._cargo.connect(self._jobs, self._control)
         self._notes = Notes(setup.journal, self, self._control)
@@ -292,8 +296,23 @@ class WorkerHandle:
         self._stdout = Output(self._loop, out, setup.output, err=False)
         err, err_end = _pipe(theirs)
         self._stderr = Output(self._loop, err, setup.output, err=True)
-        self._say(Kind.CONFIG, setup.config())
+        self._say(Kind.CONFIG, setup.config(self))
         return [job_end, control_end, page, out_end, err_end]
+
+    def _channel(
+        self,
+        sock: socket.socket,
+        max_payload: int,
+        on_frames: Callable[[list[Frame]], None],
+    ) -> Channel:
+        return Channel(
+            self._loop,
+            sock,
+            buffer=self._setup.buffer,
+            max_payload=max_payload,
+            on_frames=on_frames,
+            on_end=self._on_end,
+        )
 
     # Its watchers.
 
@@ -358,6 +377,15 @@ class WorkerHandle:
                 return others, str(error)
         return others, None
 
+    def _on_line_frames(self, frames: list[Frame]) -> None:
+        # Also of a worker that was killed: what it has taken, it had.
+        assert self.line is not None
+        if not self.broke_protocol:
+            try:
+                self.line.on_frames(frames)
+            except ProtocolError as error:
+                self.accuse(str(error))
+
     def _on_control_frames(self, frames: list[Frame]) -> None:
         assert self._notes is not None
         self._heard_at, rung = self._loop.time(), False
@@ -378,7 +406,9 @@ class WorkerHandle:
 
     def _on_control_frame(self, frame: Frame) -> None:
         if frame.kind in _ANSWERS:
-            if not self._ignored:
+            # Where it is, one that drains may be asked too.
+            drains = self.line is not None and not self.broke_protocol
+            if not self._ignored or (frame.kind is Kind.STACKS and drains):
                 self._on_answer(frame)
         elif frame.kind is Kind.HELLO and not self._said_hello:
             self._said_hello = True
@@ -390,7 +420,11 @@ class WorkerHandle:
                 return  # the first reason counts
             failure = Failure.unpack(frame.payload)
             self.detail = f"{failure.stage} failed: {failure.summary}"
-            if failure.stage == "thread":
+            if failure.stage == "serve":
+                self.traceback = failure.text
+            if failure.stage == "thread" or (
+                failure.stage == "serve" and self._said_hello
+            ):
                 self._setup.on_fault(self)
         else:
             raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
@@ -401,7 +435,8 @@ class WorkerHandle:
         elif frame.kind is Kind.STACKS:
             self._setup.on_stacks(self, frame.job or None)
         elif frame.kind is Kind.RETIRE:
-            self._setup.on_retire(self)
+            reason = frame.payload[:_MAX_REASON].decode(errors="replace")
+            self._setup.on_retire(self, reason)
         else:
             self._setup.on_pong(self)
 
@@ -409,6 +444,7 @@ class WorkerHandle:
         # A frame that was cut short is no offence: that is how sudden deaths look.
         if error is not None:
             self.accuse(str(error))
+        self._shut_line()
         self._trouble.set()
 
     def accuse(self, detail: str) -> None:
@@ -416,6 +452,7 @@ class WorkerHandle:
         self.detail = detail
         self.broke_protocol = True
         self._ignored = True
+        self._shut_line()
         self._trouble.set()
 
 

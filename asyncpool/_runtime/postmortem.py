@@ -92,7 +92,7 @@ class Coroner:
         """
         job = next(iter(jobs), None)
         status = handle.status
-        detail, stack = handle.detail, ""
+        detail, stack = handle.detail, handle.traceback
         if kind == "failed start" and handle.killed and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
         if status == -signal.SIGKILL and not handle.killed and self._oom_kills is None:

@@ -56,12 +56,13 @@ class Rotator:
             self._rearm()
 
     @decision
-    def retire(self, handle: WorkerHandle) -> None:
+    def retire(self, handle: WorkerHandle, reason: str = "") -> None:
         """Have a worker begin no other job, since its job has asked for that."""
         core, book = self._state.core, self._state.book
         slot, now = core.slots[handle.slot], self._state.loop.time()
         unsent = core.last(slot.index) if handle.outbox.withdraw() else None
-        why = "retire_worker()"
+        jobs = self._state.config.serving is None
+        why = reason or ("retire_worker()" if jobs else "retire()")
         self._perform(self._rotation.retire(slot, why, now, unsent=unsent))
         if unsent is not None:
             self._perform(core.withdraw(slot.index, unsent, now))
@@ -91,7 +92,7 @@ class Rotator:
         """
         if self._rotation.rolling:
             raise RollInProgressError(
-                f"pool {self._state.config.name} is being rolled: one roll at a time"
+                f"{self._state.config.title} is being rolled: one roll at a time"
             )
         roll = self._roll = self._state.loop.create_future()
         self._begin_roll()

@@ -18,8 +18,10 @@ import anyio
 from asyncpool import events
 from asyncpool._core import commands as cmd
 from asyncpool._core.frames import Frame
+from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.outcome import load_value
 from asyncpool._core.parcels import is_heavy
+from asyncpool._core.slots import UP, SlotState
 from asyncpool._core.supervision import Finish, Supervision
 from asyncpool._runtime.book import Loss
 from asyncpool._runtime.broadcasts import Broadcaster
@@ -42,6 +44,8 @@ from asyncpool._runtime.postmortem import (
 )
 from asyncpool._runtime.rotation import Rotator
 from asyncpool._runtime.segments import Segments
+from asyncpool._runtime.service import Service
+from asyncpool._runtime.stacks import Stacks
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.template import LaunchError
 from asyncpool._runtime.threads import Pause, Threads
@@ -52,6 +56,8 @@ __all__ = ["Supervisor"]
 
 _LOGGER = logging.getLogger("asyncpool")
 
+_ALIVE = UP | {SlotState.STARTING, SlotState.STOPPING}
+
 
 class Supervisor:
     """Everything that lives as long as a pool.
@@ -59,12 +65,15 @@ class Supervisor:
     Attributes:
         up: Done when the first worker is ready, failed if the pool broke before.
         done: Done when nothing of the pool is left.
+        over: The same; failed when the pool breaks, until it works again.
         hub: The pool's events.
         submit: The way in for jobs, see :meth:`Traffic.submit`.
         leases: The way in for those with leases.
         check_open: See :meth:`Traffic.check_open`.
         rotator: The way to planned exits.
         broadcasts: The way to calls for every worker.
+        stacks: The way to where workers are.
+        service: The way to workers that serve, if these do.
     """
 
     def __init__(self, config: SupervisorConfig) -> None:
@@ -81,12 +90,15 @@ class Supervisor:
             width=config.worker.concurrency,
             surge=config.surge,
             unavailable=config.unavailable,
+            stop_grace=config.stop_grace,
+            serving=config.serving is not None,
         )
         self._state = PoolState(loop=loop, config=config, core=self._core)
         self._threads = Threads(loop)
         self._heartbeats = Heartbeats(self._state)
         self._segments = Segments(loop, config.max_shared_memory, self._threads)
         self.rotator = Rotator(self._state, self._perform, self._rearm)
+        self.stacks = Stacks()
         self._last_words = LastWords(self._state, self._perform)
         self._traffic = Traffic(
             self._state,
@@ -103,16 +115,18 @@ class Supervisor:
         self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
         self._journal = Journal(loop)
         levels, disabled = explicit_levels()
+        worker = config.worker._replace(levels=levels, disabled=disabled)
+        self.service = self._make_service(worker)
         self.broadcasts = Broadcaster(
             self._state,
             self._traffic.send_errand,
             self._threads,
-            config.worker._replace(levels=levels, disabled=disabled),
+            worker,
             self.check_open,
         )
         self._setup = WorkerSetup(
             launcher=self._launcher,
-            config=self.broadcasts.config,
+            config=self._config_of,
             buffer=memoryview(bytearray(READ_SIZE)),
             max_payload=config.worker.max_payload,
             concurrency=config.worker.concurrency,
@@ -130,6 +144,7 @@ class Supervisor:
             on_spawned=self._on_spawned,
             on_exit=self._traffic.on_exit,
             make_cargo=self._make_cargo,
+            open_line=self.service.open_line if self.service is not None else None,
             journal=self._journal,
         )
         self._health: Health | None = None
@@ -137,7 +152,8 @@ class Supervisor:
             timeout = config.health_timeout
             self._health = Health(self._state, self._last_words, timeout)
         self._coroner = Coroner(config.start_timeout)
-        self._reporter = Reporter(loop, config.name, config.on_crash)
+        self._reporter = Reporter(loop, config.title, config.on_crash)
+        self.over: asyncio.Future[None] = loop.create_future()
         self._finished = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         # Not anyio's: workers are started from timers and readers too, where there
@@ -160,7 +176,7 @@ class Supervisor:
             await self._reporter.finish()
             await self._journal.finish()
         except Exception as error:
-            _LOGGER.exception("the supervisor of pool %s failed", self._config.name)
+            _LOGGER.exception("the supervisor of %s failed", self._config.title)
             reason = PoolClosedError(f"the supervisor failed: {error!r}")
         finally:
             if self._timer is not None:
@@ -180,8 +196,10 @@ class Supervisor:
                 await self._threads.close()
                 await self._launcher.close()
             self._state.book.leases.close()
+            if self.service is not None:
+                self.service.close()
             self.hub.end()
-            for future in (self.up, self.done):
+            for future in (self.up, self.over, self.done):
                 if not future.done():
                     future.set_result(None)
 
@@ -228,6 +246,8 @@ class Supervisor:
         """Begin to close, or close faster than was asked before."""
         if not self._core.finished and not self.done.done():
             now = self._loop.time()
+            if self.service is not None:
+                self.service.stop()
             self._state.book.mark_close(self._core.kills)
             self._perform(self._core.close(finish, now + timeout, now))
             self._rearm()  # there may be nothing to do but to watch the deadline
@@ -240,6 +260,17 @@ class Supervisor:
             if handle.killed and not self._core.slots[handle.slot].planned:
                 self._launcher.abort()  # it has not answered for start_timeout
         self._on_ended(handle)
+
+    def _make_service(self, worker: WorkerConfig) -> Service | None:
+        serving = self._config.serving
+        if serving is None:
+            return None
+        return Service(self._state, serving, worker, self._perform)
+
+    def _config_of(self, handle: WorkerHandle) -> bytes:
+        if self.service is not None:
+            return self.service.config(handle)
+        return self.broadcasts.config()
 
     def _make_cargo(self) -> Cargo:
         return Cargo(
@@ -265,6 +296,8 @@ class Supervisor:
             )
         )
         self._perform(self._core.ready(handle.slot, now))
+        if self.service is not None:
+            self.service.ready(handle)
         self._rearm()  # it grows old from now on
         self.rotator.look()
         if not self.up.done():
@@ -281,6 +314,7 @@ class Supervisor:
 
     @decision
     def _on_stacks(self, handle: WorkerHandle, job: int | None) -> None:
+        self.stacks.written(handle)
         self._perform(self._core.stacks_written(handle.slot, self._loop.time(), job))
 
     @decision
@@ -292,10 +326,13 @@ class Supervisor:
         losses = self._state.book.losses(handle, slot, kind)
         begun = [loss.job for loss in losses if loss.attempt]
         silent, doomed = slot.silent, next(iter(slot.doomed), None) if planned else None
+        blamed = bool(begun)
+        if self.service is not None:
+            blamed = self.service.ended(handle)
         commands = self._core.ended(
             handle.slot,
             now,
-            started=bool(begun),
+            started=blamed,
             requeue=[loss.job.id for loss in losses if loss.again],
             roll=random.random(),  # noqa: S311 - jitter
         )
@@ -391,6 +428,8 @@ class Supervisor:
                 self._give_up(reason)
             case cmd.Recover(slot):
                 self.hub.publish(events.Recovered(slot))
+                if self.over.done():
+                    self.over = self._loop.create_future()
             case cmd.Finished():
                 self._finished.set()
             case cmd.Assign():
@@ -413,11 +452,12 @@ class Supervisor:
             break
 
     def _give_up(self, reason: str) -> None:
-        _LOGGER.error("pool %s is broken: %s", self._config.name, reason)
+        _LOGGER.error("%s is broken: %s", self._config.title, reason)
         self.hub.publish(events.GaveUp(reason, tuple(self._state.crashes)))
-        if not self.up.done():
-            self.up.set_exception(self._traffic.broken_errors()(None))
-            self.up.exception()  # whoever starts the pool may have left
+        for future in (self.up, self.over):
+            if not future.done():
+                future.set_exception(self._traffic.broken_errors()(None))
+                future.exception()  # whoever waits for it may have left
 
     def _rearm(self) -> None:
         """Keep one timer, set to the core's next deadline."""
@@ -441,6 +481,11 @@ class Supervisor:
     def queued(self) -> int:
         """How many jobs are with no worker."""
         return self._core.dispatcher.waiting
+
+    async def where(self) -> dict[int, str]:
+        """Return where the threads of all workers are, by slot."""
+        slots = [slot for slot in self._core.slots if slot.state in _ALIVE]
+        return await self.stacks.ask(self._state.handles[s.index] for s in slots)
 
     def stats(self) -> events.PoolStats:
         """Return the pool as it stands."""

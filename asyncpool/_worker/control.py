@@ -34,6 +34,7 @@ from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from threading import ExceptHookArgs
     from typing import Protocol
 
@@ -58,6 +59,7 @@ class Control:
         credit: What a stream may send.
 
     Attributes:
+        on_thread_death: Called in a thread that ends with an error, once the pool was told.
         interrupts: As above.
         credit: As above.
     """
@@ -77,6 +79,7 @@ class Control:
         self._segments = segments
         self._lock = _thread.RLock()
         self._records: deque[bytes] = deque()
+        self.on_thread_death: Callable[[], None] | None = None
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
 
@@ -186,6 +189,9 @@ class Control:
         name = args.thread.name if args.thread is not None else "a thread"
         summary = f"{args.exc_type.__qualname__} in thread {name!r}: {args.exc_value}"
         self.send(Kind.FAILED, Failure("thread", summary, _format(args)).pack())
+        on_thread_death = self.on_thread_death
+        if on_thread_death is not None:
+            on_thread_death()
 
 
 def _format(args: ExceptHookArgs) -> str:

@@ -86,6 +86,10 @@ class Coroutines:
             if task.done() and not task.cancelled():
                 task.exception()  # else asyncio might complain that nobody has asked
 
+    def show(self, stacks: Callable[[], str]) -> None:
+        """Have what runs now shown in another way: as *stacks* tells."""
+        self._interrupts.stacks = stacks
+
     def close(self) -> None:
         """End what is left in the loop, and the loop."""
         if self._loop is None:

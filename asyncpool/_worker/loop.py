@@ -89,7 +89,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         config = WorkerConfig.unpack(control.receive_config().payload)
         journal.open(config.levels, config.disabled)
         coroutines.kind = config.loop
-        _initialize(config, control, coroutines)
+        _begin(config, jobs, control, coroutines)
         control.send(Kind.HELLO)
         on_retire(partial(_retire, turns, control))
         cargo = Cargo(jobs, segments)
@@ -125,6 +125,17 @@ def _retire(turns: Turns, control: Control) -> None:
     if not turns.closed:
         turns.closed = True
         control.send(Kind.RETIRE)
+
+
+def _begin(
+    config: WorkerConfig, jobs: socket.socket, control: Control, coroutines: Coroutines
+) -> None:
+    """Get ready; one that serves instead of running jobs does not come back."""
+    _initialize(config, control, coroutines)
+    if config.serving is not None:
+        from asyncpool._worker.serve import serve  # noqa: PLC0415 - with asyncio
+
+        _leave(serve(jobs, control, coroutines, config), coroutines)
 
 
 def _initialize(config: WorkerConfig, control: Control, coroutines: Coroutines) -> None:

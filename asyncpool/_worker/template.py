@@ -39,7 +39,7 @@ from asyncpool._worker.stdio import reset_signals, take_stdio
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
     from typing import NoReturn
 
 __all__ = ["FDS_PER_WORKER", "main"]
@@ -288,7 +288,7 @@ class Template:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _undisturbed() -> Generator[None]:
     """Let a SIGTERM wait, where its handler would leave something that nobody has."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     try:

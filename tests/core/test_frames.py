@@ -239,6 +239,7 @@ def test_the_bytes_on_the_wire() -> None:
         "MESSAGE": 41,
         "ROOM": 42,
         "LOAD": 43,
+        "RETURN": 44,
         "INTERRUPT": 23,
         "STACKS": 24,
         "RETIRE": 27,

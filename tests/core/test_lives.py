@@ -43,6 +43,7 @@ def lives_of(workers: int, dispatcher: Dispatcher | None = None) -> Lives:
         limits=WorkerLimits(),
         policy=POLICY,
         start_timeout=20.0,
+        stop_grace=STOP_GRACE,
         width=1,
         dispatcher=dispatcher or Dispatcher(),
     )

@@ -249,6 +249,18 @@ def test_a_roll_replaces_one_after_the_other() -> None:
     assert not core.rotation.rolling
 
 
+def test_a_worker_that_is_being_started_is_rolled_too() -> None:
+    """It may have read what is old by now."""
+    core = pool(2)
+    assert gone(core, 1, 0.5) == [ScheduleRestart(1, 0.0), Spawn(1, 2)]
+    assert core.rotation.roll(1.0) == [Spawn(2, 1)]
+    assert core.ready(2, 1.1) == [Retiring(0, "roll"), Stop(0)]
+    assert gone(core, 0, 1.2) == [LeaveEmpty(0)]
+    assert core.ready(1, 1.3) == [Spawn(0, 2)]
+    assert core.ready(0, 1.4) == [Retiring(1, "roll"), Stop(1)]
+    assert gone(core, 1, 1.5) == [LeaveEmpty(1), Rolled(2, "")]
+
+
 def test_a_crash_during_a_roll_replaces_a_worker_too() -> None:
     core = pool(2)
     core.rotation.roll(1.0)

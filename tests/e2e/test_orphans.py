@@ -223,3 +223,52 @@ def test_a_script_that_is_terminated_leaves_nothing(tmp_path: Path, door: Door) 
     deadline = time.monotonic() + LIMIT
     assert service.ended() == (-signal.SIGTERM, "", "")
     nothing_left(deadline)
+
+
+SERVER = """
+    import asyncio, sys
+    import asyncpool
+    from tests.helpers import loops
+
+    loop, spread = sys.argv[1:]
+
+
+    async def main():
+        cluster = asyncpool.Cluster(
+            "tests.helpers.serves:talk",
+            bind="tcp://127.0.0.1:0",
+            workers=2,
+            spread=spread,
+            loop=loop,
+        )
+        async with cluster:
+            print(cluster.addresses[0], flush=True)
+            await cluster.wait()
+
+
+    with asyncio.Runner(loop_factory=loops.loop_factories()[loop]) as runner:
+        runner.run(main())
+"""
+
+
+@loops
+@pytest.mark.parametrize("spread", ["handoff", "shared", "reuseport"])
+def test_when_the_master_of_a_cluster_is_killed_nobody_serves(
+    loop: str, spread: str, tmp_path: Path
+) -> None:
+    process = start_script(tmp_path, SERVER, loop, spread)
+    assert process.stdout is not None
+    host, _, port = process.stdout.readline().strip()[6:].rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as client:
+        client.sendall(b"echo here\n")
+        assert client.recv(100) == b"here\n"
+        process.kill()
+        deadline = time.monotonic() + LIMIT
+        process.wait(PATIENCE)
+        with suppress(ConnectionError):
+            assert client.recv(100) == b""
+        nothing_left(deadline)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), PATIENCE)
+    _, err = finish(process)
+    assert err == ""

@@ -16,7 +16,7 @@ import httpx
 
 from tests.helpers.patience import PATIENCE, patience
 
-__all__ = ["Service", "run_service"]
+__all__ = ["EXAMPLES", "Service", "run_service"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

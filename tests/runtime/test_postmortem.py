@@ -40,7 +40,7 @@ class DeadWorker:
 
     loading = killed = broke_protocol = False
     status = -signal.SIGKILL
-    detail = silence = ""
+    detail = traceback = silence = ""
     slot = generation = pid = 1
     began_at = 0.0
     stderr_tail = ()

@@ -66,6 +66,7 @@ class Worker:
         initializer: Callable[..., object] | None = None,
         *,
         max_payload: int = 1 << 20,
+        **options: Any,
     ) -> None:
         self.jobs, jobs_end = socket.socketpair()
         self.control, control_end = socket.socketpair()
@@ -87,7 +88,10 @@ class Worker:
             sock.settimeout(PATIENCE)
         packed = None if initializer is None else dumps((initializer, ()))
         config = WorkerConfig(
-            sys_path=tuple(sys.path), initializer=packed, max_payload=max_payload
+            sys_path=tuple(sys.path),
+            initializer=packed,
+            max_payload=max_payload,
+            **options,
         ).pack()
         self.control.sendall(encode(Kind.CONFIG, config))
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.gate import short_folder
+from tests.worker import serves
 from tests.worker.by_hand import Door, Worker
+from tests.worker.master import Master
 
 
 @pytest.fixture
@@ -40,3 +42,25 @@ def worker(hire: Callable[..., Worker]) -> Worker:
 def door() -> Iterator[Door]:
     with short_folder() as folder, closing(Door(folder)) as found:
         yield found
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Master]]:
+    """Start workers that serve, which end with the test."""
+    masters: list[Master] = []
+
+    def start(target: Any = serves.obey, **options: Any) -> Master:
+        masters.append(Master(target, **options))
+        return masters[-1]
+
+    yield start
+    for master in masters:
+        master.close()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def master(start: Callable[..., Master], request: pytest.FixtureRequest) -> Master:
+    """One with a worker that obeys."""
+    found = start(loop=request.param)
+    found.ready()
+    return found

@@ -1,0 +1,161 @@
+"""The life of a pool, or of a cluster: its beginning and its end, for whoever asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from asyncpool._core.supervision import Finish
+from asyncpool._runtime.config import SupervisorConfig
+from asyncpool._runtime.supervisor import Supervisor
+from asyncpool.errors import PoolClosedError
+from asyncpool.events import CloseSummary
+
+__all__ = ["Life"]
+
+
+class Life:
+    """One supervisor, before, during and after its time.
+
+    Args:
+        what: What errors call it: ``"pool"``.
+        name: Its name.
+
+    Attributes:
+        supervisor: The supervisor, once there is one.
+        closed_unused: Whether it was closed before it was started.
+    """
+
+    def __init__(self, what: str, name: str) -> None:
+        self.supervisor: Supervisor | None = None
+        self.closed_unused = False
+        self._what = what
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, config: Callable[[], SupervisorConfig]) -> Supervisor:
+        """Start the supervisor, unless there is one; return when a worker is ready.
+
+        Args:
+            config: What makes the configuration.
+
+        Raises:
+            PoolBrokenError: If none can be started; it has the crashes.
+            PoolClosedError: If it is closed, or is meanwhile.
+            RuntimeError: If it was started in another event loop.
+
+        Cancellation:
+            Ends everything.
+        """
+        if self.closed_unused:
+            raise PoolClosedError(f"the {self._what} is closed")
+        self.check_loop()
+        if self.supervisor is None:
+            self.supervisor = Supervisor(config())
+            self._task = asyncio.create_task(
+                self.supervisor.run(), name=f"asyncpool supervisor of {self._name}"
+            )
+        supervisor = self.supervisor
+        try:
+            await asyncio.shield(supervisor.up)
+        except BaseException:
+            await self.end_now()
+            raise
+        if supervisor.done.done():
+            raise PoolClosedError(f"the {self._what} is closed")
+        return supervisor
+
+    async def close(self, finish: Finish, timeout: float) -> CloseSummary:  # noqa: ASYNC109 - it bounds the jobs, not the wait
+        """End everything, after what *finish* says, within so many seconds.
+
+        Cancellation:
+            Safe: the close goes on without the caller.
+        """
+        if self.supervisor is None:
+            self.closed_unused = True
+            return CloseSummary(finished=0, failed=0, killed=0)
+        self.check_loop()
+        self.supervisor.close(finish, timeout)
+        await asyncio.shield(self.supervisor.done)
+        return self.supervisor.summary()
+
+    async def leave(
+        self,
+        error: BaseException | None,
+        close: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Leave the context: *close*, or end everything at once if an *error* leaves.
+
+        Cancellation:
+            Kills what is left, and returns when it is gone.
+        """
+        if error is not None:
+            await self.end_now()
+            return
+        try:
+            await close()
+        except BaseException:
+            await self.end_now()
+            raise
+
+    async def end_now(self) -> None:
+        """Kill everything, and do not return before it is gone."""
+        supervisor = self.supervisor
+        if supervisor is None:
+            return
+        supervisor.close(Finish.NONE, 0.0)
+        cancelled: asyncio.CancelledError | None = None
+        # A cancelled scope of anyio's cancels in every turn of the loop, hence the
+        # shield; each of asyncio's is kept until nothing is left to leak.
+        with anyio.CancelScope(shield=True):
+            while not supervisor.done.done():
+                try:
+                    await asyncio.shield(supervisor.done)
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    def check_loop(self) -> None:
+        """Check that it was started in the loop that runs.
+
+        Raises:
+            RuntimeError: If it was not.
+        """
+        if self._task is not None and (
+            self._task.get_loop() is not asyncio.get_running_loop()
+        ):
+            raise RuntimeError(
+                f"{self._what} {self._name} was started in another event loop"
+            )
+
+    def running(self) -> Supervisor:
+        """Return the supervisor, which may have ended.
+
+        Raises:
+            PoolClosedError: If there never was one.
+        """
+        if self.supervisor is None:
+            what = self._what
+            raise PoolClosedError(
+                f"the {what} is closed"
+                if self.closed_unused
+                else f"the {what} was not started: use 'async with {what}' or "
+                f"'await {what}.start()'"
+            )
+        return self.supervisor
+
+    def open(self) -> Supervisor:
+        """Return a supervisor that works.
+
+        Raises:
+            PoolClosedError: If it does not, since it was closed, or not started.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If it was started in another event loop.
+        """
+        supervisor = self.running()
+        self.check_loop()
+        supervisor.check_open()
+        return supervisor

@@ -1,0 +1,99 @@
+"""What the workers of a cluster have sent to its master, until somebody takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from typing import Generic, Self, TypeVar
+
+from asyncpool._runtime.line import Line
+
+__all__ = ["Inbox", "Mail"]
+
+# The most sockets that are kept here: one more is refused, as if there were no descriptors.
+_MOST_SOCKETS = 64
+
+T = TypeVar("T")
+
+
+class Inbox(Generic[T]):
+    """Things in the order in which they came; an async iterator, for any number of tasks.
+
+    It ends with the cluster, behind what is still here.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """Wait for the next.
+
+        Cancellation:
+            Safe: nothing is lost.
+        """
+        while not self._items:
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._items.popleft()
+
+    def put(self, item: T) -> None:
+        """Add something."""
+        self._items.append(item)
+        self._news.set()
+
+    def end(self) -> None:
+        """Let the iterations end."""
+        self._ended = True
+        self._news.set()
+
+    def clear(self) -> list[T]:
+        """Take all that is left."""
+        items = list(self._items)
+        self._items.clear()
+        return items
+
+
+class Mail:
+    """What came from the workers of one cluster.
+
+    Attributes:
+        messages: Pickled messages, each with the line that it came on.
+        sockets: Sockets, each with the slot of the worker that has sent it.
+    """
+
+    def __init__(self) -> None:
+        self.messages: Inbox[tuple[Line, bytes]] = Inbox()
+        self.sockets: Inbox[tuple[int, socket.socket]] = Inbox()
+
+    def take_message(self, line: Line, payload: bytes) -> None:
+        """Keep a message."""
+        self.messages.put((line, payload))
+
+    def take_socket(self, line: Line, fd: int) -> bool:
+        """Keep a socket, and tell whether it was one, and wanted."""
+        if len(self.sockets) >= _MOST_SOCKETS:
+            return False
+        try:
+            sock = socket.socket(fileno=fd)
+        except OSError:
+            return False
+        self.sockets.put((line.slot, sock))
+        return True
+
+    def close(self) -> None:
+        """Let the iterations end, and let go of the sockets that nobody has taken."""
+        self.messages.end()
+        self.sockets.end()
+        for _, sock in self.sockets.clear():
+            sock.close()

@@ -1,0 +1,228 @@
+"""What the master of a cluster does for its workers, besides keeping them alive.
+
+The supervisor, its slots and its handles are those of a pool; here is what takes the place
+of jobs: sockets to listen on, connections, messages.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from asyncpool._core.commands import Command
+from asyncpool._core.messages import WorkerConfig
+from asyncpool._core.slots import UP
+from asyncpool._core.supervision import SERVED
+from asyncpool._runtime.channel import Channel
+from asyncpool._runtime.config import ServingConfig
+from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._runtime.line import Line, LineSetup, LineSocket
+from asyncpool._runtime.mail import Mail
+from asyncpool._runtime.spreader import Spreader
+from asyncpool._runtime.state import PoolState
+
+__all__ = ["Figures", "Service"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """One worker in figures."""
+
+    ready: bool
+    connections: int
+    had: int
+    uptime: float
+
+
+class Service:
+    """The workers of one cluster, as those who serve.
+
+    Args:
+        state: The pool of them.
+        config: What they do.
+        worker: How they begin.
+        perform: What carries out the core's commands.
+
+    Attributes:
+        spreader: The way of connections to them.
+        mail: What they have sent.
+    """
+
+    def __init__(
+        self,
+        state: PoolState,
+        config: ServingConfig,
+        worker: WorkerConfig,
+        perform: Callable[[list[Command]], None],
+    ) -> None:
+        self._state = state
+        self._config = config
+        self._worker = worker
+        self._perform = perform
+        self.lines: dict[int, Line] = {}
+        self.mail = Mail()
+        listeners, own = config.listeners, list[socket.socket]()
+        if listeners is not None and config.spread == "handoff":
+            own = listeners.sockets()
+        self.spreader = Spreader(state.loop, state.config.name, own, self.lines)
+        self._places: dict[int, int] = {}
+        self._open_places: set[int] = set(range(state.config.workers[1]))
+        self._stopped = False
+        self._at_end = self._cut = 0
+        self._setup = LineSetup(
+            on_taken=self.spreader.taken,
+            on_refused=self.spreader.refused,
+            on_socket=self.mail.take_socket,
+            on_message=self.mail.take_message,
+            on_load=self._on_load,
+            on_returned=self.spreader.returned,
+            on_shut=self.spreader.left,
+            others_serve=self._others_serve,
+        )
+
+    # The life of a worker.
+
+    def config(self, handle: WorkerHandle) -> bytes:
+        """Return what a worker is told when it is started, packed."""
+        config = self._config
+        serving = (
+            config.target,
+            config.spread,
+            config.drain_timeout,
+            handle.slot,
+            handle.generation,
+        )
+        return self._worker._replace(serving=pickle.dumps(serving)).pack()
+
+    def open_line(
+        self, handle: WorkerHandle, sock: LineSocket, channel: Channel
+    ) -> Line:
+        """Return the line to a worker that is being started; it knows what to listen on.
+
+        Raises:
+            OSError: If this process lacks the means.
+        """
+        line = Line(handle.slot, handle.generation, sock, channel, self._setup)
+        self.lines[handle.slot] = line
+        self.spreader.core.add(handle.slot)
+        line.listen(self._sockets_for(handle.slot))
+        return line
+
+    def ready(self, handle: WorkerHandle) -> None:
+        """Take note that a worker is ready."""
+        assert handle.line is not None
+        if self._state.core.slots[handle.slot].state in UP:
+            handle.line.open = True
+            self.spreader.joined(handle.line)
+
+    def ended(self, handle: WorkerHandle) -> bool:
+        """Take note that a worker is dead; tell whether it has served anybody."""
+        slot, line = self._state.core.slots[handle.slot], handle.line
+        if handle.status == 0 and not slot.planned and slot.ready_at is not None:
+            handle.detail = handle.detail or "serve() returned"
+        self._leave_place(handle.slot)
+        if line is None:
+            return False  # there were no descriptors for it
+        spread = self.spreader.core
+        served, open_now = spread.taken_by(line.slot)
+        ready_at = slot.ready_at
+        if served and ready_at is not None:
+            long = self._state.loop.time() - ready_at >= SERVED
+            slot.outcomes = max(slot.outcomes, int(long))
+        del self.lines[line.slot]
+        line.shut()
+        self.spreader.gone(line)
+        if self._stopped:
+            self._cut += open_now
+        # Whatever has killed one that has served: no server is to end because of that, but
+        # only one whose workers get nowhere.
+        return served > 0 and not slot.faulty
+
+    def _on_load(self, line: Line, opened: int, closed: int) -> None:
+        self.spreader.load(line, opened, closed)
+        now = self._state.loop.time()
+        self._perform(self._state.core.served(line.slot, closed, now))
+
+    def figures(self, slot: int) -> Figures:
+        """Return what there is to be known of a slot."""
+        line = self.lines.get(slot)
+        if line is None:
+            return Figures(ready=False, connections=0, had=0, uptime=0.0)
+        spread, began_at = self.spreader.core, self._state.handles[slot].began_at
+        return Figures(
+            ready=line.open,
+            connections=spread.connections(slot),
+            had=spread.had(slot),
+            uptime=self._state.loop.time() - began_at,
+        )
+
+    @property
+    def outcome(self) -> tuple[int, int]:
+        """How many connections were finished since the end began, and cut off."""
+        return self._at_end - self._cut, self._cut
+
+    def _others_serve(self) -> bool:
+        return not self._stopped
+
+    # What they listen on.
+
+    def _sockets_for(self, slot: int) -> list[tuple[str, socket.socket]]:
+        listeners, place = self._config.listeners, None
+        if listeners is None or self._config.spread == "handoff" or self._stopped:
+            return []
+        if self._config.spread == "reuseport":
+            place = self._place_of(slot)
+            listeners.open_place(place)
+            self._open_places.add(place)
+        sockets = listeners.sockets(place)
+        return list(zip(listeners.addresses, sockets, strict=True))
+
+    def _leave_place(self, slot: int) -> None:
+        """Close the sockets that a dead worker has listened on, if they are too many."""
+        place = self._places.pop(slot, None)
+        if place is None or place in self._places.values():
+            return
+        if len(self._open_places) > self._state.core.rotation.sizing.size:
+            self._open_places.discard(place)
+            assert self._config.listeners is not None
+            self._config.listeners.close_place(place)
+
+    def _place_of(self, slot: int) -> int:
+        """Give the worker that begins in *slot* a place, with the sockets that are there.
+
+        That of the worker whose place it takes; or one whose worker is leaving, dead, or
+        never was.
+        """
+        slots = self._state.core.slots
+        replaced = slots[slot].replaces
+        if replaced is not None and replaced in self._places:
+            place = self._places[replaced]
+        else:
+            held = {
+                place
+                for index, place in self._places.items()
+                if not slots[index].leaving
+            }
+            place = min(set(range(len(held) + 1)) - held)
+        self._places[slot] = place
+        return place
+
+    # The end.
+
+    def stop(self) -> None:
+        """Accept no more connections."""
+        if not self._stopped:
+            self.spreader.stop()
+            self._stopped = True
+            if self._config.listeners is not None:
+                self._config.listeners.close()
+            spread = self.spreader.core
+            self._at_end = sum(spread.connections(slot) for slot in self.lines)
+
+    def close(self) -> None:
+        """Let go of everything; there are no workers any more."""
+        self.stop()
+        self.spreader.close()
+        self.mail.close()

@@ -1,0 +1,169 @@
+"""What travels between the user's code in the pool's process and in a worker that serves.
+
+Messages are acknowledged when they are taken out, so that who sends faster than the other
+side takes has to wait.  Sockets are acknowledged when they arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+
+from asyncpool._core.frames import Kind, header
+from asyncpool._worker.arrivals import Arrivals
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import Any
+
+    from asyncpool._worker.line import Line
+
+__all__ = ["MOST_UNTAKEN", "Mail", "Parcels"]
+
+# As many messages are on their way, or wait to be taken out, in each direction.
+MOST_UNTAKEN = 64
+
+
+class Mail:
+    """Messages, both ways.
+
+    Args:
+        line: What they travel on.
+        max_payload: The most bytes that one may have, pickled.
+    """
+
+    def __init__(self, line: Line, max_payload: int) -> None:
+        self._line = line
+        self._max_payload = max_payload
+        self._came: Arrivals = Arrivals()
+        self._received = self._taken = 0
+        self._sent = self._consumed = 0
+        self._turn = asyncio.Lock()  # who has come first is first to send
+        self._room = asyncio.Event()
+
+    async def send(self, value: object) -> None:
+        """Send a message; wait while too many are on their way.
+
+        Raises:
+            ValueError: If it is larger than the pool takes.
+            BrokenPipeError: If the pool takes no more messages.
+        """
+        payload = pickle.dumps(value, 5)
+        if len(payload) > self._max_payload:
+            raise ValueError(
+                f"a message of {len(payload)} bytes is longer than the "
+                f"{self._max_payload} that may be sent"
+            )
+        async with self._turn:
+            while self._sent - self._consumed >= MOST_UNTAKEN:
+                if self._line.ended:
+                    raise BrokenPipeError("the pool takes no more messages")
+                self._room.clear()
+                await self._room.wait()
+            await self._line.until_sent()
+            self._sent += 1
+            self._line.put(header(Kind.MESSAGE, len(payload)) + payload)
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Yield the messages from the pool, until it sends no more."""
+        async for payload in self._came:
+            self._taken += 1
+            self._line.note(Kind.ROOM, job=self._taken)
+            yield pickle.loads(payload)
+
+    def arrive(self, payload: bytes) -> None:
+        """Take a message from the line.
+
+        Raises:
+            ProtocolError: If the pool has not waited for room.
+        """
+        self._received += 1
+        if self._received - self._taken > MOST_UNTAKEN:
+            raise ProtocolError("the pool sent more messages than there is room for")
+        self._came.put(payload)
+
+    def make_room(self, consumed: int) -> None:
+        """Take note of how many messages the pool's user has taken, in all.
+
+        Raises:
+            ProtocolError: If there were not so many.
+        """
+        if not self._consumed <= consumed <= self._sent:
+            raise ProtocolError("the pool has taken messages that were not sent")
+        self._consumed = consumed
+        self._room.set()
+
+    def end(self) -> None:
+        """Let nothing more come."""
+        self._came.end()
+        self._room.set()
+
+
+class Parcels:
+    """Sockets for the user's code, both ways.
+
+    Args:
+        line: What they travel on.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._came: Arrivals = Arrivals()
+        self._sent = 0
+        self._unanswered: dict[int, asyncio.Future[bool]] = {}
+
+    async def send(self, sock: socket.socket) -> None:
+        """Send a copy of *sock*, and wait until it has arrived.
+
+        Raises:
+            OSError: If the pool has no descriptor left for it, or is gone.
+        """
+        if self._line.ended:
+            raise BrokenPipeError("the pool takes no more sockets")
+        answer = asyncio.get_running_loop().create_future()
+        self.ship(os.dup(sock.fileno()), tag=1)
+        number = self._sent
+        self._unanswered[number] = answer
+        try:
+            arrived = await answer
+        finally:
+            self._unanswered.pop(number, None)
+        if not arrived:
+            raise OSError("the pool could not take the socket")
+
+    def ship(self, descriptor: int, tag: int) -> None:
+        """Send a descriptor, which is owned by the line from now on."""
+        self._sent += 1
+        self._line.put(header(Kind.HANDLE, 0, self._sent, 0, tag), descriptor)
+
+    async def sockets(self) -> AsyncIterator[socket.socket]:
+        """Yield the sockets from the pool, until it sends no more."""
+        async for sock in self._came:
+            yield sock
+
+    def arrive(self, number: int, descriptor: int) -> None:
+        """Take a socket from the line."""
+        self._line.put(header(Kind.TAKEN, 0, number))
+        self._came.put(socket.socket(fileno=descriptor))
+
+    def answer(self, number: int, *, arrived: bool) -> None:
+        """Take note of whether a socket has arrived."""
+        answer = self._unanswered.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(arrived)
+
+    def end(self) -> None:
+        """Let nothing more come."""
+        self._came.end()
+        for answer in self._unanswered.values():
+            if not answer.done():
+                answer.set_result(False)
+
+    def close(self) -> None:
+        """Close what nobody has taken out."""
+        while self._came.waiting:
+            self._came.waiting.popleft().close()

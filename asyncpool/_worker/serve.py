@@ -1,0 +1,198 @@
+"""The life of a worker that serves: find its target, run it, drain, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import pickle
+import socket
+import traceback
+from functools import partial
+
+from asyncpool._core.frames import Kind
+from asyncpool._core.messages import Failure, WorkerConfig
+from asyncpool._worker.control import Control
+from asyncpool._worker.coroutines import Coroutines
+from asyncpool._worker.member import Worker
+from asyncpool._worker.membership import Member
+from asyncpool._worker.tasks import task_stacks
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from typing import Any
+
+    Target = Callable[[Worker], Awaitable[object]]
+
+__all__ = ["find_object", "serve"]
+
+# How long what is cancelled at the end of its time may clean up, in seconds: less than
+# the second after which the pool ends the process.
+_CLEAN_UP = 0.5
+
+
+def serve(
+    jobs: socket.socket, control: Control, coroutines: Coroutines, config: WorkerConfig
+) -> int:
+    """Be a worker of a cluster until it is drained.
+
+    Args:
+        jobs: The job channel, which is the line.
+        control: The control channel.
+        coroutines: The event loop.
+        config: With the pickled ``(target, spread, drain_timeout, slot, generation)``.
+
+    Returns:
+        The status to leave with: 1 if an exception was not caught.
+
+    Raises:
+        BaseException: What has kept it from becoming ready; the pool was told.
+    """
+    assert config.serving is not None
+    target, spread, drain_timeout, slot, generation = pickle.loads(config.serving)
+    try:
+        function = _load(target)
+        life = _Life(control, coroutines, function, drain_timeout)
+        return coroutines.run(  # type: ignore[no-any-return]
+            life.run(jobs, config.max_payload, spread, slot, generation)
+        )
+    except BaseException as error:
+        _announce(control, error)
+        raise
+
+
+def find_object(name: str) -> Any:
+    """Import what ``package.module:object`` names.
+
+    Raises:
+        ValueError: If it names nothing.
+        AttributeError: If the module has no such object.
+        Exception: Whatever the module raises when it is imported.
+    """
+    module, colon, path = name.partition(":")
+    if not colon or not module or not path:
+        raise ValueError(
+            f"{name!r} does not name an object: write package.module:object"
+        )
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _load(target: bytes | str) -> Target:
+    found = find_object(target) if isinstance(target, str) else pickle.loads(target)
+    if not callable(found):
+        raise TypeError(f"{target!r} is not a function, but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _announce(control: Control, error: BaseException) -> None:
+    summary = f"{type(error).__qualname__}: {error}"
+    text = "".join(traceback.format_exception(error))
+    control.send(Kind.FAILED, Failure("serve", summary, text).pack())
+
+
+class _Life:
+    """Runs the target, and then what it has left behind, until that is done.
+
+    Args:
+        control: The control channel.
+        coroutines: The event loop.
+        target: What serves.
+        drain_timeout: How long it may take to drain, in seconds.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        coroutines: Coroutines,
+        target: Target,
+        drain_timeout: float,
+    ) -> None:
+        self._control = control
+        self._coroutines = coroutines
+        self._target = target
+        self._drain_timeout = drain_timeout
+        self._error: BaseException | None = None
+        self._thread_died = self._is_over = False
+
+    async def run(
+        self,
+        jobs: socket.socket,
+        max_payload: int,
+        spread: str,
+        slot: int,
+        generation: int,
+    ) -> int:
+        """Live, and return the status to leave with."""
+        self._loop = asyncio.get_running_loop()
+        self._coroutines.show(partial(task_stacks, self._loop))
+        member = self._member = Member(
+            jobs, self._control, accepts=spread != "handoff", max_payload=max_payload
+        )
+        self._control.on_thread_death = self._mourn
+        try:
+            await member.until_listening()
+            worker = Worker(slot, generation, self._drain_timeout, member)
+            await self._serve(worker)
+            unasked = self._error is None and not member.draining.is_set()
+            member.drain()
+            member.refuse_rest()
+            if not unasked:  # more may be on its way, which others are to serve
+                await self._until_deadline(member.ended.wait())
+            await self._until_deadline(member.idle.wait())
+            await self._until_deadline(member.line.flushed())
+        finally:
+            self._control.on_thread_death = None
+            member.close()
+        if member.error is not None:
+            raise member.error
+        return 1 if self._error is not None or self._thread_died else 0
+
+    async def _serve(self, worker: Worker) -> None:
+        """Run the target to its end, or to the end of its time."""
+        member = self._member
+        task = self._loop.create_task(self._call(worker))
+        drains = self._loop.create_task(member.draining.wait())
+        await asyncio.wait({task, drains}, return_when=asyncio.FIRST_COMPLETED)
+        drains.cancel()
+        if member.error is not None:
+            raise member.error  # there is nobody to drain for
+        if not task.done():
+            await asyncio.wait({task}, timeout=self._rest)
+        if not task.done():
+            self._is_over = True
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CLEAN_UP)
+        elif self._error is not None:
+            if not member.is_ready:
+                raise self._error
+            traceback.print_exception(self._error)
+            _announce(self._control, self._error)
+        elif not member.is_ready and not member.draining.is_set():
+            raise RuntimeError("serve() returned before it was ready")
+
+    async def _call(self, worker: Worker) -> None:
+        # What ends a process would end the loop, if it left the task.
+        try:
+            await self._target(worker)
+        except BaseException as error:
+            if not self._is_over:
+                self._error = error
+
+    @property
+    def _rest(self) -> float:
+        """How much is left of its time, in seconds."""
+        end = self._member.drains_since + self._drain_timeout
+        return max(0.0, end - self._loop.time())
+
+    async def _until_deadline(self, awaited: Coroutine[Any, Any, object]) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._rest):
+                await awaited
+
+    def _mourn(self) -> None:
+        self._thread_died = True
+        self._loop.call_soon_threadsafe(self._member.drain)

@@ -1,0 +1,57 @@
+"""Clusters: servers whose worker processes share their ports.
+
+The public names are loaded when they are first used: workers import this package for what
+they serve with, and must not pay for the master's part.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from asyncpool._worker.connections import Connection
+    from asyncpool._worker.member import Worker
+    from asyncpool.cluster._asgi import asgi
+    from asyncpool.cluster._master import Cluster, Message
+    from asyncpool.cluster._plain import protocol, streams
+    from asyncpool.cluster._stats import ClusterStats, WorkerStats
+
+_HOMES = {
+    "asyncpool._worker.connections": ("Connection",),
+    "asyncpool._worker.member": ("Worker",),
+    "asyncpool.cluster._asgi": ("asgi",),
+    "asyncpool.cluster._master": ("Cluster", "Message"),
+    "asyncpool.cluster._plain": ("protocol", "streams"),
+    "asyncpool.cluster._stats": ("ClusterStats", "WorkerStats"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Cluster",
+    "ClusterStats",
+    "Connection",
+    "Message",
+    "Worker",
+    "WorkerStats",
+    "asgi",
+    "protocol",
+    "streams",
+]
+
+
+if not TYPE_CHECKING:  # or every name would seem to be there
+
+    def __getattr__(name: str) -> object:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(
+                f"module 'asyncpool.cluster' has no attribute {name!r}"
+            )
+        value = getattr(importlib.import_module(home), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

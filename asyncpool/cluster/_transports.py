@@ -1,0 +1,56 @@
+"""Connections of a worker, with a transport and a protocol of asyncio's for each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl as ssl_module
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncpool._worker.connections import Connection
+    from asyncpool._worker.member import Worker
+
+__all__ = ["connect"]
+
+
+async def connect(
+    worker: Worker,
+    factory: Callable[[], asyncio.BaseProtocol],
+    ssl: ssl_module.SSLContext | None = None,
+) -> None:
+    """Give each connection a protocol, until the worker drains.
+
+    Args:
+        worker: Whose connections they are.
+        factory: What makes a protocol.
+        ssl: What encrypts them, if anything.
+    """
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+    async for connection in worker.connections():
+        task = loop.create_task(_connect(connection, factory, ssl))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    # A client whose connection came may still be in its handshake.
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+async def _connect(
+    connection: Connection,
+    factory: Callable[[], asyncio.BaseProtocol],
+    ssl: ssl_module.SSLContext | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.connect_accepted_socket(factory, connection.detach(), ssl=ssl)
+    except OSError as error:
+        # The client is gone again, or speaks no TLS, or another one.
+        logging.getLogger("asyncpool").debug("a connection failed: %s", error)
+        connection.socket.close()
+    except BaseException:
+        connection.socket.close()
+        raise

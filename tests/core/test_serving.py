@@ -1,0 +1,420 @@
+"""Tests of asyncpool/_core/supervision.py with workers that serve, and have no jobs.
+
+A cluster's workers are idle to the core, for ever; what else can happen to them is here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from asyncpool._core import commands as cmd
+from asyncpool._core.lives import KILL_GRACE, TERM_GRACE
+from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.slots import Ending, SlotState
+from asyncpool._core.supervision import SERVED, Finish, Supervision
+from asyncpool._core.wear import WorkerLimits
+
+GRACE = 6.0
+START_TIMEOUT = 20.0
+POLICY = RestartPolicy(base=1.0, jitter=False)
+
+
+def core_of(
+    workers: int, *, surge: int = 1, max_jobs: int | None = None
+) -> Supervision:
+    return Supervision(
+        workers=(workers, workers),
+        policy=POLICY,
+        start_timeout=START_TIMEOUT,
+        limits=WorkerLimits(max_jobs=max_jobs),
+        surge=surge,
+        stop_grace=GRACE,
+        serving=True,
+    )
+
+
+def serving(workers: int, **options: int) -> Supervision:
+    """Return a core whose workers are ready since 0."""
+    core = core_of(workers, **options)
+    core.start(0.0)
+    for index in range(workers):
+        core.ready(index, 0.0)
+    return core
+
+
+def end(
+    core: Supervision, index: int, now: float, *, started: bool = False
+) -> list[cmd.Command]:
+    return core.ended(index, now, started=started, requeue=(), roll=0.5)
+
+
+# By example.
+
+
+def test_workers_that_serve_are_left_alone() -> None:
+    core = serving(3)
+    assert core.next_deadline() is None
+    assert core.on_timer(1e9) == []
+    assert {slot.state for slot in core.slots} == {SlotState.IDLE, SlotState.SPARE}
+
+
+def test_one_that_is_stopped_has_all_of_its_time() -> None:
+    core = serving(1)
+    commands = core.close(Finish.ALL, 1_000.0, 10.0)
+    assert commands == [cmd.Stop(0)]
+    assert core.next_deadline() == 10.0 + GRACE
+    assert core.on_timer(10.0 + GRACE) == [cmd.Terminate(0)]
+    now = 10.0 + GRACE + TERM_GRACE
+    assert core.on_timer(now) == [cmd.Kill(0)]
+    assert core.on_timer(now + KILL_GRACE) == [cmd.Abandon(0)]
+
+
+def test_an_exception_brings_a_replacement_at_once_and_is_a_crash() -> None:
+    core = serving(2)
+    assert core.faulty(0, SERVED) == [
+        cmd.Retiring(0, "uncaught exception"),
+        cmd.Stop(0),
+        cmd.Spawn(2, 1),
+    ]
+    assert not core.slots[0].planned
+    core.ready(2, 1.5)
+    assert end(core, 0, 2.0) == [cmd.LeaveEmpty(0)]
+
+
+def test_without_a_spare_seat_the_replacement_has_its_own() -> None:
+    core = serving(2)
+    core.faulty(0, SERVED)
+    assert core.faulty(1, SERVED) == [
+        cmd.Retiring(1, "uncaught exception"),
+        cmd.Stop(1),
+    ]
+    assert cmd.Spawn(0, 2) in end(core, 0, 3.0)
+
+
+def test_one_that_fails_at_once_is_not_followed_at_once() -> None:
+    core = serving(1)
+    assert core.faulty(0, SERVED / 2) == [cmd.Stop(0)]
+    # Nobody comes before it is gone, and then the ledger has its say.
+    assert end(core, 0, 0.6) == [cmd.ScheduleRestart(0, 0.0), cmd.Spawn(0, 2)]
+    core.ready(0, 1.0)
+    core.faulty(0, 1.1)
+    assert end(core, 0, 1.2) == [cmd.ScheduleRestart(0, POLICY.base)]
+
+
+def test_one_that_fails_before_it_is_ready_is_killed() -> None:
+    core = core_of(1)
+    core.start(0.0)
+    assert core.faulty(0, 5.0) == [cmd.Kill(0)]
+
+
+def test_failing_again_and_again_breaks_the_cluster_however_much_was_served() -> None:
+    """It is no poison in a request: those are the crashes with open connections."""
+    policy = RestartPolicy(base=0.0, max_crashes=2, max_short_runs=None)
+    core = Supervision(
+        workers=(1, 1), policy=policy, start_timeout=START_TIMEOUT, serving=True
+    )
+    core.start(0.0)
+    index, now = 0, 0.0
+    for _ in range(3):
+        assert core.broken is None
+        core.ready(index, now)
+        core.served(index, 100, now)
+        now += 2 * SERVED
+        [spawned] = [c for c in core.faulty(index, now) if isinstance(c, cmd.Spawn)]
+        end(core, index, now)
+        index = spawned.slot
+    assert core.broken == "3 workers crashed within 60 s"
+
+
+def test_a_crash_while_it_served_somebody_is_not_rationed() -> None:
+    policy = RestartPolicy(base=0.0, max_crashes=2)
+    core = Supervision(
+        workers=(1, 1), policy=policy, start_timeout=START_TIMEOUT, serving=True
+    )
+    core.start(0.0)
+    for n in range(100):
+        core.ready(0, n / 10)
+        core.served(0, 1, n / 10)
+        commands = end(core, 0, n / 10 + 0.05, started=True)
+        assert commands == [cmd.ScheduleRestart(0, 0.0), cmd.Spawn(0, n + 2)]
+
+
+def test_connections_wear() -> None:
+    core = serving(1, max_jobs=3)
+    limit = core.slots[0].wear.jobs
+    assert core.served(0, int(limit) - 1, 1.0) == []
+    assert core.served(0, int(limit), 1.0) == [cmd.Spawn(1, 1)]
+    assert core.served(0, int(limit) + 1, 1.0) == []
+    assert cmd.Stop(0) in core.ready(1, 2.0)
+
+
+def test_a_probe_that_is_not_needed_any_more_is_followed_by_another() -> None:
+    policy = RestartPolicy(base=0.0, max_crashes=2, probe_after=10.0)
+    core = Supervision(
+        workers=(3, 3), policy=policy, start_timeout=START_TIMEOUT, serving=True
+    )
+    core.start(0.0)
+    for index in range(3):
+        end(core, index, 0.0)
+    assert core.broken is not None
+    for slot in core.slots:
+        if slot.state is SlotState.STOPPING:
+            end(core, slot.index, 0.0)
+    [probe] = [c for c in core.on_timer(10.0) if isinstance(c, cmd.Spawn)]
+    core.rotation.resize(1, 1, 11.0)
+    assert end(core, probe.slot, 12.0) == [cmd.LeaveEmpty(probe.slot)]
+    assert core.next_deadline() == 22.0
+    [again] = core.on_timer(22.0)
+    assert isinstance(again, cmd.Spawn)
+
+
+# In any order.
+
+
+@dataclass
+class _Worker:
+    generation: int
+    ready_at: float | None = None
+    told: Ending = Ending.NO
+    told_at: float = 0.0
+    failed: bool = False
+
+
+class ServingMachine(RuleBasedStateMachine):
+    """Let happen what can happen to a cluster, in any order."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.size = 3
+        self.core = core_of(self.size)
+        self.workers: dict[int, _Worker] = {}
+        self.closing = self.finished = self.rolling = False
+        self.old: set[tuple[int, int]] = set()
+        self.feed(self.core.start(self.now))
+
+    def feed(self, commands: list[cmd.Command]) -> list[cmd.Command]:
+        for command in commands:
+            match command:
+                case cmd.Spawn(slot, generation):
+                    assert slot not in self.workers
+                    self.workers[slot] = _Worker(generation)
+                case cmd.Stop(slot):
+                    self.press(slot, Ending.STOPPED)
+                case cmd.Terminate(slot):
+                    self.press(slot, Ending.TERMINATED)
+                case cmd.Kill(slot):
+                    self.press(slot, Ending.KILLED)
+                case cmd.Rolled(_, trouble):
+                    self.rolling = False
+                    if not trouble:
+                        self.seen["rolled"] += 1
+                        there = {(s, w.generation) for s, w in self.workers.items()}
+                        assert not (self.old & there)
+                case cmd.Finished():
+                    assert not self.workers
+                    self.finished = True
+                case cmd.Assign() | cmd.Unassign() | cmd.FailJobs():
+                    raise AssertionError("there are no jobs")
+                case _:
+                    pass
+        return commands
+
+    def press(self, slot: int, how: Ending) -> None:
+        worker = self.workers[slot]
+        if how is Ending.TERMINATED and worker.told is Ending.STOPPED:
+            assert self.now >= worker.told_at + GRACE
+        if how is Ending.KILLED:
+            late = worker.told is Ending.TERMINATED
+            never_ready = worker.ready_at is None
+            assert late or never_ready or self.closing
+        worker.told, worker.told_at = how, self.now
+
+    def pick(self, data: st.DataObject, *, ready: bool = True) -> int | None:
+        found = [
+            slot
+            for slot, worker in self.workers.items()
+            if worker.told is Ending.NO and (worker.ready_at is not None) is ready
+        ]
+        return data.draw(st.sampled_from(sorted(found))) if found else None
+
+    @rule(data=st.data())
+    def one_is_ready(self, data: st.DataObject) -> None:
+        slot = self.pick(data, ready=False)
+        if slot is not None:
+            self.workers[slot].ready_at = self.now
+            self.feed(self.core.ready(slot, self.now))
+
+    @rule()
+    def all_are_ready(self) -> None:
+        for slot, worker in list(self.workers.items()):
+            if worker.ready_at is None and worker.told is Ending.NO:
+                worker.ready_at = self.now
+                self.feed(self.core.ready(slot, self.now))
+
+    @rule(data=st.data(), serves=st.booleans())
+    def one_crashes(self, data: st.DataObject, *, serves: bool) -> None:
+        if self.workers:
+            slot = data.draw(st.sampled_from(sorted(self.workers)))
+            self.bury(slot, serves=serves)
+
+    def bury(self, slot: int, *, serves: bool = False) -> None:
+        worker = self.workers.pop(slot)
+        serves = serves and worker.ready_at is not None and not worker.failed
+        expected = worker.told is not Ending.NO and not worker.failed
+        if worker.ready_at is not None and not self.closing:
+            assert self.core.slots[slot].planned is expected
+        self.feed(end(self.core, slot, self.now, started=serves))
+
+    @rule()
+    def who_is_told_ends(self) -> None:
+        for slot, worker in list(self.workers.items()):
+            if worker.told is not Ending.NO:
+                self.bury(slot)
+
+    @rule(data=st.data())
+    def one_fails(self, data: st.DataObject) -> None:
+        slot = self.pick(data)
+        if slot is None:
+            return
+        worker, seats = self.workers[slot], self.seats()
+        assert worker.ready_at is not None
+        long = self.now - worker.ready_at >= SERVED
+        worker.failed = True
+        commands = self.feed(self.core.faulty(slot, self.now))
+        assert cmd.Stop(slot) in commands
+        came = any(isinstance(command, cmd.Spawn) for command in commands)
+        if not long:
+            assert not came
+        elif seats == self.size and not self.closing and self.core.broken is None:
+            assert came
+            self.seen["replaced at once"] += 1
+
+    @rule(data=st.data())
+    def one_fails_after_a_while_of_calm(self, data: st.DataObject) -> None:
+        for _ in range(2):
+            self.all_are_ready()
+            self.who_is_told_ends()
+        self.time_goes_by(SERVED)
+        self.one_fails(data)
+
+    def seats(self) -> int:
+        unused = {SlotState.SPARE, SlotState.RETIRED}
+        return sum(slot.state not in unused for slot in self.core.slots)
+
+    @rule(data=st.data())
+    def one_retires(self, data: st.DataObject) -> None:
+        slot = self.pick(data)
+        if slot is not None:
+            core, now = self.core, self.now
+            retire = core.rotation.retire
+            self.feed(retire(core.slots[slot], "retire()", now, unsent=None))
+
+    @precondition(lambda self: not self.closing and self.core.broken is None)
+    @rule()
+    def reload(self) -> None:
+        if not self.core.rotation.rolling:
+            self.rolling = True
+            self.old = {
+                (slot, worker.generation)
+                for slot, worker in self.workers.items()
+                if worker.ready_at is not None and worker.told is Ending.NO
+            }
+            self.feed(self.core.rotation.roll(self.now))
+
+    @precondition(lambda self: not self.closing)
+    @rule(size=st.integers(1, 5))
+    def resize(self, size: int) -> None:
+        self.size = size
+        self.feed(self.core.rotation.resize(size, size, self.now))
+
+    @rule(seconds=st.sampled_from([0.3, SERVED, GRACE, 25.0, 3_600.0]))
+    def time_goes_by(self, seconds: float) -> None:
+        until = self.now + seconds
+        for _ in range(1_000):
+            due = self.core.next_deadline()
+            if due is None or due > until:
+                break
+            self.now = max(self.now, due)
+            self.feed(self.core.on_timer(self.now))
+            for slot, worker in list(self.workers.items()):
+                if worker.told is Ending.KILLED:
+                    self.bury(slot)
+        else:
+            raise AssertionError("it is always time for something")
+        self.now = until
+
+    @rule(whim=st.integers(0, 9), seconds=st.sampled_from([0.0, 3.0, 60.0]))
+    def close(self, whim: int, seconds: float) -> None:
+        if whim == 0:
+            self.closing = True
+            core = self.core
+            self.feed(core.close(Finish.ALL, self.now + seconds, self.now))
+
+    @invariant()
+    def there_are_never_too_many(self) -> None:
+        # Who is to go since there was a resize may still be there.
+        coming = [w for w in self.workers.values() if w.told is Ending.NO]
+        assert len(coming) <= max(self.size + 1, len(self.workers))
+        up = [w for w in coming if w.ready_at is not None]
+        if len(up) > self.size:
+            assert self.rolling or len(self.workers) > self.size
+
+    @invariant()
+    def who_serves_is_left_alone(self) -> None:
+        for slot, worker in self.workers.items():
+            if worker.ready_at is not None and worker.told is Ending.NO:
+                assert self.core.slots[slot].due is None
+
+    def teardown(self) -> None:
+        if not self.closing:
+            self.get_well()
+        self.closing = True
+        self.feed(self.core.close(Finish.ALL, self.now + 60.0, self.now))
+        for _ in range(50):
+            self.all_are_ready()
+            self.who_is_told_ends()
+            self.time_goes_by(GRACE)
+        assert self.finished
+        assert not self.workers
+
+    def get_well(self) -> None:
+        """With workers that work, there are soon as many as there should be."""
+        for _ in range(150):
+            self.all_are_ready()
+            self.who_is_told_ends()
+            self.time_goes_by(START_TIMEOUT / 2)
+        up = [w for w in self.workers.values() if w.ready_at is not None]
+        assert len(up) == len(self.workers) == self.size
+        assert not self.core.rotation.rolling
+        assert self.core.broken is None
+
+
+def test_the_model() -> None:
+    run_state_machine_as_test(
+        ServingMachine, settings=settings(max_examples=100, stateful_step_count=40)
+    )
+
+
+def test_the_model_does_what_it_is_for() -> None:
+    ServingMachine.seen.clear()
+    run_state_machine_as_test(
+        ServingMachine,
+        settings=settings(
+            max_examples=200, stateful_step_count=40, derandomize=True, database=None
+        ),
+    )
+    assert ServingMachine.seen.keys() >= {"rolled", "replaced at once"}

@@ -1,0 +1,469 @@
+"""Clusters at work: who serves, how evenly, and what a death costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+
+import pytest
+
+from asyncpool import Cluster, Crash, PoolBrokenError, PoolClosedError, RestartPolicy
+from asyncpool.cluster import ClusterStats
+from asyncpool.events import Crashed, Exited, GaveUp, Ready, Retiring, Spawned
+from tests.helpers import serves
+from tests.helpers.clusters import (
+    SPREADS,
+    Client,
+    all_ready,
+    clients,
+    cluster_of,
+    come_true,
+    connected,
+    until,
+    who,
+)
+from tests.helpers.gate import short_folder
+from tests.helpers.guards import open_fds
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import next_of
+
+pytestmark = BOTH_LOOPS
+
+in_each_way = pytest.mark.parametrize("spread", SPREADS)
+
+
+def pid_in(stats: ClusterStats, slot: int) -> int:
+    [pid] = [it.pid for it in stats.slots if it.slot == slot]
+    assert pid is not None
+    return pid
+
+
+@in_each_way
+async def test_requests_are_served(spread: str) -> None:
+    async with patience(), cluster_of(spread=spread) as cluster:
+        await all_ready(cluster)
+        async with clients(cluster, 20) as some:
+            for n, client in enumerate(some):
+                assert await client.ask(f"echo {n}") == str(n)
+        stats = cluster.stats()
+    assert (stats.state, stats.spread, stats.workers) == ("running", spread, 2)
+    assert stats.handed == 20
+    assert (stats.crashes, stats.refused, stats.spawned) == (0, 0, 2)
+    assert all(slot.memory > 0 and slot.uptime > 0 for slot in stats.slots)
+    assert cluster.stats().state == "closed"
+
+
+async def test_a_name_of_a_function_serves() -> None:
+    async with patience(), cluster_of("tests.helpers.serves:talk") as cluster:
+        slot, generation, pid = await who(cluster)
+        assert generation == 1
+        assert pid == pid_in(cluster.stats(), slot)
+
+
+@pytest.mark.parametrize("spread", ["handoff", "shared"])
+async def test_several_addresses_of_all_kinds(spread: str) -> None:
+    with short_folder() as folder:
+        bind = ["127.0.0.1:0", "tcp://[::1]:0", f"unix://{folder}/s"]
+        async with patience(), cluster_of(bind=bind, spread=spread) as cluster:
+            assert len(cluster.addresses) == 3
+            for address in range(3):
+                async with Client(cluster, address) as client:
+                    assert await client.ask(f"echo {address}") == str(address)
+        assert not list(folder.iterdir())
+
+
+async def test_an_address_that_is_taken_is_told() -> None:
+    async with patience(), cluster_of() as cluster:
+        [address] = cluster.addresses
+        other = cluster_of(bind=address)
+        with pytest.raises(OSError, match=f"cannot listen on {address}"):
+            await other.start()
+        assert other.stats().state == "new"
+
+
+async def test_connections_are_divided_evenly() -> None:
+    async with patience(), cluster_of(workers=4) as cluster:
+        await all_ready(cluster)
+        async with clients(cluster, 40) as some:
+            whose = Counter([(await client.who())[0] for client in some])
+            assert whose == dict.fromkeys(range(4), 10)
+            stats = cluster.stats()
+            assert [slot.connections for slot in stats.slots if slot.ready] == [10] * 4
+            assert [slot.handed for slot in stats.slots if slot.ready] == [10] * 4
+
+
+async def test_a_worker_that_is_killed_costs_its_own_connections_only() -> None:
+    async with patience(), cluster_of() as cluster:
+        await all_ready(cluster)
+        events = cluster.events()
+        async with clients(cluster, 6) as some:
+            whose = [(await client.who())[0] for client in some]
+            os.kill(pid_in(cluster.stats(), 0), signal.SIGKILL)
+            crashed = await next_of(events, Crashed)
+            assert (crashed.crash.slot, crashed.crash.signal) == (0, "SIGKILL")
+            assert crashed.crash.next_step == "restarting at once"
+            ready = await next_of(events, Ready)
+            assert (ready.slot, ready.generation) == (0, 2)
+            for slot, client in zip(whose, some, strict=True):
+                assert await client.ask("echo on") == ("on" if slot else "")
+            assert (await who(cluster))[0] == 0
+
+
+@in_each_way
+async def test_connections_wait_while_all_workers_are_dead(spread: str) -> None:
+    """The listening sockets are the master's."""
+    slow = RestartPolicy(base=0.2, cap=0.2, jitter=False)
+    async with (
+        patience(),
+        cluster_of(workers=1, spread=spread, restart=slow) as cluster,
+    ):
+        for generation in range(2, 4):
+            pid = (await who(cluster))[2]
+            events = cluster.events()
+            os.kill(pid, signal.SIGKILL)
+            await next_of(events, Crashed)
+            assert not any(slot.ready for slot in cluster.stats().slots)
+            async with clients(cluster, 5) as some:
+                for client in some:
+                    assert (await client.who())[1] == generation
+
+
+async def test_a_kill_storm_does_not_break_a_cluster_that_serves() -> None:
+    """A crash with open connections is theirs, as one of a pool is its job's."""
+    async with patience(), cluster_of(workers=1) as cluster:
+        for generation in range(1, 13):
+            async with Client(cluster) as client, Client(cluster) as other:
+                assert (await client.who())[1] == generation
+                await other.who()
+                await client.close()
+                await connected(cluster, 1)
+                assert await other.ask("die SIGKILL") == ""
+        assert cluster.stats().state == "running"
+
+
+async def test_what_a_dead_worker_has_not_taken_is_served_by_another() -> None:
+    async with patience(), cluster_of() as cluster:
+        await all_ready(cluster)
+        async with Client(cluster) as first:
+            _, _, pid = await first.who()
+            os.kill(pid, signal.SIGSTOP)
+            # The least busy one has its turn now; after that, both are equals.
+            async with clients(cluster, 7) as some:
+                await come_true(lambda: cluster.stats().handed == 8)
+                os.kill(pid, signal.SIGKILL)
+                whose = [(await client.who())[0] for client in some]
+            assert whose
+            assert await first.ask("echo x") == ""
+
+
+async def test_a_worker_out_of_descriptors_gets_none() -> None:
+    async with patience(), cluster_of() as cluster:
+        await all_ready(cluster)
+        async with Client(cluster) as hog, Client(cluster) as other:
+            assert (await hog.who())[0] == 0
+            assert (await other.who())[0] == 1
+            assert await hog.ask("hog") == "full"
+            async with clients(cluster, 10) as some:
+                whose = {(await client.who())[0] for client in some}
+                assert whose == {1}
+            assert cluster.stats().refused > 0
+            assert await hog.ask("release") == "empty"
+            await connected(cluster, 2)
+
+
+async def test_nothing_leaks_with_1000_connections() -> None:
+    async with patience(), cluster_of() as cluster:
+        await all_ready(cluster)
+
+        async def talk() -> None:
+            for _ in range(20):
+                assert (await who(cluster))[1] == 1
+
+        async def descriptors() -> dict[int, int]:
+            found: dict[int, int] = {}
+            while len(found) < 2:
+                async with Client(cluster) as client:
+                    slot, _, _ = await client.who()
+                    found[slot] = int(await client.ask("descriptors"))
+                await connected(cluster, 0)
+            return found
+
+        theirs, ours = await descriptors(), len(open_fds())
+        await asyncio.gather(*(talk() for _ in range(50)))
+        await connected(cluster, 0)
+        assert await descriptors() == theirs
+        assert len(open_fds()) == ours
+        assert cluster.stats().handed >= 1000
+
+
+# Exceptions, and other ends.
+
+
+async def test_an_uncaught_exception_is_announced_and_replaced_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asyncpool._core.supervision.SERVED", 0.0)
+    async with patience(), cluster_of() as cluster:
+        await all_ready(cluster)
+        async with Client(cluster) as client:
+            slot, _, pid = await client.who()
+            events = cluster.events()
+            assert await client.ask("fail it broke") == "failing"
+            retiring = await next_of(events, Retiring)
+            assert retiring == Retiring(slot, 1, "uncaught exception")
+            spawned = await next_of(events, Spawned)
+            assert spawned.slot == 2
+            await next_of(events, Ready)
+            # The old one still has its connection.
+            assert (await client.who())[2] == pid
+            assert {(await who(cluster))[0] for _ in range(4)} == {1 - slot, 2}
+        crash = (await next_of(events, Crashed)).crash
+        assert (crash.slot, crash.exit_code, crash.kind) == (slot, 1, "crash")
+        assert crash.detail == "serve failed: ArithmeticError: it broke"
+        assert crash.stack.startswith("Traceback")
+        assert crash.stack.endswith("ArithmeticError: it broke\n")
+        assert crash.next_step == "no replacement: there are enough workers"
+        assert (await all_ready(cluster)).crashes == 1
+
+
+async def test_one_that_fails_at_once_is_restarted_by_the_rules() -> None:
+    policy = RestartPolicy(
+        base=0.01, cap=0.02, max_failed_starts=None, max_short_runs=3, probe_after=None
+    )
+    crashes: list[Crash] = []
+    cluster = cluster_of(
+        serves.fail_at_once, workers=1, restart=policy, on_crash=crashes.append
+    )
+    async with patience(), cluster:
+        with pytest.raises(PoolBrokenError, match="3 runs in a row were short"):
+            await cluster.wait()
+        with pytest.raises(PoolBrokenError):
+            await cluster.wait()
+        assert cluster.stats().state == "broken"
+    assert [crash.detail for crash in crashes] == [
+        "serve failed: ArithmeticError: at once"
+    ] * 3
+
+
+async def test_one_that_never_is_ready_breaks_the_start() -> None:
+    policy = RestartPolicy(base=0.01, cap=0.02, max_failed_starts=2, probe_after=None)
+    cluster = cluster_of(serves.fail_before, restart=policy)
+    async with patience():
+        with pytest.raises(PoolBrokenError, match="before it was ready") as caught:
+            await cluster.start()
+    crash = caught.value.crashes[-1]
+    assert crash.kind == "failed start"
+    assert crash.detail == "serve failed: ArithmeticError: before it was ready"
+    assert cluster.stats().state == "closed"
+
+
+async def test_one_that_is_not_ready_in_time() -> None:
+    policy = RestartPolicy(base=0.01, cap=0.02, max_failed_starts=1, probe_after=None)
+    cluster = cluster_of(serves.not_yet, workers=1, restart=policy, start_timeout=0.5)
+    async with patience():
+        with pytest.raises(PoolBrokenError, match=r"not ready within 0\.5 s"):
+            await cluster.start()
+
+
+async def test_serve_that_returns_unasked_has_crashed() -> None:
+    async with patience(), cluster_of(workers=1) as cluster:
+        events = cluster.events()
+        async with Client(cluster) as client:
+            assert await client.ask("finish") == "finishing"
+            await client.close()
+            crash = (await next_of(events, Crashed)).crash
+        assert (crash.exit_code, crash.signal) == (0, None)
+        assert crash.detail == "serve() returned"
+        assert (await who(cluster))[1] == 2
+
+
+async def test_a_worker_that_retires_is_replaced_at_once() -> None:
+    async with patience(), cluster_of(workers=1) as cluster:
+        events = cluster.events()
+        async with Client(cluster) as client:
+            assert await client.ask("retire I am old") == "retiring"
+            retiring = await next_of(events, Retiring)
+            assert (retiring.slot, retiring.generation) == (0, 1)
+            ready = await next_of(events, Ready)
+            assert ready.slot == 1
+            assert (await who(cluster))[0] == 1
+            assert (await client.who())[0] == 0
+        assert (await next_of(events, Exited)).slot == 0
+        assert cluster.stats().crashes == 0
+
+
+async def test_giving_up_is_heard_of_and_told() -> None:
+    policy = RestartPolicy(base=0.0, max_crashes=2, probe_after=None)
+    async with patience(), cluster_of(restart=policy) as cluster:
+        await all_ready(cluster)
+        waiter = asyncio.create_task(cluster.wait())
+        events = cluster.events()
+        for _ in range(3):
+            stats = await until(cluster, lambda s: any(it.ready for it in s.slots))
+            [pid, *_] = [it.pid for it in stats.slots if it.ready]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(cluster, lambda s, n=stats.crashes: s.crashes > n)  # type: ignore[misc]
+        gave_up = await next_of(events, GaveUp)
+        assert gave_up.reason == "3 workers crashed within 60 s"
+        with pytest.raises(PoolBrokenError, match="3 workers crashed"):
+            await waiter
+
+
+async def test_no_number_of_kills_ends_a_cluster_whose_workers_have_served() -> None:
+    policy = RestartPolicy(base=0.0, max_crashes=1)
+    async with patience(), cluster_of(workers=1, restart=policy) as cluster:
+        for _ in range(4):
+            pid = (await who(cluster))[2]
+            await connected(cluster, 0)
+            os.kill(pid, signal.SIGKILL)
+        assert (await who(cluster))[1] == 5
+        assert cluster.stats().state == "running"
+
+
+async def test_a_broken_cluster_that_recovers_is_waited_for_again() -> None:
+    policy = RestartPolicy(base=0.0, max_crashes=1, probe_after=0.1, count_blamed=True)
+    async with patience(), cluster_of(workers=1, restart=policy) as cluster:
+        for _ in range(2):
+            pid = (await who(cluster))[2]
+            await connected(cluster, 0)
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(PoolBrokenError):
+            await cluster.wait()
+        assert (await who(cluster))[1] == 3
+        waiter = asyncio.create_task(cluster.wait())
+        await asyncio.sleep(0)
+        assert not waiter.done()
+        await cluster.close()
+        await waiter
+
+
+# The end of the cluster.
+
+
+async def test_a_connection_in_progress_is_finished() -> None:
+    async with patience(), cluster_of() as cluster:
+        async with Client(cluster) as client:
+            await client.who()
+            client.say("wait")
+            closing = asyncio.create_task(cluster.close())
+            assert await client.answer() == "draining"
+            assert await client.ask("echo more") == "more"
+            with pytest.raises(ConnectionRefusedError):
+                await who(cluster)
+            assert not closing.done()
+        summary = await closing
+    assert (summary.finished, summary.failed, summary.killed) == (1, 0, 0)
+    await cluster.wait()
+
+
+async def test_a_connection_that_never_ends_is_cut_off() -> None:
+    async with (
+        patience(),
+        cluster_of(drain_timeout=0.2) as cluster,
+        Client(cluster) as client,
+    ):
+        await client.who()
+        summary = await cluster.close()
+        assert await client.answer() == ""
+    assert (summary.finished, summary.failed, summary.killed) == (0, 1, 0)
+
+
+async def test_a_worker_that_hangs_is_killed_in_the_end() -> None:
+    async with (
+        patience(),
+        cluster_of(workers=1, drain_timeout=0.1) as cluster,
+        Client(cluster) as client,
+    ):
+        await client.who()
+        client.say("stop")
+        summary = await cluster.close(timeout=0.2)
+        assert await client.answer() == ""
+    assert (summary.finished, summary.failed, summary.killed) == (0, 1, 1)
+
+
+async def test_what_waits_in_the_queue_is_still_served() -> None:
+    async with patience(), cluster_of(workers=1) as cluster:
+        pid = (await who(cluster))[2]
+        await connected(cluster, 0)
+        os.kill(pid, signal.SIGSTOP)
+        async with clients(cluster, 40) as some:
+            for client in some:
+                client.say("echo late")
+            closing = asyncio.create_task(cluster.close())
+            await asyncio.sleep(0)
+            os.kill(pid, signal.SIGCONT)
+            assert [await client.answer() for client in some] == ["late"] * 40
+        summary = await closing
+    assert (summary.finished, summary.failed) == (40, 0)
+
+
+async def test_closing_twice_and_after_the_end() -> None:
+    async with patience():
+        cluster = cluster_of()
+        async with cluster:
+            one, two = await asyncio.gather(cluster.close(), cluster.close(timeout=9))
+            assert one == two
+        assert await cluster.close() == one
+        with pytest.raises(PoolClosedError, match="the pool is closed"):
+            await cluster.reload()
+        with pytest.raises(PoolClosedError, match="the cluster is closed"):
+            await cluster.start()
+
+
+async def test_a_cluster_that_was_never_started() -> None:
+    cluster = cluster_of()
+    text = "the cluster was not started: use 'async with cluster'"
+    for attempt in (cluster.wait, cluster.reload, cluster.stacks):
+        with pytest.raises(PoolClosedError, match=text):
+            await attempt()
+    assert cluster.stats().state == "new"
+    await cluster.close()
+    assert cluster.stats().state == "closed"
+    with pytest.raises(PoolClosedError, match="the cluster is closed"):
+        await cluster.start()
+
+
+async def test_without_an_address_workers_do_what_they_like() -> None:
+    async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
+        assert cluster.addresses == ()
+        await all_ready(cluster)
+        await cluster.send(0, "hello")
+        message = await anext(cluster.messages())
+        assert (message.worker, message.generation) == (0, 1)
+        assert message.value == ("back", "hello")
+
+
+async def test_stacks_of_all_workers() -> None:
+    async with patience(), cluster_of() as cluster:
+        await all_ready(cluster)
+        async with Client(cluster) as client:
+            slot, _, _ = await client.who()
+            stacks, again = await asyncio.gather(cluster.stacks(), cluster.stacks())
+            for found in (stacks, again):
+                assert found.keys() == {0, 1}
+                assert all("in accept" in text for text in found.values())
+            client.say("wait")
+            closing = asyncio.create_task(cluster.close())
+            assert await client.answer() == "draining"
+            assert slot in await cluster.stacks()
+        await closing
+
+
+async def test_arguments_are_checked() -> None:
+    for wrong, text in (
+        ({"target": "no colon"}, "target must be 'package.module:function'"),
+        ({"workers": 0}, "workers must be at least 1, not 0"),
+        ({"spread": "evenly"}, "spread must be one of handoff, shared, reuseport"),
+        ({"surge": 0}, "surge must be at least 1, not 0"),
+        ({"drain_timeout": 0}, "drain_timeout must be > 0 seconds, not 0"),
+        ({"bind": "nowhere"}, "nowhere"),
+    ):
+        options = {"target": serves.talk, **wrong}
+        with pytest.raises(ValueError, match=text):
+            Cluster(**options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="target must be a function, or its name"):
+        Cluster(7)  # type: ignore[arg-type]

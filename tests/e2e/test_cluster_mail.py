@@ -1,0 +1,281 @@
+"""What travels between the master of a cluster and its workers: messages and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+
+import pytest
+
+from asyncpool import Cluster, NoWorkerError, PoolClosedError
+from asyncpool._runtime.line import MAX_MESSAGE, MOST_MESSAGES
+from asyncpool.events import Crashed, Retiring
+from tests.helpers import serves
+from tests.helpers.clusters import Client, all_ready, cluster_of, come_true
+from tests.helpers.gate import short_folder
+from tests.helpers.guards import open_fds
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import next_of
+
+pytestmark = BOTH_LOOPS
+
+
+async def take(cluster: Cluster, count: int) -> list[object]:
+    messages = cluster.messages()
+    return [(await anext(messages)).value for _ in range(count)]
+
+
+# Messages.
+
+
+async def test_messages_come_back_in_their_order() -> None:
+    async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
+        await all_ready(cluster)
+        sending = [asyncio.create_task(cluster.send(1, n)) for n in range(300)]
+        messages = cluster.messages()
+        for n in range(300):
+            message = await anext(messages)
+            assert (message.worker, message.generation) == (1, 1)
+            assert message.value == ("back", n)
+        await asyncio.gather(*sending)
+
+
+async def test_a_worker_waits_for_a_master_that_takes_nothing() -> None:
+    async with patience(), cluster_of(serves.send_100, bind=(), workers=1) as cluster:
+        service = cluster._service()
+        await come_true(lambda: len(service.mail.messages) == MOST_MESSAGES)
+        await cluster.stacks()  # it had the time to send more
+        assert len(service.mail.messages) == MOST_MESSAGES
+        assert await take(cluster, 100) == list(range(100))
+
+
+async def test_the_master_waits_for_a_worker_that_takes_nothing() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.take_no_messages, bind=(), workers=1) as cluster,
+    ):
+        for n in range(MOST_MESSAGES):
+            await cluster.send(0, n)
+        one_more = asyncio.create_task(cluster.send(0, "more"))
+        and_one = asyncio.create_task(cluster.send(0, "and more"))
+        await cluster.stacks()
+        assert not one_more.done()
+        one_more.cancel()
+        [pid] = [slot.pid for slot in cluster.stats().slots if slot.pid]
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(NoWorkerError, match="there is no worker in slot 0"):
+            await and_one
+        with pytest.raises(asyncio.CancelledError):
+            await one_more
+
+
+async def test_what_a_worker_has_sent_before_its_death_arrives() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.send_and_die, bind=(), workers=1) as cluster,
+    ):
+        messages = cluster.messages()
+        for generation in (1, 2):
+            for n in range(10):
+                message = await anext(messages)
+                assert (message.generation, message.value) == (generation, n)
+
+
+async def test_what_cannot_be_read_is_dropped_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        patience(),
+        cluster_of(
+            serves.send_what_cannot_be_read, bind=(), workers=1, name="mine"
+        ) as cluster,
+    ):
+        assert await take(cluster, 1) == ["fine"]
+    [record] = [r for r in caplog.records if r.levelno == logging.ERROR]
+    text = "cluster mine cannot read a message of worker 0 and drops it"
+    assert record.getMessage() == text
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ValueError)
+
+
+async def test_messages_that_cannot_be_sent() -> None:
+    async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
+        await all_ready(cluster)
+        text = f"longer than the {MAX_MESSAGE} that may be sent"
+        with pytest.raises(ValueError, match=text):
+            await cluster.send(0, bytes(MAX_MESSAGE))
+        with pytest.raises(TypeError, match="cannot pickle"):
+            await cluster.send(0, (n for n in range(0)))
+        with pytest.raises(NoWorkerError, match="there is no worker in slot 9") as no:
+            await cluster.send(9, "hello")
+        assert no.value.worker == 9
+        large = bytes(MAX_MESSAGE - 100)
+        await cluster.send(0, large)
+        assert (await anext(cluster.messages())).value == ("back", large)
+    with pytest.raises(PoolClosedError):
+        await cluster.send(0, "hello")
+
+
+async def test_messages_end_with_the_cluster() -> None:
+    async with patience():
+        async with cluster_of(serves.answer_messages, bind=()) as cluster:
+            await all_ready(cluster)
+            await cluster.send(0, 1)
+            heard: list[int] = []
+            listeners = [asyncio.create_task(collect(cluster, heard)) for _ in range(2)]
+            for n in range(2, 10):
+                await cluster.send(0, n)
+            await come_true(lambda: len(heard) == 9)
+        await asyncio.gather(*listeners)
+        assert heard == list(range(1, 10))
+        assert [m async for m in cluster.messages()] == []
+        assert [s async for s in cluster.sockets()] == []
+
+
+async def collect(cluster: Cluster, heard: list[int]) -> None:
+    async for message in cluster.messages():
+        heard.append(message.value[1])  # noqa: PERF401 - while they come
+
+
+# Sockets.
+
+
+@contextmanager
+def sockets_of(kind: str) -> Iterator[socket.socket]:
+    """Yield a socket of some kind, open as long as this lasts."""
+    with ExitStack() as stack, short_folder() as folder:
+        if kind.startswith("TCP"):
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            if kind == "TCP listening":
+                yield listener
+            else:
+                yield stack.enter_context(
+                    socket.create_connection(listener.getsockname())
+                )
+        elif kind == "UDP":
+            sock = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+            sock.bind(("127.0.0.1", 0))
+            yield sock
+        elif kind == "Unix listening":
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.bind(f"{folder}/s")
+            sock.listen()
+            yield sock
+        else:
+            type_ = socket.SOCK_DGRAM if kind == "Unix datagrams" else None
+            ours, theirs = socket.socketpair(
+                socket.AF_UNIX, type_ or socket.SOCK_STREAM
+            )
+            stack.enter_context(theirs)
+            yield stack.enter_context(ours)
+
+
+KINDS = {
+    "TCP connected": ("AF_INET", "SOCK_STREAM"),
+    "TCP listening": ("AF_INET", "SOCK_STREAM"),
+    "UDP": ("AF_INET", "SOCK_DGRAM"),
+    "Unix connected": ("AF_UNIX", "SOCK_STREAM"),
+    "Unix listening": ("AF_UNIX", "SOCK_STREAM"),
+    "Unix datagrams": ("AF_UNIX", "SOCK_DGRAM"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_sockets_travel_both_ways(kind: str) -> None:
+    async with (
+        patience(),
+        cluster_of(serves.tell_about_sockets, bind=(), workers=1) as cluster,
+    ):
+        messages, sockets = cluster.messages(), cluster.sockets()
+        with sockets_of(kind) as sock:
+            before = len(open_fds())
+            await cluster.send_socket(0, sock)
+            assert (await anext(messages)).value == (0, *KINDS[kind], False)
+            slot, back = await anext(sockets)
+            with back:
+                assert slot == 0
+                assert os.fstat(back.fileno()) == os.fstat(sock.fileno())
+                assert not back.get_inheritable()
+                assert (back.family, back.type) == (sock.family, sock.type)
+            assert len(open_fds()) == before, "a copy was sent, and closed"
+
+
+@pytest.mark.parametrize("full", [(0,), (0, 1), (0, 1, 2)])
+async def test_a_socket_that_does_not_get_there_goes_elsewhere(
+    full: tuple[int, ...],
+) -> None:
+    target = partial(serves.hog_then_take_sockets, full)
+    async with patience(), cluster_of(target, bind=(), workers=3) as cluster:
+        await all_ready(cluster)
+        before = len(open_fds())
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            if len(full) < 3:
+                await cluster.send_socket(0, ours)
+                messages = cluster.messages()
+                assert (await anext(messages)).value in {1, 2} - {*full}
+            else:
+                text = "there is no worker that could take the socket"
+                with pytest.raises(NoWorkerError, match=text) as caught:
+                    await cluster.send_socket(0, ours)
+                assert caught.value.worker is None
+        assert cluster.stats().refused == len(full)
+        assert len(open_fds()) == before
+
+
+async def test_a_socket_of_a_worker_that_dies_goes_elsewhere() -> None:
+    async with patience(), cluster_of(serves.take_sockets, bind=()) as cluster:
+        stats = await all_ready(cluster)
+        pid = stats.slots[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            sending = asyncio.create_task(cluster.send_socket(0, ours))
+            left = asyncio.create_task(cluster.send_socket(0, ours))
+            await cluster.send_socket(1, ours)
+            assert not sending.done()
+            left.cancel()
+            events = cluster.events()
+            os.kill(pid, signal.SIGKILL)
+            await sending
+            await next_of(events, Crashed)
+            assert await take(cluster, 2) == [1, 1]
+            with pytest.raises(asyncio.CancelledError):
+                await left
+
+
+async def test_a_socket_for_nobody() -> None:
+    async with patience(), cluster_of(serves.take_sockets, bind=()) as cluster:
+        ours, theirs = socket.socketpair()
+        text = "there is no worker in slot 5"
+        with ours, theirs, pytest.raises(NoWorkerError, match=text):
+            await cluster.send_socket(5, ours)
+    with closing(socket.socket()) as sock, pytest.raises(PoolClosedError):
+        await cluster.send_socket(0, sock)
+
+
+async def test_sockets_that_nobody_takes_are_refused_in_the_end() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.send_sockets_without_end, bind=(), workers=1) as cluster,
+    ):
+        assert await take(cluster, 1) == [(64, "the pool could not take the socket")]
+    # The guards find out whether the others were closed.
+
+
+async def test_a_message_from_a_worker_that_drains_arrives() -> None:
+    async with patience(), cluster_of(workers=1) as cluster:
+        async with Client(cluster) as client:
+            events = cluster.events()
+            assert await client.ask("retire") == "retiring"
+            await next_of(events, Retiring)
+            assert await client.ask("send 3") == "sent"
+        assert await take(cluster, 3) == [(0, n) for n in range(3)]

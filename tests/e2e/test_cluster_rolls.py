@@ -1,0 +1,370 @@
+"""Clusters that are reloaded and resized, whatever else happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from asyncpool import Cluster, PoolClosedError, RestartPolicy, RollInProgressError
+from asyncpool.cluster import ClusterStats
+from asyncpool.events import Crashed, Exited, Ready, RollResult, Spawned
+from tests.helpers import serves
+from tests.helpers.clusters import (
+    SPREADS,
+    Client,
+    all_ready,
+    clients,
+    cluster_of,
+    who,
+)
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import next_of
+
+pytestmark = BOTH_LOOPS
+
+in_each_way = pytest.mark.parametrize("spread", SPREADS)
+
+CODE = """
+    from tests.helpers.serves import Talker
+
+    class Version(Talker):
+        async def version(self, _):
+            return "{version}"
+
+    async def serve(worker):
+        worker.ready()
+        await Version(worker).run()
+"""
+
+
+def write(folder: Path, version: str, code: str = CODE) -> None:
+    # Each has another size, or Python would take the old one for up to date.
+    text = textwrap.dedent(code).format(version=version)
+    (folder / "served.py").write_text(text)
+
+
+async def version(cluster: Cluster) -> str:
+    async with Client(cluster) as client:
+        return await client.ask("version")
+
+
+def generations(stats: ClusterStats) -> list[int]:
+    return [slot.generation for slot in stats.slots if slot.ready]
+
+
+# A reload.
+
+
+@in_each_way
+async def test_a_reload_brings_new_code(
+    spread: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    write(tmp_path, "1")
+    async with patience(), cluster_of("served:serve", spread=spread) as cluster:
+        await all_ready(cluster)
+        assert await version(cluster) == "1"
+        write(tmp_path, "two")
+        assert await version(cluster) == "1"
+        assert await cluster.reload() == RollResult(replaced=2, trouble="", crash=None)
+        assert {await version(cluster) for _ in range(6)} == {"two"}
+        assert cluster.stats().crashes == 0
+
+
+BROKEN = {
+    "no syntax": ("this is no Python", "SyntaxError"),
+    "no import": ("import not_there_at_all", "No module named 'not_there_at_all'"),
+    "no function": ("x = 1", "has no attribute 'serve'"),
+    "it raises": (
+        "async def serve(worker):\n    raise ValueError('broken')",
+        "ValueError: broken",
+    ),
+    "it returns": ("async def serve(worker):\n    pass", "before it was ready"),
+    "it exits": ("import os\nos._exit(3)", ""),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+async def test_new_code_that_cannot_start_leaves_the_old_one(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    write(tmp_path, "1")
+    code, detail = BROKEN[case]
+    async with patience(), cluster_of("served:serve") as cluster:
+        await all_ready(cluster)
+        write(tmp_path, "", code)
+        result = await cluster.reload()
+        assert (result.replaced, result.ok) == (0, False)
+        assert result.trouble == "a replacement did not start"
+        assert result.crash is not None
+        assert result.crash.kind == "failed start"
+        assert detail in result.crash.detail
+        stats = await all_ready(cluster)
+        assert (generations(stats), stats.state) == ([1, 1], "running")
+        assert await version(cluster) == "1"
+        # And when it is repaired, it comes.
+        write(tmp_path, "three")
+        assert (await cluster.reload()).ok
+        assert await version(cluster) == "three"
+
+
+@in_each_way
+async def test_no_connection_fails_during_reloads(spread: str) -> None:
+    async with patience(), cluster_of(spread=spread) as cluster:
+        await all_ready(cluster)
+        served, over = 0, asyncio.Event()
+
+        async def come_and_go() -> None:
+            nonlocal served
+            while not over.is_set():
+                assert await who(cluster)
+                served += 1
+
+        guests = [asyncio.create_task(come_and_go()) for _ in range(8)]
+        for _ in range(3):
+            assert (await cluster.reload()).replaced == 2
+        over.set()
+        await asyncio.gather(*guests)
+        assert served > 0
+        assert cluster.stats().handed >= served
+
+
+async def test_a_connection_goes_on_while_its_worker_is_replaced() -> None:
+    async with patience(), cluster_of(workers=1) as cluster:
+        async with Client(cluster) as client:
+            _, _, pid = await client.who()
+            reload = asyncio.create_task(cluster.reload())
+            assert await client.ask("wait") == "draining"
+            assert (await who(cluster))[2] != pid
+            assert (await client.who())[2] == pid
+            assert not reload.done()
+        assert (await reload).ok
+
+
+async def test_a_connection_that_never_ends_does_not_hold_up_a_reload() -> None:
+    async with patience(), cluster_of(drain_timeout=0.2) as cluster:
+        await all_ready(cluster)
+        async with clients(cluster, 4) as some:
+            for client in some:
+                await client.who()
+            assert (await cluster.reload()).replaced == 2
+            assert [await client.answer() for client in some] == [""] * 4
+        assert cluster.stats().crashes == 0
+
+
+async def test_one_reload_at_a_time() -> None:
+    async with patience(), cluster_of() as cluster:
+        await all_ready(cluster)
+        first = asyncio.create_task(cluster.reload())
+        await asyncio.sleep(0)
+        with pytest.raises(RollInProgressError):
+            await cluster.reload()
+        assert (await first).ok
+
+
+@asynccontextmanager
+async def cluster_behind(gate: Gate) -> AsyncIterator[Cluster]:
+    """Start a cluster of two; who comes later waits at the gate before it is ready."""
+    cluster = cluster_of(partial(serves.talk_behind, gate.path))
+    start = asyncio.create_task(cluster.start())
+    for word in ("0.1", "1.1"):
+        (await gate.visitor(word)).release()
+    await start
+    async with cluster:
+        await all_ready(cluster)
+        yield cluster
+
+
+async def test_the_old_worker_dies_before_the_new_one_is_ready() -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        cluster_behind(gate) as cluster,
+    ):
+        events = cluster.events()
+        stats = await all_ready(cluster)
+        reload = asyncio.create_task(cluster.reload())
+        new = await gate.visitor("2.1")
+        os.kill(stats.slots[0].pid or 0, signal.SIGKILL)
+        await next_of(events, Crashed)
+        new.release()
+        # It takes the place of the crashed one; the other is replaced as well.
+        (await gate.visitor("0.2")).release()
+        assert (await reload).ok
+        stats = await all_ready(cluster)
+        assert (stats.crashes, stats.workers) == (1, 2)
+
+
+async def test_the_new_worker_is_killed_before_it_is_ready() -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        cluster_behind(gate) as cluster,
+    ):
+        await all_ready(cluster)
+        reload = asyncio.create_task(cluster.reload())
+        os.kill((await gate.visitor("2.1")).pid, signal.SIGKILL)
+        result = await reload
+        assert result.trouble == "a replacement did not start"
+        assert result.crash is not None
+        assert result.crash.signal == "SIGKILL"
+        assert generations(await all_ready(cluster)) == [1, 1]
+
+
+async def test_the_cluster_is_closed_before_the_new_worker_is_ready() -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        cluster_behind(gate) as cluster,
+    ):
+        await all_ready(cluster)
+        reload = asyncio.create_task(cluster.reload())
+        await gate.visitor("2.1")
+        await cluster.close()
+        result = await reload
+        assert (result.replaced, result.trouble) == (0, "the pool was closed")
+
+
+ORDERS = list(itertools.permutations(("reload", "crash", "close")))
+
+
+@pytest.mark.in_turns
+@in_each_way
+@pytest.mark.parametrize("pace", ["at once", "one by one"])
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+async def test_reload_and_crash_and_close_in_any_order(
+    order: tuple[str, ...], pace: str, spread: str
+) -> None:
+    async with patience(), cluster_of(spread=spread, drain_timeout=1.0) as cluster:
+        stats = await all_ready(cluster)
+        events = cluster.events()
+        tasks = []
+        for action in order:
+            if action == "reload":
+                tasks.append(asyncio.create_task(reload_unless_closed(cluster)))
+                shows: type[Spawned | Crashed | Exited] = Spawned
+            elif action == "crash":
+                crash(stats)
+                shows = Crashed
+            else:
+                tasks.append(asyncio.create_task(closed(cluster)))
+                shows = Exited
+            await asyncio.sleep(0)
+            if pace != "at once" and cluster.stats().state == "running":
+                await next_of(events, shows)
+        await asyncio.gather(*tasks)
+    assert cluster.stats().state == "closed"
+    assert not any(slot.pid for slot in cluster.stats().slots)
+    await cluster.wait()
+
+
+async def reload_unless_closed(cluster: Cluster) -> None:
+    try:
+        result = await cluster.reload()
+    except PoolClosedError:
+        return
+    assert result.trouble in {
+        "",
+        "the pool was closed",
+        "a replacement did not start",
+    }
+
+
+async def closed(cluster: Cluster) -> None:
+    await cluster.close()
+
+
+def crash(stats: ClusterStats) -> None:
+    for slot in stats.slots:
+        if slot.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(slot.pid, signal.SIGKILL)
+            return
+
+
+# A resize.
+
+
+@in_each_way
+async def test_a_cluster_grows_and_shrinks(spread: str) -> None:
+    async with patience(), cluster_of(workers=1, spread=spread) as cluster:
+        await all_ready(cluster)
+        for size in (4, 2, 3, 1):
+            await cluster.resize(size)
+            stats = await all_ready(cluster)
+            assert stats.workers == size
+            assert len(generations(stats)) == size
+            async with clients(cluster, 12) as some:
+                whose = {(await client.who())[2] for client in some}
+            assert whose <= {slot.pid for slot in stats.slots}
+            if spread == "handoff":
+                assert len(whose) == size
+        assert cluster.stats().crashes == 0
+
+
+async def test_who_is_too_many_finishes_its_connections() -> None:
+    async with patience(), cluster_of(workers=2) as cluster:
+        await all_ready(cluster)
+        async with clients(cluster, 2) as some:
+            pids = [(await client.who())[2] for client in some]
+            assert len(set(pids)) == 2
+            resize = asyncio.create_task(cluster.resize(1))
+            waits = [asyncio.create_task(client.ask("wait")) for client in some]
+            await asyncio.wait(waits, return_when="FIRST_COMPLETED")
+            assert not resize.done()
+            [leaves] = [n for n, wait in enumerate(waits) if wait.done()]
+            assert (await some[leaves].who())[2] == pids[leaves]
+            await some[leaves].close()
+            await resize
+            assert [s.pid for s in cluster.stats().slots if s.pid] == [pids[1 - leaves]]
+            assert not waits[1 - leaves].done()
+            closing = asyncio.create_task(cluster.close())
+            assert await waits[1 - leaves] == "draining"
+        await closing
+
+
+async def test_a_resize_during_a_reload() -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        cluster_behind(gate) as cluster,
+    ):
+        await all_ready(cluster)
+        reload = asyncio.create_task(cluster.reload())
+        await gate.visitor("2.1")
+        resize = asyncio.create_task(cluster.resize(3))
+        # One replaces, and one comes for the larger size, in whatever order.
+        for word in ("2.1", "3.1", "0.2"):
+            (await gate.visitor(word)).release()
+        assert (await reload).ok
+        await resize
+        assert len(generations(await all_ready(cluster))) == 3
+
+
+async def test_a_worker_that_was_killed_is_no_reason_to_shrink() -> None:
+    slow = RestartPolicy(base=0.05, cap=0.05, jitter=False)
+    async with patience(), cluster_of(workers=2, restart=slow) as cluster:
+        stats = await all_ready(cluster)
+        events = cluster.events()
+        for slot in stats.slots:
+            if slot.pid is not None:
+                os.kill(slot.pid, signal.SIGKILL)
+        for _ in range(2):
+            await next_of(events, Crashed)
+        await cluster.resize(3)
+        for _ in range(3):
+            await next_of(events, Ready)
+        assert sum(slot.ready for slot in cluster.stats().slots) == 3
+        assert await who(cluster)

@@ -1,0 +1,233 @@
+"""What workers of clusters serve in tests; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+from typing import Any
+
+from asyncpool.cluster import Connection, Worker
+
+__all__: list[str] = []
+
+
+class Talker:
+    """Serves conversations of lines, each of which is answered by another one."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.kept: list[Any] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        acceptor = asyncio.create_task(self.accept())
+        await asyncio.wait({acceptor, self.end}, return_when="FIRST_COMPLETED")
+        if self.end.done():
+            acceptor.cancel()
+            await asyncio.wait({acceptor})
+            return self.end.result()
+        while self.tasks:
+            await asyncio.wait(self.tasks)
+        return None
+
+    async def accept(self) -> None:
+        async for connection in self.worker.connections():
+            task = asyncio.create_task(self.converse(connection))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    async def converse(self, connection: Connection) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection.detach())
+        try:
+            while line := await reader.readline():
+                name, _, rest = line.decode().rstrip("\n").partition(" ")
+                answer = await getattr(self, name)(rest)
+                writer.write(f"{answer}\n".encode())
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    # What can be said.
+
+    async def who(self, _: str) -> str:
+        return f"{self.worker.id} {self.worker.generation} {os.getpid()}"
+
+    async def echo(self, rest: str) -> str:
+        return rest
+
+    async def wait(self, _: str) -> str:
+        await self.worker.draining()
+        return "draining"
+
+    async def die(self, name: str) -> str:
+        os.kill(os.getpid(), getattr(signal, name))
+        return "still here"
+
+    async def fail(self, text: str) -> str:
+        self.end.set_exception(ArithmeticError(text))
+        return "failing"
+
+    async def finish(self, _: str) -> str:
+        self.end.set_result(None)
+        return "finishing"
+
+    async def retire(self, reason: str) -> str:
+        self.worker.retire(reason)
+        return "retiring"
+
+    async def descriptors(self, _: str) -> str:
+        return str(len(os.listdir("/proc/self/fd")))
+
+    async def hog(self, _: str) -> str:
+        """Open all descriptors that there are."""
+        try:
+            while True:
+                self.kept.append(open(os.devnull))  # noqa: ASYNC230, SIM115
+        except OSError:
+            return "full"
+
+    async def release(self, _: str) -> str:
+        for file in self.kept:
+            file.close()
+        self.kept.clear()
+        return "empty"
+
+    async def stop(self, _: str) -> str:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return "continued"
+
+    async def block(self, path: str) -> str:
+        """Hold up the loop until somebody writes into a pipe."""
+        with open(path) as pipe:  # noqa: ASYNC230
+            return pipe.readline()
+
+    async def send(self, count: str) -> str:
+        for n in range(int(count)):
+            await self.worker.send((self.worker.id, n))
+        return "sent"
+
+
+async def talk(worker: Worker) -> None:
+    worker.ready()
+    await Talker(worker).run()
+
+
+async def talk_behind(path: str, worker: Worker) -> None:
+    """Say at the gate that it is there, and be ready when it is let in."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(f"{worker.id}.{worker.generation} {os.getpid()}\n".encode())
+    try:
+        if not await reader.read(2):
+            return
+    finally:
+        writer.close()
+    await talk(worker)
+
+
+async def answer_messages(worker: Worker) -> None:
+    """Send every message back."""
+    worker.ready()
+    async for message in worker.messages():
+        await worker.send(("back", message))
+
+
+async def send_100(worker: Worker) -> None:
+    worker.ready()
+    for n in range(100):
+        await worker.send(n)
+    await worker.draining()
+
+
+async def send_and_die(worker: Worker) -> None:
+    """Send ten messages, and die when all of them have left."""
+    worker.ready()
+    for n in range(10):
+        await worker.send(n)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unreadable:
+    """Can be pickled, but not be read again."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+async def send_what_cannot_be_read(worker: Worker) -> None:
+    worker.ready()
+    await worker.send(Unreadable())
+    await worker.send("fine")
+    await worker.draining()
+
+
+async def take_no_messages(worker: Worker) -> None:
+    worker.ready()
+    await worker.draining()
+
+
+async def tell_about_sockets(worker: Worker) -> None:
+    """Say of each socket what it is, and send it back."""
+    worker.ready()
+    async for sock in worker.received_sockets():
+        about = (worker.id, sock.family.name, sock.type.name, sock.get_inheritable())
+        await worker.send(about)
+        await worker.send_socket(sock)
+        sock.close()
+
+
+async def take_sockets(worker: Worker) -> None:
+    """Say that a socket has come."""
+    worker.ready()
+    async for sock in worker.received_sockets():
+        sock.close()
+        await worker.send(worker.id)
+
+
+async def hog_then_take_sockets(full: tuple[int, ...], worker: Worker) -> None:
+    """Have no descriptor left in these slots."""
+    kept = []
+    if worker.id in full:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        try:
+            while True:
+                kept.append(open(os.devnull))  # noqa: ASYNC230, SIM115
+        except OSError:
+            pass
+    await take_sockets(worker)
+    del kept
+
+
+async def send_sockets_without_end(worker: Worker) -> None:
+    """Send sockets until one is refused, and say how many were taken."""
+    worker.ready()
+    taken = 0
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        try:
+            while True:
+                await worker.send_socket(theirs)
+                taken += 1
+        except OSError as error:
+            await worker.send((taken, str(error)))
+    await worker.draining()
+
+
+async def not_yet(worker: Worker) -> None:
+    """Never be ready."""
+    await worker.draining()
+
+
+async def fail_at_once(worker: Worker) -> None:
+    worker.ready()
+    raise ArithmeticError("at once")
+
+
+async def fail_before(worker: Worker) -> None:
+    raise ArithmeticError("before it was ready")

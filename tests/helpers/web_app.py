@@ -1,0 +1,91 @@
+"""An ASGI application without any framework, for servers that are tested."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["app", "broken", "make_app", "make_app_unless"]
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_begun = False
+
+
+async def app(scope: Message, receive: Receive, send: Send) -> None:
+    """Answer with the pid, or do what the path says."""
+    if scope["type"] == "lifespan":
+        await _live(receive, send)
+    elif scope["type"] == "websocket":
+        await _echo(receive, send)
+    else:
+        await _respond(scope["path"], receive, send)
+
+
+def make_app() -> Callable[..., Awaitable[None]]:
+    """Return the application: a factory."""
+    return app
+
+
+def make_app_unless(path: Path) -> Callable[..., Awaitable[None]]:
+    """Return the application, or a broken one if there is such a file."""
+    return broken if path.exists() else app
+
+
+async def broken(scope: Message, receive: Receive, send: Send) -> None:
+    """Refuse to start."""
+    assert scope["type"] == "lifespan"
+    await receive()
+    await send({"type": "lifespan.startup.failed", "message": "no database"})
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    global _begun  # noqa: PLW0603 - as an application has it
+    await receive()
+    _begun = True
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    print("shut down", flush=True)  # noqa: T201
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+async def _echo(receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "websocket.accept"})
+    while (message := await receive())["type"] == "websocket.receive":
+        await send({"type": "websocket.send", "text": message["text"]})
+
+
+async def _respond(path: str, receive: Receive, send: Send) -> None:
+    assert _begun
+    size = 0
+    if path == "/upload":
+        size = await _read(receive)
+    elif path == "/stream":
+        # The response is in the middle of it as long as the request is.
+        start: Message = {"type": "http.response.start", "status": 200, "headers": []}
+        await send(start)
+        await send({"type": "http.response.body", "body": b"so", "more_body": True})
+        await _read(receive)
+        await send({"type": "http.response.body", "body": b"on"})
+        return
+    elif path == "/fail":
+        raise ValueError(path)
+    body = f"{os.getpid()} {size}".encode()
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _read(receive: Receive) -> int:
+    """Return how many bytes were uploaded, when that is over."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    return size

@@ -1,0 +1,448 @@
+"""The line to a worker that may say anything: what is believed, and what is an offence."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from asyncpool._core.frames import Frame, Kind, header
+from asyncpool._core.messages import pack_numbers
+from asyncpool._runtime.line import MAX_MESSAGE, MOST_MESSAGES, LineSocket
+from tests.helpers.clusters import come_true
+from tests.helpers.guards import open_fds
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.runtime.fake_worker import FakeWorker, Master
+
+pytestmark = BOTH_LOOPS
+
+
+@contextmanager
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Have this process open no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(open_fds()) + 8, hard))
+    try:
+        while True:
+            try:
+                kept.append(os.dup(0))
+            except OSError:
+                break
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in kept:
+            os.close(fd)
+
+
+# Handles that it sends.
+
+
+async def test_a_socket_that_it_sends_is_kept_and_acknowledged() -> None:
+    with Master() as master, pair() as (ours, theirs):
+        worker = master.worker()
+        async with patience():
+            for n, send in enumerate((worker.send_one, worker.send_slowly), 1):
+                send(n, theirs.fileno())
+                frame, _ = await worker.frame()
+                assert (frame.kind, frame.job) == (Kind.TAKEN, n)
+                slot, sock = await anext(master.mail.sockets)
+                with sock:
+                    assert slot == 0
+                    assert not sock.get_inheritable()
+                    assert os.fstat(sock.fileno()) == os.fstat(theirs.fileno())
+        assert ours.fileno() >= 0
+
+
+async def test_many_sockets_in_a_row_find_their_frames() -> None:
+    pairs = [socket.socketpair() for _ in range(40)]
+    with Master() as master:
+        worker = master.worker()
+        for n, (_, theirs) in enumerate(pairs, 1):
+            worker.send(n, theirs.fileno())
+        async with patience():
+            for n, (_, theirs) in enumerate(pairs, 1):
+                assert (await worker.frame())[0].job == n
+                _, sock = await anext(master.mail.sockets)
+                with sock:
+                    assert os.fstat(sock.fileno()) == os.fstat(theirs.fileno())
+    for ours, theirs in pairs:
+        ours.close()
+        theirs.close()
+
+
+async def test_a_socket_for_which_there_is_no_descriptor_is_refused() -> None:
+    with Master() as master, pair() as (_, theirs):
+        worker = master.worker()
+        async with patience():
+            with no_descriptors():
+                worker.send(1, theirs.fileno())
+                frame, _ = await worker.frame()
+            assert (frame.kind, frame.job) == (Kind.REFUSED, 1)
+            # The next one is not mistaken for it.
+            worker.send(2, theirs.fileno())
+            frame, _ = await worker.frame()
+            assert (frame.kind, frame.job) == (Kind.TAKEN, 2)
+            assert len(master.mail.sockets) == 1
+
+
+async def test_what_is_no_socket_is_refused() -> None:
+    with Master() as master:
+        worker = master.worker()
+        reading, writing = os.pipe()
+        worker.send(1, reading)
+        async with patience():
+            assert (await worker.frame())[0].kind is Kind.REFUSED
+        os.close(reading)
+        with pytest.raises(BrokenPipeError):
+            os.write(writing, b"x")
+        os.close(writing)
+
+
+def send_twice(worker: FakeWorker, fd: int) -> None:
+    for _ in range(2):
+        worker.send(1, fd)
+
+
+def go_back(worker: FakeWorker, _: int) -> None:
+    for opened in (5, 4):
+        worker.load(opened, 3)
+
+
+def flood(worker: FakeWorker, _: int) -> None:
+    for _n in range(MOST_MESSAGES + 1):
+        worker.say(Kind.MESSAGE, payload=b"x")
+
+
+OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
+    "no descriptor": (
+        lambda w, _: w.say(Kind.HANDLE, 1),
+        "it sent a handle without a descriptor",
+    ),
+    "a number twice": (
+        send_twice,
+        "it sent handle 1 after 1",
+    ),
+    "a number left out": (lambda w, fd: w.send(2, fd), "it sent handle 2 after 0"),
+    "two descriptors": (
+        lambda w, fd: w.send(1, fd, fd),
+        "it sent descriptors with no handle",
+    ),
+    "descriptors with no handle": (
+        lambda w, fd: [
+            socket.send_fds(w.peer, [header(Kind.LOAD, 16) + bytes(16)], [fd])
+            for _ in range(9)
+        ],
+        "it sent descriptors with no handle",
+    ),
+    "TAKEN for nothing": (
+        lambda w, _: w.say(Kind.TAKEN, 1),
+        "it answered for handle 1, which was not sent",
+    ),
+    "REFUSED for nothing": (
+        lambda w, _: w.say(Kind.REFUSED, 7),
+        "it answered for handle 7, which was not sent",
+    ),
+    "ROOM for what was not sent": (
+        lambda w, _: w.say(Kind.ROOM, 1),
+        "it took 1 messages, after 0 of 0",
+    ),
+    "LOAD of one number": (
+        lambda w, _: w.say(Kind.LOAD, payload=pack_numbers((1,))),
+        "its load has 1 numbers",
+    ),
+    "LOAD of half a number": (
+        lambda w, _: w.say(Kind.LOAD, payload=b"1234567"),
+        "a list of numbers cannot be read",
+    ),
+    "LOAD that goes back": (
+        go_back,
+        "4 connections were opened and 3 closed, after 5 and 3",
+    ),
+    "more closed than opened": (
+        lambda w, _: w.load(1, 2),
+        "1 connections were opened and 2 closed, after 0 and 0",
+    ),
+    "a connection from nowhere": (
+        lambda w, fd: w.send(1, fd, tag=0),
+        "it gave back a connection that it never had",
+    ),
+    "a frame of a pool's": (
+        lambda w, _: w.say(Kind.VALUE, 1),
+        "it sent VALUE on its line",
+    ),
+    "LISTEN": (lambda w, _: w.say(Kind.LISTEN), "it sent LISTEN on its line"),
+    "no frame": (lambda w, _: w.peer.sendall(b"x" * 100), "speaks version 120"),
+    "a message that is too long": (
+        lambda w, _: w.peer.sendall(header(Kind.MESSAGE, MAX_MESSAGE + 1)),
+        f"a payload of {MAX_MESSAGE + 1} bytes exceeds the limit of {MAX_MESSAGE}",
+    ),
+    "too many messages": (
+        flood,
+        "it sent a message beyond the 64 for which there is room",
+    ),
+}
+
+
+@pytest.mark.parametrize("offence", OFFENCES)
+async def test_offences(offence: str) -> None:
+    commit, trouble = OFFENCES[offence]
+    with Master() as master, pair() as (ours, theirs):
+        worker = master.worker()
+        before = len(open_fds())
+        commit(worker, theirs.fileno())
+        async with patience():
+            assert trouble in await worker.accused()
+        assert not worker.line.open
+        assert master.spreader.core.choose(0.0) is None
+        worker.die()
+        # Nothing that it has sent is left, but what was kept before the offence.
+        kept = len(master.mail.sockets)
+        assert len(open_fds()) == before - 2 + kept
+        assert ours.fileno() >= 0
+
+
+async def test_descriptors_hidden_in_a_long_message_are_closed() -> None:
+    with Master() as master, pair() as (_, theirs):
+        worker = master.worker()
+        before = len(open_fds())
+        size = MAX_MESSAGE
+        worker.peer.sendall(header(Kind.MESSAGE, size))
+        async with patience():
+            for _ in range(30):
+                socket.send_fds(worker.peer, [b"x"], [theirs.fileno()])
+                await asyncio.sleep(0)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(worker.peer, bytes(size - 30))
+            assert await worker.accused() == "it sent descriptors with no handle"
+        assert len(open_fds()) <= before + 2
+
+
+async def test_an_answer_before_the_handle_was_sent_is_no_answer() -> None:
+    """Or its descriptor would be closed, and another one be sent by that number."""
+    with Master() as master:
+        worker = master.worker()
+        worker.channel.put(bytes(3_000_000))
+        worker.channel.flush()
+        await master.guest()
+        async with patience():
+            await come_true(lambda: master.spreader.core.connections(0) == 1)
+            assert worker.channel.unsent_descriptors == 1
+            worker.say(Kind.TAKEN, 1)
+            assert "handle 1, which was not sent" in await worker.accused()
+
+
+# Messages.
+
+
+async def test_messages_are_kept_for_whoever_asks() -> None:
+    with Master() as master:
+        worker = master.worker()
+        large = bytes(range(256)) * (MAX_MESSAGE // 256)
+        for payload in (b"one", large, b"three"):
+            loop = asyncio.get_running_loop()
+            data = header(Kind.MESSAGE, len(payload)) + payload
+            await loop.sock_sendall(worker.peer, data)
+        async with patience():
+            for payload in (b"one", large, b"three"):
+                line, found = await anext(master.mail.messages)
+                assert line is worker.line
+                assert found == payload
+                assert type(found) is bytes
+
+
+async def test_room_is_told_of_before_there_is_none() -> None:
+    with Master() as master:
+        worker = master.worker()
+        async with patience():
+            for round_ in (1, 2):
+                for _ in range(MOST_MESSAGES // 2):
+                    worker.say(Kind.MESSAGE, payload=b"x")
+                for _ in range(MOST_MESSAGES // 2):
+                    line, _ = await anext(master.mail.messages)
+                    line.consumed()
+                frame, _ = await worker.frame()
+                assert (frame.kind, frame.job) == (
+                    Kind.ROOM,
+                    round_ * MOST_MESSAGES // 2,
+                )
+
+
+async def test_who_sends_waits_for_room_in_turn() -> None:
+    with Master() as master:
+        worker = master.worker()
+        sent = [
+            asyncio.create_task(worker.line.send(f"{n}".encode())) for n in range(70)
+        ]
+        async with patience():
+            for n in range(MOST_MESSAGES):
+                frame, _ = await worker.frame()
+                assert frame.payload == f"{n}".encode()
+            assert [task.done() for task in sent].count(False) == 6
+            worker.say(Kind.ROOM, 2)
+            assert [(await worker.frame())[0].payload for _ in range(2)] == [
+                b"64",
+                b"65",
+            ]
+            sent[66].cancel()
+            worker.say(Kind.ROOM, 3)
+            assert (await worker.frame())[0].payload == b"67"
+            worker.say(Kind.ROOM, 2)
+            assert await worker.accused() == "it took 2 messages, after 3 of 67"
+            assert [await task for task in sent[:66] + sent[67:68]] == [True] * 67
+            assert [await task for task in sent[68:]] == [False] * 2
+
+
+async def test_nothing_is_sent_to_who_is_not_ready() -> None:
+    with Master() as master:
+        worker = master.worker(ready=False)
+        assert not await worker.line.send(b"x")
+        worker.ready()
+        assert await worker.line.send(b"x")
+
+
+async def test_who_does_not_read_its_answers_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asyncpool._runtime.line._MOST_UNSENT", 1000)
+    with Master() as master, pair() as (_, theirs):
+        worker = master.worker()
+        worker.channel.put(bytes(500_000))  # more than the socket takes
+        worker.channel.flush()
+        async with patience():
+            worker.send(1, theirs.fileno())
+            assert await worker.accused() == "it does not read what it is answered"
+
+
+# The end.
+
+
+async def test_who_is_to_leave_is_told_that_others_serve() -> None:
+    with Master() as master:
+        worker, other = master.worker(), master.worker()
+        worker.line.shut()
+        worker.line.shut()
+        worker.channel.half_close()
+        async with patience():
+            assert (await worker.frame())[0].kind is Kind.RETURN
+            with pytest.raises(EOFError):
+                await worker.frame()
+            master.ends = True
+            other.line.shut()
+            other.channel.half_close()
+            with pytest.raises(EOFError):
+                await other.frame()
+
+
+async def test_one_that_leaves_is_answered_nothing_more() -> None:
+    with Master() as master, pair() as (_, theirs):
+        worker = master.worker()
+        worker.line.shut()
+        worker.send(1, theirs.fileno())
+        for _ in range(MOST_MESSAGES // 2):
+            worker.say(Kind.MESSAGE, payload=b"x")
+        async with patience():
+            for _ in range(MOST_MESSAGES // 2):
+                line, _ = await anext(master.mail.messages)
+                line.consumed()
+            assert len(master.mail.sockets) == 1
+            worker.channel.half_close()
+            assert (await worker.frame())[0].kind is Kind.RETURN
+            with pytest.raises(EOFError):
+                await worker.frame()
+
+
+async def test_listening_sockets_come_with_their_addresses() -> None:
+    with Master() as master:
+        worker = master.worker()
+        before = len(open_fds())
+        with pair() as (one, two):
+            worker.line.listen([("tcp://a:1", one), ("tcp://b:2", two)])
+            async with patience():
+                for index, sock in enumerate((one, two)):
+                    frame, fd = await worker.frame()
+                    assert fd is not None
+                    assert frame == Frame(
+                        Kind.LISTEN,
+                        index,
+                        0,
+                        2,
+                        f"tcp://{'ab'[index]}:{index + 1}".encode(),
+                    )
+                    assert os.fstat(fd) == os.fstat(sock.fileno())
+                    os.close(fd)
+        assert len(open_fds()) == before
+
+
+# Descriptors on their way.
+
+
+async def test_too_many_descriptors_on_their_way_are_sent_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[int] = []
+    send_fds = socket.send_fds
+
+    def refuse(sock: socket.socket, data: list[bytes], fds: list[int]) -> int:
+        tries.append(len(tries))
+        if len(tries) < 4:
+            raise OSError(errno.ETOOMANYREFS, "Too many references")
+        return send_fds(sock, data, fds)
+
+    with Master() as master:
+        worker = master.worker()
+        monkeypatch.setattr(socket, "send_fds", refuse)
+        await master.guest()
+        async with patience():
+            number, fd = await worker.handle()
+        os.close(fd)
+        assert (number, len(tries)) == (1, 4)
+        assert not worker.trouble
+
+
+async def test_a_closed_channel_tries_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = asyncio.Event()
+
+    def refuse(*_: object) -> int:
+        refused.set()
+        raise OSError(errno.ETOOMANYREFS, "Too many references")
+
+    monkeypatch.setattr(socket, "send_fds", refuse)
+    with Master() as master:
+        worker = master.worker()
+        await master.guest()
+        async with patience():
+            await refused.wait()
+        timer = worker.channel._retry
+        assert timer is not None
+        worker.die()
+        assert timer.cancelled()
+        assert master.waiting == 1
+
+
+async def test_a_line_socket_closes_what_nobody_took() -> None:
+    ours, theirs = socket.socketpair()
+    line = LineSocket(ours)
+    with theirs, pair() as (kept, other):
+        before = len(open_fds())
+        socket.send_fds(theirs, [b"x"], [other.fileno()])
+        assert line.recv_into(memoryview(bytearray(10))) == 1
+        assert len(open_fds()) == before + 1
+        line.close()
+        assert len(open_fds()) == before - 1
+        assert kept.fileno() >= 0

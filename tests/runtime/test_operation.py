@@ -1,0 +1,341 @@
+"""A cluster in operation: who may ask for what, when, and the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool._core.control_protocol import Request
+from asyncpool._runtime.control_client import ControlClient
+from asyncpool._runtime.control_places import live_names, place_of
+from asyncpool.cluster import _run
+from asyncpool.cluster._run import Operation, run
+from asyncpool.errors import ProtocolError
+from asyncpool.events import RollResult
+from tests.helpers.fake_cluster import FakeCluster
+from tests.helpers.patience import patience
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        yield Path(name)
+
+
+class Running:
+    """An operation under way, with a fake cluster."""
+
+    def __init__(self, **options: Any) -> None:
+        self.cluster = FakeCluster()
+        self.ready = asyncio.Event()
+        self.operation = Operation(self.cluster, on_ready=self.ready.set, **options)
+        self.task = asyncio.create_task(self.operation.run())
+
+    async def ask(self, action: Any, **fields: Any) -> dict[str, Any]:
+        return await asyncio.to_thread(self._ask, Request(action, **fields))
+
+    def _ask(self, request: Request) -> dict[str, Any]:
+        path = self.operation.control_path
+        assert path is not None
+        with ControlClient(path) as client:
+            return client.ask(request)
+
+
+@asynccontextmanager
+async def operating(**options: Any) -> AsyncIterator[Running]:
+    """Have a cluster that is up; it is stopped at last, if it is not."""
+    async with patience():
+        running = Running(**options)
+        running.cluster.up.set()
+        await running.ready.wait()
+        running.cluster.done.clear()
+        try:
+            yield running
+        finally:
+            running.cluster.drained.set()
+            running.cluster.reloaded.set()
+            while not running.task.done():
+                running.operation.stop()
+                await asyncio.wait({running.task}, timeout=0.01)
+
+
+async def test_a_signal_drains_and_another_ends_at_once() -> None:
+    async with operating() as running:
+        signal.raise_signal(signal.SIGTERM)
+        await running.cluster.asked_for("close")
+        assert not running.task.done()
+        signal.raise_signal(signal.SIGINT)
+        await running.cluster.asked_for("close", "close 0")
+        assert await running.task == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_what_drains_in_time_ends_with_0(number: int) -> None:
+    async with operating() as running:
+        running.cluster.drained.set()
+        signal.raise_signal(number)
+        assert await running.task == 0
+    assert live_names() == []
+
+
+async def test_it_is_stopped_while_it_starts() -> None:
+    async with patience():
+        running = Running()
+        await running.cluster.asked_for("start")
+        assert (await running.ask("status"))["state"] == "new"
+        running.cluster.drained.set()
+        signal.raise_signal(signal.SIGTERM)
+        assert await running.task == 0
+        assert not running.ready.is_set()
+
+
+async def test_it_cannot_start() -> None:
+    async with patience():
+        running = Running()
+        running.cluster.start_error = OSError("cannot listen")
+        running.cluster.up.set()
+        with pytest.raises(OSError, match=r"^cannot listen$"):
+            await running.task
+        await running.cluster.asked_for("start", "close 0")
+    assert live_names() == []
+
+
+async def test_it_gives_up() -> None:
+    async with operating() as running:
+        running.cluster.break_down()
+        running.cluster.drained.set()
+        assert await running.task == 3
+        assert running.cluster.done == ["close"]
+        assert running.operation.broken is not None
+        assert running.operation.broken.reason == "too many"
+
+
+async def test_a_hangup_reloads(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "asyncpool")
+    async with operating() as running:
+        signal.raise_signal(signal.SIGHUP)
+        await running.cluster.asked_for("reload")
+        # While one is under way, any number of others is one more.
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGUSR1)
+        await running.cluster.asked_for("reload", "stacks")
+        running.cluster.reloaded.set()
+        await running.cluster.asked_for("reload", "stacks", "reload")
+    told = [line for line in caplog.messages if "reloaded" in line]
+    assert told == ["reloaded: 2 workers are new"] * 2
+
+
+async def test_a_reload_fails(caplog: pytest.LogCaptureFixture) -> None:
+    async with operating() as running:
+        running.cluster.result = RollResult(replaced=0, trouble="bad code", crash=None)
+        running.cluster.reloaded.set()
+        assert await running.ask("reload") == {"replaced": 0, "trouble": "bad code"}
+    assert caplog.messages == [
+        "the reload has ended after 0 workers, the others are as before: bad code"
+    ]
+
+
+async def test_a_client_reloads_one_at_a_time() -> None:
+    async with operating() as running:
+        first = asyncio.create_task(running.ask("reload"))
+        await running.cluster.asked_for("reload")
+        with pytest.raises(ProtocolError, match=r"^a reload is under way already$"):
+            await running.ask("reload")
+        running.cluster.reloaded.set()
+        assert await first == {"replaced": 2, "trouble": ""}
+
+
+async def test_signals_resize() -> None:
+    async with operating() as running:
+        for number in (signal.SIGTTIN, signal.SIGTTIN, signal.SIGTTOU):
+            signal.raise_signal(number)
+            await asyncio.sleep(0)
+        await running.cluster.asked_for("resize 3", "resize 4", "resize 3")
+        assert await running.ask("resize", workers=1) == {"workers": 1}
+        signal.raise_signal(signal.SIGTTOU)
+        await running.cluster.asked_for(
+            "resize 3", "resize 4", "resize 3", "resize 1", "resize 1"
+        )
+
+
+async def test_a_signal_dumps_stacks(caplog: pytest.LogCaptureFixture) -> None:
+    async with operating() as running:
+        signal.raise_signal(signal.SIGUSR1)
+        await running.cluster.asked_for("stacks")
+        assert await running.ask("stacks") == {"stacks": {"0": "zero\n", "1": "one\n"}}
+    assert caplog.messages == ["stacks of worker 0:\nzero", "stacks of worker 1:\none"]
+
+
+async def test_a_client_asks_how_it_is() -> None:
+    async with operating() as running:
+        status = await running.ask("status")
+    assert status["name"] == "app"
+    assert status["pid"] == os.getpid()
+    assert status["addresses"] == ["tcp://127.0.0.1:1"]
+    assert status["slots"][0]["connections"] == 1
+
+
+@pytest.mark.parametrize(
+    ("now", "asked"),
+    [(False, ["close"]), (True, ["close", "close 0"])],
+)
+async def test_a_client_stops_it(now: bool, asked: list[str]) -> None:  # noqa: FBT001
+    async with operating() as running:
+        assert await running.ask("stop", now=now) == {"pid": os.getpid()}
+        await running.cluster.asked_for(*asked)
+        running.cluster.drained.set()
+        assert await running.task == 0
+
+
+async def test_an_order_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with operating() as running:
+
+        async def fail(workers: int) -> None:
+            await FakeCluster.resize(running.cluster, workers)
+            raise RuntimeError("no room")
+
+        running.cluster.resize = fail  # type: ignore[method-assign]
+        signal.raise_signal(signal.SIGTTIN)
+        await running.cluster.asked_for("resize 3")
+    assert caplog.messages == ["an order to cluster app has failed"]
+    assert "RuntimeError: no room" in caplog.text
+
+
+async def test_it_is_cancelled() -> None:
+    async with operating() as running:
+        running.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running.task
+        assert running.cluster.done == ["close 0"]
+    assert live_names() == []
+
+
+# Its control socket.
+
+
+async def test_its_name_is_another_ones_too() -> None:
+    async with operating(), operating() as second:
+        names = live_names()
+        assert names == ["app", f"app-{os.getpid()}"]
+        assert second.operation.control_path == place_of(f"app-{os.getpid()}")
+
+
+async def test_no_control_socket_is_wanted() -> None:
+    async with operating(control="") as running:
+        assert running.operation.control_path is None
+        assert live_names() == []
+
+
+async def test_a_control_socket_at_a_path(runtime: Path) -> None:
+    path = f"{runtime}/mine"
+    async with operating(control=path):
+        assert (runtime / "mine").is_socket()
+        running = Running(control=path)
+        error = f"cannot make the control socket {path}: another process listens there"
+        with pytest.raises(OSError, match=f"{error}$"):
+            await running.task
+        assert running.cluster.done == ["close 0"]
+    assert not (runtime / "mine").exists()
+
+
+async def test_where_no_control_socket_can_be_it_serves_without(
+    runtime: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runtime / "asyncpool").touch()
+    async with operating() as running:
+        assert running.operation.control_path is None
+    folder, why = runtime / "asyncpool", "somebody has made it before us"
+    assert caplog.messages == [
+        f"there is no control socket: {folder} is no folder: {why}"
+    ]
+
+
+# The service manager.
+
+
+@pytest.fixture
+def manager(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(f"{runtime}/notify")
+        sock.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"{runtime}/notify")
+        yield sock
+
+
+async def heard(manager: socket.socket) -> list[str]:
+    loop = asyncio.get_running_loop()
+    lines = (await loop.sock_recv(manager, 4096)).decode().split("\n")
+    return [line for line in lines if not line.startswith("MONOTONIC_USEC=")]
+
+
+LINE = "STATUS=1 of 2 workers, 3 connections, 0 restarts"
+
+
+async def test_a_service_manager_is_told(manager: socket.socket) -> None:
+    async with operating() as running:
+        assert await heard(manager) == ["READY=1", LINE]
+        running.cluster.reloaded.set()
+        signal.raise_signal(signal.SIGHUP)
+        assert await heard(manager) == ["RELOADING=1", "STATUS=reloading"]
+        assert await heard(manager) == ["READY=1", LINE]
+        signal.raise_signal(signal.SIGTERM)
+        assert await heard(manager) == ["STOPPING=1", "STATUS=draining"]
+
+
+async def test_the_watchdog_hears_of_a_cluster_that_serves(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "2000")
+    async with operating() as running:
+        assert await heard(manager) == ["READY=1", LINE]
+        assert await heard(manager) == ["WATCHDOG=1"]
+        assert await heard(manager) == [LINE]
+        running.cluster.state = "broken"
+        none = LINE.replace("1 of", "0 of")
+        while await heard(manager) != [none]:
+            pass
+        # From here on there are only lines, until it serves again.
+        for _ in range(3):
+            assert await heard(manager) == [none]
+        running.cluster.state = "running"
+        assert await heard(manager) in (["WATCHDOG=1"], [none])
+        while await heard(manager) != ["WATCHDOG=1"]:
+            pass
+
+
+async def test_the_watchdog_hears_of_a_cluster_that_drains(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "2000")
+    async with operating() as running:
+        signal.raise_signal(signal.SIGTERM)
+        await running.cluster.asked_for("close")
+        while await heard(manager) != ["STOPPING=1", "STATUS=draining"]:
+            pass
+        for _ in range(3):
+            assert await heard(manager) == ["WATCHDOG=1"]
+
+
+async def test_run_is_what_clusters_do() -> None:
+    cluster = FakeCluster()
+    cluster.up.set()
+    cluster.drained.set()
+    async with patience():
+        task = asyncio.create_task(run(cluster, ""))
+        await cluster.asked_for("start")
+        signal.raise_signal(signal.SIGTERM)
+        assert await task == _run.STOPPED

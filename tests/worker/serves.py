@@ -1,0 +1,239 @@
+"""What workers serve in tests."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from asyncpool._worker import serve
+from asyncpool.cluster import _asgi
+from tests.helpers.patience import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from asyncpool.cluster import Connection, Worker
+
+not_a_function = 3
+
+
+async def echo(worker: Worker) -> None:
+    """Answer each connection with what it says, until it ends."""
+    worker.ready()
+    tasks = set()
+    async for connection in worker.connections():
+        tasks.add(asyncio.create_task(echo_one(connection)))
+
+
+async def echo_one(connection: Connection) -> None:
+    loop = asyncio.get_running_loop()
+    async with connection:
+        while data := await loop.sock_recv(connection.socket, 1000):
+            await loop.sock_sendall(connection.socket, data)
+
+
+async def introduce(worker: Worker) -> None:
+    """Tell the master who it is."""
+    worker.ready()
+    worker.ready()
+    names = [sock.getsockname() for sock in worker.sockets]
+    await worker.send((worker.id, worker.generation, worker.drain_timeout, names))
+    await worker.draining()
+
+
+async def fail_early(worker: Worker) -> None:
+    raise LookupError(f"no database for {worker.id}")
+
+
+async def leave_early(_: Worker) -> None:
+    pass
+
+
+async def obey(worker: Worker) -> None:
+    """Do what messages say, ``(order, argument)``, and answer with what comes of it."""
+    await Obedient(worker).run()
+
+
+class Patient:
+    """Serves something else, which may clean up for as long as a slow machine takes."""
+
+    def __init__(self, target: Callable[[Worker], Awaitable[object]]) -> None:
+        self._target = target
+
+    async def __call__(self, worker: Worker) -> None:
+        serve._CLEAN_UP = _asgi._CLEAN_UP = PATIENCE
+        await self._target(worker)
+
+
+class Obedient:
+    """Each of its public methods is an order."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._connections = worker.connections()
+        self._kept: list[Connection] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        self._worker.ready()
+        async for order, argument in self._worker.messages():
+            if order == "return":
+                return
+            result = await getattr(self, order)(argument)
+            if result is not None:
+                await self._worker.send(result)
+        await self._worker.draining()
+
+    async def take(self, count: int) -> str:
+        for _ in range(count):
+            self._kept.append(await anext(self._connections))
+        return "taken"
+
+    async def echo(self, _: None) -> str:
+        connection = await anext(self._connections)
+        self._tasks.add(asyncio.create_task(echo_one(connection)))
+        return "echoing"
+
+    async def close(self, _: None) -> None:
+        connection = self._kept.pop()
+        connection.close()
+        connection.close()
+        connection.socket.close()
+
+    async def make_transport(self, _: None) -> None:
+        connection = self._kept.pop()
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.connect_accepted_socket(
+            asyncio.Protocol, connection.detach()
+        )
+        assert type(protocol) is asyncio.Protocol
+        connection.close()  # not its own any more
+        assert not transport.is_closing()
+        transport.close()
+
+    async def detach(self, _: None) -> None:
+        os.close(self._kept.pop().detach().detach())
+
+    async def copy(self, _: None) -> str:
+        """Close a copy and a file that is not the last one."""
+        connection = self._kept[-1]
+        connection.socket.dup().close()
+        connection.socket.makefile("rb").close()
+        return str(connection.address)
+
+    async def close_but_keep_a_file(self, _: None) -> None:
+        sock = self._kept.pop().detach()
+        with sock.makefile("rb"):
+            sock.close()
+            for _turn in range(3):  # what counts is told in the next turn
+                await asyncio.sleep(0)
+            await self._worker.send("kept")
+
+    async def drop(self, _: None) -> None:
+        self._kept.clear()
+        gc.collect()
+
+    async def drop_elsewhere(self, _: None) -> None:
+        def collect() -> None:
+            self._kept.clear()
+            gc.collect()
+
+        await asyncio.to_thread(collect)
+
+    async def count(self, _: None) -> None:
+        self._worker.opened()
+        self._worker.closed()
+
+    async def fail(self, text: str) -> None:
+        raise ValueError(text)
+
+    async def exit(self, status: int) -> None:
+        sys.exit(status)
+
+    async def retire(self, reason: str) -> bool:
+        self._worker.retire(reason)
+        self._worker.retire(reason)
+        return self._worker.is_draining
+
+    async def retire_elsewhere(self, reason: str) -> None:
+        await asyncio.to_thread(self._worker.retire, reason)
+
+    async def start_faulty_thread(self, text: str) -> None:
+        def fail() -> None:
+            raise ValueError(text)
+
+        thread = threading.Thread(target=fail, name="faulty")
+        thread.start()
+        await asyncio.to_thread(thread.join)
+
+    async def descriptors(self, _: None) -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def exhaust(self, _: None) -> str:
+        """Let this process open nothing more."""
+        lowest = os.dup(0)
+        os.close(lowest)
+        self._before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, self._before[1]))
+        return "exhausted"
+
+    async def recover(self, _: None) -> str:
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._before)
+        return "recovered"
+
+    async def say(self, value: Any) -> Any:
+        return value
+
+    async def say_often(self, count: int) -> str:
+        for number in range(count):
+            await self._worker.send(number)
+        return "said"
+
+    async def say_large(self, size: int) -> str:
+        try:
+            await self._worker.send(bytes(size))
+        except ValueError as error:
+            return f"{error}"
+        return "said"
+
+    async def give_socket(self, _: None) -> str:
+        try:
+            with socket.socket() as sock:
+                await self._worker.send_socket(sock)
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        return "arrived"
+
+    async def get_socket(self, _: None) -> Any:
+        sock = await anext(self._worker.received_sockets())
+        with sock:
+            return sock.getsockname()
+
+    async def stay(self, _: None) -> None:
+        """Stay until the time is over."""
+        await self._worker.send("staying")
+        serve._CLEAN_UP = PATIENCE
+        try:
+            await asyncio.Event().wait()
+        finally:
+            print("cleaned up", flush=True)  # noqa: T201
+
+    async def give_back(self, _: None) -> bool:
+        connection = self._kept.pop()
+        await self._worker.draining()
+        given = self._worker.give_back(connection.detach())
+        if not given:
+            connection.socket.close()
+        return given
+
+    async def go_on(self, _: None) -> str:
+        """Go on with what messages and connections there are, until both end."""
+        await self._worker.draining()
+        self._kept += [connection async for connection in self._connections]
+        return f"{len(self._kept)} kept"

@@ -1,0 +1,312 @@
+"""ASGI applications in a worker that serves, and what becomes of their connections."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool._core.frames import Kind
+from asyncpool.cluster import asgi
+from tests.helpers import web_app
+from tests.helpers.patience import PATIENCE
+from tests.helpers.tls import client_context, write_certificate
+from tests.worker.master import Master
+from tests.worker.serves import Patient
+
+Start = Callable[..., Master]
+
+GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+# The headers of a request with a body of ten bytes.
+POST = b"POST /upload HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n"
+STREAM = POST.replace(b"/upload", b"/stream")
+UPGRADE = (
+    b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+KINDS = list(itertools.product(["asyncio", "uvloop"], ["h11", "httptools"]))
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
+def serve(start: Start, request: pytest.FixtureRequest) -> Start:
+    """Start workers that serve the application, with each loop and parser."""
+    loop, http = request.param
+
+    def serve(drain_timeout: float = PATIENCE, **options: Any) -> Master:
+        target = Patient(asgi("tests.helpers.web_app:app", http=http, **options))
+        master = start(target, loop=loop, drain_timeout=drain_timeout)
+        master.ready()
+        return master
+
+    return serve
+
+
+def respond(sock: socket.socket, request: bytes = GET) -> tuple[bytes, bytes]:
+    """Send a request, and return the head of the response, and its body."""
+    sock.sendall(request)
+    return response(sock)
+
+
+def response(sock: socket.socket) -> tuple[bytes, bytes]:
+    """Return the head of the next response, and its body; its connection goes on."""
+    head = body = b""
+    while not head.endswith(b"\r\n\r\n"):
+        more = sock.recv(1)
+        assert more, head
+        head += more
+    size = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
+    while len(body) < size:
+        body += sock.recv(size - len(body))
+    return head, body
+
+
+def until(sock: socket.socket, end: bytes) -> None:
+    """Read as far as there is such an end."""
+    data = b""
+    while end not in data:
+        more = sock.recv(1)
+        assert more, data
+        data += more
+
+
+def until_end(sock: socket.socket) -> bytes:
+    data = b""
+    while more := sock.recv(1000):
+        data += more
+    return data
+
+
+def pid(master: Master, size: int = 0) -> bytes:
+    return b"%d %d" % (master.process.pid, size)
+
+
+def test_requests_are_answered(serve: Start) -> None:
+    master = serve()
+    with master.connect() as client:
+        for _ in range(2):
+            head, body = respond(client)
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert b"connection:" not in head
+            assert b"date: " in head
+            assert body == pid(master)
+        client.sendall(GET.replace(b"/ ", b"/fail "))
+        assert until_end(client).startswith(b"HTTP/1.1 500 ")
+    master.until_load(1, 1)
+    master.drain()
+    assert master.heard() is None
+    out, _ = master.process.communicate()
+    assert (master.process.returncode, out) == (0, b"shut down\n")
+
+
+@pytest.mark.parametrize("app", [web_app.app, web_app.make_app])
+def test_an_application_may_be_an_object(start: Start, app: Any) -> None:
+    master = start(asgi(app, factory=app is web_app.make_app))
+    master.ready()
+    with master.connect() as client:
+        assert respond(client)[1] == pid(master)
+
+
+@pytest.mark.parametrize(
+    ("app", "summary"),
+    [
+        (
+            "tests.helpers.web_app:missing",
+            "AttributeError: module 'tests.helpers.web_app' has no attribute 'missing'",
+        ),
+        (
+            "tests.helpers.web_app:broken",
+            "RuntimeError: the application's lifespan has refused to start",
+        ),
+    ],
+)
+def test_an_application_that_does_not_start(
+    start: Start, app: str, summary: str
+) -> None:
+    master = start(asgi(app))
+    frames = iter(lambda: master.worker.heard(master.worker.control), None)
+    kinds = [frame.kind for frame in frames]
+    assert Kind.HELLO not in kinds
+    assert Kind.FAILED in kinds
+    status, err = master.ended()
+    assert status == 1
+    assert summary in err
+
+
+def test_options_of_the_cluster_are_refused() -> None:
+    with pytest.raises(TypeError) as caught:
+        asgi("app:app", port=8000, workers=3, root_path="/x")
+    assert str(caught.value) == "these options are not for workers: port, workers"
+    pickle.dumps(asgi("app:app", root_path="/x"))
+
+
+def test_a_connection_at_rest_moves_with_what_is_on_its_way(serve: Start) -> None:
+    master = serve()
+    with master.connect() as used, master.connect() as fresh:
+        respond(used)
+        respond(used)
+        master.until_load(1, 0)
+        master.heard(Kind.TAKEN)
+        master.give_place()
+        master.drain()
+        found = {}
+        for _ in range(2):
+            sock = master.given()
+            sock.sendall(b"%d" % sock.fileno())
+            found[sock.fileno()] = sock
+        for client, request in ((used, GET), (fresh, POST)):
+            other = found[int(client.recv(100))]
+            client.sendall(request)
+            assert other.recv(1000) == request
+            other.close()
+    assert master.ended() == (0, "")
+    assert master.load == (2, 2)
+
+
+def test_a_request_in_the_middle_of_it_is_answered_before_it_moves(
+    serve: Start,
+) -> None:
+    master = serve()
+    with (
+        master.connect() as body,
+        master.connect() as head,
+        master.connect() as stream,
+        master.connect() as pipeline,
+    ):
+        respond(pipeline)
+        body.sendall(POST + b"12345")
+        head.sendall(POST[:30])
+        stream.sendall(STREAM + b"1234")
+        until(stream, b"so")
+        # Of the third request there is only the beginning.
+        assert respond(pipeline, GET + GET + POST[:40])[1] == pid(master)
+        assert response(pipeline)[1] == pid(master)
+        master.give_place()
+        master.drain()
+        # Whoever is at rest has moved when somebody has who was not.
+        for client, rest, answer in (
+            (body, b"67890", pid(master, 10)),
+            (head, POST[30:] + b"1234567890", pid(master, 10)),
+            (pipeline, POST[40:] + b"1234567890", pid(master, 10)),
+        ):
+            client.sendall(rest)
+            found_head, found = response(client)
+            assert b"connection: close" not in found_head
+            assert found == answer
+            with master.given() as moved:
+                moved.sendall(b"here")
+                assert client.recv(100) == b"here"
+        stream.sendall(b"567890")
+        until(stream, b"0\r\n\r\n")
+        with master.given() as moved:
+            moved.sendall(b"here")
+            assert stream.recv(100) == b"here"
+    assert master.ended() == (0, "")
+    assert master.load == (4, 4)
+
+
+def test_where_nobody_goes_on_the_next_response_is_the_last(serve: Start) -> None:
+    master = serve()
+    with master.connect() as used, master.connect() as busy, master.connect() as fresh:
+        respond(used)
+        busy.sendall(POST + b"12345")
+        respond(used)
+        master.until_load(3, 0)
+        master.drain()
+        # As soon as it knows that it drains; then it does for all of them.
+        while b"connection: close" not in respond(used)[0]:
+            pass
+        assert used.recv(1) == b""
+        for client, request, size in ((fresh, GET, 0), (busy, b"67890", 10)):
+            head, body = respond(client, request)
+            assert b"connection: close" in head
+            assert body == pid(master, size)
+            assert client.recv(1) == b""
+    assert master.ended() == (0, "")
+
+
+def test_what_stays_at_rest_is_closed(serve: Start) -> None:
+    master = serve()
+    with master.connect() as used, master.connect() as fresh, master.connect() as begun:
+        respond(used)
+        begun.sendall(STREAM + b"1234")
+        until(begun, b"so")
+        master.drain()
+        begun.sendall(b"567890")  # too late to say that the response is the last one
+        assert until_end(begun).endswith(b"on\r\n0\r\n\r\n")
+        assert used.recv(1) == fresh.recv(1) == b""
+    assert master.ended() == (0, "")
+
+
+def test_an_upload_may_take_as_long_as_draining_does(serve: Start) -> None:
+    master = serve(drain_timeout=0.2)
+    with master.connect() as client:
+        client.sendall(POST + b"12345")
+        with master.connect() as other:
+            respond(other)  # by then that has begun
+        master.give_place()
+        master.drain()
+        assert until_end(client).startswith(b"HTTP/1.1 500 ")
+    assert master.heard() is None
+    out, _ = master.process.communicate()
+    assert (master.process.returncode, out) == (0, b"shut down\n")
+
+
+@pytest.mark.parametrize("returning", [True, False])
+def test_websockets_are_told_that_the_service_restarts(
+    serve: Start,
+    returning: bool,  # noqa: FBT001
+) -> None:
+    master = serve()
+    with master.connect() as client:
+        client.sendall(UPGRADE)
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += client.recv(1)
+        assert head.startswith(b"HTTP/1.1 101 ")
+        client.sendall(b"\x81\x82\x00\x00\x00\x00hi")
+        assert client.recv(100) == b"\x81\x02hi"
+        if returning:
+            master.give_place()
+        master.drain()
+        assert client.recv(100) == b"\x88\x02" + (1012).to_bytes(2)
+        assert client.recv(100) == b""
+    assert master.ended() == (0, "")
+    assert master.load == (1, 1)
+
+
+def test_what_is_encrypted_does_not_move(serve: Start, tmp_path: Path) -> None:
+    master = serve(ssl_certfile=write_certificate(tmp_path))
+    with (
+        master.connect() as plain,
+        client_context().wrap_socket(plain, server_hostname="localhost") as client,
+    ):
+        head, body = respond(client)
+        assert b"connection: close" not in head
+        assert body == pid(master)
+        master.give_place()
+        master.drain()
+        while b"connection: close" not in respond(client)[0]:
+            pass
+        assert until_end(client) == b""
+    assert master.ended() == (0, "")
+
+
+def test_who_has_served_as_many_requests_as_it_may_retires(start: Start) -> None:
+    master = start(asgi("tests.helpers.web_app:app", limit_max_requests=2))
+    master.ready()
+    with master.connect() as client:
+        for _ in range(2):
+            respond(client)
+        frame = master.worker.heard(master.worker.control)
+        assert frame is not None
+        assert frame.kind is Kind.RETIRE
+        while b"connection: close" not in respond(client)[0]:
+            pass
+        master.drain()
+    assert master.ended() == (0, "")
