@@ -68,7 +68,7 @@ test-all: ## All tests with all loops, on every supported Python that is install
 	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi; \
 	echo "passed on:$$tested"
 
-bench: $(VENV)/.installed-bench bytecode ## asyncpool and its peers side by side
+bench: $(VENV)/.installed-bench bytecode ## asyncpool and its peers side by side; ARGS=--cluster for servers
 	$(PY) -m benchmarks $(ARGS)
 
 torture: $(VENV)/.installed-bench bytecode ## asyncpool and its peers through the same faults

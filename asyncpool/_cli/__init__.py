@@ -1,4 +1,4 @@
-"""The command line: ``asyncpool map``, ``asyncpool call``, ``asyncpool doctor``.
+"""The command line: ``asyncpool map``, ``call``, ``serve``, ``status``, ``doctor``.
 
 Nothing is imported here: workers import :mod:`asyncpool._cli.targets`, and they are to
 start light.

@@ -7,9 +7,16 @@ from click.shell_completion import get_completion_class
 
 from asyncpool import __version__
 from asyncpool._cli.call_command import call_command
+from asyncpool._cli.cluster_commands import (
+    reload_command,
+    resize_command,
+    status_command,
+    stop_command,
+)
 from asyncpool._cli.doctor_command import doctor_command
 from asyncpool._cli.map_command import map_command
 from asyncpool._cli.parameters import add_current_folder
+from asyncpool._cli.serve_command import serve_command
 
 __all__ = ["command"]
 
@@ -19,9 +26,9 @@ __all__ = ["command"]
 )
 @click.version_option(__version__, prog_name="asyncpool")
 def command() -> None:
-    """Run Python functions in supervised worker processes.
+    """Run Python functions, and servers, in supervised worker processes.
 
-    Functions are named package.module:function and found as "python -m" finds them: in
+    They are named package.module:name and found as "python -m" finds them: in
     the current folder, in PYTHONPATH, in what is installed.
 
     \b
@@ -29,7 +36,7 @@ def command() -> None:
       0    all went well
       1    some items, the call or the self-test failed
       2    a mistake in the command, or a journal that belongs to another run
-      3    the run could not be finished: disk full, workers that do not start
+      3    it could not go on: the disk is full, or workers do not start or live
       124  the call took longer than its --timeout
       130  Ctrl-C (143: SIGTERM); with --journal the same command goes on
       141  nobody reads stdout any more
@@ -55,3 +62,8 @@ def completion_command(shell: str) -> None:
 command.add_command(map_command)
 command.add_command(call_command)
 command.add_command(doctor_command)
+command.add_command(serve_command)
+command.add_command(status_command)
+command.add_command(reload_command)
+command.add_command(resize_command)
+command.add_command(stop_command)

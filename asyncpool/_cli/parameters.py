@@ -15,6 +15,7 @@ from rich.console import Console
 
 __all__ = [
     "Exit",
+    "Refused",
     "Trouble",
     "add_current_folder",
     "error_console",
@@ -49,6 +50,12 @@ class Trouble(click.ClickException):
     def show(self, file: Any = None) -> None:
         """Print it where errors go."""
         click.echo(f"asyncpool: {self.message}", err=True, file=file)
+
+
+class Refused(Trouble):
+    """The command is right, but there is no such cluster, or the system says no."""
+
+    exit_code: ClassVar[int] = Exit.FAILED
 
 
 def seconds(text: str) -> float:

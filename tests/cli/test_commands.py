@@ -146,7 +146,11 @@ def test_the_doctor_for_machines(folder: Path) -> None:
     assert "a worker that is killed" in {item["name"] for item in found["self_test"]}
 
 
-@pytest.mark.parametrize("asked", [[], ["map"], ["call"], ["doctor"], ["completion"]])
+COMMANDS = ("map", "call", "doctor", "completion")
+SERVERS = ("serve", "status", "reload", "resize", "stop")
+
+
+@pytest.mark.parametrize("asked", [[], *([name] for name in (*COMMANDS, *SERVERS))])
 def test_help(folder: Path, asked: list[str]) -> None:
     done = run_command(folder, *asked, "--help")
     assert (done.code, done.err) == (0, "")

@@ -1,0 +1,279 @@
+"""``asyncpool serve``: a server, in worker processes that share its port."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from asyncpool._cli.parameters import Exit, Refused, Trouble, seconds, size
+from asyncpool._cli.serve_log import ServeLog
+from asyncpool._cli.serving import Serving, ServingPlan
+from asyncpool._core.control_protocol import is_name
+from asyncpool._core.wear import WorkerLimits
+from asyncpool._runtime.first_process import look_after_orphans
+from asyncpool.errors import AsyncPoolError
+
+__all__ = ["serve_command"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_BIND = "127.0.0.1:8000"
+
+
+def _life_options(function: F) -> F:
+    """Add the options that say how long workers live, and how they begin and end."""
+    for option in (
+        click.option(
+            "--hard-rss",
+            type=size,
+            metavar="SIZE",
+            help="Kill a worker that has more memory to itself (Linux).",
+        ),
+        click.option(
+            "--max-rss",
+            type=size,
+            metavar="SIZE",
+            help="Replace a worker that has more memory to itself, such as 512M or 2G, "
+            "when its successor is ready (Linux).",
+        ),
+        click.option(
+            "--max-age",
+            type=seconds,
+            metavar="SECONDS",
+            help="Replace a worker that is older; each a little earlier or later.",
+        ),
+        click.option(
+            "--preload",
+            multiple=True,
+            metavar="MODULE",
+            help="Import a module once, before workers are forked: they start faster and "
+            "share its memory.  A reload does not load it anew.  Several may be given.",
+        ),
+        click.option(
+            "--health-timeout",
+            type=seconds,
+            default=30.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long a worker may hang before it is killed.",
+        ),
+        click.option(
+            "--start-timeout",
+            type=seconds,
+            default=60.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long a worker may take until it is ready.",
+        ),
+        click.option(
+            "--drain-timeout",
+            type=seconds,
+            default=5.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long a worker that ends may take to finish its connections.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command("serve", short_help="Serve an application with several workers.")
+@click.argument("target", metavar="MODULE:NAME")
+@click.option(
+    "-b",
+    "--bind",
+    multiple=True,
+    default=(_BIND,),
+    show_default=True,
+    metavar="ADDRESS",
+    help="Where to listen: HOST:PORT, [::1]:PORT, :PORT for all interfaces, "
+    "unix:///run/app.sock (with ?mode=660), fd://3 for an inherited socket, or systemd: for "
+    "those of a .socket unit.  Port 0 is one that is free.  Several may be given.",
+)
+@click.option(
+    "-w",
+    "--workers",
+    type=click.IntRange(min=1),
+    help="How many workers; by default one for each usable CPU.",
+)
+@click.option(
+    "--interface",
+    type=click.Choice(["asgi", "serve"]),
+    default="asgi",
+    show_default=True,
+    help="What MODULE:NAME is: an ASGI application, which uvicorn runs, or an 'async def "
+    "serve(worker)' of your own.",
+)
+@click.option(
+    "--spread",
+    type=click.Choice(["handoff", "shared", "reuseport"]),
+    default="handoff",
+    show_default=True,
+    help="How connections get to workers: handed to the least busy one; accepted by all on "
+    "one socket; or on a socket for each.",
+)
+@click.option(
+    "--loop",
+    type=click.Choice(["asyncio", "uvloop"]),
+    default="asyncio",
+    show_default=True,
+    help="The event loop of workers.",
+)
+@_life_options
+@click.option(
+    "--backlog",
+    type=click.IntRange(min=1),
+    default=2048,
+    show_default=True,
+    help="How many connections may wait in the kernel's queue.",
+)
+@click.option(
+    "-o",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of uvicorn.Config, such as root_path=/api, ws_ping_interval=10 or "
+    "ssl_certfile=cert.pem.  Several may be given.",
+)
+@click.option("--access-log", is_flag=True, help="Log every request.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged at least, here and in workers.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="What other commands call it; by default the module's name.",
+)
+@click.option(
+    "--control",
+    metavar="PATH",
+    help="Where the control socket is, if not among those of this user; '' for none.",
+)
+@click.option(
+    "--reload-on-change",
+    is_flag=True,
+    help="Reload when a Python file in the current folder changes (for development).",
+)
+def serve_command(  # noqa: PLR0917 - they are click's
+    target: str,
+    bind: tuple[str, ...],
+    interface: str,
+    options: tuple[str, ...],
+    access_log: bool,  # noqa: FBT001
+    log_level: str,
+    name: str | None,
+    control: str | None,
+    reload_on_change: bool,  # noqa: FBT001
+    max_age: float | None,
+    max_rss: int | None,
+    hard_rss: int | None,
+    **cluster: Any,
+) -> None:
+    """Serve an application in worker processes that are restarted, reloaded and drained.
+
+    The port stays open whatever becomes of workers: connections wait while one is
+    replaced.  A worker that crashes is replaced at once, and after too many crashes in a
+    row with pauses between.
+
+    \b
+    asyncpool serve app:app --bind :8000 --workers 4
+    asyncpool serve app:app --reload-on-change
+    asyncpool serve chat:serve --interface serve --bind unix:///run/chat.sock
+
+    \b
+    Signals:
+      TERM, INT   finish connections and end; again: end at once
+      HUP         replace all workers, one by one, by ones with new code
+      TTIN, TTOU  one worker more, one less
+      USR1        log the stacks of all workers
+
+    \b
+    Exit codes:
+      0        it was stopped, and has drained
+      1        it could not listen, or have its control socket
+      2        a mistake in the command
+      3        the code cannot be loaded, or no worker can be kept alive
+      130, 143 it was interrupted twice, and did not drain
+    """  # noqa: D301 - \b is click's
+    module, colon, attribute = target.partition(":")
+    if not (module and colon and attribute):
+        raise Trouble(f"{target!r} is not MODULE:NAME, such as app:app")
+    if name is not None and not is_name(name):
+        raise Trouble(f"--name: {name!r} is no name: letters, digits and -_.: are")
+    if reload_on_change and cluster["preload"]:
+        raise Trouble("what is preloaded is not loaded anew: --reload-on-change or not")
+    _check_installed(interface, reload_on_change=reload_on_change)
+    limits = WorkerLimits(max_age=max_age, max_rss=max_rss, hard_rss=hard_rss)
+    plan = ServingPlan(
+        target=target,
+        interface=interface,
+        asgi=_asgi_options(options, access_log=access_log),
+        cluster={"bind": bind, "limits": limits, **cluster},
+        name=name or (module if is_name(module) else "server"),
+        # A path, though a word without a slash could be a name as well.
+        control=name if control is None else control and os.path.abspath(control),  # noqa: PTH100
+        watch=reload_on_change,
+    )
+    if os.getpid() == 1:
+        look_after_orphans()
+    sys.exit(_run(plan, level=log_level))
+
+
+def _check_installed(interface: str, *, reload_on_change: bool) -> None:
+    needed = [("uvicorn", "cluster", "--interface asgi")] * (interface == "asgi")
+    needed += [("watchfiles", "reload", "--reload-on-change")] * reload_on_change
+    for package, extra, what in needed:
+        if importlib.util.find_spec(package) is None:
+            raise Trouble(
+                f"{what} needs {package}, which is not installed: "
+                f"pip install 'asyncpool[{extra}]'"
+            )
+
+
+def _asgi_options(words: tuple[str, ...], *, access_log: bool) -> dict[str, Any]:
+    """Read ``name=value``; values are taken as JSON if they are, and as text if not."""
+    found: dict[str, Any] = {"access_log": access_log}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (equals and name.isidentifier()):
+            raise Trouble(f"--option: {word!r} is not NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _run(plan: ServingPlan, *, level: str) -> int:
+    log = ServeLog()
+    loop_factory = None
+    if plan.cluster["loop"] == "uvloop" and importlib.util.find_spec("uvloop"):
+        import uvloop  # noqa: PLC0415 - an extra
+
+        loop_factory = uvloop.new_event_loop
+    try:
+        with (
+            log.on(getattr(logging, level.upper())),
+            asyncio.Runner(loop_factory=loop_factory) as runner,
+        ):
+            return runner.run(Serving(plan, log).run())
+    except KeyboardInterrupt:  # while there is no cluster to obey it
+        return Exit.INTERRUPTED
+    except OSError as error:
+        raise Refused(error.strerror or str(error)) from None
+    except (ValueError, TypeError, AsyncPoolError) as error:
+        raise Trouble(str(error)) from None

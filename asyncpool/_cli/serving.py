@@ -1,0 +1,187 @@
+"""One run of ``asyncpool serve``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpool._cli.parameters import say
+from asyncpool._cli.serve_log import ServeLog, user_traceback
+from asyncpool.cluster import Cluster, asgi
+from asyncpool.cluster._run import GAVE_UP, Operation
+from asyncpool.events import Crash
+
+__all__ = ["Serving", "ServingPlan"]
+
+# How long the workers of a killed master may have its address, and a little more.
+_ADDRESS_PATIENCE = 2.0
+_ADDRESS_EVERY = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """What is served, and how; ``--help`` explains each.
+
+    Attributes:
+        target: ``package.module:name``.
+        interface: What that is: ``"asgi"`` or ``"serve"``.
+        asgi: Options of the adapter.
+        cluster: Options of the cluster.
+        name: The cluster's.
+        control: The name or path of the control socket, if one was chosen.
+        watch: Whether changes of the code reload it.
+    """
+
+    target: str
+    interface: str
+    asgi: dict[str, Any]
+    cluster: dict[str, Any]
+    name: str
+    control: str | None
+    watch: bool
+
+
+def _tell(text: str) -> None:
+    """Print a line where errors go; nobody may read it any more, and it serves on."""
+    with contextlib.suppress(OSError):
+        say(text)
+
+
+class Serving:
+    """Serves until it is told to end.
+
+    Args:
+        plan: What to do.
+        log: What prints.
+    """
+
+    def __init__(self, plan: ServingPlan, log: ServeLog) -> None:
+        self._plan = plan
+        self._log = log
+        self._began = time.monotonic()
+        self._up = False
+        self._failures: list[Crash] = []
+        self._operation: Operation | None = None
+        self._cluster: Cluster | None = None
+
+    async def run(self) -> int:
+        """Serve, and return the exit code.
+
+        Raises:
+            OSError: If an address cannot be had.
+            ValueError: If an option makes no sense.
+            TypeError: Likewise.
+        """
+        if not self._plan.watch:
+            return await self._serve()
+        # Imported here since it is an extra, which few need.
+        from asyncpool._cli.changes import Changes  # noqa: PLC0415
+
+        async with Changes(Path.cwd()) as changes:
+            watching = asyncio.create_task(self._reload_at(changes.next))
+            try:
+                while True:
+                    code = await self._serve()
+                    if not self._failures:
+                        return code
+                    _tell("asyncpool: waiting for a change of the code (Ctrl-C ends)")
+                    await changes.next()
+            finally:
+                watching.cancel()
+
+    async def _serve(self) -> int:
+        give_up_at = time.monotonic() + _ADDRESS_PATIENCE
+        while True:
+            try:
+                return await self._serve_once()
+            except OSError as error:
+                late = time.monotonic() > give_up_at
+                if error.errno != errno.EADDRINUSE or late:
+                    raise
+            await asyncio.sleep(_ADDRESS_EVERY)
+
+    async def _serve_once(self) -> int:
+        plan = self._plan
+        self._failures.clear()
+        self._began = time.monotonic()
+        target: Any = plan.target
+        if plan.interface == "asgi":
+            target = asgi(plan.target, **plan.asgi)
+        self._cluster = cluster = Cluster(
+            target, name=plan.name, on_crash=self._crashed, **plan.cluster
+        )
+        self._operation = operation = Operation(
+            cluster, control=plan.control, on_ready=self._ready
+        )
+        code = await operation.run()
+        if self._failures:
+            self._explain(self._failures[0])
+            return GAVE_UP
+        if operation.broken is not None:
+            last = operation.broken.crashes[-1:]
+            _tell(
+                f"asyncpool: {plan.target}: given up: {operation.broken.reason}"
+                + "".join(f"; last: {crash}" for crash in last)
+            )
+        return code
+
+    async def _reload_at(self, change: Callable[[], Any]) -> None:
+        while True:
+            names = await change()
+            if self._up and self._operation is not None:
+                _tell(f"asyncpool: {names} changed: reloading")
+                self._operation.reload_soon()
+
+    def _ready(self) -> None:
+        assert self._cluster is not None
+        assert self._operation is not None
+        self._up, self._log.starting = True, False
+        seconds = time.monotonic() - self._began
+        stats = self._cluster.stats()
+        _tell(f"asyncpool: serving {self._plan.target} after {seconds:.1f} s")
+        for address in stats.addresses:
+            shown = address
+            if self._plan.interface == "asgi":
+                secure = "s" if "ssl_certfile" in self._plan.asgi else ""
+                shown = address.replace("tcp://", f"http{secure}://")
+            _tell(f"  {shown}")
+        path = self._operation.control_path
+        if path is not None:
+            name = Path(path).stem if self._plan.control is None else self._plan.name
+            _tell(f"  asyncpool status | reload | resize N | stop   (--name {name})")
+        _tell("  Ctrl-C drains and ends, a second one ends at once")
+
+    def _crashed(self, crash: Crash) -> None:
+        """End at once if the code cannot be loaded: to try again would not help."""
+        raised = crash.exit_code == 1 or "cannot be preloaded" in crash.detail
+        useless = crash.kind == "failed start" and raised and crash.detail
+        if self._up or self._failures or not useless:
+            return
+        self._failures.append(crash)
+        assert self._operation is not None
+        self._operation.stop()
+        self._operation.stop()
+
+    def _explain(self, crash: Crash) -> None:
+        """Say why the code cannot be loaded, and what the way out may be."""
+        target = self._plan.target
+        detail = crash.detail.removeprefix("serve failed: ")
+        module = target.partition(":")[0]
+        own = {f"'{module}'", f"'{module.partition('.')[0]}'"}
+        named = any(name in detail for name in own)
+        _tell(f"asyncpool: {target} cannot be served: {detail}")
+        if detail.startswith("ModuleNotFoundError: ") and named:
+            _tell(
+                "  Modules are found in the current folder, in PYTHONPATH, in what is "
+                "installed.\n  Is this the folder that you meant, and the environment?"
+            )
+        elif detail.startswith("AttributeError: module ") and named:
+            _tell(f"  What is it called in {module}?  Write {module}:NAME.")
+        elif (traceback := user_traceback(crash.stack)) is not None:
+            _tell(traceback)

@@ -1,0 +1,591 @@
+"""``asyncpool serve`` and the commands for what it serves, as a user runs them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.command import in_terminal, run_command
+from tests.helpers.patience import PATIENCE
+from tests.helpers.serving import APP, Server, until, write_app
+
+PORT = ("--bind", "127.0.0.1:0")
+ONE = (*PORT, "--workers", "1")
+TWO = (*PORT, "--workers", "2")
+
+TWICE = APP.replace('"one"', '"two"')
+BROKEN = "raise RuntimeError('not today')\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    write_app(tmp_path)
+    with tempfile.TemporaryDirectory() as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield tmp_path
+
+
+def pids(status: dict[str, Any]) -> list[int]:
+    return [slot["pid"] for slot in status["slots"]]
+
+
+def test_a_whole_life(folder: Path) -> None:
+    with Server(folder, "app:app", *TWO) as server:
+        server.whole()
+        version, pid = server.get().split()
+        before = server.status()
+        assert version == "one"
+        assert int(pid) in pids(before)
+        assert (before["name"], before["pid"]) == ("app", server.process.pid)
+        assert (before["state"], before["workers"]) == ("running", 2)
+        assert before["addresses"] == [f"tcp://127.0.0.1:{server.port}"]
+        assert before["handed"] == 1
+
+        write_app(folder, TWICE)
+        done = server.command("reload")
+        assert (done.code, done.err) == (0, "reloaded: 2 workers are new\n")
+        assert not set(pids(server.status())) & set(pids(before))
+        assert server.get().startswith("two ")
+
+        done = server.command("resize", "3")
+        assert (done.code, done.err) == (0, "3 workers\n")
+        none = [0, 0, 0]
+        until(
+            lambda: [it["connections"] for it in server.status()["slots"]] == none, ""
+        )
+        shown = server.command("status")
+        assert shown.code == 0
+        head, figures, titles, *rows = shown.out.splitlines()
+        assert head.startswith(f"app  pid {server.process.pid}  running  handoff  tcp:")
+        assert figures.startswith("3 of 3 workers ready   0 connections open, 2 in all")
+        assert titles.split() == [
+            *("slot", "generation", "pid", "state"),
+            *("open", "in", "all", "up", "memory"),
+        ]
+        assert [row.split()[3] for row in rows] == ["ready"] * 3
+
+        done = server.command("stop")
+        assert (done.code, done.err) == (0, "stopped\n")
+        assert server.end() == 0
+
+
+# Signals.
+
+
+def in_the_middle(server: Server) -> http.client.HTTPConnection:
+    """Return a client whose request has begun, and does not end by itself."""
+    client = server.begin("/slow")
+    until((server.folder / "begun").exists, "the request has begun")
+    return client
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_requests_finish(number: int, folder: Path) -> None:
+    with Server(folder, "app:app", *ONE, "--drain-timeout", "3600") as server:
+        client = in_the_middle(server)
+        server.signal(number)
+        until(lambda: server.status()["state"] == "closing", "it drains")
+        (folder / "go").touch()
+        assert client.getresponse().read().startswith(b"one ")
+        client.close()
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize("command", [False, True])
+def test_a_second_signal_ends_at_once(command: bool, folder: Path) -> None:  # noqa: FBT001
+    with Server(folder, "app:app", *ONE, "--drain-timeout", "3600") as server:
+        client = in_the_middle(server)
+        server.signal(signal.SIGTERM)
+        until(lambda: server.status()["state"] == "closing", "it drains")
+        if command:
+            assert server.command("stop", "--now").code == 0
+            assert server.end() == 0
+        else:
+            assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
+        with pytest.raises((http.client.HTTPException, OSError)):
+            client.getresponse()
+        client.close()
+
+
+def test_a_hangup_loads_the_code_anew(folder: Path) -> None:
+    with Server(folder, "app:app", *TWO) as server:
+        server.whole()
+        assert server.get().startswith("one ")
+        write_app(folder, TWICE)
+        server.signal(signal.SIGHUP)
+        server.says("reloaded: 2 workers are new")
+        assert server.get().startswith("two ")
+        write_app(folder, BROKEN)
+        server.signal(signal.SIGHUP)
+        server.says("the reload has ended after 0 workers, the others are as before: ")
+        assert "RuntimeError: not today" in server.log
+        assert server.get().startswith("two ")
+        done = server.command("reload")
+        assert done.code == 1
+        assert done.err.startswith("asyncpool: the reload has ended after 0 workers, ")
+        assert "RuntimeError: not today" in done.err
+        assert server.get().startswith("two ")
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_signals_resize(folder: Path) -> None:
+    with Server(folder, "app:app", *ONE) as server:
+        server.up().signal(signal.SIGTTIN)
+        server.says("there are 2 workers now")
+        server.signal(signal.SIGTTIN)
+        server.says("there are 3 workers now")
+        server.signal(signal.SIGTTOU)
+        server.says("there are 2 workers now", times=2)
+        assert server.status()["workers"] == 2
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_signal_shows_where_workers_are(folder: Path) -> None:
+    with Server(folder, "app:app", *TWO) as server:
+        server.whole()
+        server.signal(signal.SIGUSR1)
+        server.says("stacks of worker 0:").says("stacks of worker 1:")
+        server.says("in run_forever", times=2)
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_ctrl_c_in_a_terminal(folder: Path) -> None:
+    done = in_terminal(
+        folder, "serve", "app:app", *ONE, keys={"Ctrl-C drains": b"\x03"}
+    )
+    assert done.code == 0
+    assert "serving app:app after " in done.err
+    assert "Traceback" not in done.err
+
+
+# What cannot be served.
+
+
+@pytest.mark.parametrize(
+    ("target", "reason", "way_out"),
+    [
+        (
+            "nomod:app",
+            "ModuleNotFoundError: No module named 'nomod'",
+            "  Modules are found in the current folder, in PYTHONPATH, in what is",
+        ),
+        (
+            "no.mod:app",
+            "ModuleNotFoundError: No module named 'no'",
+            "  Modules are found in the current folder, in PYTHONPATH, in what is",
+        ),
+        (
+            "app:nope",
+            "AttributeError: module 'app' has no attribute 'nope'",
+            "  What is it called in app?  Write app:NAME.",
+        ),
+        ("bad:app", "RuntimeError: not today", "Traceback (most recent call last):"),
+        (
+            "needy:app",
+            "ModuleNotFoundError: No module named 'missing_one'",
+            "Traceback (most recent call last):",
+        ),
+        ("app:VERSION", "TypeError: ", None),
+    ],
+)
+def test_bad_code(target: str, reason: str, way_out: str | None, folder: Path) -> None:
+    write_app(folder, BROKEN, "bad")
+    write_app(folder, "import missing_one", "needy")
+    with Server(folder, target, *TWO, "--interface", "serve") as server:
+        assert server.end() == 3
+        first, *rest = server.log.splitlines()
+    assert first.startswith(f"asyncpool: {target} cannot be served: {reason}")
+    if way_out is None:
+        assert rest == []
+    else:
+        assert rest[0].startswith(way_out)
+    if rest and rest[0].startswith("Traceback"):
+        # Its own frames, and no others.
+        assert rest[1].startswith(f'  File "{folder}/')
+        assert rest[-1] == reason
+        assert sum(line.startswith("  File ") for line in rest) == 1
+
+
+def test_workers_that_die_again_and_again(folder: Path) -> None:
+    write_app(
+        folder,
+        """
+        import os
+
+        async def serve(worker):
+            worker.ready()
+            os._exit(7)
+        """,
+        "dying",
+    )
+    with Server(folder, "dying:serve", *ONE, "--interface", "serve") as server:
+        assert server.end() == 3
+        last = server.log.splitlines()[-1]
+    assert last.startswith("asyncpool: dying:serve: given up: ")
+    assert "exited with status 7" in last
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (["app"], "'app' is not MODULE:NAME, such as app:app"),
+        (["app:app", "--bind", "8000"], "'8000' has no port; write 127.0.0.1:8000"),
+        (["app:app", "--bind", "systemd:"], "'systemd:': systemd has passed no sock"),
+        (["app:app", "--name", "a/b"], "--name: 'a/b' is no name: letters, digits"),
+        (["app:app", "--option", "x"], "--option: 'x' is not NAME=VALUE"),
+        (["app:app", "--option", "workers=3"], "these options are not for workers: w"),
+        (
+            ["app:app", "--reload-on-change", "--preload", "json"],
+            "what is preloaded is not loaded anew: --reload-on-change or not",
+        ),
+        (
+            ["app:app", "--spread", "reuseport", "--bind", "unix:x"],
+            "unix://x cannot be opened once per worker, which spread='reuseport' needs",
+        ),
+    ],
+)
+def test_mistakes(args: list[str], error: str, folder: Path) -> None:
+    done = run_command(folder, "serve", *args)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"asyncpool: {error}")
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "watchfiles"])
+def test_what_is_not_installed(package: str, folder: Path) -> None:
+    # A finder that has never heard of it.
+    write_app(
+        folder,
+        f"""
+        import importlib.util, sys
+        find = importlib.util.find_spec
+        importlib.util.find_spec = lambda n, *a: None if n == "{package}" else find(n, *a)
+        from asyncpool._cli import main
+        main()
+        """,
+        "without",
+    )
+    done = subprocess.run(
+        [sys.executable, "without.py", "serve", "app:app", "--reload-on-change"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    what = {"uvicorn": "--interface asgi", "watchfiles": "--reload-on-change"}[package]
+    extra = {"uvicorn": "cluster", "watchfiles": "reload"}[package]
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"asyncpool: {what} needs {package}, which is not installed: "
+        f"pip install 'asyncpool[{extra}]'\n"
+    )
+
+
+def test_an_address_that_is_in_use(folder: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        done = run_command(folder, "serve", "app:app", "--bind", address)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        f"asyncpool: cannot listen on tcp://{address}: Address already in use\n"
+    )
+
+
+def test_a_control_socket_that_cannot_be(folder: Path) -> None:
+    done = run_command(folder, "serve", "app:app", *ONE, "--control", "/no/such/socket")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "asyncpool: cannot make the control socket /no/such/socket: "
+        "No such file or directory\n"
+    )
+
+
+# What is inherited, and who is told.
+
+
+@pytest.fixture
+def inherited() -> Iterator[socket.socket]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield sock
+
+
+def test_a_descriptor_is_inherited(folder: Path, inherited: socket.socket) -> None:
+    fd = inherited.fileno()
+    with Server(
+        folder, "app:app", "--bind", f"fd://{fd}", "--workers", "1", fds=[fd]
+    ) as server:
+        assert server.port == inherited.getsockname()[1]
+        assert server.get().startswith("one ")
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_systemd_passes_sockets(folder: Path, inherited: socket.socket) -> None:
+    fd = inherited.fileno()
+    script = f'exec 3<&{fd}; export LISTEN_PID=$$ LISTEN_FDS=1; exec "$@"'
+    with Server(
+        folder,
+        *("app:app", "--bind", "systemd:", "--workers", "1"),
+        before=["bash", "-c", script, "-"],
+        fds=[fd],
+    ) as server:
+        assert server.port == inherited.getsockname()[1]
+        assert server.get().startswith("one ")
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_systemd_is_told(folder: Path) -> None:
+    with (
+        tempfile.TemporaryDirectory() as place,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+    ):
+        manager.bind(f"{place}/notify")
+        manager.settimeout(PATIENCE)
+        heard: list[str] = []
+
+        def hear(state: str) -> str:
+            while state not in heard[-1:]:
+                heard.append(manager.recv(4096).decode().split("\n")[0])
+            return heard[-1]
+
+        env = {"NOTIFY_SOCKET": f"{place}/notify"}
+        with Server(folder, "app:app", *ONE, env=env) as server:
+            assert hear("READY=1")
+            server.signal(signal.SIGHUP)
+            assert hear("RELOADING=1")
+            assert hear("READY=1")
+            server.signal(signal.SIGTERM)
+            assert hear("STOPPING=1")
+            assert server.end() == 0
+
+
+# Development.
+
+
+def test_a_change_reloads(folder: Path) -> None:
+    with Server(folder, "app:app", *ONE, "--reload-on-change") as server:
+        assert server.get().startswith("one ")
+        write_app(folder, BROKEN)
+        server.says("app.py changed: reloading")
+        server.says("the reload has ended after 0 workers")
+        assert server.get().startswith("one ")
+        write_app(folder, TWICE)
+        server.says("reloaded: 1 workers are new")
+        assert server.get().startswith("two ")
+        assert server.end(signal.SIGINT) == 0
+
+
+def test_a_change_repairs_what_could_not_start(folder: Path) -> None:
+    write_app(folder, BROKEN)
+    with Server(folder, "app:app", *ONE, "--reload-on-change") as server:
+        server.says("app:app cannot be served: RuntimeError: not today")
+        server.says("waiting for a change of the code")
+        write_app(folder)
+        assert server.get().startswith("one ")
+        assert server.end(signal.SIGINT) == 0
+
+
+def test_waiting_for_a_change_is_interrupted(folder: Path) -> None:
+    write_app(folder, BROKEN)
+    with Server(folder, "app:app", *ONE, "--reload-on-change") as server:
+        server.says("waiting for a change of the code")
+        assert server.end(signal.SIGINT) == 130
+        assert "Traceback" not in server.log.partition("waiting")[2]
+
+
+# The commands.
+
+
+def test_nobody_is_there(folder: Path) -> None:
+    done = run_command(folder, "status")
+    runtime = os.environ["XDG_RUNTIME_DIR"]
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        f"asyncpool: no cluster of yours runs ({runtime}/asyncpool); if it has a control "
+        "socket elsewhere, name it: --control PATH\n"
+    )
+    done = run_command(folder, "stop", "--name", "app")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "asyncpool: there is no cluster named app; there is none at all\n"
+    )
+    done = run_command(folder, "reload", "--control", "./none")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "asyncpool: there is no cluster at ./none; there is none at all\n"
+    )
+
+
+def test_which_one_is_meant(folder: Path) -> None:
+    names = ("blue", "green")
+    servers = [
+        Server(folder, "app:app", *ONE, "--name", name, env=dict(os.environ))
+        for name in names
+    ]
+    with servers[0] as blue, servers[1] as green:
+        green.up()
+        runtime = {"XDG_RUNTIME_DIR": os.environ["XDG_RUNTIME_DIR"]}
+        blue.env.update(runtime)
+        until(lambda: blue.command("status").out.count("  running  ") == 2, "two run")
+        shown = blue.command("status", "--json")
+        assert [json.loads(line)["name"] for line in shown.out.splitlines()] == [*names]
+        done = blue.command("stop")
+        assert (done.code, done.out) == (2, "")
+        assert done.err == (
+            "asyncpool: there are several, say which: --name blue | green\n"
+        )
+        assert json.loads(blue.command("status", "--name", "green", "--json").out)[
+            "pid"
+        ] == (green.process.pid)
+        with Server(folder, "app:app", *ONE, "--name", "blue", env=runtime) as third:
+            assert third.end() == 1
+            assert "another process listens there" in third.log
+        assert blue.command("stop", "--name", "blue").code == 0
+        assert blue.command("stop").code == 0
+        assert (blue.end(), green.end()) == (0, 0)
+
+
+def test_it_is_watched(folder: Path) -> None:
+    with Server(folder, "app:app", *ONE, "--control", "c") as server:
+        server.up()
+        with subprocess.Popen(
+            [
+                *(sys.executable, "-m", "asyncpool", "status", "--control", "c"),
+                *("--watch", "--json", "--every", "0.01"),
+            ],
+            cwd=folder,
+            env=server.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as watching:
+            assert watching.stdout is not None
+            for _ in range(3):
+                assert json.loads(watching.stdout.readline())["state"] == "running"
+            assert server.end(signal.SIGTERM) == 0
+            # It ends with what it watches.
+            _, err = watching.communicate(timeout=PATIENCE)
+            assert (watching.returncode, err) == (0, "")
+    assert not (folder / "c").exists()
+
+
+def test_help_is_worth_reading(folder: Path) -> None:
+    done = run_command(folder, "serve", "--help")
+    assert done.code == 0
+    for text in (
+        "--drain-timeout",
+        "Signals:",
+        "Exit codes:",
+        "asyncpool serve app:app",
+    ):
+        assert text in done.out
+    listed = run_command(folder, "--help").out
+    for command in ("serve", "status", "reload", "resize", "stop"):
+        assert f"\n  {command} " in listed
+
+
+# Beyond ASGI, and alone in a container.
+
+ECHO = """
+    async def serve(worker):
+        worker.ready()
+        async for connection in worker.connections():
+            async with connection:
+                connection.socket.setblocking(True)
+                connection.socket.sendall(b"hello from %d" % worker.id)
+"""
+
+
+def test_a_server_of_ones_own(folder: Path) -> None:
+    write_app(folder, ECHO, "echo")
+    with Server(folder, "echo:serve", "--interface", "serve", *ONE) as server:
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
+            assert client.recv(100) == b"hello from 0"
+        assert "tcp://127.0.0.1:" in server.log
+        assert server.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("spread", ["shared", "reuseport"])
+def test_the_other_ways_to_spread(spread: str, folder: Path) -> None:
+    options = ("--spread", spread, "--loop", "uvloop", "--access-log")
+    with Server(folder, "app:app", *TWO, *options) as server:
+        server.whole()
+        assert server.get().startswith("one ")
+        server.says('"GET / HTTP/1.1" 200')
+        assert server.status()["spread"] == spread
+        server.signal(signal.SIGHUP)
+        server.says("reloaded: 2 workers are new")
+        assert server.command("stop").code == 0
+        assert server.end() == 0
+
+
+MAIN = """
+    import asyncio, sys
+    import asyncpool
+
+    async def serve(worker):
+        worker.ready()
+        await worker.draining()
+
+    async def main():
+        return await asyncpool.Cluster(serve, workers=1, name="mine").run()
+
+    if __name__ == "__main__":
+        sys.exit(asyncio.run(main()))
+"""
+
+
+def test_a_program_of_ones_own(folder: Path) -> None:
+    write_app(folder, MAIN, "program")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "program.py"], cwd=folder, env=environment
+    ) as process:
+        until(
+            lambda: '"state": "running"' in run_command(folder, "status", "--json").out,
+            "it runs",
+        )
+        done = run_command(folder, "reload", "--name", "mine")
+        assert (done.code, done.err) == (0, "reloaded: 1 workers are new\n")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+
+
+def can_unshare() -> bool:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return False
+    there = ["unshare", "--pid", "--fork", "--mount-proc", "true"]
+    try:
+        return subprocess.run(there, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not can_unshare(), reason="may not make namespaces of processes")
+def test_it_is_the_first_process_of_a_container(folder: Path) -> None:
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    with Server(folder, "app:app", *ONE, before=namespace) as server:
+        assert server.get().startswith("one ")
+        # unshare's child is the first there, and its child is the server.
+        (first,) = [int(pid) for pid in until(lambda: kids(server.process.pid), "")]
+        os.kill(first, signal.SIGHUP)
+        server.says("reloaded: 1 workers are new")
+        os.kill(first, signal.SIGTERM)
+        assert server.end() == 0
+
+
+def kids(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -1,0 +1,227 @@
+"""The parts of ``asyncpool serve`` that need no workers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from asyncpool._cli import serving
+from asyncpool._cli.serve_log import ServeLog, user_traceback
+from asyncpool._cli.serving import Serving, ServingPlan
+from asyncpool._cli.status_view import status_view
+
+PLAN = ServingPlan(
+    target="app:app",
+    interface="serve",
+    asgi={},
+    cluster={},
+    name="app",
+    control=None,
+    watch=False,
+)
+
+
+class Busy:
+    """An operation whose address is in use for some time."""
+
+    failures: list[OSError]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.broken = None
+
+    async def run(self) -> int:
+        if self.failures:
+            raise self.failures.pop()
+        return 0
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def run(*failures: OSError) -> int:
+        Busy.failures = [*failures]
+        return asyncio.run(Serving(PLAN, ServeLog()).run())
+
+    monkeypatch.setattr(serving, "Cluster", lambda *_, **__: None)
+    monkeypatch.setattr(serving, "Operation", Busy)
+    monkeypatch.setattr(serving, "_ADDRESS_EVERY", 0)
+    return run
+
+
+def test_an_address_that_becomes_free(run: Callable[..., int]) -> None:
+    assert run(*(OSError(errno.EADDRINUSE, "in use") for _ in range(3))) == 0
+
+
+def test_an_address_that_does_not(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_ADDRESS_PATIENCE", 0)
+    with pytest.raises(OSError, match="in use"):
+        run(*(OSError(errno.EADDRINUSE, "in use") for _ in range(1000)))
+    assert len(Busy.failures) > 900
+
+
+def test_another_error_is_one_at_once(run: Callable[..., int]) -> None:
+    with pytest.raises(OSError, match="refused"):
+        run(OSError(errno.EADDRINUSE, "in use"), OSError(errno.EACCES, "refused"))
+    assert len(Busy.failures) == 1
+
+
+# What is printed.
+
+
+def test_nobody_reads_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(serving, "say", gone)
+    serving._tell("hello")
+
+
+def printed(tell: Callable[[ServeLog], object], *, level: int = logging.INFO) -> str:
+    """Return what is printed of what is logged."""
+    log = ServeLog()
+    log.setStream(stream := io.StringIO())
+    log.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    with log.on(level):
+        tell(log)
+    return stream.getvalue()
+
+
+def worker(line: str, name: str = "worker 7 in slot 0") -> None:
+    logging.getLogger("asyncpool.worker").warning("%s: %s", name, line)
+
+
+def test_lines_of_workers_are_printed_as_they_are() -> None:
+    def tell(log: ServeLog) -> None:
+        worker("hello 100%")
+        logging.getLogger("some.app").info("%d requests", 3)
+        logging.getLogger("some.app").debug("no news")
+
+    assert printed(tell) == (
+        "worker 7 in slot 0: hello 100%\nINFO some.app: 3 requests\n"
+    )
+
+
+def test_tracebacks_of_a_start_are_withheld() -> None:
+    def tell(log: ServeLog) -> None:
+        crash = "%s: %s; %s", "cluster app", "it died", "next"
+        worker("before")
+        worker("Traceback (most recent call last):")
+        worker("  more of it")
+        worker("another's", "worker 8 in slot 1")
+        logging.getLogger("asyncpool").warning(*crash)
+        log.starting = False
+        worker("Traceback (most recent call last):", "worker 9 in slot 0")
+        logging.getLogger("asyncpool").warning(*crash)
+
+    assert printed(tell).splitlines() == [
+        "worker 7 in slot 0: before",
+        "worker 8 in slot 1: another's",
+        "worker 9 in slot 0: Traceback (most recent call last):",
+        "WARNING asyncpool: cluster app: it died; next",
+    ]
+
+
+def test_uvicorn_is_not_to_tell_of_each_worker() -> None:
+    def tell(_: ServeLog) -> None:
+        logging.getLogger("uvicorn.error").info("Started server process")
+        logging.getLogger("uvicorn.error").warning("trouble")
+
+    assert printed(tell) == "WARNING uvicorn.error: trouble\n"
+    assert printed(tell, level=logging.DEBUG).startswith("INFO uvicorn.error: Started")
+    assert logging.getLogger("uvicorn.error").level == logging.NOTSET
+    assert logging.getLogger().level == logging.WARNING
+
+
+def test_a_traceback_has_the_users_frames() -> None:
+    text = """\
+Traceback (most recent call last):
+  File "/x/asyncpool/_worker/serve.py", line 1, in serve
+    one()
+    ~~~^^
+  File "<frozen importlib._bootstrap>", line 2, in two
+  File "/home/me/asyncpool/app.py", line 3, in three
+    three()
+ValueError: one
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/x/asyncpool/cluster/_asgi.py", line 4, in four
+    four()
+KeyError: 'two'
+"""
+    assert (
+        user_traceback(text)
+        == """\
+Traceback (most recent call last):
+  File "/home/me/asyncpool/app.py", line 3, in three
+    three()
+ValueError: one
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+KeyError: 'two'"""
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", 'Traceback\n  File "/x/asyncpool/_worker/a.py", line 1\nE: e\n']
+)
+def test_a_traceback_may_have_none(text: str) -> None:
+    assert user_traceback(text) is None
+
+
+def slot(**changes: Any) -> dict[str, Any]:
+    return {
+        "slot": 0,
+        "generation": 1,
+        "pid": 77,
+        "state": "idle",
+        "ready": True,
+        "connections": 1000,
+        "handed": 20_000,
+        "uptime": 3725.0,
+        "memory": 52_428_800,
+        **changes,
+    }
+
+
+def test_a_status_as_it_is_shown() -> None:
+    status = {
+        "name": "app",
+        "pid": 76,
+        "state": "running",
+        "spread": "handoff",
+        "addresses": ["tcp://127.0.0.1:8000", "unix:///run/x"],
+        "workers": 2,
+        "handed": 30_000,
+        "restarts": 3,
+        "crashes": 1,
+        "slots": [
+            slot(),
+            slot(slot=1, pid=None, state="backoff", ready=False, memory=0),
+        ],
+    }
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    with console.capture() as shown:
+        console.print(status_view(status))
+    lines = [line.rstrip() for line in shown.get().splitlines()]
+    assert lines[1] == (
+        "1 of 2 workers ready   2,000 connections open, 30,000 in all   "
+        "3 restarts, 1 crashes   50 MB"
+    )
+    assert [lines[0], *lines[2:]] == [
+        "app  pid 76  running  handoff  tcp://127.0.0.1:8000  unix:///run/x",
+        "slot  generation  pid  state     open  in all       up  memory",
+        "   0           1   77  ready    1,000  20,000  1:02:05   50 MB",
+        "   1           1    -  backoff  1,000  20,000  1:02:05     0 B",
+    ]
