@@ -2,7 +2,6 @@
 
 import argparse
 import compileall
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from benchmarks.runner import ROOT, Outcome, run_cell
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     add = parser.add_argument
+    add("--cluster", action="store_true", help="servers, and not pools: see its --help")
     add("--quick", action="store_true", help="one short round, in under two minutes")
     add("--rounds", type=int, metavar="N", help="default: 3, or 1 if quick")
     add("--question", action="append", choices=QUESTIONS, help="may be repeated")
@@ -75,18 +75,11 @@ def progress(cell: Outcome, rounds: int) -> None:
     print(where, answer, file=sys.stderr, flush=True)
 
 
-def warn_if_busy() -> None:
-    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-    if load > cpus / 2:
-        busy = f"the machine is busy (load {load:.1f} on {cpus} CPUs)"
-        print(f"{busy}: expect noise, and use more rounds", file=sys.stderr)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     questions = options.question or list(QUESTIONS)
     rows = rows_of(options)
-    warn_if_busy()
+    environment.warn_if_busy()
     rounds = max(1, options.rounds or (1 if options.quick else 3))
     # As pip does with what it installs, the peers for example.
     for package in ("asyncpool", "benchmarks"):
@@ -123,6 +116,10 @@ def draw(path: Path) -> None:
 
 if __name__ == "__main__":
     try:
+        if "--cluster" in sys.argv[1:]:
+            from benchmarks.cluster import command
+
+            sys.exit(command.main())
         main()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -3,6 +3,8 @@
 import os
 import platform
 import subprocess
+import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +15,7 @@ from benchmarks.peers import DISTRIBUTIONS
 from benchmarks.runner import ROOT
 
 
-def describe() -> dict[str, object]:
+def describe(distributions: Iterable[str] = DISTRIBUTIONS) -> dict[str, object]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": platform.machine(),
@@ -26,8 +28,15 @@ def describe() -> dict[str, object]:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "commit": commit(),
-        "versions": {name: installed(name) for name in ("asyncpool", *DISTRIBUTIONS)},
+        "versions": {name: installed(name) for name in ("asyncpool", *distributions)},
     }
+
+
+def warn_if_busy() -> None:
+    load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cpus / 2:
+        busy = f"the machine is busy (load {load:.1f} on {cpus} CPUs)"
+        print(f"{busy}: expect noise, and use more rounds", file=sys.stderr)
 
 
 def processor() -> str:

@@ -1,0 +1,1 @@
+"""Servers side by side, of the same application: ``python -m benchmarks --cluster``."""

@@ -1,0 +1,9 @@
+"""The trials, in the order in which servers go through them."""
+
+from benchmarks.cluster.base import Trial
+from benchmarks.cluster.trials import balance, deploy, kills, master, reloads, speed
+
+TRIALS: dict[str, Trial] = {
+    module.TRIAL.name: module.TRIAL
+    for module in (speed, balance, reloads, kills, deploy, master)
+}
