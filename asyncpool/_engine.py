@@ -184,7 +184,7 @@ class Engine:
                 )
             )
             return
-        self._supervisor = self._pool._life.running()  # noqa: SLF001
+        self._supervisor = self._pool._running()  # noqa: SLF001
         self._submit = self._supervisor.submit
         self._hand_over()
         await self._finished
