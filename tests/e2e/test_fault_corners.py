@@ -55,11 +55,12 @@ async def test_a_stopped_idle_worker_costs_one_job_and_no_more() -> None:
         stopped = stats.slots[0].pid
         assert stopped is not None
         os.kill(stopped, signal.SIGSTOP)
-        lost = pool.submit(jobs.square, 1)
+        # Of a function of which nothing is known, so nothing is sent to wait behind it.
+        lost: Job[int] = pool.submit(jobs.square, 1)
         if lost.worker != stopped:
             await lost
             first = pool.submit(jobs.wait_at, "/nowhere")
-            lost = pool.submit(jobs.square, 1)
+            lost = pool.submit(jobs.pid)
             with pytest.raises(OSError, match="No such file"):
                 await first
         assert lost.worker == stopped

@@ -189,9 +189,9 @@ async def test_without_a_timeout_there_are_no_pings(
     said: list[Kind] = []
     say = WorkerHandle._say
 
-    def spied(self: WorkerHandle, kind: Kind, payload: bytes) -> None:
+    def spied(self: WorkerHandle, kind: Kind, payload: bytes, *fields: int) -> None:
         said.append(kind)
-        say(self, kind, payload)
+        say(self, kind, payload, *fields)
 
     monkeypatch.setattr(WorkerHandle, "_say", spied)
     async with patience(), Gate() as gate:

@@ -86,7 +86,7 @@ def test_chunks_are_told_to_stop_each_in_its_lane(desk: Desk) -> None:
 
 def test_a_log_is_found_where_its_chunk_has_begun(desk: Desk) -> None:
     desk.begin(2, 11)
-    LOG_HEAD.pack_into(desk.memory, desk.layout.log(2), 1, 0, 11, 1, 1, 0)
+    LOG_HEAD.pack_into(desk.memory, desk.layout.log(2), 1, 0, 11, 1, 1, 0, 0)
     start = desk.layout.log(2) + LOG_HEAD.size
     desk.memory[start : start + 8] = (42).to_bytes(8, "little")
     assert desk.page.log(11, 1) == [42]
