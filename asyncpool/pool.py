@@ -19,13 +19,14 @@ from typing import (
 )
 
 from asyncpool._caller import Caller
+from asyncpool._core.closing import Finish
 from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.page import MAX_LANES
 from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.supervision import Finish
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.arguments import (
+    check_callable,
     check_choice,
     check_int,
     check_seconds,
@@ -35,12 +36,11 @@ from asyncpool._runtime.arguments import (
 )
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.config import SupervisorConfig
+from asyncpool._runtime.crew import check_crew
 from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.life import Life
 from asyncpool._runtime.machine import (
-    check_limits,
-    check_loop,
     check_platform,
     module_path,
     usable_cpus,
@@ -195,28 +195,25 @@ class Pool(Caller):
         if not surge and not unavailable:
             raise ValueError("surge and unavailable cannot both be 0")
         check_seconds("idle_timeout", idle_timeout)
-        check_seconds("start_timeout", start_timeout)
-        check_seconds("health_timeout", health_timeout, optional=True)
-        limits = WorkerLimits() if limits is None else limits
-        if not isinstance(limits, WorkerLimits):
-            raise TypeError(f"limits must be a WorkerLimits, not {limits!r}")
-        check_limits(limits)
+        limits = check_crew(
+            limits=limits,
+            launcher=launcher,
+            loop=loop,
+            output=output,
+            on_crash=on_crash,
+            preload=preload,
+            start_timeout=start_timeout,
+            health_timeout=health_timeout,
+        )
         if max_pending is not None:
             check_int("max_pending", max_pending, at_least=0)
         check_int("max_message", max_message, at_least=1024)
         check_int("max_shared_memory", max_shared_memory, at_least=0)
-        check_choice("launcher", launcher, ("forkserver", "spawn"))
-        check_loop(loop)
         check_int("concurrency", concurrency, at_least=1)
         if concurrency > MAX_LANES:
             text = f"concurrency must be at most {MAX_LANES}, not {concurrency}"
             raise ValueError(f"{text}: have more workers instead")
-        check_choice("output", output, ("log", "inherit"))
-        for what, value in (("on_crash", on_crash), ("initializer", initializer)):
-            if value is not None and not callable(value):
-                raise TypeError(f"{what} must be callable, not {value!r}")
-        if isinstance(preload, str):
-            raise TypeError(f"preload takes names of modules: ({preload!r},)")
+        check_callable("initializer", initializer)
         self.name: str = name or f"pool-{next(_numbers)}"
         self._config = SupervisorConfig(
             workers=least_most,

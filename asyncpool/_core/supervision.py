@@ -11,14 +11,13 @@ call :meth:`Supervision.on_timer`.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Sequence
 
+from asyncpool._core.closing import Closing, Finish
 from asyncpool._core.commands import (
     Assign,
     Command,
     DropErrands,
-    Finished,
     Revoke,
     Unassign,
 )
@@ -26,7 +25,7 @@ from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.flight import Flight
 from asyncpool._core.limits import KILL, Press
-from asyncpool._core.lives import EMPTY, STOP_GRACE, Lives, fail_jobs
+from asyncpool._core.lives import STOP_GRACE, Lives, fail_jobs
 from asyncpool._core.pressing import Pressing
 from asyncpool._core.profiles import ERRAND, REFILL, Profile
 from asyncpool._core.restart import RestartPolicy
@@ -36,20 +35,12 @@ from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
 
-__all__ = ["SERVED", "Finish", "Supervision"]
+__all__ = ["SERVED", "Supervision"]
 
 # Seconds of service after which a worker of a cluster has not failed at once.
 SERVED = 1.0
 
 _NO_LIMITS = WorkerLimits()
-
-
-class Finish(enum.IntEnum):
-    """What a closing pool still does; a later, stricter close tightens it."""
-
-    ALL = 0
-    RUNNING = 1
-    NONE = 2
 
 
 class Supervision:
@@ -85,8 +76,6 @@ class Supervision:
     ) -> None:
         least, most = workers
         self.dispatcher = Dispatcher()
-        self.closing: Finish | None = None
-        self.finished = False
         self._lives = Lives(
             workers=least,
             seats=most + surge,
@@ -98,6 +87,7 @@ class Supervision:
             dispatcher=self.dispatcher,
         )
         self.slots = self._lives.slots
+        self.closing = Closing(self._lives, self.dispatcher)
         self._pressing = Pressing(self._lives, self.dispatcher)
         self._seating = Seating(self.slots, self.dispatcher)
         self.rotation = Rotation(
@@ -111,8 +101,6 @@ class Supervision:
             drain_timeout=limits.drain_timeout,
         )
         self._serving = serving
-        self._landing: dict[int, None] = {}
-        self._close_at: float | None = None
 
     @property
     def broken(self) -> str | None:
@@ -164,7 +152,7 @@ class Supervision:
         submit = self.submit if profile.key is None else self.submit_keyed
         index = submit(job, profile, priority)
         commands: list[Command] = [] if index is None else [Assign(index, (job,))]
-        return [*commands, *self._settle(now)]
+        return [*commands, *self.closing.settle(now)]
 
     def outcome(self, index: int, job: int) -> None:
         """Take note that the worker in slot *index* finished *job*.
@@ -193,7 +181,9 @@ class Supervision:
         commands = self._feed(slot)
         if slot.outcomes >= slot.wear.jobs:
             commands += self.rotation.wear_out(slot, "max_jobs", now)
-        return commands if self.closing is None else [*commands, *self._settle(now)]
+        if self.closing.finish is not None:
+            commands += self.closing.settle(now)
+        return commands
 
     def may_rest(self, index: int) -> bool:
         """Tell whether the worker in slot *index* may be left alone for a round.
@@ -208,22 +198,22 @@ class Supervision:
 
     def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
         """Put *jobs* at the head of the queue, or send them to workers with room."""
-        return [*self._return(jobs), *self._settle(now)]
+        return [*self._return(jobs), *self.closing.settle(now)]
 
     def landing(self, job: int) -> None:
         """Take note that *job* has an outcome, which takes a while to load."""
-        self._landing[job] = None
+        self.closing.landing(job)
 
     def landed(self, job: int, now: float) -> list[Command]:
         """Take note that it is loaded."""
-        self._landing.pop(job, None)
-        return self._settle(now)
+        self.closing.landed(job)
+        return self.closing.settle(now)
 
     # The life of the workers.
 
     def start(self, now: float) -> list[Command]:
         """Fill every slot, unless the pool closes already."""
-        if self.closing is not None:
+        if self.closing.finish is not None:
             return []
         commands = [
             self._lives.spawn(slot, now)
@@ -250,7 +240,7 @@ class Supervision:
         commands += self._feed(slot)
         commands += self.rotation.ready(slot, now)
         self.rotation.count(now)
-        return [*commands, *self._settle(now)]
+        return [*commands, *self.closing.settle(now)]
 
     def ended(
         self,
@@ -281,7 +271,7 @@ class Supervision:
         needed = self.rotation.needed(slot)
         commands = drop_errands(slot)
         commands += self._return({job: flight.jobs[job][2] for job in requeue})
-        if self.closing is not None and not self._open:
+        if self.closing.needs_nobody:
             pass  # nobody needs another worker
         elif old is not None and not slot.planned:
             commands += self.rotation.failed(slot, old, now, roll)
@@ -297,7 +287,7 @@ class Supervision:
             commands.append(self._lives.spawn(slot, now))
         commands += self.rotation.step(now)
         self.rotation.count(now)
-        return [*commands, *self._settle(now)]
+        return [*commands, *self.closing.settle(now)]
 
     def served(self, index: int, served: int, now: float) -> list[Command]:
         """Take note that the worker in slot *index* has served so many, in all."""
@@ -328,7 +318,7 @@ class Supervision:
                 if job in slot.errands:
                     slot.errands.remove(job)
                     commands += self.refill(slot.index, now)  # it may have a free lane
-        return [*commands, *self._settle(now)]
+        return [*commands, *self.closing.settle(now)]
 
     def cancel(
         self, job: int, now: float, *, index: int, begun: bool, press: Press = KILL
@@ -374,7 +364,7 @@ class Supervision:
         slot = self.slots[index]
         slot.flight.withdraw(job)
         self._pressing.forgive(slot, job)
-        return [Unassign((job,)), *self.refill(index, now), *self._settle(now)]
+        return [Unassign((job,)), *self.refill(index, now), *self.closing.settle(now)]
 
     def look_for_stalls(self) -> list[Command]:
         """Take back what has waited behind the same jobs since the last look."""
@@ -403,12 +393,12 @@ class Supervision:
             self._pressing.forgive(slot, job)
         commands: list[Command] = [Unassign(tuple(back))] if back else []
         commands += self._pressing.kept(slot, kept, now)
-        if self.closing is not None and self.closing >= Finish.RUNNING:
+        if self.closing.finish is not None and self.closing.finish >= Finish.RUNNING:
             commands += fail_jobs(list(wanted), "closed")
         else:
             commands += self._return(wanted)
         commands += self.refill(index, now)
-        return [*commands, *self._settle(now)]
+        return [*commands, *self.closing.settle(now)]
 
     def in_hand(self, index: int) -> int:
         """How many jobs the worker in slot *index* has in hand."""
@@ -453,25 +443,13 @@ class Supervision:
 
     def close(self, finish: Finish, deadline: float, now: float) -> list[Command]:
         """Finish what *finish* says, by *deadline*, and stop every worker."""
-        self.closing = max(finish, self.closing or Finish.ALL)
-        if self._close_at is None or deadline < self._close_at:
-            self._close_at = deadline
         commands = self.rotation.stop("the pool was closed")
         with_errands = [slot.index for slot in self.slots if slot.errands]
         commands += fail_jobs(self._take_errands(), "closed")
-        if self.closing >= Finish.RUNNING:
-            commands += fail_jobs(self.dispatcher.empty(), "closed")
-        if self.closing is Finish.NONE:
-            commands += fail_jobs([*self._in_hand(), *self._landing], "closed")
-            self._landing.clear()
-            for slot in self.slots:
-                if slot.state is SlotState.BUSY:
-                    commands += self._lives.end(
-                        slot, Ending.TERMINATED, now, planned=True
-                    )
+        commands += self.closing.begin(finish, deadline, now)
         for index in with_errands:
             commands += self.refill(index, now)  # it may have free lanes
-        return [*commands, *self._settle(now)]
+        return [*commands, *self.closing.settle(now)]
 
     # Time.
 
@@ -480,32 +458,16 @@ class Supervision:
         return earliest(
             self._lives.next_deadline(),
             self.rotation.next_deadline(),
-            self._close_at,
+            self.closing.due,
         )
 
     def on_timer(self, now: float) -> list[Command]:
         """Do what is due."""
-        commands: list[Command] = []
-        if self._close_at is not None and self._close_at <= now:
-            self._close_at = None
-            commands += self._time_is_over(now)
+        commands = self.closing.on_timer(now)
         commands += self._pressing.on_timer(now)
         commands += self._lives.on_timer(now)
         commands += self.rotation.on_timer(now)
-        return [*commands, *self._settle(now)]
-
-    def _time_is_over(self, now: float) -> list[Command]:
-        self.closing = Finish.NONE
-        self._lives.stop_probing()  # that may be due now, too
-        jobs = [*self._in_hand(), *self._landing, *self.dispatcher.empty()]
-        self._landing.clear()
-        commands = fail_jobs(jobs, "closed")
-        for slot in self.slots:
-            if slot.state in EMPTY:
-                slot.due = None
-            elif slot.state is not SlotState.RETIRED:
-                commands += self._lives.end(slot, Ending.KILLED, now, planned=True)
-        return commands
+        return [*commands, *self.closing.settle(now)]
 
     # The pieces.
 
@@ -573,36 +535,3 @@ class Supervision:
         for slot in self.slots:
             slot.errands.clear()
         return jobs
-
-    @property
-    def _open(self) -> bool:
-        """Whether there are jobs that may need a worker yet."""
-        return self.dispatcher.waiting > 0 or bool(self._landing)
-
-    def _in_hand(self) -> list[int]:
-        """Take every job out of the workers' hands, and return those still wanted."""
-        jobs: list[int] = []
-        for slot in self.slots:
-            if slot.flight.jobs:
-                jobs += [job for job in slot.flight.jobs if job not in slot.unwanted]
-                slot.flight, slot.doomed = Flight(slot.width), {}
-        return jobs
-
-    def _settle(self, now: float) -> list[Command]:
-        """If the pool closes, let go of what no job needs any more."""
-        if self.closing is None or self.finished or self._open:
-            return []
-        commands: list[Command] = []
-        for slot in self.slots:
-            if slot.state in EMPTY:
-                slot.due = None
-                slot.apply(SlotEvent.RETIRE)
-            elif slot.state is SlotState.STARTING:
-                commands += self._lives.end(slot, Ending.TERMINATED, now, planned=True)
-            elif slot.state is SlotState.IDLE:
-                commands += self._lives.end(slot, Ending.STOPPED, now, planned=True)
-        if self._lives.retire_all():
-            self.finished = True
-            self._close_at = None
-            commands.append(Finished())
-        return commands

@@ -10,6 +10,7 @@ from asyncpool._core.outcome import dumps
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = [
+    "check_callable",
     "check_choice",
     "check_int",
     "check_seconds",
@@ -68,6 +69,16 @@ def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
     check_int("workers", least, at_least=1)
     check_int("workers", most, at_least=least)
     return least, most
+
+
+def check_callable(name: str, value: object) -> None:
+    """Check an argument that may be missing.
+
+    Raises:
+        TypeError: If it cannot be called.
+    """
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be callable, not {value!r}")
 
 
 def check_int(name: str, value: int, *, at_least: int) -> None:

@@ -271,8 +271,8 @@ class JobBook:
     ) -> PoolStats:
         """Return the figures."""
         states = [slot.state for slot in core.slots]
-        state = "closing" if core.closing is not None else "running"
-        if core.finished:
+        state = "closing" if core.closing.finish is not None else "running"
+        if core.closing.over:
             state = "closed"
         elif core.broken is not None:
             state = "broken"

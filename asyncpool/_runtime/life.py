@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from asyncpool._core.supervision import Finish
+from asyncpool._core.closing import Finish
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import PoolClosedError

@@ -119,7 +119,7 @@ class Rotator:
 
     def _rolled(self, replaced: int, trouble: str) -> None:
         crashes = self._state.crashes
-        failed = trouble and self._state.core.closing is None
+        failed = trouble and self._state.core.closing.finish is None
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
         if roll is not None and not roll.done():
@@ -129,7 +129,7 @@ class Rotator:
 
     def look(self) -> None:
         """Tell those who wait for a size, if the pool has it."""
-        if self._state.core.closing is not None:
+        if self._state.core.closing.finish is not None:
             return  # stop() tells them
         if self._sized is not None and self._rotation.settled:
             sized, self._sized = self._sized, None

@@ -17,12 +17,13 @@ import anyio
 
 from asyncpool import events
 from asyncpool._core import commands as cmd
+from asyncpool._core.closing import Finish
 from asyncpool._core.frames import Frame
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.outcome import load_value
 from asyncpool._core.parcels import is_heavy
 from asyncpool._core.slots import UP, SlotState
-from asyncpool._core.supervision import Finish, Supervision
+from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.book import Loss
 from asyncpool._runtime.broadcasts import Broadcaster
 from asyncpool._runtime.callbacks import Reporter
@@ -187,7 +188,7 @@ class Supervisor:
                 self._health.stop()
             self._heartbeats.stop()
             self._journal.close()
-            self._core.closing, self._core.finished = Finish.NONE, True
+            self._core.closing.abandon()
             self._state.book.fail_all(reason)
             self._segments.close()
             for handle in self._state.handles.values():
@@ -244,7 +245,7 @@ class Supervisor:
     @decision
     def close(self, finish: Finish, timeout: float) -> None:
         """Begin to close, or close faster than was asked before."""
-        if not self._core.finished and not self.done.done():
+        if not self._core.closing.over and not self.done.done():
             now = self._loop.time()
             if self.service is not None:
                 self.service.stop()

@@ -350,14 +350,14 @@ class Traffic:
             PoolClosedError: If it is closed.
             PoolBrokenError: If it is broken.
         """
-        if self._state.core.closing is not None:
+        if self._state.core.closing.finish is not None:
             raise PoolClosedError
         if self._state.core.broken is not None:
             raise self.broken_errors()(None)
 
     def _check_admission(self, key: int | None) -> None:
         core, limit = self._state.core, self._state.config.max_pending
-        if core.closing is not None or core.broken is not None:
+        if core.closing.finish is not None or core.broken is not None:
             self.check_open()
         if limit is None or core.dispatcher.has_idle_worker_for(key):
             return

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from asyncpool._worker.connections import Connection
     from asyncpool._worker.member import Worker
     from asyncpool.cluster._asgi import asgi
-    from asyncpool.cluster._master import Cluster, Message
+    from asyncpool.cluster._master import Cluster
+    from asyncpool.cluster._messages import Message
     from asyncpool.cluster._plain import protocol, streams
     from asyncpool.cluster._stats import ClusterStats, WorkerStats
 
@@ -21,7 +22,8 @@ _HOMES = {
     "asyncpool._worker.connections": ("Connection",),
     "asyncpool._worker.member": ("Worker",),
     "asyncpool.cluster._asgi": ("asgi",),
-    "asyncpool.cluster._master": ("Cluster", "Message"),
+    "asyncpool.cluster._master": ("Cluster",),
+    "asyncpool.cluster._messages": ("Message",),
     "asyncpool.cluster._plain": ("protocol", "streams"),
     "asyncpool.cluster._stats": ("ClusterStats", "WorkerStats"),
 }

@@ -5,66 +5,44 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import logging
-import pickle
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asyncpool._core.addresses import parse_all
-from asyncpool._core.messages import MAX_INITIALIZER, WorkerConfig
+from asyncpool._core.closing import Finish
+from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.outcome import dumps
 from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.slots import SlotState
-from asyncpool._core.supervision import Finish
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.arguments import check_choice, check_int, check_seconds
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.config import ServingConfig, Spread, SupervisorConfig
+from asyncpool._runtime.crew import check_crew
 from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.life import Life
-from asyncpool._runtime.line import MAX_MESSAGE, Line
+from asyncpool._runtime.line import MAX_MESSAGE
 from asyncpool._runtime.listeners import Listeners, open_listeners
-from asyncpool._runtime.machine import (
-    check_limits,
-    check_loop,
-    check_platform,
-    module_path,
-    private_memory,
-    usable_cpus,
-)
-from asyncpool._runtime.mail import Inbox
+from asyncpool._runtime.machine import check_platform, module_path, usable_cpus
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.service import Service
-from asyncpool.cluster._stats import ClusterStats, WorkerStats
-from asyncpool.errors import (
-    JobNotPicklableError,
-    NoWorkerError,
-)
+from asyncpool.cluster._figures import cluster_stats
+from asyncpool.cluster._messages import Message, Messages
+from asyncpool.cluster._stats import ClusterStats
+from asyncpool.cluster._target import pack_target
+from asyncpool.errors import NoWorkerError
 from asyncpool.events import CloseSummary, Event, RollResult
 
 if TYPE_CHECKING:
     from asyncpool._worker.member import Worker
 
-__all__ = ["Cluster", "Message"]
-
-_LOGGER = logging.getLogger("asyncpool")
+__all__ = ["Cluster"]
 
 # Seconds that a worker which is drained has beyond its own time.
 _GRACE = 1.0
 
 _numbers = itertools.count(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """What a worker has sent: *worker* is its slot, *generation* which one it was."""
-
-    worker: int
-    generation: int
-    value: Any
 
 
 class Cluster:
@@ -132,28 +110,22 @@ class Cluster:
         check_choice("spread", spread, ("handoff", "shared", "reuseport"))
         check_int("backlog", backlog, at_least=1)
         check_int("surge", surge, at_least=1)
-        for what, seconds in (
-            ("drain_timeout", drain_timeout),
-            ("start_timeout", start_timeout),
-        ):
-            check_seconds(what, seconds)
-        check_seconds("health_timeout", health_timeout, optional=True)
-        limits = WorkerLimits() if limits is None else limits
-        if not isinstance(limits, WorkerLimits):
-            raise TypeError(f"limits must be a WorkerLimits, not {limits!r}")
-        check_limits(limits)
-        check_choice("launcher", launcher, ("forkserver", "spawn"))
-        check_loop(loop)
-        check_choice("output", output, ("log", "inherit"))
-        if on_crash is not None and not callable(on_crash):
-            raise TypeError(f"on_crash must be callable, not {on_crash!r}")
-        if isinstance(preload, str):
-            raise TypeError(f"preload takes names of modules: ({preload!r},)")
+        check_seconds("drain_timeout", drain_timeout)
+        limits = check_crew(
+            limits=limits,
+            launcher=launcher,
+            loop=loop,
+            output=output,
+            on_crash=on_crash,
+            preload=preload,
+            start_timeout=start_timeout,
+            health_timeout=health_timeout,
+        )
         self.name: str = name or f"cluster-{next(_numbers)}"
         self._binds = (bind,) if isinstance(bind, str) else tuple(bind)
         if self._binds:
             parse_all(self._binds, once_per_place=spread == "reuseport")
-        self._target = _pack(target)
+        self._target = pack_target(target)
         self._spread: Spread = spread if self._binds else "handoff"
         self._backlog = backlog
         self._drain_timeout = drain_timeout
@@ -375,7 +347,7 @@ class Cluster:
         """
         service = self._life.running().service
         assert service is not None
-        return _Messages(service.mail.messages, self.name)
+        return Messages(service.mail.messages, self.name)
 
     async def send_socket(self, worker: int, sock: socket.socket) -> None:
         """Send a copy of a socket to the worker in a slot; return when it is there.
@@ -433,51 +405,12 @@ class Cluster:
 
     def stats(self) -> ClusterStats:
         """Return the cluster as it stands, and what it went through."""
-        supervisor = self._life.supervisor
-        if supervisor is None:
-            return ClusterStats(
-                state="closed" if self._life.closed_unused else "new",
-                workers=self._config.workers[0],
-                spread=self._spread,
-                addresses=(),
-                handed=0,
-                refused=0,
-                crashes=0,
-                restarts=0,
-                spawned=0,
-                slots=(),
-            )
-        service, pool = supervisor.service, supervisor.stats()
-        assert service is not None
-        slots: list[WorkerStats] = []
-        for slot in pool.slots:
-            if slot.state == SlotState.RETIRED.value:
-                continue
-            there = service.figures(slot.slot)
-            slots.append(
-                WorkerStats(
-                    slot=slot.slot,
-                    generation=slot.generation,
-                    pid=slot.pid,
-                    state=slot.state,
-                    ready=there.ready,
-                    connections=there.connections,
-                    handed=there.had,
-                    uptime=there.uptime,
-                    memory=0 if slot.pid is None else private_memory(slot.pid),
-                )
-            )
-        return ClusterStats(
-            state=pool.state,
-            workers=pool.workers,
+        return cluster_stats(
+            self._life.supervisor,
+            closed=self._life.closed_unused,
+            workers=self._config.workers[0],
             spread=self._spread,
             addresses=self.addresses,
-            handed=service.spreader.core.served,
-            refused=service.spreader.core.refused,
-            crashes=pool.crashes,
-            restarts=pool.restarts,
-            spawned=pool.spawned,
-            slots=tuple(slots),
         )
 
     async def __aenter__(self) -> Self:
@@ -507,62 +440,3 @@ class Cluster:
         service = self._life.open().service
         assert service is not None
         return service
-
-
-class _Messages:
-    """The messages of workers, as users see them."""
-
-    def __init__(self, inbox: Inbox[tuple[Line, bytes]], name: str) -> None:
-        self._inbox = inbox
-        self._name = name
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        while True:
-            line, payload = await anext(self._inbox)
-            line.consumed()
-            try:
-                value = pickle.loads(payload)  # noqa: S301 - workers are trusted
-            except Exception:
-                _LOGGER.exception(
-                    "cluster %s cannot read a message of worker %d and drops it",
-                    self._name,
-                    line.slot,
-                )
-                continue
-            return Message(line.slot, line.generation, value)
-
-
-def _pack(target: str | Callable[..., object]) -> str | bytes:
-    """Bring what workers are to run into the form in which they are told.
-
-    Raises:
-        ValueError: If it is a name of nothing.
-        TypeError: If it is neither a name nor callable.
-        JobNotPicklableError: If it cannot be pickled, or is too large.
-    """
-    if isinstance(target, str):
-        module, colon, name = target.partition(":")
-        if not (module and colon and name):
-            raise ValueError(
-                f"target must be 'package.module:function', not {target!r}"
-            )
-        return target
-    if not callable(target):
-        raise TypeError(f"target must be a function, or its name, not {target!r}")
-    try:
-        payload = dumps(target)
-    except Exception as error:
-        raise JobNotPicklableError(
-            f"target cannot be pickled: {error}", direction="arguments", name="target"
-        ) from error
-    if len(payload) > MAX_INITIALIZER:
-        raise JobNotPicklableError(
-            f"target has {len(payload)} bytes when pickled, and {MAX_INITIALIZER} is "
-            "the most",
-            direction="arguments",
-            name="target",
-        )
-    return payload

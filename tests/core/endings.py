@@ -6,10 +6,10 @@ a close finishes, all of it in bounded time.
 
 from __future__ import annotations
 
+from asyncpool._core.closing import Finish
 from asyncpool._core.lives import KILL_GRACE
 from asyncpool._core.pressing import STACK_GRACE
 from asyncpool._core.slots import Ending
-from asyncpool._core.supervision import Finish
 from tests.core.imaginary import ImaginaryShell, Process
 
 __all__ = ["behave", "close_whatever_happens", "get_well"]

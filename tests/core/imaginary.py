@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from asyncpool._core import commands as cmd
 from asyncpool._core.affinity import choose
+from asyncpool._core.closing import Finish
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import KILL_GRACE, STOP_GRACE, TERM_GRACE
 from asyncpool._core.pressing import REVOKE_GRACE, STACK_GRACE
@@ -29,7 +30,7 @@ from asyncpool._core.profiles import (
 )
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending
-from asyncpool._core.supervision import Finish, Supervision
+from asyncpool._core.supervision import Supervision
 from asyncpool._core.wear import WorkerLimits
 from tests.core.list_queue import ListQueue
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from asyncpool._core.closing import Finish
 from asyncpool._core.commands import (
     Abandon,
     Assign,
@@ -32,7 +33,7 @@ from asyncpool._core.commands import (
 from asyncpool._core.pressing import REVOKE_GRACE, STACK_GRACE
 from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.supervision import Finish, Supervision
+from asyncpool._core.supervision import Supervision
 
 Event = Callable[[Supervision, float], list[Command]]
 History = list[tuple[float, Event, list[Command]]]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from asyncpool._core.closing import Finish
 from asyncpool._core.commands import (
     Assign,
     Command,
@@ -25,7 +26,7 @@ from asyncpool._core.commands import (
 from asyncpool._core.profiles import Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import SlotState
-from asyncpool._core.supervision import Finish, Supervision
+from asyncpool._core.supervision import Supervision
 from asyncpool._core.wear import WorkerLimits
 
 POLICY = RestartPolicy(jitter=False)
@@ -295,7 +296,7 @@ def test_a_roll_that_cannot_go_on_ends(
     core.rotation.roll(1.0)
     assert stop(core) == commands
     assert not core.rotation.rolling
-    if core.closing is None:
+    if core.closing.finish is None:
         assert taking(core) == [0, 1]
         assert core.next_deadline() is None, "nothing is tried again"
 

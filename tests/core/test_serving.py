@@ -19,10 +19,11 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core import commands as cmd
+from asyncpool._core.closing import Finish
 from asyncpool._core.lives import KILL_GRACE, TERM_GRACE
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, SlotState
-from asyncpool._core.supervision import SERVED, Finish, Supervision
+from asyncpool._core.supervision import SERVED, Supervision
 from asyncpool._core.wear import WorkerLimits
 
 GRACE = 6.0

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.affinity import choose
+from asyncpool._core.closing import Finish
 from asyncpool._core.commands import (
     Assign,
     Command,
@@ -40,7 +41,7 @@ from asyncpool._core.pressing import REVOKE_GRACE
 from asyncpool._core.profiles import ALONE, LEAST, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, SlotState
-from asyncpool._core.supervision import Finish, Supervision
+from asyncpool._core.supervision import Supervision
 from asyncpool._core.wear import WorkerLimits
 from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary import COSTS, START_TIMEOUT, ImaginaryShell
@@ -539,7 +540,7 @@ class SupervisionMachine(RuleBasedStateMachine):
         assert core.dispatcher.idle == len(shell.free())
         if not shell.broken:  # then nobody is given anything
             assert core.dispatcher.free == shell.lanes()
-        assert (core.broken is not None, core.finished) == (
+        assert (core.broken is not None, core.closing.over) == (
             shell.broken,
             shell.finished,
         )

@@ -1,0 +1,127 @@
+"""The end of a pool: what it still does, until when, and what lets go of whom."""
+
+from __future__ import annotations
+
+import enum
+
+from asyncpool._core.commands import Command, Finished
+from asyncpool._core.dispatch import Dispatcher
+from asyncpool._core.flight import Flight
+from asyncpool._core.lives import EMPTY, Lives, fail_jobs
+from asyncpool._core.slots import Ending, SlotEvent, SlotState
+
+__all__ = ["Closing", "Finish"]
+
+
+class Finish(enum.IntEnum):
+    """What a closing pool still does; a later, stricter close tightens it."""
+
+    ALL = 0
+    RUNNING = 1
+    NONE = 2
+
+
+class Closing:
+    """A pool's close, which has not begun yet.
+
+    Args:
+        lives: The slots.
+        dispatcher: The jobs that wait for a worker.
+
+    Attributes:
+        finish: What is still done; ``None`` as long as the pool does not close.
+        over: Whether no process is left.
+        due: When the time is over.
+    """
+
+    def __init__(self, lives: Lives, dispatcher: Dispatcher) -> None:
+        self.finish: Finish | None = None
+        self.over = False
+        self.due: float | None = None
+        self._lives = lives
+        self._dispatcher = dispatcher
+        self._landing: dict[int, None] = {}
+
+    @property
+    def needs_nobody(self) -> bool:
+        """Whether the pool closes, and no job may need another worker."""
+        jobs = self._dispatcher.waiting or self._landing
+        return self.finish is not None and not jobs
+
+    def landing(self, job: int) -> None:
+        """Take note that *job* has an outcome, which takes a while to load."""
+        self._landing[job] = None
+
+    def landed(self, job: int) -> None:
+        """Take note that it is loaded."""
+        self._landing.pop(job, None)
+
+    def begin(self, finish: Finish, deadline: float, now: float) -> list[Command]:
+        """Finish what *finish* says, by *deadline*; of several closes, the stricter one."""
+        self.finish = max(finish, self.finish or Finish.ALL)
+        if self.due is None or deadline < self.due:
+            self.due = deadline
+        commands: list[Command] = []
+        if self.finish >= Finish.RUNNING:
+            commands += fail_jobs(self._dispatcher.empty(), "closed")
+        if self.finish is Finish.NONE:
+            commands += fail_jobs(self._take_begun(), "closed")
+            for slot in self._lives.slots:
+                if slot.state is SlotState.BUSY:
+                    commands += self._lives.end(
+                        slot, Ending.TERMINATED, now, planned=True
+                    )
+        return commands
+
+    def on_timer(self, now: float) -> list[Command]:
+        """Kill what is left, if the time is over."""
+        if self.due is None or self.due > now:
+            return []
+        self.due = None
+        self.finish = Finish.NONE
+        self._lives.stop_probing()  # that may be due now, too
+        jobs = [*self._take_begun(), *self._dispatcher.empty()]
+        commands = fail_jobs(jobs, "closed")
+        for slot in self._lives.slots:
+            if slot.state in EMPTY:
+                slot.due = None
+            elif slot.state is not SlotState.RETIRED:
+                commands += self._lives.end(slot, Ending.KILLED, now, planned=True)
+        return commands
+
+    def settle(self, now: float) -> list[Command]:
+        """If the pool closes, let go of what no job needs any more."""
+        if self.over or not self.needs_nobody:
+            return []
+        commands: list[Command] = []
+        for slot in self._lives.slots:
+            if slot.state in EMPTY:
+                slot.due = None
+                slot.apply(SlotEvent.RETIRE)
+            elif slot.state is SlotState.STARTING:
+                commands += self._lives.end(slot, Ending.TERMINATED, now, planned=True)
+            elif slot.state is SlotState.IDLE:
+                commands += self._lives.end(slot, Ending.STOPPED, now, planned=True)
+        if self._lives.retire_all():
+            self.over = True
+            self.due = None
+            commands.append(Finished())
+        return commands
+
+    def abandon(self) -> None:
+        """Have it over, whatever is left: nobody decides any more."""
+        self.finish, self.over = Finish.NONE, True
+
+    def _take_begun(self) -> list[int]:
+        """Take every job out of the workers' hands, and return those still wanted.
+
+        With them, those whose outcome is being loaded.
+        """
+        jobs: list[int] = []
+        for slot in self._lives.slots:
+            if slot.flight.jobs:
+                jobs += [job for job in slot.flight.jobs if job not in slot.unwanted]
+                slot.flight, slot.doomed = Flight(slot.width), {}
+        jobs += self._landing
+        self._landing.clear()
+        return jobs

@@ -1,0 +1,50 @@
+"""What workers have sent, as the master's users see it."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from dataclasses import dataclass
+from typing import Any, Self
+
+from asyncpool._runtime.line import Line
+from asyncpool._runtime.mail import Inbox
+
+__all__ = ["Message", "Messages"]
+
+_LOGGER = logging.getLogger("asyncpool")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a worker has sent: *worker* is its slot, *generation* which one it was."""
+
+    worker: int
+    generation: int
+    value: Any
+
+
+class Messages:
+    """An iterator over the messages of all workers, which waits for the next."""
+
+    def __init__(self, inbox: Inbox[tuple[Line, bytes]], name: str) -> None:
+        self._inbox = inbox
+        self._name = name
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        while True:
+            line, payload = await anext(self._inbox)
+            line.consumed()
+            try:
+                value = pickle.loads(payload)  # noqa: S301 - workers are trusted
+            except Exception:
+                _LOGGER.exception(
+                    "cluster %s cannot read a message of worker %d and drops it",
+                    self._name,
+                    line.slot,
+                )
+                continue
+            return Message(line.slot, line.generation, value)
