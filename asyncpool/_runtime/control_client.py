@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from asyncpool._core.control_protocol import MAX_REPLY, Request, unpack_reply
 from asyncpool._runtime.control_places import peer_uid
+from asyncpool._runtime.socket_files import closed_on_error
 from asyncpool.errors import ProtocolError
 
 __all__ = ["ControlClient"]
@@ -28,13 +29,10 @@ class ControlClient:
 
     def __init__(self, path: str) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with closed_on_error(self._sock):
             self._sock.connect(path)
             self._check_owner(path)
             self._lines = self._sock.makefile("rb")
-        except BaseException:
-            self._sock.close()
-            raise
 
     def __enter__(self) -> Self:
         return self

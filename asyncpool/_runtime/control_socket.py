@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncpool._core.control_protocol import MAX_REQUEST, Request, pack_reply
 from asyncpool._runtime.control_places import peer_uid
-from asyncpool._runtime.socket_files import SocketFile, listen_at
+from asyncpool._runtime.socket_files import SocketFile, closed_on_error, listen_at
 from asyncpool.errors import ProtocolError
 
 __all__ = ["ControlSocket"]
@@ -46,14 +46,11 @@ class ControlSocket:
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with closed_on_error(self._sock):
             self._sock.setblocking(False)
             self._file: SocketFile = listen_at(
                 self._sock, path, mode=0o600, backlog=_BACKLOG
             )
-        except BaseException:
-            self._sock.close()
-            raise
 
     @property
     def path(self) -> str:
@@ -103,13 +100,10 @@ class ControlSocket:
             sock.close()
 
     async def _serve(self, sock: socket.socket) -> None:
-        try:
+        with closed_on_error(sock):
             reader, writer = await asyncio.open_unix_connection(
                 sock=sock, limit=MAX_REQUEST
             )
-        except BaseException:
-            sock.close()
-            raise
         try:
             with contextlib.suppress(OSError):  # it is gone
                 await self._talk(reader, writer)

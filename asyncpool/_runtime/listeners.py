@@ -18,7 +18,7 @@ from asyncpool._core.addresses import (
     parse_all,
     passed,
 )
-from asyncpool._runtime.socket_files import SocketFile, listen_at
+from asyncpool._runtime.socket_files import SocketFile, closed_on_error, listen_at
 
 __all__ = ["Listeners", "open_listeners"]
 
@@ -194,7 +194,7 @@ def _tcp_socket(
     family: int, name: tuple[object, ...], backlog: int, *, reuse: bool
 ) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
+    with closed_on_error(sock):
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse:
@@ -204,20 +204,14 @@ def _tcp_socket(
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(name)
         sock.listen(backlog)
-    except BaseException:
-        sock.close()
-        raise
     return sock
 
 
 def _open_unix(bind: Unix, backlog: int) -> _Listener:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with closed_on_error(sock):
         sock.setblocking(False)
         file = listen_at(sock, bind.path, mode=bind.mode, backlog=backlog)
-    except BaseException:
-        sock.close()
-        raise
     return _Listener(sock, file)
 
 
@@ -230,17 +224,13 @@ def _adopt(fd: int, backlog: int) -> _Listener:
     except OSError:
         os.close(copy)
         raise
-    if sock.type != socket.SOCK_STREAM:
-        sock.close()
-        raise OSError(errno.EPROTOTYPE, "it is no stream socket")
-    try:
+    with closed_on_error(sock):
+        if sock.type != socket.SOCK_STREAM:
+            raise OSError(errno.EPROTOTYPE, "it is no stream socket")
         if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             # To listen again would change the backlog for everybody who has it.
             sock.listen(backlog)
         sock.setblocking(False)
-    except BaseException:
-        sock.close()
-        raise
     return _Listener(sock)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SocketFile", "listen_at"]
+__all__ = ["SocketFile", "closed_on_error", "listen_at"]
 
 # Somebody else may have the folder locked for ever, for reasons of their own.
 _LOCK_PATIENCE = 1.0
@@ -45,6 +45,16 @@ class SocketFile:
         with contextlib.suppress(OSError):
             if _identity(self.path) == self.identity:
                 Path(self.path).unlink()
+
+
+@contextlib.contextmanager
+def closed_on_error(sock: socket.socket) -> Generator[None]:
+    """Close a socket if what is done with it fails."""
+    try:
+        yield
+    except BaseException:
+        sock.close()
+        raise
 
 
 def listen_at(
