@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 
 import psutil
 
+from benchmarks.base import MEGABYTE
 from benchmarks.peers import DISTRIBUTIONS
 from benchmarks.runner import ROOT
 
@@ -24,6 +27,7 @@ def describe(distributions: Iterable[str] = DISTRIBUTIONS) -> dict[str, object]:
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "copy_gb_per_s": round(copy_rate(), 1),
         "load_before": round(os.getloadavg()[0], 2),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -37,6 +41,18 @@ def warn_if_busy() -> None:
     if load > cpus / 2:
         busy = f"the machine is busy (load {load:.1f} on {cpus} CPUs)"
         print(f"{busy}: expect noise, and use more rounds", file=sys.stderr)
+
+
+def copy_rate(size: int = 64 * MEGABYTE, turns: int = 5) -> float:
+    """Measure how fast one thread copies memory, in GB/s: no pool can be faster."""
+    source, target = b"\x01" * size, memoryview(bytearray(size))
+    target[:] = source  # memory that nobody has touched is slower
+    taken = []
+    for _ in range(turns):
+        began = perf_counter()
+        target[:] = source
+        taken.append(perf_counter() - began)
+    return size / median(taken) / 1e9
 
 
 def processor() -> str:

@@ -78,6 +78,7 @@ def draw_curves(results: dict[str, Any], target: Path) -> Path:
         axes.set_xscale("log")
         axes.set_yscale("log")
         dress(axes, title, across, up)
+    draw_memory(grid[1], results["environment"]["copy_gb_per_s"])
     for axes, (name, title, across) in zip(grid[2:], SPREADS, strict=True):
         for row in summary.get(name, {}):
             samples = [
@@ -122,6 +123,18 @@ def curve(axes: Any, row: str, points: Sequence[Sequence[float]]) -> None:
         linewidth=2.2 if ours else 1.2,
         zorder=2 if ours else 1,
         label=label(row),
+    )
+
+
+def draw_memory(axes: Any, rate: float) -> None:
+    """Show how fast memory is: each way takes one copy at the least."""
+    axes.axhline(rate, color=TEXT, linewidth=0.8, linestyle=":")
+    axes.annotate(
+        f"copying 64 MB: {number(rate)}",
+        (axes.get_xlim()[0], rate),
+        xytext=(4, 3),
+        textcoords="offset points",
+        fontsize=8,
     )
 
 

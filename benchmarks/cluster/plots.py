@@ -39,7 +39,7 @@ def draw(source: Path, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     plt.rcParams.update({"font.size": 9, "text.color": TEXT, "axes.labelcolor": TEXT})
     picture = plt.figure(figsize=(13, 6.4), layout="constrained")
-    grid = picture.add_gridspec(len(TIMELINES), 2, width_ratios=(2, 3))
+    grid = picture.add_gridspec(len(TIMELINES), 2, width_ratios=(4, 7))
     draw_rates(picture.add_subplot(grid[:2, 0]), results["summary"]["speed"])
     caption(picture.add_subplot(grid[2, 0]), results)
     for place, (trial, title) in enumerate(TIMELINES.items()):
@@ -81,7 +81,15 @@ def draw_timeline(axes: Any, cells: Sequence[dict[str, Any]], title: str) -> Non
     dress(axes, title, "s", "longest latency, ms")
     if found:
         above = (1.0, 0.98)
-        axes.legend(loc="lower right", bbox_to_anchor=above, ncols=2, frameon=False)
+        axes.legend(
+            loc="lower right",
+            bbox_to_anchor=above,
+            ncols=2,
+            frameon=False,
+            fontsize=8.5,  # or it covers the title
+            handlelength=1.2,
+            columnspacing=1.2,
+        )
 
 
 def draw_server(axes: Any, cell: dict[str, Any], color: str) -> None:
