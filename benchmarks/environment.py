@@ -66,9 +66,10 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """Return the commit, with a plus sign if the tree differs from it."""
+    """Return the commit, with a plus sign if more differs from it than earlier results."""
     head = git("rev-parse", "--short=12", "HEAD")
-    return head and head + ("+" if git("status", "--porcelain") else "")
+    measured = "benchmarks/*.py", "asyncpool", "pyproject.toml"
+    return head and head + ("+" if git("status", "--porcelain", *measured) else "")
 
 
 def git(*arguments: str) -> str | None:
