@@ -26,6 +26,10 @@ _LOGGER = logging.getLogger("asyncpool")
 # The most that is accepted before the rest of the loop has its turn.
 _ACCEPTS_A_TURN = 64
 
+# And at the end: more than any kernel lets wait.  Who goes on to come meanwhile, as fast as
+# others are accepted, is not waited for.
+_ACCEPTS_AT_END = 1 << 16
+
 # This process, or this machine, has no descriptor or no memory for another socket.
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _PAUSE = 0.1  # seconds
@@ -202,8 +206,10 @@ class Spreader:
         if self._pause is not None:
             self._pause.cancel()
         self._ready.extend(self._listeners)
-        while handle := self._next():
-            worker = self.core.least_busy()
+        for _ in range(_ACCEPTS_AT_END):
+            worker, handle = self.core.least_busy(), self._next()
+            if handle is None:
+                break
             if worker is None:
                 handle.close()
                 break

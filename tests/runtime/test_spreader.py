@@ -382,6 +382,23 @@ async def test_at_the_end_all_that_has_come_is_handed_over() -> None:
             assert taken == 3 * WINDOW
 
 
+async def test_the_end_does_not_wait_for_those_who_go_on_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asyncpool._runtime.spreader._ACCEPTS_AT_END", 3)
+    with Master() as master:
+        worker = master.worker()
+        async with patience():
+            for _ in range(WINDOW + 5):
+                await master.guest()
+            await come_true(lambda: queued(master) == 5)
+            master.spreader.stop()
+            assert queued(master) == 2
+            for _ in range(WINDOW + 3):
+                await worker.take()
+            assert master.spreader.core.served == WINDOW + 3
+
+
 async def test_at_the_end_of_a_cluster_without_workers_connections_end() -> None:
     with Master() as master:
         async with patience():
