@@ -70,8 +70,8 @@ class Cluster:
         start_timeout: Seconds that a worker has to become ready.
         health_timeout, restart, on_crash, launcher, preload, limits, surge, output, name:
             As of :class:`asyncpool.Pool`.  ``max_jobs`` of the *limits* counts connections
-            that are over; a crash with open connections counts as one in the middle of a
-            job.  What is preloaded is not loaded anew by :meth:`reload`.
+            that are over; the crash of a worker that has served counts as one in the middle
+            of a job.  What is preloaded is not loaded anew by :meth:`reload`.
 
     Attributes:
         name: What logs call it.
