@@ -129,7 +129,7 @@ class FailJobs:
     """Tell the callers of *jobs* that there will be no outcome, and why."""
 
     jobs: tuple[int, ...]
-    why: Literal["closed", "broken"]
+    why: Literal["closed", "broken", "late"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,6 +280,8 @@ class Lives:
         return []
 
 
-def fail_jobs(jobs: list[int], why: Literal["closed", "broken"]) -> list[Command]:
+def fail_jobs(
+    jobs: list[int], why: Literal["closed", "broken", "late"]
+) -> list[Command]:
     """Return the command that tells the callers of *jobs*, if there are any."""
     return [FailJobs(tuple(jobs), why)] if jobs else []

@@ -53,6 +53,15 @@ class Pressing:
             return []  # the answer tells what has become of it
         return [Revoke(slot.index, slot.flight.ask([job]))]
 
+    def recall(self, slot: Slot, job: int) -> list[Command]:
+        """Have *job*, which is late, given back, if it has not begun."""
+        if slot.state is not SlotState.BUSY or job not in slot.flight.jobs:
+            return []
+        slot.late.add(job)
+        if slot.flight.asks_for(job):
+            return []
+        return [Revoke(slot.index, slot.flight.ask([job]))]
+
     def kept(self, slot: Slot, jobs: list[int], now: float) -> list[Command]:
         """Take note that these were asked back, and have begun."""
         begun = [job for job in jobs if job in slot.unwanted]

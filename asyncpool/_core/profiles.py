@@ -40,18 +40,23 @@ UNKNOWN = 1e9
 
 _WEIGHT = 1 / 8
 
+# How fast the least that a call takes is forgotten, when it is not met any more.
+_FADING = 1 / 64
+
 
 class Profile:
     """What is known of one function.
 
     Attributes:
         cost: What the next call is expected to take.
+        least: What it takes at the least, by the shortest calls of late.
     """
 
-    __slots__ = ("cost",)
+    __slots__ = ("cost", "least")
 
     def __init__(self) -> None:
         self.cost: float = UNKNOWN
+        self.least: float = LEAST
 
     @property
     def lonely(self) -> bool:
@@ -70,9 +75,13 @@ class Profile:
                 return
             duration = LEAST
         if self.cost == UNKNOWN:
-            self.cost = duration
+            self.cost = self.least = duration
+            return
+        self.cost += (duration - self.cost) * _WEIGHT
+        if duration < self.least:
+            self.least = duration
         else:
-            self.cost += (duration - self.cost) * _WEIGHT
+            self.least += (duration - self.least) * _FADING
 
 
 class _Lonely(Profile):
@@ -126,3 +135,12 @@ class Keyed(Profile):
     @cost.setter
     def cost(self, cost: float) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._function.cost = cost
+
+    @property
+    def least(self) -> float:
+        """What it takes at the least."""
+        return self._function.least
+
+    @least.setter
+    def least(self, least: float) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._function.least = least

@@ -132,6 +132,7 @@ class Slot:
         width: How many jobs its workers run at once.
         seen: The jobs that were running at the last look for a stall.
         unwanted: Jobs in flight that were cancelled, each with how it is to end.
+        late: Jobs that it is asked to give back, since their time to begin is over.
         asked: The jobs that are to end by themselves, each until when, or the worker dies
             of it.
         hopeless: Which of them nobody has told to, and whether the worker, which only has
@@ -165,6 +166,7 @@ class Slot:
     outcomes: int = 0
     seen: tuple[int, ...] = ()
     unwanted: dict[int, Press] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
     asked: dict[int, float] = field(default_factory=dict)
     hopeless: dict[int, bool] = field(default_factory=dict)
     doomed: dict[int, float] = field(default_factory=dict)
@@ -200,7 +202,7 @@ class Slot:
         self.flight = Flight(self.width)
         self.unwanted, self.asked, self.hopeless, self.doomed = {}, {}, {}, {}
         self.silent = self.ready_at = self.due = None
-        self.seen = ()
+        self.seen, self.late = (), set()
         self.outcomes = 0
         self.planned = self.faulty = self.hung = False
         self.worn = self.replaces = self.leave_by = None

@@ -191,7 +191,7 @@ class Supervision:
         It has enough to do until then, and where so many wait, a little later is not late.
         """
         flight = self.slots[index].flight
-        if flight.assured <= REFILL:
+        if flight.backlog <= REFILL or flight.assured <= REFILL:
             return False
         waiting = self.dispatcher.waiting_for(index)
         return waiting >= len(flight.jobs) * self.rotation.sizing.size
@@ -337,6 +337,17 @@ class Supervision:
             return self.drop(job, now)
         return self._pressing.cancel(slot, job, now, begun=begun, press=press)
 
+    def recall(self, job: int, index: int) -> list[Command]:
+        """Take *job* back, if the worker in slot *index* has not begun it: it is late.
+
+        It fails when the worker has said so, and goes on if that has begun it.
+        """
+        return self._pressing.recall(self.slots[index], job)
+
+    def recalled(self, job: int, index: int) -> bool:
+        """Tell whether that was asked, and has not been answered."""
+        return job in self.slots[index].late
+
     def expire(
         self, job: int, now: float, *, index: int, press: Press
     ) -> list[Command]:
@@ -388,11 +399,16 @@ class Supervision:
         """
         slot = self.slots[index]
         back, kept = slot.flight.answer(places)
-        wanted = {job: back[job] for job in back if job not in slot.unwanted}
+        late = [job for job in back if job in slot.late and job not in slot.unwanted]
+        gone = {*slot.unwanted, *late}
+        wanted = {job: back[job] for job in back if job not in gone}
+        if not slot.flight.asking:
+            slot.late.clear()
         for job in back:
             self._pressing.forgive(slot, job)
         commands: list[Command] = [Unassign(tuple(back))] if back else []
         commands += self._pressing.kept(slot, kept, now)
+        commands += fail_jobs(late, "late")
         if self.closing.finish is not None and self.closing.finish >= Finish.RUNNING:
             commands += fail_jobs(list(wanted), "closed")
         else:
@@ -438,6 +454,14 @@ class Supervision:
     def pipelining(self) -> bool:
         """Whether a job waits in a worker for its turn."""
         return any(len(slot.flight.jobs) > slot.width for slot in self.slots)
+
+    @property
+    def unbalanced(self) -> bool:
+        """Whether a worker is idle while jobs wait behind others, and are not asked for."""
+        return self.dispatcher.idle > 0 and any(
+            len(slot.flight.jobs) > slot.width and not slot.flight.asking
+            for slot in self.slots
+        )
 
     # The end of the pool.
 

@@ -180,16 +180,20 @@ class WorkerHandle:
         assert self._control is not None
         self._control.read()
 
+    def hear(self) -> None:
+        """Read what it has sent on its job channel by now, also if it is left alone."""
+        assert self._jobs is not None
+        self._jobs.read()
+
     def rest(self) -> None:
-        """Leave it alone: read none of its outcomes until :meth:`wake`."""
+        """Leave it alone: read none of its outcomes until :meth:`attend`."""
         assert self._jobs is not None
         self._jobs.pause()
 
-    def wake(self) -> None:
-        """Read what it has sent meanwhile, and go on."""
+    def attend(self) -> None:
+        """Read its outcomes as they come."""
         assert self._jobs is not None
         self._jobs.resume()
-        self._jobs.read()
 
     @property
     def heard_at(self) -> float:

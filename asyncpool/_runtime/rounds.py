@@ -26,6 +26,9 @@ EVERY = 0.004
 # late for it.  To be woken up costs 0.2 ms, however little there is to do.
 REST = 0.008
 
+# The same where a worker is idle, that could take what waits behind such a job.
+SOON = 0.0005
+
 # How many of them find a job of several items running that is longer than it should be.
 _LONG = 2
 
@@ -51,6 +54,7 @@ class Rounds:
         self._begin_again = begin_again
         self._timer: asyncio.TimerHandle | None = None
         self._resting: list[WorkerHandle] = []
+        self._soon = False
 
     @property
     def on(self) -> bool:
@@ -61,15 +65,30 @@ class Rounds:
         """Make a round soon."""
         if self._timer is None:
             state, resting = self._state, self._resting
+            self._soon = state.core.unbalanced
             every = REST if len(resting) == len(state.handles) else EVERY
+            if self._soon:
+                every = SOON
             self._timer = state.loop.call_later(every, self._go_round)
+
+    def hurry(self) -> None:
+        """Make the next round sooner, if a worker has become idle meanwhile."""
+        if self._timer is None or self._soon or not self._state.core.unbalanced:
+            return
+        self._timer.cancel()
+        self._timer = None
+        self.go()
 
     def leave_alone(self, handle: WorkerHandle) -> None:
         """Read no outcomes of a worker's until the next round, if it has enough to do."""
         if self._state.core.may_rest(handle.slot):
-            handle.rest()
-            self._resting.append(handle)
+            if handle not in self._resting:
+                handle.rest()
+                self._resting.append(handle)
             self.go()
+        elif self._resting and handle in self._resting:
+            self._resting.remove(handle)  # it was heard meanwhile, and has little left
+            handle.attend()
 
     def stop(self) -> None:
         """Make no more rounds."""
@@ -81,7 +100,8 @@ class Rounds:
         # First of all: whose outcomes have not been read does not hang.
         resting, self._resting = self._resting, []
         for handle in resting:
-            handle.wake()
+            handle.attend()
+            handle.hear()
         self._timer = None  # only now it is known who rests until the next one
         self._look_for_stalls()
 

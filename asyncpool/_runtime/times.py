@@ -19,8 +19,12 @@ from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.postmortem import timeout_error
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.timeouts import Timeouts
+from asyncpool.errors import JobTimeoutError
 
 __all__ = ["Times"]
+
+# Seconds that a worker has to give back a job which is late.
+_AGAIN = 0.1
 
 
 class Times:
@@ -93,17 +97,34 @@ class Times:
         """Watch nothing any more."""
         self._timeouts.stop()
 
-    @decision
+    def late_error(self, job: Job[Any]) -> JobTimeoutError:
+        """Return the error for a job that was to begin before now."""
+        job.exceeded = job.limits.exceeded(self._time(), running=job.began is not None)
+        return timeout_error(job)
+
     def _on_due(self, number: int, now: float) -> None:
+        """Look at a job whose time may be over."""
+        job = self._state.book.jobs.get(number)
+        if job is not None and job.slot is not None and not job.done():
+            # Nobody is judged before what its worker has said by now is heard.
+            began = job.began
+            self._state.handles[job.slot].hear()
+            if job.began != began:
+                return  # it has begun in time, and is watched as what runs
+        self._on_over(number, now)
+
+    @decision
+    def _on_over(self, number: int, now: float) -> None:
         """Make a job end, or not begin, whose time is over; or find out if it is."""
         state, job = self._state, self._state.book.jobs.get(number)
         if job is None or job.done():
             return  # it is on its way out already
         slot, began = job.slot, job.began
-        if began is None or slot is None:
+        if slot is not None and began is None and not self._must_go(job, slot):
+            self._timeouts.watch(number, now + _AGAIN)
+        elif began is None or slot is None:
             # Its outcome may be here, and take long to load.
-            job.exceeded = job.limits.exceeded(now, running=began is not None)
-            state.book.fail(job, timeout_error(job))
+            state.book.fail(job, self.late_error(job))
             self._take_out(job, slot)
         elif state.core.runs(slot, number):
             end = job.limits.run_end(began)
@@ -115,12 +136,26 @@ class Times:
             self._perform(state.core.expire(number, now, index=slot, press=press))
             self._last_words.insist(state.handles[slot], now, number)
 
+    def _must_go(self, job: Job[Any], slot: int) -> bool:
+        """Tell whether a job that waits in a worker's hands can only be given up.
+
+        If not, the worker is asked for it: it may begin it just now, and then it is in time.
+        """
+        core, handle = self._state.core, self._state.handles[slot]
+        if handle.outbox.loading or core.recalled(job.id, slot):
+            return True
+        if not handle.page.begun(job.id, job.attempt):
+            self._perform(core.recall(job.id, slot))
+        return False
+
     def _judge(self, job: Job[Any], slot: int, now: float) -> None:
         """End a worker whose job has not beaten for too long."""
         handle = self._state.handles[slot]
         self._heartbeats.look(handle)
         next_look = self._next_look(job)
-        if next_look is not None and now < next_look:
+        if next_look is None:
+            pass  # it was heard that it has begun, in time, and it may run for ever
+        elif now < next_look:
             self._timeouts.watch(job.id, next_look)
         else:
             seconds = job.limits.heartbeat_timeout

@@ -276,6 +276,7 @@ class Traffic:
         now = self._state.loop.time()
         self._perform(core.refill(handle.slot, now))
         self._rounds.leave_alone(handle)
+        self._rounds.hurry()
         if book.timed:
             self._times.begin_first(handle.slot)
         for job, frame in settled:
@@ -429,7 +430,11 @@ class Traffic:
         """Fail jobs; yield after each part of them, if there are more."""
         jobs = iter([self._state.book.jobs[number] for number in numbers])
         # From what is known now, not when it is their turn.
-        error_for = self.broken_errors() if why == "broken" else self._closed_error
+        error_for: Callable[[Job[Any]], Exception] = self._closed_error
+        if why == "broken":
+            error_for = self.broken_errors()
+        elif why == "late":
+            error_for = self._times.late_error
         some = list(itertools.islice(jobs, _FAILED_A_TURN))
         while some:
             for job in some:

@@ -224,7 +224,7 @@ class ImaginaryShell:
             self.large.add(job)
         if cost < math.inf:
             profile = Profile()
-            profile.cost = cost
+            profile.cost = profile.least = cost
         if key is not None:
             profile = Keyed(profile, key)
             self.keys[job] = key

@@ -33,7 +33,7 @@ COSTS = (7.8125, 8.0, 100.0, 437.5, 1000.0, UNKNOWN)
 
 def known(cost: float) -> Profile:
     profile = Profile()
-    profile.cost = cost
+    profile.cost = profile.least = cost
     return profile
 
 

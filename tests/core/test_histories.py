@@ -55,7 +55,7 @@ def submit(*jobs: int, cost: float = UNKNOWN) -> Event:
         sent: list[Command] = []
         for job in jobs:
             profile = Profile()
-            profile.cost = cost
+            profile.cost = profile.least = cost
             slot = core.submit(job, profile)
             sent += [] if slot is None else [Assign(slot, (job,))]
         return sent

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from asyncpool._core.closing import Finish
 from asyncpool._core.commands import (
     Assign,
+    FailJobs,
     Interrupt,
     Kill,
     Revoke,
@@ -94,6 +96,65 @@ def test_nobody_waits_behind_a_job_that_is_to_end() -> None:
     core.revoked(0, (2, 3), 1.1)
     core.outcome(0, 1)
     assert core.refill(0, 1.2) == [Assign(0, (2, 3, 4))]
+
+
+def test_a_job_that_is_late_fails_when_it_is_given_back() -> None:
+    core = busy(1, 2, 3)
+    assert core.recall(2, 0) == [Revoke(0, (2,))]
+    assert core.recalled(2, 0)
+    assert core.recall(2, 0) == [], "it is asked once"
+    assert core.revoked(0, (2,), 1.0) == [Unassign((2,)), FailJobs((2,), "late")]
+    assert not core.recalled(2, 0)
+    core.outcome(0, 1)
+    core.outcome(0, 3)
+    assert core.slots[0].flight.jobs == {}
+
+
+def test_a_job_that_was_late_and_has_begun_goes_on() -> None:
+    core = busy(1, 2)
+    core.recall(2, 0)
+    assert core.revoked(0, (), 1.0) == []
+    assert not core.recalled(2, 0)
+    core.outcome(0, 1)
+    core.outcome(0, 2)
+
+
+def test_a_job_that_is_asked_back_for_another_reason_fails_if_it_is_late() -> None:
+    core = busy(1, 2, 3)
+    core.look_for_stalls()
+    assert core.look_for_stalls() == [Revoke(0, (2, 3))]
+    assert core.recall(3, 0) == []
+    assert core.revoked(0, (2, 3), 1.0) == [
+        Unassign((2, 3)),
+        FailJobs((3,), "late"),
+    ]
+
+
+def test_who_is_not_there_any_more_is_not_asked_for_what_is_late() -> None:
+    core = busy(1, 2)
+    core.outcome(0, 1)
+    assert core.recall(1, 0) == []
+    core.close(Finish.NONE, 5.0, 1.0)
+    assert core.recall(2, 0) == []
+    assert not core.slots[0].late
+
+
+def test_a_worker_is_idle_beside_one_that_others_wait_in() -> None:
+    core = Supervision(workers=(2, 2), policy=RestartPolicy(), start_timeout=20.0)
+    core.start(0.0)
+    profile = Profile()
+    profile.cost = 10.0
+    core.ready(0, 0.0)
+    core.submit(1, profile)
+    core.submit(2, profile)
+    assert not core.unbalanced, "nobody is idle"
+    core.ready(1, 0.0)
+    assert core.unbalanced
+    core.recall(2, 0)
+    assert not core.unbalanced, "it is asked for"
+    core.revoked(0, (), 1.0)
+    core.outcome(0, 1)
+    assert not core.unbalanced, "nobody waits"
 
 
 def test_who_does_not_give_back_the_others_is_not_waited_for() -> None:

@@ -79,6 +79,24 @@ def test_each_further_call_counts_for_an_eighth(
     assert after(*calls) == cost
 
 
+def test_the_least_is_that_of_the_shortest_calls_of_late() -> None:
+    profile = Profile()
+    profile.note(200)
+    assert profile.least == 200.0
+    profile.note(160_200)
+    assert profile.least == 2700.0
+    profile.note(300)
+    assert profile.least == 300.0, "one is enough"
+    for _ in range(300):
+        profile.note(1000)
+    assert 990 < profile.least < 1000, "and is forgotten"
+    profile.note(0)
+    assert profile.least == LEAST
+    keyed = Keyed(profile, 1)
+    keyed.least = 7.0
+    assert (profile.least, keyed.least) == (7.0, 7.0)
+
+
 @pytest.mark.parametrize("duration", [0, 1, 7, 62, 62.5])
 def test_a_call_of_no_time_counts_for_the_least(duration: float) -> None:
     assert after(duration) == FLOOR

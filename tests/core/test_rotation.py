@@ -59,7 +59,7 @@ def pool(
 
 def short(cost: float = 10.0) -> Profile:
     profile = Profile()
-    profile.cost = cost
+    profile.cost = profile.least = cost
     return profile
 
 

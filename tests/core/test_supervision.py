@@ -865,7 +865,7 @@ def test_a_worker_rests_that_has_enough_to_do_when_many_wait(
     for index in range(workers):
         core.ready(index, 0.0)
     profile = Profile()
-    profile.cost = cost
+    profile.cost = profile.least = cost
     job = 0
     while core.dispatcher.waiting < waiting:
         core.submit(job, profile)

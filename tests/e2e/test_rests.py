@@ -11,6 +11,7 @@ import pytest
 
 from asyncpool import Crash, Pool, WorkerCrashedError
 from asyncpool._core.frames import Frame
+from asyncpool._core.profiles import Profile
 from asyncpool._runtime import rounds
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.traffic import Traffic
@@ -27,13 +28,22 @@ pytestmark = BOTH_LOOPS
 async def expect(pool: Pool, function: Callable[..., Any], cost: float) -> None:
     """Have the pool believe that a call of *function* takes so many microseconds."""
     await idle(pool)
-    supervisor_of(pool)._traffic._functions.find(function).profile.cost = cost
+    profile = supervisor_of(pool)._traffic._functions.find(function).profile
+    profile.cost = profile.least = cost
 
 
 def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no rounds."""
     monkeypatch.setattr(rounds, "EVERY", 3600.0)
     monkeypatch.setattr(rounds, "REST", 3600.0)
+
+
+async def go_on(pool: Pool, last: asyncio.Future[Any]) -> None:
+    """Make rounds, which nobody else makes, until a job is done."""
+    go_round = supervisor_of(pool)._traffic._rounds._go_round
+    while not last.done():
+        go_round()
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -46,6 +56,8 @@ def rested(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
         rest(self)
 
     monkeypatch.setattr(WorkerHandle, "rest", note)
+    # What is expected stays so, however short the jobs really are.
+    monkeypatch.setattr(Profile, "note", lambda *_: None)
     return event
 
 
@@ -85,13 +97,39 @@ async def test_what_a_worker_has_done_counts_though_it_dies_while_it_is_left_alo
             await culprit
         assert caught.value.delivery == "started"
         assert await asyncio.gather(*before) == [0, 1, 2, 3]
-        go_round = supervisor_of(pool)._traffic._rounds._go_round
-        while not behind[-1].done():
-            go_round()
-            await asyncio.sleep(0)
+        await go_on(pool, behind[-1])
         assert await asyncio.gather(*behind) == list(range(5, 40))
         assert [job.attempt for job in (*before, *behind)] == [1] * 39
     assert [crash.job_id for crash in crashes] == [culprit.id]
+
+
+async def test_what_has_ended_in_time_is_in_time_though_its_worker_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, rested: asyncio.Event
+) -> None:
+    never_look(monkeypatch)
+    async with patience(), Pool(1) as pool:
+        await expect(pool, time.sleep, 1000.0)
+        view = pool.options(timeout=0.5)
+        timed = [view.submit(time.sleep, 0.001) for _ in range(8)]
+        others = [pool.submit(time.sleep, 0.001) for _ in range(60)]
+        await rested.wait()
+        # Their outcomes are there, and it is only the timeout that has them read.
+        assert await asyncio.gather(*timed) == [None] * 8
+        await go_on(pool, others[-1])
+
+
+async def test_what_a_worker_has_done_is_heard_before_what_waits_is_late(
+    monkeypatch: pytest.MonkeyPatch, rested: asyncio.Event
+) -> None:
+    never_look(monkeypatch)
+    async with patience(), Pool(1) as pool:
+        await expect(pool, time.sleep, 1000.0)
+        view = pool.options(queue_timeout=0.5)
+        in_hand = [view.submit(time.sleep, 0.001) for _ in range(16)]
+        others = [pool.submit(time.sleep, 0.001) for _ in range(60)]
+        await rested.wait()
+        assert await asyncio.gather(*in_hand) == [None] * 16
+        await go_on(pool, others[-1])
 
 
 async def test_a_job_that_turns_out_to_be_long_is_noticed_in_a_worker_left_alone(
@@ -101,7 +139,7 @@ async def test_a_job_that_turns_out_to_be_long_is_noticed_in_a_worker_left_alone
         await expect(pool, jobs.perhaps_wait, 1000.0)
         before = [pool.submit(jobs.perhaps_wait) for _ in range(6)]
         long = pool.submit(jobs.perhaps_wait, gate.path)
-        behind = [pool.submit(jobs.perhaps_wait) for _ in range(60)]
+        behind = [pool.submit(jobs.perhaps_wait) for _ in range(300)]
         visitor = await gate.visitor()
         await asyncio.gather(*before, *behind)
         assert rested.is_set()

@@ -10,7 +10,7 @@ import pytest
 
 from asyncpool._core.commands import Command
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.rounds import EVERY, REST, Rounds
+from asyncpool._runtime.rounds import EVERY, REST, SOON, Rounds
 from asyncpool._runtime.state import PoolState
 
 
@@ -42,12 +42,14 @@ class Crowd:
     def __init__(self, workers: int, busy: int) -> None:
         self.timers = Timers()
         self.woken: list[int] = []
+        self.attended: list[int] = []
         self.handles = {slot: self._handle(slot) for slot in range(workers)}
         self.core = SimpleNamespace(
             may_rest=lambda slot: slot < busy,
             look_for_stalls=list,
             running=lambda _: (),
             pipelining=False,
+            unbalanced=False,
         )
         state = SimpleNamespace(
             loop=self.timers,
@@ -63,11 +65,14 @@ class Crowd:
         )
 
     def _handle(self, slot: int) -> Any:
-        def wake() -> None:
+        def hear() -> None:
             self.woken.append(slot)
             self.rounds.leave_alone(self.handles[slot])  # its outcomes have been read
 
-        return SimpleNamespace(slot=slot, rest=lambda: None, wake=wake)
+        def attend() -> None:
+            self.attended.append(slot)
+
+        return SimpleNamespace(slot=slot, rest=lambda: None, attend=attend, hear=hear)
 
     def rest(self) -> None:
         for handle in self.handles.values():
@@ -87,6 +92,34 @@ def test_the_next_round_is_later_if_all_workers_have_enough_to_do(
         crowd.timers.fire()
     assert crowd.woken == 3 * list(range(busy))
     assert crowd.timers.set[1:] == 3 * [next_one]
+
+
+def test_the_next_round_is_soon_if_a_worker_becomes_idle_beside_others() -> None:
+    crowd = Crowd(2, 0)
+    crowd.rounds.hurry()
+    assert not crowd.rounds.on, "there is no reason for any"
+    crowd.rounds.go()
+    crowd.rounds.hurry()
+    assert crowd.timers.set == [EVERY]
+    crowd.core.unbalanced = crowd.core.pipelining = True
+    crowd.rounds.hurry()
+    crowd.rounds.hurry()
+    crowd.timers.fire()
+    assert crowd.timers.set == [EVERY, SOON, SOON]
+    crowd.core.unbalanced = False
+    crowd.timers.fire()
+    assert crowd.timers.set[3:] == [EVERY]
+
+
+def test_one_that_is_heard_and_has_little_left_is_left_alone_no_more() -> None:
+    crowd = Crowd(2, 2)
+    crowd.rest()
+    crowd.core.may_rest = {1}.__contains__
+    crowd.handles[0].hear()
+    crowd.handles[1].hear()
+    assert crowd.attended == [0]
+    crowd.timers.fire()
+    assert crowd.attended == [0, 1], "and once"
 
 
 def test_there_are_no_rounds_without_a_reason() -> None:
