@@ -16,7 +16,7 @@ import click
 from asyncpool._cli.parameters import Exit, Refused, Trouble, seconds, size
 from asyncpool._cli.serve_log import ServeLog
 from asyncpool._cli.serving import Serving, ServingPlan
-from asyncpool._core.control_protocol import is_name
+from asyncpool._core.control_protocol import MAX_WORKERS, is_name
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.first_process import look_after_orphans
 from asyncpool.errors import AsyncPoolError
@@ -26,6 +26,9 @@ __all__ = ["serve_command"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _BIND = "127.0.0.1:8000"
+
+# What listen() takes; the kernel has a limit of its own, below that.
+_MAX_BACKLOG = (1 << 31) - 1
 
 
 def _life_options(function: F) -> F:
@@ -102,7 +105,7 @@ def _life_options(function: F) -> F:
 @click.option(
     "-w",
     "--workers",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_WORKERS),
     help="How many workers; by default one for each usable CPU.",
 )
 @click.option(
@@ -131,7 +134,7 @@ def _life_options(function: F) -> F:
 @_life_options
 @click.option(
     "--backlog",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, _MAX_BACKLOG),
     default=2048,
     show_default=True,
     help="How many connections may wait in the kernel's queue.",
@@ -217,7 +220,10 @@ def serve_command(  # noqa: PLR0917 - they are click's
     if reload_on_change and cluster["preload"]:
         raise Trouble("what is preloaded is not loaded anew: --reload-on-change or not")
     _check_installed(interface, reload_on_change=reload_on_change)
-    limits = WorkerLimits(max_age=max_age, max_rss=max_rss, hard_rss=hard_rss)
+    try:
+        limits = WorkerLimits(max_age=max_age, max_rss=max_rss, hard_rss=hard_rss)
+    except ValueError as error:
+        raise Trouble(str(error)) from None
     plan = ServingPlan(
         target=target,
         interface=interface,

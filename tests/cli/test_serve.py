@@ -244,6 +244,10 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
         (["app:app", "--bind", "systemd:"], "'systemd:': systemd has passed no sock"),
         (["app:app", "--name", "a/b"], "--name: 'a/b' is no name: letters, digits"),
         (["app:app", "--option", "x"], "--option: 'x' is not NAME=VALUE"),
+        (
+            ["app:app", "--max-rss", "2G", "--hard-rss", "1G"],
+            "hard_rss must be more than max_rss (2147483648), not 1073741824\n",
+        ),
         (["app:app", "--option", "workers=3"], "these options are not for workers: w"),
         (
             ["app:app", "--reload-on-change", "--preload", "json"],
@@ -259,6 +263,15 @@ def test_mistakes(args: list[str], error: str, folder: Path) -> None:
     done = run_command(folder, "serve", *args)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"asyncpool: {error}")
+
+
+@pytest.mark.parametrize(
+    ("option", "most"), [("--workers", 4096), ("--backlog", 2**31 - 1)]
+)
+def test_numbers_that_are_too_large(option: str, most: int, folder: Path) -> None:
+    done = run_command(folder, "serve", "app:app", option, str(most + 1))
+    assert (done.code, done.out) == (2, "")
+    assert f"{most + 1} is not in the range 1<=x<={most}" in done.err
 
 
 @pytest.mark.parametrize("package", ["uvicorn", "watchfiles"])
