@@ -209,7 +209,7 @@ class Operation:
                     **asdict(self._cluster.stats()),
                 }
             case "reload":
-                result = await self._reload()
+                result = await self._reload_for_client()
                 return {"replaced": result.replaced, "trouble": _trouble(result)}
             case "resize":
                 assert request.workers is not None
@@ -234,6 +234,13 @@ class Operation:
             self._reload_again = False
             with contextlib.suppress(RollInProgressError):  # that one is told of
                 await self._reload()
+
+    async def _reload_for_client(self) -> RollResult:
+        try:
+            return await self._reload()
+        finally:
+            if self._reload_again:  # asked for by a signal meanwhile
+                self.reload_soon()
 
     async def _reload(self) -> RollResult:
         """Replace the workers, and tell of it."""

@@ -159,6 +159,21 @@ async def test_a_client_reloads_one_at_a_time() -> None:
         assert await first == {"replaced": 2, "trouble": ""}
 
 
+async def test_a_hangup_while_a_client_reloads_is_one_more() -> None:
+    async with operating() as running:
+        first = asyncio.create_task(running.ask("reload"))
+        await running.cluster.asked_for("reload")
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGUSR1)
+        await running.cluster.asked_for("reload", "stacks")
+        # Who is refused changes nothing.
+        with pytest.raises(ProtocolError, match=r"^a reload is under way already$"):
+            await running.ask("reload")
+        running.cluster.reloaded.set()
+        assert await first == {"replaced": 2, "trouble": ""}
+        await running.cluster.asked_for("reload", "stacks", "reload")
+
+
 async def test_signals_resize() -> None:
     async with operating() as running:
         for number in (signal.SIGTTIN, signal.SIGTTIN, signal.SIGTTOU):
