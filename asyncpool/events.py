@@ -165,7 +165,8 @@ class Retiring:
     """A worker gets no more jobs, and ends when it has finished what it has.
 
     *reason* is the limit that it has reached (``"max_jobs"``, ``"max_age"``,
-    ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"`` or ``"roll"``.
+    ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"`` or ``"roll"``; in
+    clusters also what the worker has called, ``"retire()"`` or ``"replace()"``.
     """
 
     slot: int

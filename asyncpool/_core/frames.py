@@ -84,7 +84,7 @@ class Kind(enum.IntEnum):
     REVOKED = 12  # worker: these of them will not begin
     INTERRUPT = 23  # pool: end the job that came in this place, if it is running
     STACKS = 24  # pool: write down where your threads are; worker: I have
-    RETIRE = 27  # worker: I begin no other job
+    RETIRE = 27  # worker: I begin no other job; if there is a *tag*, not yet
     RECORD = 26  # worker: a logger has recorded this
     HEARTBEAT = 30  # worker: there is a new beat on my page
     # CREDIT = 36, pool: the stream that runs may send *tag* items in all

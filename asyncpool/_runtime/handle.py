@@ -63,6 +63,7 @@ class WorkerSetup:
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
     on_stacks: Callable[[WorkerHandle, int | None], None]
     on_retire: Callable[[WorkerHandle, str], None]
+    on_worn: Callable[[WorkerHandle], None]
     on_pong: Callable[[WorkerHandle], None]
     on_heartbeat: Callable[[WorkerHandle], None]
     on_last_beat: Callable[[WorkerHandle, Frame], None]
@@ -438,6 +439,8 @@ class WorkerHandle:
             self._setup.on_revoked(self, unpack_numbers(frame.payload))
         elif frame.kind is Kind.STACKS:
             self._setup.on_stacks(self, frame.job or None)
+        elif frame.kind is Kind.RETIRE and frame.tag:
+            self._setup.on_worn(self)
         elif frame.kind is Kind.RETIRE:
             reason = frame.payload[:_MAX_REASON].decode(errors="replace")
             self._setup.on_retire(self, reason)

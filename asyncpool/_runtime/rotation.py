@@ -69,6 +69,13 @@ class Rotator:
             profile = book.jobs[unsent].profile
             self._perform(core.give_back({unsent: profile}, now))
 
+    @decision
+    def replace(self, handle: WorkerHandle) -> None:
+        """Have another worker take the place of one that has asked for it."""
+        slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
+        self._perform(self._rotation.wear_out(slot, "replace()", now))
+        self._rearm()
+
     def resize(self, least: int, most: int) -> asyncio.Future[None]:
         """Have the pool grow or shrink; return what is done when it has."""
         self._resize(least, most)

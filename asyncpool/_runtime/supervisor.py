@@ -139,6 +139,7 @@ class Supervisor:
             on_revoked=self._traffic.on_revoked,
             on_stacks=self._on_stacks,
             on_retire=self.rotator.retire,
+            on_worn=self.rotator.replace,
             on_pong=self._on_pong,
             on_heartbeat=self._heartbeats.rung,
             on_last_beat=self._heartbeats.take,

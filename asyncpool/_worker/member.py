@@ -17,7 +17,7 @@ __all__ = ["Worker"]
 class Worker:
     """One worker of a cluster, as its ``serve(worker)`` sees it.
 
-    Only the worker's event loop may use it, but for :meth:`retire`.
+    Only the worker's event loop may use it, but for :meth:`retire` and :meth:`replace`.
 
     Attributes:
         id: Its slot, which its replacement takes over.
@@ -69,6 +69,16 @@ class Worker:
             reason: What the log says.
         """
         self._member.retire(reason)
+
+    def replace(self, reason: str = "") -> None:
+        """Ask for a successor: it serves on until that is ready, and drains then.
+
+        Any thread may call it, once it is ready.  Further calls change nothing.
+
+        Args:
+            reason: What the log says.
+        """
+        self._member.replace(reason)
 
     def connections(self) -> AsyncIterator[Connection]:
         """Yield the connections that this worker is to serve, until it drains.

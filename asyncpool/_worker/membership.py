@@ -28,6 +28,9 @@ __all__ = ["Member"]
 # As many accepted connections wait here for the user's code; others wait in the backlog.
 _MOST_WAITING = 16
 
+# The tag of RETIRE from a worker that serves on until there is another one.
+_NOT_YET = 1
+
 
 class Member:
     """What stands behind a :class:`Worker`.
@@ -66,6 +69,7 @@ class Member:
         self.error: ProtocolError | None = None
         self.drains_since = 0.0
         self.is_ready = self.returning = self._retired = self._refusing = False
+        self._is_worn = False
         self.listeners: list[socket.socket] = []
         self._listening: asyncio.Future[None] = self._loop.create_future()
         if not accepts:
@@ -106,6 +110,20 @@ class Member:
             logging.getLogger("asyncpool").info("this worker retires: %s", reason)
             self._control.send(Kind.RETIRE)
             self.drain()
+
+    def replace(self, reason: str) -> None:
+        if get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.replace, reason)
+        elif not self._retired and not self.draining.is_set():
+            if not self._is_worn:
+                import logging  # noqa: PLC0415 - most workers need none
+
+                self._is_worn = True
+                logging.getLogger("asyncpool").info(
+                    "this worker asks for a successor: %s", reason
+                )
+            # Each time: a cluster that has given up, and recovers, forgets who has asked.
+            self._control.send(Kind.RETIRE, b"", 0, 0, _NOT_YET)
 
     def drain(self) -> None:
         """Take no new connections, but for those that were handed out already."""

@@ -92,6 +92,7 @@ class _Asgi:
         defaults: dict[str, Any] = {"log_config": None, "access_log": False}
         config = uvicorn.Config(app, **defaults | self._options, loop="none")
         config.load()
+        most = _most_requests(config, worker)
         server = uvicorn.Server(config)
         server.lifespan = lifespan = config.lifespan_class(config)
         await lifespan.startup()
@@ -110,7 +111,7 @@ class _Asgi:
             )
 
         await server.on_tick(0)
-        ticking = loop.create_task(_tick(server, worker))
+        ticking = loop.create_task(_tick(server, worker, most))
         try:
             worker.ready()
             connecting = loop.create_task(connect(worker, make, config.ssl))
@@ -134,11 +135,32 @@ async def _cancel(requests: set[asyncio.Task[None]]) -> None:
         await asyncio.wait(requests, timeout=_CLEAN_UP)
 
 
-async def _tick(server: uvicorn.Server, worker: Worker) -> None:
+def _most_requests(config: uvicorn.Config, worker: Worker) -> float:
+    """Take the limit of requests out of *config*, since uvicorn would end because of it.
+
+    Returns:
+        It, or a little less, as of :class:`asyncpool.WorkerLimits`: each worker has
+        another one, so that not all are replaced together.
+    """
+    import random  # noqa: PLC0415 - as above
+
+    from asyncpool._core.wear import WorkerLimits  # noqa: PLC0415
+
+    most, config.limit_max_requests = config.limit_max_requests, None
+    if most is None:
+        return float("inf")
+    jitter: int = getattr(config, "limit_max_requests_jitter", 0)
+    if jitter:
+        return most + random.randint(0, jitter)  # noqa: S311 - no secret
+    return WorkerLimits(max_jobs=most).wear(worker.id, worker.generation).jobs
+
+
+async def _tick(server: uvicorn.Server, worker: Worker, most: float) -> None:
     """Keep the date in the headers, and count requests, as uvicorn's main loop does."""
     import asyncio  # noqa: PLC0415 - as above
 
     while True:
         await asyncio.sleep(1)
-        if await server.on_tick(0):
-            worker.retire("it has served as many requests as it may")
+        await server.on_tick(0)
+        if server.server_state.total_requests >= most:
+            worker.replace("it has served as many requests as it may")

@@ -16,7 +16,7 @@ import pytest
 
 from asyncpool import Cluster, PoolClosedError, RestartPolicy, RollInProgressError
 from asyncpool.cluster import ClusterStats
-from asyncpool.events import Crashed, Exited, Ready, RollResult, Spawned
+from asyncpool.events import Crashed, Exited, Ready, Retiring, RollResult, Spawned
 from tests.helpers import serves
 from tests.helpers.clusters import (
     SPREADS,
@@ -235,6 +235,30 @@ async def test_the_cluster_is_closed_before_the_new_worker_is_ready() -> None:
         await cluster.close()
         result = await reload
         assert (result.replaced, result.trouble) == (0, "the pool was closed")
+
+
+async def test_a_worker_that_asks_for_a_successor_serves_until_that_is_ready() -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        cluster_behind(gate) as cluster,
+    ):
+        events = cluster.events()
+        async with Client(cluster) as client:
+            old = await client.who()
+            assert await client.ask("replace worn out") == "serving on"
+            assert await client.ask("replace once more") == "serving on"
+            new = await gate.visitor("2.1")
+            # Both serve still, and nobody else is to come.
+            assert generations(cluster.stats()) == [1, 1]
+            new.release()
+            assert (await next_of(events, Ready)).slot == 2
+            retiring = await next_of(events, Retiring)
+            assert (retiring.slot, retiring.reason) == (old[0], "replace()")
+            assert await client.ask("echo still here") == "still here"
+        stats = await all_ready(cluster)
+        assert old[0] not in [slot.slot for slot in stats.slots if slot.ready]
+        assert (stats.spawned, stats.crashes) == (3, 0)
 
 
 ORDERS = list(itertools.permutations(("reload", "crash", "close")))

@@ -81,6 +81,10 @@ class Talker:
         self.worker.retire(reason)
         return "retiring"
 
+    async def replace(self, reason: str) -> str:
+        self.worker.replace(reason)
+        return "serving on"
+
     async def descriptors(self, _: str) -> str:
         return str(len(os.listdir("/proc/self/fd")))
 

@@ -161,6 +161,14 @@ class Obedient:
         self._worker.retire(reason)
         return self._worker.is_draining
 
+    async def replace(self, reason: str) -> bool:
+        self._worker.replace(reason)
+        return self._worker.is_draining
+
+    async def replace_elsewhere(self, reason: str) -> bool:
+        await asyncio.to_thread(self._worker.replace, reason)
+        return self._worker.is_draining
+
     async def retire_elsewhere(self, reason: str) -> None:
         await asyncio.to_thread(self._worker.retire, reason)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
 
 from asyncpool._core.frames import Kind
-from asyncpool.cluster import asgi
+from asyncpool.cluster import _asgi, asgi
 from tests.helpers import web_app
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tls import client_context, write_certificate
@@ -297,7 +300,7 @@ def test_what_is_encrypted_does_not_move(serve: Start, tmp_path: Path) -> None:
     assert master.ended() == (0, "")
 
 
-def test_who_has_served_as_many_requests_as_it_may_retires(start: Start) -> None:
+def test_who_has_served_as_many_requests_as_it_may_is_replaced(start: Start) -> None:
     master = start(asgi("tests.helpers.web_app:app", limit_max_requests=2))
     master.ready()
     with master.connect() as client:
@@ -305,8 +308,27 @@ def test_who_has_served_as_many_requests_as_it_may_retires(start: Start) -> None
             respond(client)
         frame = master.worker.heard(master.worker.control)
         assert frame is not None
-        assert frame.kind is Kind.RETIRE
-        while b"connection: close" not in respond(client)[0]:
-            pass
+        assert (frame.kind, frame.tag) == (Kind.RETIRE, 1)
+        assert b"connection: close" not in respond(client)[0]
         master.drain()
     assert master.ended() == (0, "")
+
+
+def test_workers_may_not_serve_equally_many_requests() -> None:
+    def limits(**options: Any) -> list[float]:
+        config = uvicorn.Config("app:app", log_config=None, **options)
+        found = []
+        for slot in range(4):
+            worker: Any = SimpleNamespace(id=slot, generation=1)
+            limit = config.limit_max_requests
+            found.append(_asgi._most_requests(config, worker))
+            assert config.limit_max_requests is None
+            config.limit_max_requests = limit
+        return found
+
+    assert limits() == [math.inf] * 4
+    assert limits(limit_max_requests=1000) == [938, 1000, 962, 924]
+    assert limits(limit_max_requests=1) == [1] * 4
+    by_chance = limits(limit_max_requests=1, limit_max_requests_jitter=10**9)
+    assert min(by_chance) > 1
+    assert len(set(by_chance)) == 4

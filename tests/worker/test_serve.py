@@ -221,9 +221,25 @@ def test_a_worker_may_retire(master: Master, order: str) -> None:
         master.post((order, "worn out"))
         frame = master.worker.heard(master.worker.control)
         assert frame is not None
-        assert frame.kind is Kind.RETIRE
+        assert (frame.kind, frame.tag) == (Kind.RETIRE, 0)
         if order == "retire":
             assert master.message() is True
+        assert say(client, b"still here") == b"still here"
+        master.drain()
+    assert master.ended() == (0, "")
+
+
+@pytest.mark.parametrize("order", ["replace", "replace_elsewhere"])
+def test_a_worker_may_ask_for_its_successor(master: Master, order: str) -> None:
+    master.post((order, "worn out"))
+    frame = master.worker.heard(master.worker.control)
+    assert frame is not None
+    assert (frame.kind, frame.tag) == (Kind.RETIRE, 1)
+    assert master.message() is False
+    # It serves on.
+    with master.connect() as client:
+        master.post(("echo", None))
+        assert master.message() == "echoing"
         assert say(client, b"still here") == b"still here"
         master.drain()
     assert master.ended() == (0, "")
