@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TextIO
 
-__all__ = ["ServeLog", "user_traceback"]
+from asyncpool.events import Crash
+
+__all__ = ["ServeLog", "cannot_be_loaded", "user_traceback"]
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+# What is longer is no traceback of a start.
+_MOST_LINES = 500
 
 # Frames that say nothing about the user's code.
 _OURS = re.compile(
@@ -24,29 +28,66 @@ _OURS = re.compile(
 class ServeLog(logging.StreamHandler[TextIO]):
     """Prints records to stderr, and what workers print as it is.
 
-    Attributes:
-        starting: Whether no worker was ready yet: tracebacks of those that do not get
-            there are withheld, since what is told of the failed start has them.
+    As long as no worker was ready yet, tracebacks are withheld: if the code cannot be
+    loaded, what is told of that has them.
     """
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
-        self.starting = True
-        self._dying: deque[object] = deque(maxlen=64)
+        self._starting = True
+        # By the workers' names: a traceback, and what came behind it.
+        self._withheld: dict[object, list[logging.LogRecord]] = {}
         self.setFormatter(logging.Formatter(_FORMAT))
+
+    def start_over(self) -> None:
+        """Take note that workers are started, and forget what was withheld."""
+        with self._locked():
+            self._starting = True
+            self._withheld.clear()
+
+    def started(self) -> None:
+        """Take note that a worker was ready, or none will be; print what was withheld."""
+        with self._locked():
+            self._starting = False
+            for worker in list(self._withheld):
+                self._print_withheld(worker)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
         if record.name == "asyncpool.worker" and isinstance(record.args, tuple):
-            if not self._is_withheld(*record.args):
+            if not (self._starting and self._withhold(record, *record.args)):
                 super().emit(record)
-        elif not (self.starting and record.msg == "%s: %s; %s"):
+            return
+        crash = record.args[1:2] if isinstance(record.args, tuple) else ()
+        if self._starting and crash and isinstance(crash[0], Crash):
+            if cannot_be_loaded(crash[0]):
+                return  # that is told of when it has ended
+            self._print_withheld(f"worker {crash[0].pid} in slot {crash[0].slot}")
+        super().emit(record)
+
+    def _withhold(
+        self, record: logging.LogRecord, worker: object, line: object
+    ) -> bool:
+        begins = f"{line}".startswith("Traceback (most recent")
+        if not begins and worker not in self._withheld:
+            return False
+        lines = self._withheld.setdefault(worker, [])
+        lines.append(record)
+        if len(lines) >= _MOST_LINES:
+            self._print_withheld(worker)
+        return True
+
+    def _print_withheld(self, worker: object) -> None:
+        for record in self._withheld.pop(worker, ()):
             super().emit(record)
 
-    def _is_withheld(self, worker: object, line: object) -> bool:
-        if self.starting and f"{line}".startswith("Traceback (most recent"):
-            self._dying.append(worker)
-        return worker in self._dying
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
@@ -71,6 +112,12 @@ class ServeLog(logging.StreamHandler[TextIO]):
             root.removeHandler(self)
             root.setLevel(before[0])
             chatty.setLevel(before[1])
+
+
+def cannot_be_loaded(crash: Crash) -> bool:
+    """Tell whether a worker has not got as far as serving, since its code has raised."""
+    raised = crash.exit_code == 1 or "cannot be preloaded" in crash.detail
+    return crash.kind == "failed start" and raised and bool(crash.detail)
 
 
 def user_traceback(text: str) -> str | None:

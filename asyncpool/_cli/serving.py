@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpool._cli.parameters import say
-from asyncpool._cli.serve_log import ServeLog, user_traceback
+from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
 from asyncpool.cluster import Cluster, asgi
 from asyncpool.cluster._run import GAVE_UP, Operation
 from asyncpool.events import Crash
@@ -109,6 +109,7 @@ class Serving:
     async def _serve_once(self) -> int:
         plan = self._plan
         self._failures.clear()
+        self._log.start_over()
         self._began = time.monotonic()
         target: Any = plan.target
         if plan.interface == "asgi":
@@ -123,6 +124,7 @@ class Serving:
         if self._failures:
             self._explain(self._failures[0])
             return GAVE_UP
+        self._log.started()
         if operation.broken is not None:
             last = operation.broken.crashes[-1:]
             _tell(
@@ -141,7 +143,8 @@ class Serving:
     def _ready(self) -> None:
         assert self._cluster is not None
         assert self._operation is not None
-        self._up, self._log.starting = True, False
+        self._up = True
+        self._log.started()
         seconds = time.monotonic() - self._began
         stats = self._cluster.stats()
         _tell(f"asyncpool: serving {self._plan.target} after {seconds:.1f} s")
@@ -159,9 +162,7 @@ class Serving:
 
     def _crashed(self, crash: Crash) -> None:
         """End at once if the code cannot be loaded: to try again would not help."""
-        raised = crash.exit_code == 1 or "cannot be preloaded" in crash.detail
-        useless = crash.kind == "failed start" and raised and crash.detail
-        if self._up or self._failures or not useless:
+        if self._up or self._failures or not cannot_be_loaded(crash):
             return
         self._failures.append(crash)
         assert self._operation is not None

@@ -217,6 +217,31 @@ def test_bad_code(target: str, reason: str, way_out: str | None, folder: Path) -
         assert sum(line.startswith("  File ") for line in rest) == 1
 
 
+def test_a_start_that_fails_now_and_then_is_told_of(folder: Path) -> None:
+    write_app(
+        folder,
+        """
+        import os, pathlib, traceback
+
+        async def serve(worker):
+            try:
+                pathlib.Path("died").touch(exist_ok=False)
+            except FileExistsError:
+                traceback.print_exc()
+                worker.ready()
+                await worker.draining()
+            else:
+                os._exit(7)
+        """,
+        "moody",
+    )
+    with Server(folder, "moody:serve", *ONE, "--interface", "serve") as server:
+        server.says("in slot 0 exited with status 7 (failed start); ").up()
+        # It is one of a worker that serves nevertheless.
+        server.says("Traceback (most recent call last)").says(": FileExistsError: ")
+        assert server.end(signal.SIGTERM) == 0
+
+
 def test_workers_that_die_again_and_again(folder: Path) -> None:
     write_app(
         folder,

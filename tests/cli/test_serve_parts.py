@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 
 from asyncpool._cli import serving
-from asyncpool._cli.serve_log import ServeLog, user_traceback
+from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
 from asyncpool._cli.serving import Serving, ServingPlan
 from asyncpool._cli.status_view import status_view
+from asyncpool.events import Crash
 
 PLAN = ServingPlan(
     target="app:app",
@@ -109,24 +110,120 @@ def test_lines_of_workers_are_printed_as_they_are() -> None:
     )
 
 
+TRACEBACK = "Traceback (most recent call last):"
+
+
+def crash(**changes: Any) -> Crash:
+    """Log a crash, and return it."""
+    known: dict[str, Any] = {
+        "slot": 0,
+        "generation": 1,
+        "pid": 7,
+        "exit_code": 1,
+        "signal": None,
+        "kind": "failed start",
+        "uptime": 0.1,
+        "job_id": None,
+        "attempt": 0,
+        "detail": "serve failed: OSError: no",
+        "stderr_tail": (),
+        "next_step": "next",
+    }
+    crash = Crash(**{**known, **changes})
+    logging.getLogger("asyncpool").warning("%s: %s; %s", "app", crash, crash.next_step)
+    return crash
+
+
 def test_tracebacks_of_a_start_are_withheld() -> None:
     def tell(log: ServeLog) -> None:
-        crash = "%s: %s; %s", "cluster app", "it died", "next"
+        log.start_over()
         worker("before")
-        worker("Traceback (most recent call last):")
+        worker(TRACEBACK)
         worker("  more of it")
         worker("another's", "worker 8 in slot 1")
-        logging.getLogger("asyncpool").warning(*crash)
-        log.starting = False
-        worker("Traceback (most recent call last):", "worker 9 in slot 0")
-        logging.getLogger("asyncpool").warning(*crash)
+        assert cannot_be_loaded(crash())
+        assert cannot_be_loaded(
+            crash(pid=None, exit_code=None, detail="'m' cannot be preloaded")
+        )
 
     assert printed(tell).splitlines() == [
         "worker 7 in slot 0: before",
         "worker 8 in slot 1: another's",
-        "worker 9 in slot 0: Traceback (most recent call last):",
-        "WARNING asyncpool: cluster app: it died; next",
     ]
+
+
+def test_what_was_withheld_is_printed_once_a_worker_is_ready() -> None:
+    def tell(log: ServeLog) -> None:
+        log.start_over()
+        worker(TRACEBACK)
+        worker("it goes on")
+        worker("another's", "worker 8 in slot 1")
+        log.started()
+        worker("for long")
+        worker(TRACEBACK)
+        crash()
+
+    assert printed(tell).splitlines() == [
+        "worker 8 in slot 1: another's",
+        f"worker 7 in slot 0: {TRACEBACK}",
+        "worker 7 in slot 0: it goes on",
+        "worker 7 in slot 0: for long",
+        f"worker 7 in slot 0: {TRACEBACK}",
+        (
+            "WARNING asyncpool: app: worker 7 in slot 0 exited with status 1 (failed start): "
+            "serve failed: OSError: no; next"
+        ),
+    ]
+
+
+def test_starts_that_fail_otherwise_are_told_of_at_once() -> None:
+    def tell(log: ServeLog) -> None:
+        log.start_over()
+        worker(TRACEBACK)
+        worker(TRACEBACK, "worker 8 in slot 1")
+        assert not cannot_be_loaded(crash(exit_code=7, detail=""))
+        assert not cannot_be_loaded(crash(pid=8, slot=1, kind="crash"))
+
+    assert printed(tell).splitlines() == [
+        f"worker 7 in slot 0: {TRACEBACK}",
+        (
+            "WARNING asyncpool: app: worker 7 in slot 0 exited with status 7 (failed start); "
+            "next"
+        ),
+        f"worker 8 in slot 1: {TRACEBACK}",
+        (
+            "WARNING asyncpool: app: worker 8 in slot 1 exited with status 1: serve failed: "
+            "OSError: no; next"
+        ),
+    ]
+
+
+def test_another_start_forgets_what_was_withheld() -> None:
+    def tell(log: ServeLog) -> None:
+        log.start_over()
+        worker(TRACEBACK)
+        log.started()
+        log.start_over()
+        worker(TRACEBACK, "worker 8 in slot 1")
+        log.start_over()
+        log.started()
+
+    assert printed(tell) == f"worker 7 in slot 0: {TRACEBACK}\n"
+
+
+def test_what_is_no_traceback_is_not_withheld_for_long() -> None:
+    def tell(log: ServeLog) -> None:
+        log.start_over()
+        worker(TRACEBACK)
+        for number in range(1000):
+            worker(f"{number}")
+
+    lines = printed(tell).splitlines()
+    assert (lines[1], lines[-1]) == (
+        "worker 7 in slot 0: 0",
+        "worker 7 in slot 0: 999",
+    )
+    assert len(lines) == 1001
 
 
 def test_uvicorn_is_not_to_tell_of_each_worker() -> None:
