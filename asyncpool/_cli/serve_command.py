@@ -219,6 +219,9 @@ def serve_command(  # noqa: PLR0917 - they are click's
         raise Trouble(f"--name: {name!r} is no name: letters, digits and -_.: are")
     if reload_on_change and cluster["preload"]:
         raise Trouble("what is preloaded is not loaded anew: --reload-on-change or not")
+    if interface != "asgi" and (options or access_log):
+        word = "--option" if options else "--access-log"
+        raise Trouble(f"{word} is of --interface asgi: it would change nothing here")
     _check_installed(interface, reload_on_change=reload_on_change)
     try:
         limits = WorkerLimits(max_age=max_age, max_rss=max_rss, hard_rss=hard_rss)

@@ -70,8 +70,9 @@ class Cluster:
         start_timeout: Seconds that a worker has to become ready.
         health_timeout, restart, on_crash, launcher, preload, limits, surge, output, name:
             As of :class:`asyncpool.Pool`.  ``max_jobs`` of the *limits* counts connections
-            that are over; the crash of a worker that has served counts as one in the middle
-            of a job.  What is preloaded is not loaded anew by :meth:`reload`.
+            that are over, and they have no ``drain_timeout``, since the cluster has one; the
+            crash of a worker that has served counts as one in the middle of a job.  What is
+            preloaded is not loaded anew by :meth:`reload`.
 
     Attributes:
         name: What logs call it.
@@ -121,6 +122,10 @@ class Cluster:
             start_timeout=start_timeout,
             health_timeout=health_timeout,
         )
+        if limits.drain_timeout != WorkerLimits().drain_timeout:
+            raise ValueError(
+                "limits of a cluster take no drain_timeout: give it to the cluster itself"
+            )
         self.name: str = name or f"cluster-{next(_numbers)}"
         self._binds = (bind,) if isinstance(bind, str) else tuple(bind)
         if self._binds:

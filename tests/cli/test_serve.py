@@ -275,6 +275,14 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
         ),
         (["app:app", "--option", "workers=3"], "these options are not for workers: w"),
         (
+            ["app:app", "--interface", "serve", "-o", "x=1", "--access-log"],
+            "--option is of --interface asgi: it would change nothing here\n",
+        ),
+        (
+            ["app:app", "--interface", "serve", "--access-log"],
+            "--access-log is of --interface asgi: it would change nothing here\n",
+        ),
+        (
             ["app:app", "--reload-on-change", "--preload", "json"],
             "what is preloaded is not loaded anew: --reload-on-change or not",
         ),

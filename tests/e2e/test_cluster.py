@@ -9,7 +9,14 @@ from collections import Counter
 
 import pytest
 
-from asyncpool import Cluster, Crash, PoolBrokenError, PoolClosedError, RestartPolicy
+from asyncpool import (
+    Cluster,
+    Crash,
+    PoolBrokenError,
+    PoolClosedError,
+    RestartPolicy,
+    WorkerLimits,
+)
 from asyncpool.cluster import ClusterStats
 from asyncpool.events import Crashed, Exited, GaveUp, Ready, Retiring, Spawned
 from tests.helpers import serves
@@ -461,6 +468,10 @@ async def test_arguments_are_checked() -> None:
         ({"surge": 0}, "surge must be at least 1, not 0"),
         ({"drain_timeout": 0}, "drain_timeout must be > 0 seconds, not 0"),
         ({"bind": "nowhere"}, "nowhere"),
+        (
+            {"limits": WorkerLimits(drain_timeout=5.0)},
+            "limits of a cluster take no drain_timeout: give it to the cluster itself",
+        ),
     ):
         options = {"target": serves.talk, **wrong}
         with pytest.raises(ValueError, match=text):
