@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import inspect
 import json
 import logging
 import os
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
@@ -264,7 +266,23 @@ def _asgi_options(words: tuple[str, ...], *, access_log: bool) -> dict[str, Any]
             found[name] = json.loads(value)
         except ValueError:
             found[name] = value
+    if words:
+        _check_known(found)
     return found
+
+
+def _check_known(options: dict[str, Any]) -> None:
+    """Refuse what uvicorn does not know, before all workers die of it."""
+    import uvicorn  # noqa: PLC0415 - an extra, which only workers need otherwise
+
+    known = inspect.signature(uvicorn.Config).parameters
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"; is {near[0]} meant?" if near else ""
+            raise Trouble(
+                f"--option: uvicorn {uvicorn.__version__} has no {name}{hint}"
+            )
 
 
 def _run(plan: ServingPlan, *, level: str) -> int:

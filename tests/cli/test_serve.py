@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from tests.helpers.command import in_terminal, run_command
 from tests.helpers.patience import PATIENCE
@@ -269,6 +270,17 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
         (["app:app", "--bind", "systemd:"], "'systemd:': systemd has passed no sock"),
         (["app:app", "--name", "a/b"], "--name: 'a/b' is no name: letters, digits"),
         (["app:app", "--option", "x"], "--option: 'x' is not NAME=VALUE"),
+        (
+            ["app:app", "-o", "factory=true", "-o", "rootpath=/api"],
+            (
+                f"--option: uvicorn {uvicorn.__version__} has no rootpath; "
+                "is root_path meant?\n"
+            ),
+        ),
+        (
+            ["app:app", "-o", "nonsense=1"],
+            f"--option: uvicorn {uvicorn.__version__} has no nonsense\n",
+        ),
         (
             ["app:app", "--max-rss", "2G", "--hard-rss", "1G"],
             "hard_rss must be more than max_rss (2147483648), not 1073741824\n",
