@@ -13,7 +13,7 @@ import click
 from rich.console import Console, Group
 from rich.live import Live
 
-from asyncpool._cli.parameters import Refused, Trouble, say, seconds
+from asyncpool._cli.parameters import Exit, Refused, Trouble, say, seconds
 from asyncpool._cli.status_view import status_view
 from asyncpool._core.control_protocol import MAX_WORKERS, Request
 from asyncpool._runtime.control_client import ControlClient
@@ -65,15 +65,26 @@ def status_command(
     watch: bool,
     every: float,
 ) -> None:
-    """Show the clusters of this user: workers, connections, restarts, memory."""
+    """Show the clusters of this user: workers, connections, restarts, memory.
+
+    One that does not answer is told of, and the others are shown; the exit code is 1.
+    """
     names = [name] if name is not None or control is not None else _living()
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(_connected(each, control)) for each in names]
-        if not watch:
-            _print([_asked(client, "status") for client in clients], as_json=as_json)
-            return
-        with contextlib.suppress(KeyboardInterrupt, ConnectionError):
-            _watch(clients, every, as_json=as_json)
+        shown = _Shown(watch=watch)
+        for each in names:
+            try:
+                client = stack.enter_context(_connected(each, control))
+                shown.clients[each or control or ""] = client
+            except Refused as error:
+                shown.tell(error)
+        if watch:
+            with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+                _watch(shown, every, as_json=as_json)
+        else:
+            _print(shown.statuses(), as_json=as_json)
+    if shown.trouble:
+        sys.exit(Exit.FAILED)
 
 
 @click.command("reload", short_help="Replace the workers by ones with new code.")
@@ -165,16 +176,54 @@ def _only_one() -> str:
 
 
 def _asked(client: ControlClient, action: Any, **fields: Any) -> dict[str, Any]:
-    # The others take as long as connections do.
-    within = _PATIENCE if action == "status" else None
     try:
-        return client.ask(Request(action, **fields), within=within)
-    except TimeoutError:
-        raise Refused(f"a cluster has not answered for {_PATIENCE:g} s") from None
+        # Without a limit: it takes as long as connections do.
+        return client.ask(Request(action, **fields))
     except ProtocolError as error:
         raise Refused(str(error)) from None
     except OSError as error:
         raise Refused(error.strerror or str(error)) from None
+
+
+class _Shown:
+    """The clusters that are shown, without those that cannot tell how they are.
+
+    Args:
+        watch: Whether a cluster may end meanwhile, which is no trouble then.
+
+    Attributes:
+        clients: What asks them, by their names.
+        trouble: Whether somebody was left out because of it.
+    """
+
+    def __init__(self, *, watch: bool) -> None:
+        self.clients: dict[str, ControlClient] = {}
+        self.trouble = False
+        self._watch = watch
+
+    def statuses(self) -> list[dict[str, Any]]:
+        """Return the answers of those that do answer; the others are asked no more."""
+        found: list[dict[str, Any]] = []
+        for name, client in list(self.clients.items()):
+            try:
+                found.append(client.ask(Request("status"), within=_PATIENCE))
+            except TimeoutError:
+                why = f"has not answered for {_PATIENCE:g} s"
+            except ConnectionError:
+                why = "" if self._watch else "has ended"
+            except (OSError, ProtocolError) as error:
+                why = f"cannot tell how it is: {error}"
+            else:
+                continue
+            del self.clients[name]
+            if why:
+                self.tell(Refused(f"{name} {why}"))
+        return found
+
+    def tell(self, error: Refused) -> None:
+        """Say why somebody is left out."""
+        self.trouble = True
+        error.show()
 
 
 def _print(statuses: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -187,17 +236,16 @@ def _print(statuses: list[dict[str, Any]], *, as_json: bool) -> None:
         console.print(status_view(status))
 
 
-def _watch(clients: list[ControlClient], every: float, *, as_json: bool) -> None:
-    def statuses() -> list[dict[str, Any]]:
-        return [client.ask(Request("status")) for client in clients]
-
+def _watch(shown: _Shown, every: float, *, as_json: bool) -> None:
+    """Show them again and again, until none is left."""
     if as_json:
-        while True:
-            _print(statuses(), as_json=True)
+        while statuses := shown.statuses():
+            _print(statuses, as_json=True)
             sys.stdout.flush()
             time.sleep(every)
+        return
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, screen=False) as live:
-        while True:
-            live.update(Group(*map(status_view, statuses())), refresh=True)
+        while statuses := shown.statuses():
+            live.update(Group(*map(status_view, statuses)), refresh=True)
             time.sleep(every)
