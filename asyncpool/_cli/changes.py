@@ -17,12 +17,16 @@ class Changes:
 
     Args:
         folder: The folder, with all that are in it.
+
+    Attributes:
+        count: How many there were.
+        names: The files of the last one, as they are shown.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._count = 0
-        self._names = ""
+        self.count = 0
+        self.names = ""
         self._news = asyncio.Condition()
         self._end = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -41,16 +45,14 @@ class Changes:
         self._end.set()
         await asyncio.wait({self._task})
 
-    async def next(self) -> str:
-        """Wait for the next change, and return the names of the files.
+    async def after(self, count: int) -> None:
+        """Wait until there were more than *count*.
 
         Cancellation:
             Safe.
         """
         async with self._news:
-            before = self._count
-            await self._news.wait_for(lambda: self._count > before)
-            return self._names
+            await self._news.wait_for(lambda: self.count > count)
 
     async def _watch(self) -> None:
         async for changes in awatch(
@@ -61,6 +63,6 @@ class Changes:
         ):
             names = sorted({Path(path).name for _, path in changes})
             async with self._news:
-                self._count += 1
-                self._names = ", ".join(names[:3]) + ", …" * (len(names) > 3)  # noqa: PLR2004
+                self.count += 1
+                self.names = ", ".join(names[:3]) + ", …" * (len(names) > 3)  # noqa: PLR2004
                 self._news.notify_all()

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import errno
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncpool._cli.parameters import say
 from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
 from asyncpool.cluster import Cluster, asgi
 from asyncpool.cluster._run import GAVE_UP, Operation
 from asyncpool.events import Crash
+
+if TYPE_CHECKING:
+    from asyncpool._cli.changes import Changes
 
 __all__ = ["Serving", "ServingPlan"]
 
@@ -65,7 +67,7 @@ class Serving:
         self._plan = plan
         self._log = log
         self._began = time.monotonic()
-        self._up = False
+        self._up = asyncio.Event()
         self._failures: list[Crash] = []
         self._operation: Operation | None = None
         self._cluster: Cluster | None = None
@@ -84,16 +86,18 @@ class Serving:
         from asyncpool._cli.changes import Changes  # noqa: PLC0415
 
         async with Changes(Path.cwd()) as changes:
-            watching = asyncio.create_task(self._reload_at(changes.next))
-            try:
-                while True:
+            while True:
+                # What changes from here on may be too late for the workers that start.
+                known = changes.count
+                watching = asyncio.create_task(self._reload_at(changes, known))
+                try:
                     code = await self._serve()
-                    if not self._failures:
-                        return code
-                    _tell("asyncpool: waiting for a change of the code (Ctrl-C ends)")
-                    await changes.next()
-            finally:
-                watching.cancel()
+                finally:
+                    watching.cancel()
+                if not self._failures:
+                    return code
+                _tell("asyncpool: waiting for a change of the code (Ctrl-C ends)")
+                await changes.after(known)
 
     async def _serve(self) -> int:
         give_up_at = time.monotonic() + _ADDRESS_PATIENCE
@@ -133,17 +137,20 @@ class Serving:
             )
         return code
 
-    async def _reload_at(self, change: Callable[[], Any]) -> None:
+    async def _reload_at(self, changes: Changes, known: int) -> None:
+        """Reload whenever there were more changes than are known."""
         while True:
-            names = await change()
-            if self._up and self._operation is not None:
-                _tell(f"asyncpool: {names} changed: reloading")
-                self._operation.reload_soon()
+            await changes.after(known)
+            await self._up.wait()
+            assert self._operation is not None
+            known = changes.count
+            _tell(f"asyncpool: {changes.names} changed: reloading")
+            self._operation.reload_soon()
 
     def _ready(self) -> None:
         assert self._cluster is not None
         assert self._operation is not None
-        self._up = True
+        self._up.set()
         self._log.started()
         seconds = time.monotonic() - self._began
         stats = self._cluster.stats()
@@ -162,7 +169,7 @@ class Serving:
 
     def _crashed(self, crash: Crash) -> None:
         """End at once if the code cannot be loaded: to try again would not help."""
-        if self._up or self._failures or not cannot_be_loaded(crash):
+        if self._up.is_set() or self._failures or not cannot_be_loaded(crash):
             return
         self._failures.append(crash)
         assert self._operation is not None

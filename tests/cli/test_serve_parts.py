@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from rich.console import Console
 
-from asyncpool._cli import serving
+from asyncpool._cli import changes, serving
+from asyncpool._cli.changes import Changes
 from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
 from asyncpool._cli.serving import Serving, ServingPlan
 from asyncpool._cli.status_view import status_view
 from asyncpool.events import Crash
+from tests.helpers.patience import patience
 
 PLAN = ServingPlan(
     target="app:app",
@@ -72,6 +78,124 @@ def test_another_error_is_one_at_once(run: Callable[..., int]) -> None:
     with pytest.raises(OSError, match="refused"):
         run(OSError(errno.EADDRINUSE, "in use"), OSError(errno.EACCES, "refused"))
     assert len(Busy.failures) == 1
+
+
+# Changes of the code.
+
+
+class ByHand(Changes):
+    """Changes that the test makes."""
+
+    made: list[ByHand]
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.made.append(self)
+
+    async def _watch(self) -> None:
+        await self._end.wait()
+
+    async def change(self) -> None:
+        async with self._news:
+            self.count += 1
+            self.names = "app.py"
+            self._news.notify_all()
+
+
+class Told:
+    """An operation that does what the test says; they are kept, oldest first."""
+
+    made: list[Told]
+    news: asyncio.Condition
+
+    def __init__(self, cluster: dict[str, Any], **options: Any) -> None:
+        self.crashed = cluster["on_crash"]
+        self.ready = options["on_ready"]
+        self.broken = self.control_path = None
+        self.ending, self.reloading = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> int:
+        async with self.news:
+            self.made.append(self)
+            self.news.notify_all()
+        await self.ending.wait()
+        return 0
+
+    def stop(self) -> None:
+        self.ending.set()
+
+    def reload_soon(self) -> None:
+        self.reloading.set()
+
+    @classmethod
+    async def number(cls, count: int) -> Told:
+        async with cls.news:
+            await cls.news.wait_for(lambda: len(cls.made) == count)
+        return cls.made[-1]
+
+
+class Described(dict[str, Any]):
+    """The options of a cluster."""
+
+    def stats(self) -> Any:
+        return SimpleNamespace(addresses=())
+
+
+@pytest_asyncio.fixture
+async def watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[asyncio.Task[int]]:
+    monkeypatch.setattr(serving, "Cluster", lambda _, **options: Described(options))
+    monkeypatch.setattr(serving, "Operation", Told)
+    monkeypatch.setattr(changes, "Changes", ByHand)
+    Told.made, Told.news, ByHand.made = [], asyncio.Condition(), []
+    plan = dataclasses.replace(PLAN, watch=True)
+    task = asyncio.create_task(Serving(plan, ServeLog()).run())
+    yield task
+    task.cancel()
+    await asyncio.wait({task})
+
+
+@pytest.mark.asyncio
+async def test_a_change_during_the_start_is_not_lost(
+    watched: asyncio.Task[int],
+) -> None:
+    async with patience():
+        operation = await Told.number(1)
+        (by_hand,) = ByHand.made
+        await by_hand.change()
+        for _ in range(10):  # it is noticed, and waits
+            await asyncio.sleep(0)
+        assert not operation.reloading.is_set()
+        operation.ready()
+        await operation.reloading.wait()
+        # There was only one.
+        operation.reloading.clear()
+        await asyncio.sleep(0)
+        assert not operation.reloading.is_set()
+        await by_hand.change()
+        await operation.reloading.wait()
+        operation.stop()
+        assert await watched == 0
+
+
+@pytest.mark.asyncio
+async def test_a_change_before_a_start_has_failed_is_not_lost(
+    watched: asyncio.Task[int],
+) -> None:
+    async with patience():
+        first = await Told.number(1)
+        (by_hand,) = ByHand.made
+        await by_hand.change()
+        first.crashed(crash())
+        second = await Told.number(2)
+        second.ready()
+        # It has begun with what was changed.
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not second.reloading.is_set()
+        second.stop()
+        assert await watched == 0
 
 
 # What is printed.
