@@ -28,3 +28,6 @@ def test_the_wheel_has_the_package_and_its_types(tmp_path: Path) -> None:
     )
     assert wheel.name == f"asyncpool-{asyncpool.__version__}-py3-none-any.whl"
     assert f"{metadata}/licenses/LICENSE" in names
+    # What uvicorn needs for WebSockets, and takes for an extra of its own.
+    told = zipfile.ZipFile(wheel).read(f"{metadata}/METADATA").decode()
+    assert "Requires-Dist: websockets>=13.0; extra == 'cluster'" in told.splitlines()
