@@ -9,13 +9,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from asyncpool._cli.parameters import Exit, Refused, Trouble, seconds, size
+from asyncpool._cli.life_options import life_options
+from asyncpool._cli.parameters import Exit, Refused, Trouble
 from asyncpool._cli.serve_log import ServeLog
 from asyncpool._cli.serving import Serving, ServingPlan
 from asyncpool._core.control_protocol import MAX_WORKERS, is_name
@@ -25,70 +25,10 @@ from asyncpool.errors import AsyncPoolError
 
 __all__ = ["serve_command"]
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _BIND = "127.0.0.1:8000"
 
 # What listen() takes; the kernel has a limit of its own, below that.
 _MAX_BACKLOG = (1 << 31) - 1
-
-
-def _life_options(function: F) -> F:
-    """Add the options that say how long workers live, and how they begin and end."""
-    for option in (
-        click.option(
-            "--hard-rss",
-            type=size,
-            metavar="SIZE",
-            help="Kill a worker that has more memory to itself (Linux).",
-        ),
-        click.option(
-            "--max-rss",
-            type=size,
-            metavar="SIZE",
-            help="Replace a worker that has more memory to itself, such as 512M or 2G, "
-            "when its successor is ready (Linux).",
-        ),
-        click.option(
-            "--max-age",
-            type=seconds,
-            metavar="SECONDS",
-            help="Replace a worker that is older; each a little earlier or later.",
-        ),
-        click.option(
-            "--preload",
-            multiple=True,
-            metavar="MODULE",
-            help="Import a module once, before workers are forked: they start faster and "
-            "share its memory.  A reload does not load it anew.  Several may be given.",
-        ),
-        click.option(
-            "--health-timeout",
-            type=seconds,
-            default=30.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="How long a worker may hang before it is killed.",
-        ),
-        click.option(
-            "--start-timeout",
-            type=seconds,
-            default=60.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="How long a worker may take until it is ready.",
-        ),
-        click.option(
-            "--drain-timeout",
-            type=seconds,
-            default=5.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="How long a worker that ends may take to finish its connections.",
-        ),
-    ):
-        function = option(function)
-    return function
 
 
 @click.command("serve", short_help="Serve an application with several workers.")
@@ -133,7 +73,7 @@ def _life_options(function: F) -> F:
     show_default=True,
     help="The event loop of workers.",
 )
-@_life_options
+@life_options
 @click.option(
     "--backlog",
     type=click.IntRange(1, _MAX_BACKLOG),
@@ -184,8 +124,10 @@ def serve_command(  # noqa: PLR0917 - they are click's
     control: str | None,
     reload_on_change: bool,  # noqa: FBT001
     max_age: float | None,
+    max_connections: int | None,
     max_rss: int | None,
     hard_rss: int | None,
+    nice: int,
     **cluster: Any,
 ) -> None:
     """Serve an application in worker processes that are restarted, reloaded and drained.
@@ -226,7 +168,13 @@ def serve_command(  # noqa: PLR0917 - they are click's
         raise Trouble(f"{word} is of --interface asgi: it would change nothing here")
     _check_installed(interface, reload_on_change=reload_on_change)
     try:
-        limits = WorkerLimits(max_age=max_age, max_rss=max_rss, hard_rss=hard_rss)
+        limits = WorkerLimits(
+            max_jobs=max_connections,
+            max_age=max_age,
+            max_rss=max_rss,
+            hard_rss=hard_rss,
+            nice=nice,
+        )
     except ValueError as error:
         raise Trouble(str(error)) from None
     plan = ServingPlan(

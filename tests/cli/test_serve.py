@@ -140,6 +140,21 @@ def test_a_hangup_loads_the_code_anew(folder: Path) -> None:
         assert server.end(signal.SIGTERM) == 0
 
 
+def test_workers_are_replaced_after_so_many_connections(folder: Path) -> None:
+    options = ("--max-connections", "1", "--launcher", "spawn", "--nice", "1")
+    with Server(folder, "app:app", *ONE, *options, "--surge", "2") as server:
+        first = int(server.get().split()[1])
+
+        def others() -> list[int]:
+            ready = [it["pid"] for it in server.status()["slots"] if it["ready"]]
+            return [] if first in ready else ready
+
+        (pid,) = until(others, "it is replaced")
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, pid) == mine + 1
+        assert server.end(signal.SIGTERM) == 0
+
+
 def test_signals_resize(folder: Path) -> None:
     with Server(folder, "app:app", *ONE) as server:
         server.up().signal(signal.SIGTTIN)

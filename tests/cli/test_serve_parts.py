@@ -16,7 +16,8 @@ import pytest
 import pytest_asyncio
 from rich.console import Console
 
-from asyncpool._cli import changes, serving
+from asyncpool import Cluster, WorkerLimits
+from asyncpool._cli import changes, serve_command, serving
 from asyncpool._cli.changes import Changes
 from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
 from asyncpool._cli.serving import Serving, ServingPlan
@@ -196,6 +197,39 @@ async def test_a_change_before_a_start_has_failed_is_not_lost(
         assert not second.reloading.is_set()
         second.stop()
         assert await watched == 0
+
+
+# What is asked for.
+
+
+def planned(monkeypatch: pytest.MonkeyPatch, *args: str) -> ServingPlan:
+    """Return what would be served."""
+    plans: list[ServingPlan] = []
+    monkeypatch.setattr(serve_command, "_run", lambda plan, **_: plans.append(plan))
+    with pytest.raises(SystemExit):
+        serve_command.serve_command.main(["app:app", *args])
+    (plan,) = plans
+    return plan
+
+
+def test_a_service_has_the_options_of_a_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = "--surge 2 --launcher spawn --nice 3 --max-connections 400 --max-age 5.5"
+    plan = planned(monkeypatch, *words.split(), "--health-timeout", "0")
+    config = Cluster("app:app", **plan.cluster)._config
+    assert (config.surge, config.fork, config.health_timeout) == (2, False, None)
+    assert config.worker.nice == 3
+    assert config.limits == WorkerLimits(max_jobs=400, max_age=5.5, nice=3)
+
+
+def test_what_a_service_has_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(monkeypatch)
+    ours, theirs = (
+        Cluster("app:app", name="app", **options)._config
+        for options in (plan.cluster, {})
+    )
+    assert ours == theirs
 
 
 # What is printed.
