@@ -147,14 +147,15 @@ def test_a_worker_is_idle_beside_one_that_others_wait_in() -> None:
     core.ready(0, 0.0)
     core.submit(1, profile)
     core.submit(2, profile)
-    assert not core.unbalanced, "nobody is idle"
+    seen = {"nobody is idle": core.unbalanced}
     core.ready(1, 0.0)
-    assert core.unbalanced
+    seen["one is"] = core.unbalanced
     core.recall(2, 0)
-    assert not core.unbalanced, "it is asked for"
+    seen["it is asked for"] = core.unbalanced
     core.revoked(0, (), 1.0)
     core.outcome(0, 1)
-    assert not core.unbalanced, "nobody waits"
+    seen["nobody waits"] = core.unbalanced
+    assert [why for why, so in seen.items() if so] == ["one is"]
 
 
 def test_who_does_not_give_back_the_others_is_not_waited_for() -> None:
