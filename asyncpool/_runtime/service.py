@@ -105,9 +105,10 @@ class Service:
             OSError: If this process lacks the means.
         """
         line = Line(handle.slot, handle.generation, sock, channel, self._setup)
+        line.listen(self._sockets_for(handle.slot))
+        # Nobody knows of a line that has failed, so nobody would forget it.
         self.lines[handle.slot] = line
         self.spreader.core.add(handle.slot)
-        line.listen(self._sockets_for(handle.slot))
         return line
 
     def ready(self, handle: WorkerHandle) -> None:

@@ -51,7 +51,7 @@ from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.template import LaunchError
 from asyncpool._runtime.threads import Pause, Threads
 from asyncpool._runtime.traffic import Traffic
-from asyncpool.errors import PoolClosedError, ProtocolError
+from asyncpool.errors import PoolBrokenError, PoolClosedError, ProtocolError
 
 __all__ = ["Supervisor"]
 
@@ -66,7 +66,8 @@ class Supervisor:
     Attributes:
         up: Done when the first worker is ready, failed if the pool broke before.
         done: Done when nothing of the pool is left.
-        over: The same; failed when the pool breaks, until it works again.
+        over: The same; failed when the pool breaks, until it works again, or when this
+            supervisor fails.
         hub: The pool's events.
         submit: The way in for jobs, see :meth:`Traffic.submit`.
         leases: The way in for those with leases.
@@ -179,7 +180,7 @@ class Supervisor:
             await self._journal.finish()
         except Exception as error:
             _LOGGER.exception("the supervisor of %s failed", self._config.title)
-            reason = PoolClosedError(f"the supervisor failed: {error!r}")
+            reason = self._on_failure(error)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -456,9 +457,19 @@ class Supervisor:
     def _give_up(self, reason: str) -> None:
         _LOGGER.error("%s is broken: %s", self._config.title, reason)
         self.hub.publish(events.GaveUp(reason, tuple(self._state.crashes)))
+        self._fail(self._traffic.broken_errors()(None))
+
+    def _on_failure(self, error: Exception) -> PoolClosedError:
+        """Take note that this supervisor fails; return what open jobs are told."""
+        text = f"the supervisor failed: {error!r}"
+        crashes = tuple(self._state.crashes)
+        self._fail(PoolBrokenError(reason=text, crashes=crashes, retry_after=None))
+        return PoolClosedError(text)
+
+    def _fail(self, error: PoolBrokenError) -> None:
         for future in (self.up, self.over):
             if not future.done():
-                future.set_exception(self._traffic.broken_errors()(None))
+                future.set_exception(error)
                 future.exception()  # whoever waits for it may have left
 
     def _rearm(self) -> None:

@@ -210,7 +210,8 @@ class Cluster:
         """Return when the cluster is closed.
 
         Raises:
-            PoolBrokenError: When it gives up, since no worker can be kept alive.
+            PoolBrokenError: When it gives up, since no worker can be kept alive, or it has
+                failed itself.
             PoolClosedError: If it was never started.
 
         Cancellation:
@@ -228,8 +229,8 @@ class Cluster:
                 default, ``""`` for none.
 
         Returns:
-            0 after it was stopped, 3 if it has given up, 128 and the number of the
-            signal if it was to end at once.
+            0 after it was stopped, 3 if it has given up, or has failed itself, 128 and
+            the number of the signal if it was to end at once.
 
         Raises:
             OSError: If it cannot listen.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -346,6 +349,84 @@ async def test_a_broken_cluster_that_recovers_is_waited_for_again() -> None:
         assert not waiter.done()
         await cluster.close()
         await waiter
+
+
+# What goes wrong in the master.
+
+
+@pytest.mark.parametrize(
+    ("spread", "culprit"),
+    [
+        ("shared", "os.dup"),
+        ("reuseport", "os.dup"),
+        ("reuseport", "asyncpool._runtime.listeners.Listeners.open_place"),
+    ],
+)
+async def test_no_descriptor_to_listen_is_a_start_that_failed(
+    spread: str, culprit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = RestartPolicy(base=0.01, cap=0.01)
+    async with (
+        patience(),
+        cluster_of(workers=1, spread=spread, restart=policy) as cluster,
+    ):
+        pid = (await who(cluster))[2]
+        events = cluster.events()
+        with monkeypatch.context() as patch:
+            patch.setattr(culprit, out_of_descriptors_once(patch))
+            os.kill(pid, signal.SIGKILL)
+            assert (await next_of(events, Crashed)).crash.kind == "crash"
+            crash = (await next_of(events, Crashed)).crash
+        assert crash.kind == "failed start"
+        assert crash.detail == "[Errno 24] Too many open files"
+        assert (await who(cluster))[1] == 3
+
+
+def out_of_descriptors_once(patch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        patch.undo()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    return fail
+
+
+async def test_a_bug_in_the_master_is_no_orderly_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = "the supervisor failed: .*LookupError"
+    async with patience():
+        cluster = cluster_of(workers=1)
+        async with cluster:
+            pid = (await who(cluster))[2]
+            waiter = asyncio.create_task(cluster.wait())
+            has_a_bug(cluster)
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(PoolBrokenError, match=text):
+                await waiter
+        with pytest.raises(PoolBrokenError, match=text):
+            await cluster.wait()
+        assert cluster.stats().state == "closed"
+    assert "LookupError: a bug" in caplog.text
+
+
+async def test_a_bug_in_the_master_ends_the_start() -> None:
+    async with patience():
+        cluster = cluster_of(serves.fail_before, workers=1)
+        start = asyncio.create_task(cluster.start())
+        await asyncio.sleep(0)
+        has_a_bug(cluster)
+        with pytest.raises(PoolBrokenError, match="the supervisor failed"):
+            await start
+        assert cluster.stats().state == "closed"
+
+
+def has_a_bug(cluster: Cluster) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LookupError("a bug")
+
+    supervisor = cluster._life.supervisor
+    assert supervisor is not None
+    supervisor._core.ended = fail  # type: ignore[method-assign, assignment]
 
 
 # The end of the cluster.
