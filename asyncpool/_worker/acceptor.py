@@ -26,6 +26,9 @@ class Acceptor:
     Args:
         sockets: The listening sockets, which do not block.
         accepted: Called with the descriptor of each connection, which it owns.
+
+    Attributes:
+        used: Whether it has ever accepted; or the sockets are those of somebody else.
     """
 
     def __init__(
@@ -35,9 +38,11 @@ class Acceptor:
         self._sockets = sockets
         self._accepted = accepted
         self._listening = self._scarce = False
+        self.used = False
 
     def listen(self) -> None:
         """Accept from now on."""
+        self.used = True
         if not self._listening:
             self._listening = True
             for sock in self._sockets:

@@ -24,6 +24,7 @@ class Worker:
         generation: How many workers have had this slot before.
         sockets: The listening sockets, if workers accept for themselves (``spread`` is
             ``"shared"`` or ``"reuseport"``).  Use them or :meth:`connections`, not both.
+            Who uses them closes them when it is to drain.
         drain_timeout: How long it may drain, in seconds.
     """
 

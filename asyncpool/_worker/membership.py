@@ -130,7 +130,8 @@ class Member:
         if not self.draining.is_set():
             self.drains_since = self._loop.time()
             self.draining.set()
-            if self._acceptor is not None:
+            # A server that accepts by itself has registered them: it is to close them.
+            if self._acceptor is not None and self._acceptor.used:
                 self._acceptor.close()
                 self.listeners.clear()
 
@@ -159,6 +160,8 @@ class Member:
     def close(self) -> None:
         """Let go of the line and of what has come on it."""
         self.drain()
+        for sock in self.listeners:
+            sock.close()
         self.refuse_rest()
         for _, descriptor in self._came.waiting:
             os.close(descriptor)

@@ -82,6 +82,23 @@ async def test_a_reload_brings_new_code(
         assert cluster.stats().crashes == 0
 
 
+@pytest.mark.parametrize("spread", ["shared", "reuseport"])
+async def test_a_server_that_accepts_by_itself_is_reloaded(spread: str) -> None:
+    async with (
+        patience(),
+        cluster_of(serves.talk_by_itself, workers=1, spread=spread) as cluster,
+        Client(cluster) as client,
+    ):
+        _, _, pid = await client.who()
+        reload = asyncio.create_task(cluster.reload())
+        assert await client.ask("wait") == "draining"
+        assert (await who(cluster))[2] != pid
+        assert (await client.who())[2] == pid
+        await client.close()
+        assert await reload == RollResult(replaced=1, trouble="", crash=None)
+        assert cluster.stats().crashes == 0
+
+
 BROKEN = {
     "no syntax": ("this is no Python", "SyntaxError"),
     "no import": ("import not_there_at_all", "No module named 'not_there_at_all'"),

@@ -41,7 +41,11 @@ class Talker:
             task.add_done_callback(self.tasks.discard)
 
     async def converse(self, connection: Connection) -> None:
-        reader, writer = await asyncio.open_connection(sock=connection.detach())
+        await self.answer(*await asyncio.open_connection(sock=connection.detach()))
+
+    async def answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             while line := await reader.readline():
                 name, _, rest = line.decode().rstrip("\n").partition(" ")
@@ -120,6 +124,28 @@ class Talker:
 async def talk(worker: Worker) -> None:
     worker.ready()
     await Talker(worker).run()
+
+
+async def talk_by_itself(worker: Worker) -> None:
+    """Accept with servers of asyncio, which close their sockets."""
+    talker = Talker(worker)
+
+    async def converse(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        worker.opened()
+        try:
+            await talker.answer(reader, writer)
+        finally:
+            worker.closed()
+
+    servers = [
+        await asyncio.start_server(converse, sock=sock) for sock in worker.sockets
+    ]
+    worker.ready()
+    await worker.draining()
+    for server in servers:
+        server.close()
 
 
 async def talk_behind(path: str, worker: Worker) -> None:
