@@ -142,7 +142,11 @@ class Service:
         return served > 0 and not slot.faulty
 
     def _on_load(self, line: Line, opened: int, closed: int) -> None:
+        spread = self.spreader.core
+        had = spread.had(line.slot)
         self.spreader.load(line, opened, closed)
+        if self._stopped:  # it has accepted what was waiting
+            self._at_end += spread.had(line.slot) - had
         now = self._state.loop.time()
         self._perform(self._state.core.served(line.slot, closed, now))
 

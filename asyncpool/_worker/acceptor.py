@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 
@@ -15,6 +16,9 @@ __all__ = ["Acceptor"]
 # What passes when others let go of something.
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 0.1  # seconds
+
+# The most that is accepted at the end of a cluster, from each socket: see the spreader's.
+_ACCEPTS_AT_END = 1 << 16
 
 
 class Acceptor:
@@ -55,6 +59,14 @@ class Acceptor:
             for sock in self._sockets:
                 self._loop.remove_reader(sock.fileno())
 
+    def accept_rest(self) -> None:
+        """Accept what waits by now, since there are no others for it."""
+        for sock in self._sockets:
+            left = _ACCEPTS_AT_END
+            with contextlib.suppress(OSError):
+                while left and self._accept(sock):
+                    left -= 1
+
     def close(self) -> None:
         """Accept nothing more; what waits is for the others."""
         self.pause()
@@ -62,18 +74,22 @@ class Acceptor:
             sock.close()
         self._sockets = []
 
-    def _accept(self, sock: socket.socket) -> None:
+    def _accept(self, sock: socket.socket) -> bool:
+        """Accept a connection; tell whether there may be more."""
         try:
             connection, _ = sock.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
+        except BlockingIOError:
+            return False
+        except (InterruptedError, ConnectionAbortedError):
+            return True
         except OSError as error:
             if error.errno not in _SCARCE:
                 raise
             self._wait(error)
-        else:
-            self._scarce = False
-            self._accepted(connection.detach())
+            return False
+        self._scarce = False
+        self._accepted(connection.detach())
+        return True
 
     def _wait(self, error: OSError) -> None:
         import logging  # noqa: PLC0415 - most workers need none

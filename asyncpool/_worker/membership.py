@@ -190,6 +190,12 @@ class Member:
         if len(self._came.waiting) >= _MOST_WAITING and self._acceptor is not None:
             self._acceptor.pause()
 
+    def _accept_rest(self) -> None:
+        """Take what waits in the kernel's queue, since the whole cluster ends."""
+        acceptor = self._acceptor
+        if acceptor is not None and acceptor.used and not self.draining.is_set():
+            acceptor.accept_rest()
+
     def _take(self, frame: Frame, descriptor: int | None) -> None:
         """Take a frame from the line, and the descriptor that came with it.
 
@@ -245,6 +251,8 @@ class Member:
         if not self._listening.done():
             text = "the pool has ended before this worker could listen"
             self._listening.set_exception(BrokenPipeError(text))
+        if error is None and not self.returning:
+            self._accept_rest()
         self._came.end()
         self.mail.end()
         self.parcels.end()

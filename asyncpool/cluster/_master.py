@@ -246,7 +246,8 @@ class Cluster:
     async def close(self, timeout: float | None = None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the drain, not the wait
         """Accept no more connections, let workers finish theirs, end every worker.
 
-        What waits in the kernel's queue by now is still handed to them.
+        What waits in the kernel's queue by now still gets to them, unless they accept on
+        ``worker.sockets``.
 
         Args:
             timeout: Seconds until what is left is killed; one more than *drain_timeout*

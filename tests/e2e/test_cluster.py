@@ -473,8 +473,9 @@ async def test_a_worker_that_hangs_is_killed_in_the_end() -> None:
     assert (summary.finished, summary.failed, summary.killed) == (0, 1, 1)
 
 
-async def test_what_waits_in_the_queue_is_still_served() -> None:
-    async with patience(), cluster_of(workers=1) as cluster:
+@in_each_way
+async def test_what_waits_in_the_queue_is_still_served(spread: str) -> None:
+    async with patience(), cluster_of(workers=1, spread=spread) as cluster:
         pid = (await who(cluster))[2]
         await connected(cluster, 0)
         os.kill(pid, signal.SIGSTOP)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from asyncpool._core.frames import Kind, header
+from tests.helpers.patience import PATIENCE
 from tests.worker.by_hand import encode
 from tests.worker.master import Master
 
@@ -190,6 +193,40 @@ def test_a_worker_accepts_on_what_it_was_given(start: Start, spread: str) -> Non
         one.settimeout(5)
         with socket.create_connection(addresses[0]), one.accept()[0]:
             pass
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_what_waits_when_it_is_to_drain(start: Start, others: bool) -> None:  # noqa: FBT001
+    with socket.create_server(("127.0.0.1", 0), backlog=20) as listener:
+        master = start("tests.worker.serves:echo", spread="shared")
+        master.listen(listener)
+        master.ready()
+        where = listener.getsockname()
+        clients = [socket.create_connection(where, PATIENCE)]
+        master.until_load(1, 0)
+        master.process.send_signal(signal.SIGSTOP)
+        clients += [socket.create_connection(where, PATIENCE) for _ in range(10)]
+        if others:
+            master.give_place()
+        master.drain()
+        master.process.send_signal(signal.SIGCONT)
+        if not others:
+            for client in clients:
+                client.sendall(b"hello")
+                assert client.recv(100) == b"hello"
+        for client in clients:
+            client.close()
+        assert master.ended() == (0, "")
+        opened, closed = master.load
+        listener.setblocking(False)
+        left = 0
+        with suppress(BlockingIOError):
+            while True:
+                listener.accept()[0].close()
+                left += 1
+        assert opened == closed == len(clients) - left
+        # One or two come in those turns of its loop in which it hears of its end.
+        assert left > 5 if others else left == 0
 
 
 def test_a_worker_has_the_listening_sockets_for_its_own_use(start: Start) -> None:
