@@ -106,6 +106,7 @@ class Kind(enum.IntEnum):
     LOST = 22  # worker: I cannot get at segment *tag*
     # The line of a worker of a cluster, which is its job channel.
     LISTEN = 37  # pool: accept on this, socket *job* of *tag*; its descriptor is along
+    # worker: I do
     HANDLE = 38  # both: socket number *job*, along with this; *tag* says what for
     TAKEN = 39  # both: handle *job* is here
     REFUSED = 40  # both: handle *job* did not get here, for want of descriptors

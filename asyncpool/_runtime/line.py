@@ -109,6 +109,7 @@ class LineSetup:
         on_message: It has sent one, pickled.
         on_load: It has had, and closed, so many connections.
         on_returned: It has given a connection back.
+        on_listens: It accepts for itself from now on, and takes what is handed to it.
         on_shut: Nothing more is sent to it.
         others_serve: Whether what it gives back finds another worker.
     """
@@ -119,6 +120,7 @@ class LineSetup:
     on_message: Callable[[Line, bytes], None]
     on_load: Callable[[Line, int, int], None]
     on_returned: Callable[[Line, int], None]
+    on_listens: Callable[[Line], None]
     on_shut: Callable[[Line], None]
     others_serve: Callable[[], bool]
 
@@ -135,6 +137,7 @@ class Line:
 
     Attributes:
         open: Whether the worker is ready, and may be sent something.
+        listens: Whether it accepts for itself, by means of :meth:`Worker.connections`.
     """
 
     def __init__(
@@ -147,7 +150,8 @@ class Line:
     ) -> None:
         self.slot = slot
         self.generation = generation
-        self.open = self._shut = False
+        self.open = self.listens = self._shut = False
+        self._may_listen = False
         self._socket, self._channel = sock, channel
         self._setup = setup
         self._last = 0  # the number of the last handle that was put
@@ -161,6 +165,7 @@ class Line:
 
     def listen(self, sockets: list[tuple[str, socket.socket]]) -> None:
         """Have the worker accept on these sockets; before anything else."""
+        self._may_listen = bool(sockets)
         for index, (address, sock) in enumerate(sockets):
             name = address.encode()
             head = header(Kind.LISTEN, len(name), index, tag=len(sockets))
@@ -244,6 +249,9 @@ class Line:
             self._room.set()
         elif frame.kind is Kind.HANDLE:
             self._on_handle(frame)
+        elif frame.kind is Kind.LISTEN and self._may_listen:
+            self.listens = True
+            self._setup.on_listens(self)
         else:
             raise ProtocolError(f"it sent {frame.kind.name} on its line")
 

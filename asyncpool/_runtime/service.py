@@ -78,7 +78,8 @@ class Service:
             on_message=self.mail.take_message,
             on_load=self._on_load,
             on_returned=self.spreader.returned,
-            on_shut=self.spreader.left,
+            on_listens=lambda _: self._fill_in(),
+            on_shut=self._on_shut,
             others_serve=self._others_serve,
         )
 
@@ -109,6 +110,7 @@ class Service:
         # Nobody knows of a line that has failed, so nobody would forget it.
         self.lines[handle.slot] = line
         self.spreader.core.add(handle.slot)
+        self._fill_in()
         return line
 
     def ready(self, handle: WorkerHandle) -> None:
@@ -116,6 +118,7 @@ class Service:
         assert handle.line is not None
         if self._state.core.slots[handle.slot].state in UP:
             handle.line.open = True
+            self._fill_in()  # or it would be handed what it will accept
             self.spreader.joined(handle.line)
 
     def ended(self, handle: WorkerHandle) -> bool:
@@ -135,11 +138,16 @@ class Service:
         del self.lines[line.slot]
         line.shut()
         self.spreader.gone(line)
+        self._fill_in()
         if self._stopped:
             self._cut += open_now
         # Whatever has killed one that has served: no server is to end because of that, but
         # only one whose workers get nowhere.
         return served > 0 and not slot.faulty
+
+    def _on_shut(self, line: Line) -> None:
+        self.spreader.left(line)
+        self._fill_in()
 
     def _on_load(self, line: Line, opened: int, closed: int) -> None:
         spread = self.spreader.core
@@ -191,6 +199,7 @@ class Service:
             return
         if len(self._open_places) > self._state.core.rotation.sizing.size:
             self._open_places.discard(place)
+            self._fill_in()
             assert self._config.listeners is not None
             self._config.listeners.close_place(place)
 
@@ -213,6 +222,21 @@ class Service:
             place = min(set(range(len(held) + 1)) - held)
         self._places[slot] = place
         return place
+
+    def _fill_in(self) -> None:
+        """Accept here in the places where no worker does, and hand that to the others.
+
+        Unless they accept by themselves: a server on ``worker.sockets`` takes nothing else.
+        """
+        listeners = self._config.listeners
+        if listeners is None or self._config.spread != "reuseport" or self._stopped:
+            return
+        serving = [line for line in self.lines.values() if line.open]
+        free = self._open_places - {self._places.get(line.slot) for line in serving}
+        if not serving or not all(line.listens for line in serving):
+            free.clear()
+        sockets = [sock for place in sorted(free) for sock in listeners.sockets(place)]
+        self.spreader.listen_on(sockets)
 
     # The end.
 

@@ -178,6 +178,15 @@ class Spreader:
 
     # Connections.
 
+    def listen_on(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept on these sockets from now on, and on no others."""
+        if self._listeners == list(listeners):
+            return
+        self._listen(wanted=False)
+        self._listeners = list(listeners)
+        self._ready.clear()  # the loop tells of those that still are
+        self.pump()
+
     def pump(self) -> None:
         """Hand on what can go to a worker now, and see to the rest."""
         if self._stopped:

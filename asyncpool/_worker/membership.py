@@ -137,6 +137,8 @@ class Member:
 
     async def connections(self) -> AsyncIterator[Connection]:
         if self._acceptor is not None and not self.draining.is_set():
+            if not self._acceptor.used:
+                self.line.put(header(Kind.LISTEN, 0))
             self._acceptor.listen()
         async for number, descriptor in self._came:
             # Not kept in a variable: it is garbage as soon as the user has let go of it.

@@ -141,6 +141,42 @@ async def test_connections_wait_while_all_workers_are_dead(spread: str) -> None:
                     assert (await client.who())[1] == generation
 
 
+async def test_others_serve_in_the_place_of_one_that_is_dead() -> None:
+    late = RestartPolicy(base=1000.0, cap=1000.0, jitter=False)
+    async with patience(), cluster_of(spread="reuseport", restart=late) as cluster:
+        events = cluster.events()
+        for _ in range(2):  # the second end of a slot is the one with a backoff
+            pid = pid_in(await all_ready(cluster), 0)
+            os.kill(pid, signal.SIGSTOP)
+            # Half of them wait in its queue, and of those below they would.
+            async with clients(cluster, 20) as some:
+                os.kill(pid, signal.SIGKILL)
+                await next_of(events, Crashed)
+                for client in some:
+                    await client.who()
+        async with clients(cluster, 20) as some:
+            assert {(await client.who())[0] for client in some} == {1}
+        assert not any(it.ready for it in cluster.stats().slots if it.slot == 0)
+
+
+@pytest.mark.parametrize("spread", ["shared", "reuseport"])
+async def test_who_accepts_by_itself_is_handed_nothing(spread: str) -> None:
+    slow = RestartPolicy(base=0.2, cap=0.2, jitter=False)
+    target = serves.talk_by_itself
+    async with (
+        patience(),
+        cluster_of(target, spread=spread, restart=slow) as cluster,
+    ):
+        events = cluster.events()
+        for _ in range(2):
+            pid = pid_in(await all_ready(cluster), 0)
+            os.kill(pid, signal.SIGKILL)
+            await next_of(events, Crashed)
+            async with clients(cluster, 20) as some:
+                for client in some:
+                    await client.who()
+
+
 async def test_a_kill_storm_does_not_break_a_cluster_that_serves() -> None:
     """A crash with open connections is theirs, as one of a pool is its job's."""
     async with patience(), cluster_of(workers=1) as cluster:

@@ -44,6 +44,7 @@ class Master:
             on_message=self.mail.take_message,
             on_load=self.spreader.load,
             on_returned=self.spreader.returned,
+            on_listens=lambda _: None,
             on_shut=self.spreader.left,
             others_serve=lambda: not self.ends,
         )

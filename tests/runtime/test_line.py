@@ -392,6 +392,16 @@ async def test_listening_sockets_come_with_their_addresses() -> None:
 # Descriptors on their way.
 
 
+async def test_a_worker_that_was_given_sockets_says_that_it_accepts() -> None:
+    with Master() as master:
+        worker = master.worker()
+        worker.line.listen([("tcp://127.0.0.1:1", master.listener)])
+        async with patience():
+            worker.say(Kind.LISTEN)
+            await come_true(lambda: worker.line.listens)
+        assert worker.line.open
+
+
 async def test_too_many_descriptors_on_their_way_are_sent_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
