@@ -10,6 +10,7 @@ The tree is shallow, and each branch answers one question of the caller's:
     * :exc:`BroadcastError` -- has a function failed in some of the workers?
     * :exc:`PoolBrokenError` -- has the supervisor given up on its workers?
     * :exc:`NoWorkerError` -- is there no worker that can take this?
+    * :exc:`ResizeError` -- has a cluster fewer workers than it was to have?
     * :exc:`ProtocolError` -- did the two ends of a channel disagree?
     * :exc:`LeaseGoneError` -- has the outside system given a lease to another?
     * :exc:`ThrottledError` -- does the outside system want fewer beats?
@@ -52,6 +53,7 @@ __all__ = [
     "PoolFullError",
     "ProtocolError",
     "RemoteTraceback",
+    "ResizeError",
     "ThrottledError",
     "UnsupportedPlatformError",
     "WorkerCrashedError",
@@ -224,6 +226,25 @@ class NoWorkerError(AsyncPoolError, LookupError):
     def __init__(self, worker: int | None) -> None:
         where = "that could take the socket" if worker is None else f"in slot {worker}"
         super().__init__(f"there is no worker {where}", worker=worker)
+
+
+class ResizeError(AsyncPoolError):
+    """A cluster has fewer workers than it was to have, since one does not start.
+
+    It goes on trying.
+
+    Attributes:
+        crash: What has become of that worker.
+    """
+
+    crash: Crash
+
+    def __init__(self, crash: Crash) -> None:
+        super().__init__(
+            f"there are not as many workers yet: {crash}"
+            f"{_telling_lines(crash.stderr_tail)}",
+            crash=crash,
+        )
 
 
 class ProtocolError(AsyncPoolError):

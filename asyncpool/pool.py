@@ -346,7 +346,8 @@ class Pool(Caller):
         """Have *workers* workers from now on, or a number between these two.
 
         Returns when there are, and none too many: whoever is too many finishes its job
-        first, one worker after the other, those that are idle before the others.
+        first, one worker after the other, those that are idle before the others.  One that
+        has crashed, and is waited with before it is restarted, counts as if it were there.
 
         Raises:
             ValueError: If there is to be none.

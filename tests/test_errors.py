@@ -25,6 +25,7 @@ from asyncpool.errors import (
     PoolFullError,
     ProtocolError,
     RemoteTraceback,
+    ResizeError,
     ThrottledError,
     UnsupportedPlatformError,
     WorkerCrashedError,
@@ -90,6 +91,10 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     ProtocolError("bad frame"): "bad frame",
     NoWorkerError(3): "there is no worker in slot 3",
     NoWorkerError(None): "there is no worker that could take the socket",
+    ResizeError(dataclasses.replace(CRASH, job_id=None)): (
+        "there are not as many workers yet: worker 4242 in slot 2 was killed by SIGSEGV"
+        f"{TWO}"
+    ),
     LeaseGoneError(): "the lease is gone",
     LeaseGoneError("message 7 has another owner"): "message 7 has another owner",
     ThrottledError(): "the outside system asks for fewer beats",

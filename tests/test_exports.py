@@ -19,7 +19,7 @@ PUBLIC = """
     Job JobCancelled JobError JobNotPicklableError JobRaisedError JobTimeoutError
     LeaseGoneError LeaseKeeper LeaseStats Map NoWorkerError Outcome Pool PoolBrokenError
     PoolClosedError PoolFullError PoolStats PoolView ProtocolError RemoteTraceback
-    RestartPolicy RollInProgressError RollResult SlotStats Stream ThrottledError
+    ResizeError RestartPolicy RollInProgressError RollResult SlotStats Stream ThrottledError
     UnsupportedPlatformError WorkerCrashedError WorkerHungError WorkerLimits
     WorkerOutOfMemoryError WorkerStartError current_job heartbeat retire_worker to_process
     worker_state

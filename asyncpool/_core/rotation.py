@@ -51,6 +51,7 @@ class Rotation:
         surge: How many workers there may be beyond that.
         unavailable: How many may be missing.
         drain_timeout: Seconds that a leaving worker has; ``None`` for any time.
+        serving: Workers serve: those that are down are missed, whatever is to be done.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Rotation:
         surge: int,
         unavailable: int,
         drain_timeout: float | None,
+        serving: bool = False,
     ) -> None:
         self.sizing = sizing
         self._slots = lives.slots
@@ -74,6 +76,7 @@ class Rotation:
         self._surge = surge
         self._unavailable = unavailable
         self._drain_timeout = drain_timeout
+        self._serving = serving
         self._failed = 0
         self._retry_at: float | None = None
         self._to_roll: deque[tuple[Slot, int]] | None = None
@@ -89,10 +92,26 @@ class Rotation:
 
     @property
     def settled(self) -> bool:
-        """Whether nobody comes or goes because of the pool's size."""
-        return sum(map(_counts, self._slots)) == self.sizing.size and not any(
+        """Whether nobody comes or goes because of the pool's size.
+
+        Where jobs wait in a queue, a worker that comes back later is there all the same.
+        """
+        counted = [slot for slot in self._slots if _counts(slot)]
+        if self._serving and any(slot.state not in UP for slot in counted):
+            return False
+        return len(counted) == self.sizing.size and not any(
             slot.leaving or slot.state is SlotState.STARTING for slot in self._slots
         )
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it takes longer than any restart until there are as many who serve."""
+        parked = (slot.state is SlotState.PARKED for slot in self._slots)
+        return self._serving and any(parked)
+
+    def misses(self, index: int) -> bool:
+        """Tell whether one is missing who serves, if the worker of a slot is gone."""
+        return self._serving and self._slots[index].state not in _NOT_NEEDED
 
     @property
     def rolling(self) -> bool:

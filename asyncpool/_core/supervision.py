@@ -99,6 +99,7 @@ class Supervision:
             surge=surge,
             unavailable=unavailable,
             drain_timeout=limits.drain_timeout,
+            serving=serving,
         )
         self._serving = serving
 

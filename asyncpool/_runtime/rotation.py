@@ -11,7 +11,7 @@ from asyncpool._core.slots import UP, Slot
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.machine import private_memory
 from asyncpool._runtime.state import PoolState, decision
-from asyncpool.errors import PoolClosedError, RollInProgressError
+from asyncpool.errors import PoolClosedError, ResizeError, RollInProgressError
 
 __all__ = ["Rotator"]
 
@@ -138,10 +138,25 @@ class Rotator:
         """Tell those who wait for a size, if the pool has it."""
         if self._state.core.closing.finish is not None:
             return  # stop() tells them
-        if self._sized is not None and self._rotation.settled:
-            sized, self._sized = self._sized, None
-            if not sized.done():
-                sized.set_result(None)
+        if self._rotation.settled:
+            self._sized_is(None)
+        elif self._rotation.stuck:
+            self._sized_is(self._state.crashes[-1])
+
+    def start_failed(self, crash: events.Crash) -> None:
+        """Tell them why it does not have it, if that worker was for its size."""
+        if self._rotation.misses(crash.slot):
+            self._sized_is(crash)
+
+    def _sized_is(self, crash: events.Crash | None) -> None:
+        sized, self._sized = self._sized, None
+        if sized is None or sized.done():
+            return
+        if crash is None:
+            sized.set_result(None)
+        else:
+            sized.set_exception(ResizeError(crash))
+            sized.exception()  # whoever waits for it may have left
 
     def stop(self) -> None:
         """Wait for nothing any more."""

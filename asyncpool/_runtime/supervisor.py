@@ -326,6 +326,7 @@ class Supervisor:
         self._heartbeats.look(handle)
         slot, now = self._core.slots[handle.slot], self._loop.time()
         planned, kind = slot.planned, self._coroner.kind_of(handle, slot)
+        was_ready = slot.ready_at is not None
         losses = self._state.book.losses(handle, slot, kind)
         begun = [loss.job for loss in losses if loss.attempt]
         silent, doomed = slot.silent, next(iter(slot.doomed), None) if planned else None
@@ -363,6 +364,8 @@ class Supervisor:
         for loss in losses:
             self._settle_loss(loss, crash)
         self._state.book.leases.worker_gone(handle.slot)
+        if not planned and not was_ready:
+            self.rotator.start_failed(crash)
         self.rotator.look()
 
     def _settle_loss(self, loss: Loss, crash: events.Crash) -> None:

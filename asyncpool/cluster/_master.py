@@ -298,11 +298,12 @@ class Cluster:
         return await asyncio.shield(self._life.open().rotator.roll())
 
     async def resize(self, workers: int) -> None:
-        """Have *workers* workers from now on; return when there are.
+        """Have *workers* workers from now on; return when there are, and all are ready.
 
         Whoever is too many finishes its connections first, one worker after the other.
 
         Raises:
+            ResizeError: If one of them does not start, or cannot be kept alive.
             ValueError: If there is to be none.
             TypeError: If *workers* is no int.
             PoolClosedError: If the cluster is closed, or is before it has that size.
@@ -310,7 +311,7 @@ class Cluster:
             RuntimeError: If it was started in another event loop.
 
         Cancellation:
-            Safe: the cluster goes on towards that size.
+            Safe: the cluster goes on towards that size, as it does after an error.
         """
         check_int("workers", workers, at_least=1)
         rotator = self._life.open().rotator

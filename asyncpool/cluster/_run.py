@@ -17,7 +17,12 @@ from asyncpool._runtime.control_socket import ControlSocket
 from asyncpool._runtime.notify import Notifier, watchdog_interval
 from asyncpool._runtime.signals import Orders, obeyed
 from asyncpool.cluster._stats import ClusterStats
-from asyncpool.errors import PoolBrokenError, PoolClosedError, RollInProgressError
+from asyncpool.errors import (
+    PoolBrokenError,
+    PoolClosedError,
+    ResizeError,
+    RollInProgressError,
+)
 from asyncpool.events import CloseSummary, RollResult
 
 __all__ = ["GAVE_UP", "STOPPED", "Operated", "Operation", "run"]
@@ -270,8 +275,12 @@ class Operation:
         self._soon(self._resize(self._wanted))
 
     async def _resize(self, workers: int) -> None:
-        await self._cluster.resize(workers)
-        _LOGGER.info("there are %d workers now", workers)
+        try:
+            await self._cluster.resize(workers)
+        except ResizeError as error:
+            _LOGGER.error("there are to be %d workers: %s", workers, error)  # noqa: TRY400 - it is no bug here
+        else:
+            _LOGGER.info("there are %d workers now", workers)
 
     async def _dump(self) -> None:
         """Tell where all workers are."""

@@ -155,6 +155,19 @@ def test_workers_are_replaced_after_so_many_connections(folder: Path) -> None:
         assert server.end(signal.SIGTERM) == 0
 
 
+def test_a_resize_that_does_not_succeed_says_why(folder: Path) -> None:
+    with Server(folder, "app:app", *ONE) as server:
+        server.whole()
+        write_app(folder, BROKEN)
+        done = server.command("resize", "2")
+        assert done.code == 1
+        assert done.err.startswith(
+            "asyncpool: there are not as many workers yet: worker "
+        )
+        assert "RuntimeError: not today" in done.err
+        assert server.end(signal.SIGTERM) == 0
+
+
 def test_signals_resize(folder: Path) -> None:
     with Server(folder, "app:app", *ONE) as server:
         server.up().signal(signal.SIGTTIN)

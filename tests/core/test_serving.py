@@ -60,6 +60,10 @@ def end(
     return core.ended(index, now, started=started, requeue=(), roll=0.5)
 
 
+def settled(core: Supervision) -> bool:
+    return core.rotation.settled  # here, since mypy believes that it does not change
+
+
 # By example.
 
 
@@ -111,6 +115,44 @@ def test_one_that_fails_at_once_is_not_followed_at_once() -> None:
     core.ready(0, 1.0)
     core.faulty(0, 1.1)
     assert end(core, 0, 1.2) == [cmd.ScheduleRestart(0, POLICY.base)]
+
+
+def test_it_has_its_size_only_when_all_of_them_serve() -> None:
+    core = serving(2)
+    assert settled(core)
+    core.rotation.resize(3, 3, 1.0)
+    assert not settled(core)
+    end(core, 2, 2.0)  # at once, and again
+    end(core, 2, 3.0)
+    assert core.slots[2].state is SlotState.VACANT
+    assert not settled(core)
+    assert core.rotation.misses(2)
+    assert not core.rotation.stuck
+    core.on_timer(3.0 + POLICY.base)
+    core.ready(2, 5.0)
+    assert settled(core)
+
+
+def test_a_replacement_that_does_not_start_is_not_missed() -> None:
+    core = serving(2)
+    core.rotation.roll(1.0)
+    assert core.slots[2].replaces == 0
+    end(core, 2, 2.0)
+    assert not core.rotation.misses(2)
+    assert settled(core)
+
+
+def test_nobody_waits_for_a_parked_slot() -> None:
+    policy = RestartPolicy(base=0.0, max_failed_starts=1)
+    core = Supervision(
+        workers=(2, 2), policy=policy, start_timeout=START_TIMEOUT, serving=True
+    )
+    core.start(0.0)
+    core.ready(0, 0.0)
+    end(core, 1, 1.0)
+    assert core.slots[1].state is SlotState.PARKED
+    assert core.rotation.stuck
+    assert not settled(core)
 
 
 def test_one_that_fails_before_it_is_ready_is_killed() -> None:

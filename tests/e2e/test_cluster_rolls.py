@@ -14,9 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import Cluster, PoolClosedError, RestartPolicy, RollInProgressError
+from asyncpool import (
+    Cluster,
+    PoolClosedError,
+    ResizeError,
+    RestartPolicy,
+    RollInProgressError,
+)
 from asyncpool.cluster import ClusterStats
-from asyncpool.events import Crashed, Exited, Ready, Retiring, RollResult, Spawned
+from asyncpool.events import (
+    Crashed,
+    Exited,
+    Parked,
+    Ready,
+    Retiring,
+    RollResult,
+    Spawned,
+)
 from tests.helpers import serves
 from tests.helpers.clusters import (
     SPREADS,
@@ -394,6 +408,48 @@ async def test_a_resize_during_a_reload() -> None:
         assert len(generations(await all_ready(cluster))) == 3
 
 
+async def test_a_resize_says_that_a_worker_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    write(tmp_path, "1")
+    stubborn = RestartPolicy(
+        base=0.05,
+        cap=0.05,
+        max_failed_starts=None,
+        max_short_runs=None,
+        max_crashes=500,
+    )
+    async with patience(), cluster_of("served:serve", restart=stubborn) as cluster:
+        await all_ready(cluster)
+        write(tmp_path, "", BROKEN["it raises"][0])
+        with pytest.raises(ResizeError, match="ValueError: broken") as caught:
+            await cluster.resize(3)
+        assert caught.value.crash.kind == "failed start"
+        # And when it is repaired, it comes by itself.
+        write(tmp_path, "three")
+        stats = await all_ready(cluster)
+        assert (stats.workers, stats.state) == (3, "running")
+        await cluster.resize(3)
+
+
+async def test_a_resize_of_a_parked_slot_does_not_wait_for_its_probe() -> None:
+    never = RestartPolicy(base=0.0, max_failed_starts=1, probe_after=None)
+    async with patience(), Gate() as gate:
+        target = partial(serves.talk_behind, gate.path)
+        cluster = cluster_of(target, restart=never)
+        start = asyncio.create_task(cluster.start())
+        (await gate.visitor("0.1")).release()
+        await start
+        async with cluster:
+            events = cluster.events()
+            os.kill((await gate.visitor("1.1")).pid, signal.SIGKILL)
+            await next_of(events, Parked)
+            with pytest.raises(ResizeError, match="was killed by SIGKILL"):
+                await cluster.resize(2)
+            await cluster.resize(1)
+
+
 async def test_a_worker_that_was_killed_is_no_reason_to_shrink() -> None:
     slow = RestartPolicy(base=0.05, cap=0.05, jitter=False)
     async with patience(), cluster_of(workers=2, restart=slow) as cluster:
@@ -405,7 +461,5 @@ async def test_a_worker_that_was_killed_is_no_reason_to_shrink() -> None:
         for _ in range(2):
             await next_of(events, Crashed)
         await cluster.resize(3)
-        for _ in range(3):
-            await next_of(events, Ready)
         assert sum(slot.ready for slot in cluster.stats().slots) == 3
         assert await who(cluster)

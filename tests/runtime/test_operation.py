@@ -20,12 +20,27 @@ from asyncpool._runtime.control_client import ControlClient
 from asyncpool._runtime.control_places import live_names, place_of
 from asyncpool.cluster import _run
 from asyncpool.cluster._run import Operation, run
-from asyncpool.errors import ProtocolError
-from asyncpool.events import RollResult
+from asyncpool.errors import ProtocolError, ResizeError
+from asyncpool.events import Crash, RollResult
 from tests.helpers.fake_cluster import FakeCluster
 from tests.helpers.patience import patience
 
 pytestmark = pytest.mark.asyncio
+
+CRASH = Crash(
+    slot=2,
+    generation=1,
+    pid=7,
+    exit_code=3,
+    signal=None,
+    kind="crash",
+    uptime=1.0,
+    job_id=None,
+    attempt=0,
+    detail="no module",
+    stderr_tail=(),
+    next_step="",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -228,6 +243,26 @@ async def test_an_order_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -
         await running.cluster.asked_for("resize 3")
     assert caplog.messages == ["an order to cluster app has failed"]
     assert "RuntimeError: no room" in caplog.text
+
+
+async def test_a_resize_that_does_not_succeed_is_logged_in_a_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with operating() as running:
+
+        async def fail(workers: int) -> None:
+            await FakeCluster.resize(running.cluster, workers)
+            raise ResizeError(CRASH)
+
+        running.cluster.resize = fail  # type: ignore[method-assign]
+        signal.raise_signal(signal.SIGTTIN)
+        await running.cluster.asked_for("resize 3")
+        with pytest.raises(ProtocolError, match="exited with status 3: no module"):
+            await running.ask("resize", workers=4)
+    assert caplog.messages == [
+        f"there are to be 3 workers: there are not as many workers yet: {CRASH}"
+    ]
+    assert [record.exc_info for record in caplog.records] == [None]
 
 
 async def test_it_is_cancelled() -> None:
