@@ -146,7 +146,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A worker ended and nobody had asked it to."""
+    """A worker ended and nobody had asked it to, or otherwise than it was asked to."""
 
     crash: Crash
 

@@ -305,8 +305,10 @@ class Supervision:
         self.dispatcher.worker_gone(index)
         if slot.state is SlotState.BUSY:
             return []
-        if self._serving and slot.state is SlotState.IDLE:
-            return self._let_finish(slot, now)
+        if self._serving and slot.ready_at is not None:
+            if slot.state is SlotState.IDLE:
+                return self._let_finish(slot, now)
+            return []  # it finishes already
         return self._lives.end(slot, Ending.KILLED, now)
 
     # Jobs that are not to go on where they are.

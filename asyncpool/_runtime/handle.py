@@ -156,6 +156,16 @@ class WorkerHandle:
         """The last lines that it wrote to its stderr."""
         return self._stderr.tail if self._stderr is not None else ()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended neither well, nor by a signal from here, nor unseen."""
+        if not self.status:
+            return False
+        if self._wanted is None:
+            return True
+        ours = {-signal.SIGTERM, -signal.SIGKILL if self.killed else -signal.SIGTERM}
+        return self.status < 0 and self.status not in ours
+
     def revoke(self, places: tuple[int, ...]) -> None:
         """Ask it not to begin what it got in these places."""
         self._say(Kind.REVOKE, pack_numbers(places))

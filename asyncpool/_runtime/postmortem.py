@@ -195,6 +195,8 @@ def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
                 return f"giving up: {reason}"
             case cmd.ScheduleRestart(index, delay) if index == slot:
                 return f"restarting in {delay:.2g} s" if delay else "restarting at once"
+            case cmd.Spawn(index, _) if index == slot:
+                return "restarting at once"
             case cmd.ParkSlot(index, reason, probe_in) if index == slot:
                 again = f", next try in {probe_in:g} s" if probe_in else ""
                 parked = f"parking the slot: {reason}{again}"

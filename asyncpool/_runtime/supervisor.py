@@ -340,6 +340,8 @@ class Supervisor:
             requeue=[loss.job.id for loss in losses if loss.again],
             roll=random.random(),  # noqa: S311 - jitter
         )
+        # What was told to end may yet end otherwise.  Another one comes as was planned.
+        crashed = not planned or (was_ready and handle.failed)
         step = describe_next_step(handle.slot, commands)
         crash = self._coroner.report(
             handle,
@@ -350,7 +352,7 @@ class Supervisor:
             next_step=step,
         )
         handle.page.close()
-        if planned:
+        if not crashed:
             self.hub.publish(events.Exited(handle.slot, handle.generation, handle.pid))
         else:
             self._state.crashes.append(crash)
@@ -359,7 +361,7 @@ class Supervisor:
         # The next worker is on its way before anybody hears of this one, by logging,
         # callback or future: that takes half a millisecond and more.
         self._perform(commands)
-        if not planned:
+        if crashed:
             self._reporter.report(crash)
         for loss in losses:
             self._settle_loss(loss, crash)

@@ -155,6 +155,14 @@ def test_nobody_waits_for_a_parked_slot() -> None:
     assert not settled(core)
 
 
+def test_one_that_fails_while_it_drains_has_all_of_its_time() -> None:
+    core = serving(2)
+    core.rotation.retire(core.slots[0], "retire()", 5.0, unsent=None)
+    assert core.faulty(0, 6.0) == []
+    assert core.slots[0].planned
+    assert core.slots[0].due == 5.0 + GRACE
+
+
 def test_one_that_fails_before_it_is_ready_is_killed() -> None:
     core = core_of(1)
     core.start(0.0)

@@ -507,6 +507,7 @@ async def test_a_worker_that_hangs_is_killed_in_the_end() -> None:
         summary = await cluster.close(timeout=0.2)
         assert await client.answer() == ""
     assert (summary.finished, summary.failed, summary.killed) == (0, 1, 1)
+    assert cluster.stats().crashes == 0
 
 
 @in_each_way

@@ -292,6 +292,34 @@ async def test_a_worker_that_asks_for_a_successor_serves_until_that_is_ready() -
         assert (stats.spawned, stats.crashes) == (3, 0)
 
 
+async def test_a_crash_while_it_drains_is_none_the_less_a_crash() -> None:
+    async with patience(), cluster_of(workers=1) as cluster:
+        events = cluster.events()
+        async with Client(cluster) as client:
+            reload = asyncio.create_task(cluster.reload())
+            assert await client.ask("wait") == "draining"
+            assert await client.ask("die SIGABRT") == ""
+        crash = (await next_of(events, Crashed)).crash
+        assert (crash.slot, crash.signal, crash.kind) == (0, "SIGABRT", "crash")
+        assert crash.next_step == "no replacement: there are enough workers"
+        assert (await reload).replaced == 1
+        stats = await all_ready(cluster)
+        assert (stats.crashes, stats.state) == (1, "running")
+
+
+async def test_an_exception_while_it_drains_cuts_nobody_off() -> None:
+    async with patience(), cluster_of(serves.fail_at_last, workers=1) as cluster:
+        events = cluster.events()
+        async with Client(cluster) as client:
+            reload = asyncio.create_task(cluster.reload())
+            assert await client.ask("wait") == "draining"
+        crash = (await next_of(events, Crashed)).crash
+        assert (crash.exit_code, crash.signal) == (1, None)
+        assert crash.detail == "serve failed: ArithmeticError: at last"
+        assert (await reload).replaced == 1
+        assert (await all_ready(cluster)).crashes == 1
+
+
 ORDERS = list(itertools.permutations(("reload", "crash", "close")))
 
 

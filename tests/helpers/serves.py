@@ -259,5 +259,12 @@ async def fail_at_once(worker: Worker) -> None:
     raise ArithmeticError("at once")
 
 
+async def fail_at_last(worker: Worker) -> None:
+    """Raise when it drains, whatever conversations go on."""
+    worker.ready()
+    await Talker(worker).accept()
+    raise ArithmeticError("at last")
+
+
 async def fail_before(worker: Worker) -> None:
     raise ArithmeticError("before it was ready")
