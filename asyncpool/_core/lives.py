@@ -25,7 +25,7 @@ from asyncpool._core.commands import (
 )
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
-from asyncpool._core.restart import Break, Park, RestartLedger, RestartPolicy
+from asyncpool._core.restart import Break, Park, RestartLedger, RestartPolicy, Verdict
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
 
@@ -91,6 +91,7 @@ class Lives:
         }
         self._dispatcher = dispatcher
         self._probe_at: float | None = None
+        self._announced: dict[int, Verdict] = {}
 
     def seat(self, seats: int, state: SlotState = SlotState.SPARE) -> None:
         """Have so many slots at the least; new ones begin in that state."""
@@ -103,6 +104,7 @@ class Lives:
         """Fill an empty slot."""
         slot.apply(SlotEvent.SPAWN)
         slot.renew()
+        self._announced.pop(slot.index, None)
         slot.wear = self._limits.wear(slot.index, slot.generation)
         # Before the fork: a start that hangs anywhere is noticed.
         slot.due = now + self._start_timeout
@@ -156,19 +158,28 @@ class Lives:
         slot.due = slot.place = None
         return [LeaveEmpty(slot.index)]
 
+    def announce(self, slot: Slot, now: float, *, roll: float) -> Verdict:
+        """Judge a crash whose worker has something to finish before it ends."""
+        verdict = self._record(slot, now, blamed=False, roll=roll)
+        self._announced[slot.index] = verdict
+        return verdict
+
+    def succeed(self, slot: Slot, heir: Slot, delay: float, now: float) -> Command:
+        """Have the next worker, after one whose crash is announced, in a spare slot."""
+        self.ledger.hand_over(slot.index, heir.index)
+        if delay <= 0:
+            return self.spawn(heir, now)
+        heir.apply(SlotEvent.SEAT)
+        heir.due = now + delay
+        return ScheduleRestart(heir.index, delay)
+
     def judge(
         self, slot: Slot, now: float, *, needed: bool, blamed: bool, roll: float
     ) -> list[Command]:
         """Decide what follows upon a crash in a slot in which a worker is *needed*."""
-        run = None if slot.ready_at is None else now - slot.ready_at
-        verdict = self.ledger.record(
-            slot.index,
-            now=now,
-            run=run,
-            blamed=blamed,
-            outcomes=slot.outcomes,
-            roll=roll,
-        )
+        verdict = self._announced.pop(slot.index, None)
+        if verdict is None:
+            verdict = self._record(slot, now, blamed=blamed, roll=roll)
         # A broken pool needs one seat at least, to find out whether that is over.
         broken = self.broken is not None
         spare = self._will_probe() if broken else not isinstance(verdict, Break)
@@ -190,6 +201,16 @@ class Lives:
             slot.due = now + verdict.delay
             return [ScheduleRestart(slot.index, verdict.delay)]
         return [ScheduleRestart(slot.index, 0.0), self.spawn(slot, now)]
+
+    def _record(self, slot: Slot, now: float, *, blamed: bool, roll: float) -> Verdict:
+        return self.ledger.record(
+            slot.index,
+            now=now,
+            run=None if slot.ready_at is None else now - slot.ready_at,
+            blamed=blamed,
+            outcomes=slot.outcomes,
+            roll=roll,
+        )
 
     def _park(self, slot: Slot, reason: str, now: float) -> list[Command]:
         slot.apply(SlotEvent.PARK)

@@ -235,6 +235,10 @@ class RestartLedger:
             return self._after_blamed(record, outcomes, roll)
         return self._after_own(record, now, run, outcomes, roll)
 
+    def hand_over(self, slot: int, heir: int) -> None:
+        """Count what counts against *slot* against *heir*, which goes on in its place."""
+        self._records[heir] = self._records.pop(slot)
+
     def _after_blamed(self, record: _Record, outcomes: int, roll: float) -> Verdict:
         record.fruitless += not outcomes
         record.failed_starts = 0

@@ -9,6 +9,9 @@ Whoever is to be replaced goes on working until the other one is ready; then it 
 it gets no more jobs, gives back those that have not begun, finishes the one that has, and
 ends.  A seat that is not needed is *spare*; the replacement begins in a spare one.
 
+Who serves, and fails, finishes what it has as well, but its end is a crash, and not granted:
+that it is followed at once costs nothing of the budget, for as many as there may be workers.
+
 If a replacement fails to start, the old worker stays.  That is no crash of the pool's own,
 and cannot break it: a roll stops there, and everything else is tried again later.
 """
@@ -141,9 +144,20 @@ class Rotation:
         commands += _ask_back(slot, [job for job in slot.flight.jobs if job != unsent])
         return [*commands, *self.step(now)]
 
-    def break_off(self, slot: Slot, why: str, now: float) -> list[Command]:
-        """Have another worker take the place of *slot*'s at once, whose end is a crash."""
-        return [*self._leave(slot, why, now, planned=False), *self.step(now)]
+    def break_off(
+        self, slot: Slot, why: str, now: float, delay: float | None
+    ) -> list[Command]:
+        """Let the worker of *slot* finish what it has; its end is a crash.
+
+        Another one takes its place in *delay* seconds; when it is gone, if that is
+        ``None`` or too many have failed and not finished yet: it has a seat for so long.
+        """
+        if delay is None or self._failing >= self.sizing.size + self._surge:
+            return self._lives.end(slot, Ending.STOPPED, now)
+        commands = self._leave(slot, why, now, planned=False)
+        if not self._let_stay(slot) and self.needed(slot):
+            commands.append(self._lives.succeed(slot, self._spare(), delay, now))
+        return [*commands, *self.step(now)]
 
     def oversized(self, slot: Slot, reason: str, now: float) -> list[Command]:
         """Kill the worker of *slot*, which has more memory than it may."""
@@ -183,10 +197,7 @@ class Rotation:
     def gone(self, slot: Slot) -> None:
         """Take note that the worker of *slot* is gone; who was to replace it stays."""
         slot.leaving, slot.leave_by, slot.worn, slot.replaces = False, None, None, None
-        for other in self._slots:
-            if other.replaces == slot.index:
-                other.replaces = None
-                other.place, slot.place = slot.place, None
+        self._let_stay(slot)
 
     def count(self, now: float) -> None:
         """Take note that a worker has come or gone: there may be jobs for which none is."""
@@ -356,15 +367,31 @@ class Rotation:
         how = Ending.STOPPED if slot.state is SlotState.IDLE else Ending.TERMINATED
         return [*commands, *self._lives.end(slot, how, now, planned=planned)]
 
+    def _let_stay(self, slot: Slot) -> bool:
+        """Let who was to replace the worker of *slot* be there in its own right, if any."""
+        for other in self._slots:
+            if other.replaces == slot.index:
+                other.replaces = None
+                other.place, slot.place = slot.place, None
+                return True
+        return False
+
+    @property
+    def _failing(self) -> int:
+        """How many have failed, and are followed before they have finished."""
+        if not self._serving:
+            return 0
+        return sum(it.faulty and it.leaving and not it.planned for it in self._slots)
+
     @property
     def _leaving(self) -> int:
         return sum(slot.leaving for slot in self._slots)
 
     @property
     def _free(self) -> int:
-        """How many more workers the budget allows."""
+        """How many more workers the budget allows; those that fail are no part of it."""
         seats = sum(slot.state not in _NOT_NEEDED for slot in self._slots)
-        return self.sizing.size + self._surge - seats
+        return self.sizing.size + self._surge - seats + self._failing
 
     def _spared(self) -> int:
         """How many workers are missing."""
@@ -372,7 +399,11 @@ class Rotation:
         return self.sizing.size - taking
 
     def _spare(self) -> Slot:
-        return next(slot for slot in self._slots if slot.state is SlotState.SPARE)
+        for slot in self._slots:
+            if slot.state is SlotState.SPARE:
+                return slot
+        self._lives.seat(len(self._slots) + 1)
+        return self._slots[-1]
 
     @property
     def _coming(self) -> int:

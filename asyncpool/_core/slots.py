@@ -64,6 +64,7 @@ class SlotEvent(enum.Enum):
     EXITED = enum.auto()
     PARK = enum.auto()
     SPARE = enum.auto()
+    SEAT = enum.auto()
     RETIRE = enum.auto()
 
 
@@ -98,7 +99,11 @@ TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
         _E.SPARE: _S.SPARE,
         _E.RETIRE: _S.RETIRED,
     },
-    _S.SPARE: {_E.SPAWN: _S.STARTING, _E.RETIRE: _S.RETIRED},
+    _S.SPARE: {
+        _E.SPAWN: _S.STARTING,
+        _E.SEAT: _S.VACANT,
+        _E.RETIRE: _S.RETIRED,
+    },
     _S.RETIRED: {},
 }
 

@@ -28,7 +28,7 @@ from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import STOP_GRACE, Lives, fail_jobs
 from asyncpool._core.pressing import Pressing
 from asyncpool._core.profiles import ERRAND, REFILL, Profile
-from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.restart import Restart, RestartPolicy
 from asyncpool._core.rotation import Rotation, drop_errands
 from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
@@ -298,8 +298,11 @@ class Supervision:
             return self.rotation.wear_out(slot, "max_jobs", now)
         return []
 
-    def faulty(self, index: int, now: float) -> list[Command]:
-        """Replace the worker in slot *index*, once it has nothing more in hand."""
+    def faulty(self, index: int, now: float, *, roll: float = 0.0) -> list[Command]:
+        """Replace the worker in slot *index*, once it has nothing more in hand.
+
+        One that serves is followed before that; *roll* is for the jitter of the delay.
+        """
         slot = self.slots[index]
         slot.faulty = True
         self.dispatcher.worker_gone(index)
@@ -307,7 +310,7 @@ class Supervision:
             return []
         if self._serving and slot.ready_at is not None:
             if slot.state is SlotState.IDLE:
-                return self._let_finish(slot, now)
+                return self._let_finish(slot, now, roll)
             return []  # it finishes already
         return self._lives.end(slot, Ending.KILLED, now)
 
@@ -535,16 +538,18 @@ class Supervision:
         self._begin(slot)
         return [Assign(slot.index, tuple(jobs))]
 
-    def _let_finish(self, slot: Slot, now: float) -> list[Command]:
+    def _let_finish(self, slot: Slot, now: float, roll: float) -> list[Command]:
         """Let a faulty worker finish what it serves, while another takes its place.
 
-        Not at once if it has failed at once: then the ledger says when.  Either way, its end
-        is a crash.
+        Not at once if it has failed at once: then the ledger says when, and if at all.
         """
         assert slot.ready_at is not None
-        if now - slot.ready_at < SERVED:
-            return self._lives.end(slot, Ending.STOPPED, now)
-        return self.rotation.break_off(slot, "uncaught exception", now)
+        long = now - slot.ready_at >= SERVED
+        slot.outcomes = max(slot.outcomes, int(long))
+        verdict = self._lives.announce(slot, now, roll=roll)
+        delay = verdict.delay if isinstance(verdict, Restart) else None
+        delay = 0.0 if long else delay
+        return self.rotation.break_off(slot, "uncaught exception", now, delay)
 
     def _run_errand(self, slot: Slot) -> list[Command]:
         if slot.flight.jobs:

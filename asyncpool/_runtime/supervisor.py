@@ -308,7 +308,8 @@ class Supervisor:
 
     @decision
     def _on_fault(self, handle: WorkerHandle) -> None:
-        self._perform(self._core.faulty(handle.slot, self._loop.time()))
+        now, roll = self._loop.time(), random.random()  # noqa: S311 - jitter
+        self._perform(self._core.faulty(handle.slot, now, roll=roll))
 
     def _on_pong(self, handle: WorkerHandle) -> None:
         if self._health is None:

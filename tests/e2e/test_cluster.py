@@ -275,6 +275,28 @@ async def test_an_uncaught_exception_is_announced_and_replaced_at_once(
         assert (await all_ready(cluster)).crashes == 1
 
 
+def others(stats: ClusterStats, old: set[int | None]) -> set[int | None]:
+    """Return who serves, apart from *old*."""
+    return {slot.pid for slot in stats.slots if slot.ready} - old
+
+
+@pytest.mark.parametrize("served", [0.0, 3600.0])
+async def test_where_all_fail_others_serve_at_once(
+    served: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncpool._core.supervision.SERVED", served)
+    async with patience(), cluster_of(drain_timeout=3600.0) as cluster:
+        old = {slot.pid for slot in (await all_ready(cluster)).slots} - {None}
+        async with clients(cluster, 2) as some:
+            for client in some:
+                assert await client.ask("fail together") == "failing"
+            await until(cluster, lambda stats: len(others(stats, old)) == 2)
+            assert {(await client.who())[2] for client in some} == old
+            assert not {(await who(cluster))[2] for _ in range(4)} & old
+            assert cluster.stats().crashes == 0
+        assert (await all_ready(cluster)).crashes == 2
+
+
 async def test_one_that_fails_at_once_is_restarted_by_the_rules() -> None:
     policy = RestartPolicy(
         base=0.01, cap=0.02, max_failed_starts=None, max_short_runs=3, probe_after=None
