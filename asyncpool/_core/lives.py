@@ -60,6 +60,7 @@ class Lives:
         slots: The slots.
         broken: Why there is no hope for the pool, if there is none.
         kills: How many processes had to be killed.
+        restarts: How many workers have come after others, or to replace them.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Lives:
         self.seat(workers, SlotState.VACANT)
         self.seat(seats, SlotState.SPARE)
         self.broken: str | None = None
-        self.kills = 0
+        self.kills = self.restarts = 0
         self.ledger = RestartLedger(policy, workers)
         self._limits = limits
         self._policy = policy
@@ -100,8 +101,9 @@ class Lives:
 
     # A worker comes.
 
-    def spawn(self, slot: Slot, now: float) -> Command:
-        """Fill an empty slot."""
+    def spawn(self, slot: Slot, now: float, *, new: bool = False) -> Command:
+        """Fill an empty slot; the worker is *new* if it is one more than there were."""
+        self.restarts += not new
         slot.apply(SlotEvent.SPAWN)
         slot.renew()
         self._announced.pop(slot.index, None)

@@ -80,6 +80,7 @@ class Rotation:
         self._unavailable = unavailable
         self._drain_timeout = drain_timeout
         self._serving = serving
+        self._more = 0  # by so many it has grown, and they have not been started
         self._failed = 0
         self._retry_at: float | None = None
         self._to_roll: deque[tuple[Slot, int]] | None = None
@@ -289,12 +290,18 @@ class Rotation:
                 slot.worn = "max_age"
 
     def _report(self, before: int) -> list[Command]:
-        return [] if self.sizing.size == before else [Resized(self.sizing.size)]
+        size = self.sizing.size
+        self._more = max(0, self._more + size - before)
+        return [] if size == before else [Resized(size)]
 
     def _fill(self, now: float) -> list[Command]:
         missing = self.sizing.size - sum(map(_counts, self._slots))
-        granted = range(min(missing, self._free))
-        return [self._lives.spawn(self._spare(), now) for _ in granted]
+        self._more = min(self._more, max(0, missing))
+        commands: list[Command] = []
+        for _ in range(min(missing, self._free)):
+            commands.append(self._lives.spawn(self._spare(), now, new=self._more > 0))
+            self._more = max(0, self._more - 1)
+        return commands
 
     def _thin_out(self, now: float) -> list[Command]:
         """Let those go that are too many: who does not work yet, or not now, is first."""

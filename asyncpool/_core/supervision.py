@@ -113,6 +113,11 @@ class Supervision:
         """How many processes had to be killed."""
         return self._lives.kills
 
+    @property
+    def restarts(self) -> int:
+        """How many workers were started after others, or to replace them."""
+        return self._lives.restarts
+
     # The hot path.
 
     def submit(self, job: int, profile: Profile, priority: int = 0) -> int | None:
@@ -217,7 +222,7 @@ class Supervision:
         if self.closing.finish is not None:
             return []
         commands = [
-            self._lives.spawn(slot, now)
+            self._lives.spawn(slot, now, new=True)
             for slot in self.slots
             if slot.state is SlotState.VACANT
         ]

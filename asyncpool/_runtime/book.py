@@ -125,7 +125,7 @@ class JobBook:
         self.leases = Leases()
         self.deadlines = Deadlines()
         self.timed = 0
-        self.takeovers = self.crashes = self.restarts = self.spawned = 0
+        self.takeovers = self.crashes = self.spawned = 0
         self._submitted = self._completed = self._failed = self._cancelled = 0
         self._at_close: tuple[int, int, int] | None = None
 
@@ -287,7 +287,7 @@ class JobBook:
             failed=self._failed,
             cancelled=self._cancelled,
             crashes=self.crashes,
-            restarts=self.restarts,
+            restarts=core.restarts,
             takeovers=self.takeovers,
             spawned=self.spawned,
             dropped_events=dropped_events,

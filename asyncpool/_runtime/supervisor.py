@@ -447,8 +447,6 @@ class Supervisor:
                 assert_never(command)
 
     def _spawn(self, slot: int, generation: int) -> None:
-        if generation > 1:
-            self._state.book.restarts += 1
         handle = WorkerHandle(self._loop, slot, generation, self._setup)
         self._state.handles[slot] = handle
         self.broadcasts.on_spawn(slot)

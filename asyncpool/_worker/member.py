@@ -20,8 +20,8 @@ class Worker:
     Only the worker's event loop may use it, but for :meth:`retire` and :meth:`replace`.
 
     Attributes:
-        id: Its slot, which its replacement takes over.
-        generation: How many workers have had this slot before.
+        id: Its slot.  Its replacement may have another one, and numbers may be missing.
+        generation: Which worker of this slot it is, counting from 1.
         sockets: The listening sockets, if workers accept for themselves (``spread`` is
             ``"shared"`` or ``"reuseport"``).  Use them or :meth:`connections`, not both.
             Who uses them closes them when it is to drain.

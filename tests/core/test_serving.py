@@ -301,6 +301,46 @@ def test_a_probe_that_is_not_needed_any_more_is_followed_by_another() -> None:
     assert isinstance(again, cmd.Spawn)
 
 
+def reload(core: Supervision, now: float) -> None:
+    """Replace all workers, each of which has nothing to finish."""
+    commands = core.rotation.roll(now)
+    while core.rotation.rolling:
+        [new] = [c.slot for c in commands if isinstance(c, cmd.Spawn)]
+        [old] = [c.slot for c in core.ready(new, now) if isinstance(c, cmd.Stop)]
+        commands = end(core, old, now)
+
+
+def test_whoever_comes_instead_of_another_is_a_restart() -> None:
+    core = serving(3)
+    assert core.restarts == 0
+    reload(core, 1.0)
+    assert core.restarts == 3
+    reload(core, 2.0)
+    assert core.restarts == 6
+    core.rotation.resize(5, 5, 3.0)
+    for slot in core.slots:
+        core.ready(slot.index, 4.0)
+    assert settled(core)
+    assert core.restarts == 6  # though seats had workers before
+    up = [slot.index for slot in core.slots if slot.state is SlotState.IDLE]
+    core.faulty(up[0], 10.0)
+    assert core.restarts == 7
+    core.rotation.retire(core.slots[up[1]], "retire()", 11.0, unsent=None)
+    assert core.restarts == 8
+
+
+def test_who_was_to_go_and_stays_is_not_one_more() -> None:
+    core = serving(5)
+    core.rotation.resize(1, 1, 1.0)
+    core.rotation.resize(3, 3, 1.0)
+    while leaving := [slot.index for slot in core.slots if slot.leaving]:
+        end(core, leaving[0], 2.0)
+    assert settled(core)
+    [stays, *_] = [slot for slot in core.slots if slot.state is SlotState.IDLE]
+    core.rotation.retire(stays, "retire()", 3.0, unsent=None)
+    assert core.restarts == 1
+
+
 # In any order.
 
 
