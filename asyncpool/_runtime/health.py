@@ -1,7 +1,8 @@
 """Ping the workers of a pool, and have those killed that do not answer.
 
 A thread of the worker answers that does nothing else, so an answer says that the process
-runs and that its threads have their turns, whatever its job does meanwhile.
+runs and that its threads have their turns, whatever its job does meanwhile.  One that
+serves has its event loop answer, without which it serves nobody.
 """
 
 from __future__ import annotations

@@ -314,7 +314,11 @@ class Supervisor:
     def _on_pong(self, handle: WorkerHandle) -> None:
         if self._health is None:
             raise ProtocolError("it answered a ping, and nobody sends any")
-        self._health.answered(handle)
+        try:
+            self._health.answered(handle)
+        except ProtocolError:
+            if not self._core.slots[handle.slot].hung:  # or else it is only too late
+                raise
 
     @decision
     def _on_stacks(self, handle: WorkerHandle, job: int | None) -> None:

@@ -60,6 +60,7 @@ class Control:
 
     Attributes:
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
+        call_soon: Has the event loop call something, if one serves here.
         interrupts: As above.
         credit: As above.
     """
@@ -80,6 +81,7 @@ class Control:
         self._lock = _thread.RLock()
         self._records: deque[bytes] = deque()
         self.on_thread_death: Callable[[], None] | None = None
+        self.call_soon: Callable[..., object] | None = None
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
 
@@ -169,7 +171,7 @@ class Control:
         elif frame.kind is Kind.CREDIT:
             self.credit.grant(frame.job, frame.attempt, frame.tag)
         elif frame.kind is Kind.PING:
-            self.send(Kind.PONG)
+            self._answer_ping()
         elif frame.kind is Kind.STACKS:
             self.interrupts.write_stacks(frame.job, frame.attempt)
             self.send(Kind.STACKS, b"", frame.job, frame.attempt)
@@ -181,6 +183,15 @@ class Control:
             self._segments.drop(frame.tag)
         else:
             raise ProtocolError(f"the pool sent {frame.kind.name}")
+
+    def _answer_ping(self) -> None:
+        """Say that this process is there; where a loop serves, that it turns."""
+        call_soon = self.call_soon
+        if call_soon is not None:
+            with contextlib.suppress(RuntimeError):  # it was closed at this moment
+                call_soon(self.send, Kind.PONG)
+                return
+        self.send(Kind.PONG)
 
     def _report_thread(self, args: ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:

@@ -133,6 +133,7 @@ class _Life:
             jobs, self._control, accepts=spread != "handoff", max_payload=max_payload
         )
         self._control.on_thread_death = self._mourn
+        self._control.call_soon = self._loop.call_soon_threadsafe
         try:
             await member.until_listening()
             worker = Worker(slot, generation, self._drain_timeout, member)
@@ -145,7 +146,7 @@ class _Life:
             await self._until_deadline(member.idle.wait())
             await self._until_deadline(member.line.flushed())
         finally:
-            self._control.on_thread_death = None
+            self._control.on_thread_death = self._control.call_soon = None
             member.close()
         if member.error is not None:
             raise member.error

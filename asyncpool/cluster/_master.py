@@ -72,7 +72,8 @@ class Cluster:
             As of :class:`asyncpool.Pool`.  ``max_jobs`` of the *limits* counts connections
             that are over, and they have no ``drain_timeout``, since the cluster has one; the
             crash of a worker that has served counts as one in the middle of a job.  What is
-            preloaded is not loaded anew by :meth:`reload`.
+            preloaded is not loaded anew by :meth:`reload`.  *health_timeout* is for how long
+            a worker's event loop may be blocked, too.
 
     Attributes:
         name: What logs call it.

@@ -34,7 +34,7 @@ from tests.helpers.clusters import (
     until,
     who,
 )
-from tests.helpers.gate import short_folder
+from tests.helpers.gate import Gate, short_folder
 from tests.helpers.guards import open_fds
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -599,6 +599,26 @@ async def test_stacks_of_all_workers() -> None:
             assert await client.answer() == "draining"
             assert slot in await cluster.stacks()
         await closing
+
+
+async def test_a_worker_whose_loop_is_blocked_is_replaced() -> None:
+    async with patience(), Gate() as gate, cluster_of(health_timeout=1) as cluster:
+        await all_ready(cluster)
+        events = cluster.events()
+        async with Client(cluster) as client:
+            slot, _, pid = await client.who()
+            client.say(f"block {gate.path}")
+            await gate.visitor("blocked")
+            # Half of them are handed to it, and it does not take them.
+            async with clients(cluster, 10) as some:
+                for n, late in enumerate(some):
+                    assert await late.ask(f"echo {n}") == str(n)
+            crash = (await next_of(events, Crashed)).crash
+            assert (crash.slot, crash.pid, crash.kind) == (slot, pid, "hung")
+            assert crash.detail == "no answer to pings for 1 s"
+            assert "in block" in crash.stack
+            assert await client.answer() == ""
+        assert (await next_of(events, Ready)).slot == slot
 
 
 async def test_arguments_are_checked() -> None:

@@ -151,6 +151,21 @@ async def test_an_answer_that_was_not_read_yet_counts() -> None:
         assert pool.stats().spawned == 1
 
 
+async def test_an_answer_that_comes_too_late_is_no_offence() -> None:
+    async with patience(), Pool(1, health_timeout=LONG) as pool:
+        await idle(pool)
+        supervisor = supervisor_of(pool)
+        health, handle = supervisor._health, supervisor._state.handles[0]
+        assert health is not None
+        handle.catch_up = lambda: None  # type: ignore[method-assign]
+        health._on_timer(health._ledger.due)
+        health._ledger._asked[handle] -= LONG
+        handle._heard_at -= LONG
+        health._on_timer(health._ledger.due)  # and its answer is read only now
+        assert (await next_crash(pool)).kind == "hung"
+        await assert_serves(pool)
+
+
 def spy_on_pings(pool: Pool) -> asyncio.Event:
     """Return what is set whenever the first worker gets a ping."""
     asked = asyncio.Event()

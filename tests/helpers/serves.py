@@ -10,6 +10,7 @@ import socket
 from typing import Any
 
 from asyncpool.cluster import Connection, Worker
+from tests.helpers import jobs
 
 __all__: list[str] = []
 
@@ -110,10 +111,9 @@ class Talker:
         os.kill(os.getpid(), signal.SIGSTOP)
         return "continued"
 
-    async def block(self, path: str) -> str:
-        """Hold up the loop until somebody writes into a pipe."""
-        with open(path) as pipe:  # noqa: ASYNC230
-            return pipe.readline()
+    async def block(self, gate: str) -> str:
+        """Hold up the loop at the gate."""
+        return jobs.wait_at(gate, "blocked")
 
     async def send(self, count: str) -> str:
         for n in range(int(count)):

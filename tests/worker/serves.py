@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpool._worker import serve
 from asyncpool.cluster import _asgi
+from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -194,6 +195,20 @@ class Obedient:
     async def recover(self, _: None) -> str:
         resource.setrlimit(resource.RLIMIT_NOFILE, self._before)
         return "recovered"
+
+    async def block(self, gate: str) -> str:
+        """Hold up the loop until somebody lets it go on."""
+        return jobs.wait_at(gate, "blocked")
+
+    async def be_busy(self, _: None) -> str:
+        """Have the loop never wait for anything from now on."""
+
+        async def turn() -> None:
+            while True:  # noqa: ASYNC110 - it waits for nothing
+                await asyncio.sleep(0)
+
+        self._tasks.add(asyncio.create_task(turn()))
+        return "busy"
 
     async def say(self, value: Any) -> Any:
         return value

@@ -13,6 +13,7 @@ from asyncpool._core.frames import Kind, header
 from asyncpool._core.messages import Failure
 from asyncpool._core.page import STACKS_SIZE, STACKS_START
 from tests.worker import serves
+from tests.worker.by_hand import Door
 from tests.worker.master import Master
 
 Start = Callable[..., Master]
@@ -322,6 +323,36 @@ def test_stacks_tell_where_its_tasks_are(master: Master) -> None:
         assert "serves.py" in text
         assert "in run" in text
         assert "in echo_one" in text
+
+
+def test_a_ping_is_answered_when_the_loop_turns(master: Master, door: Door) -> None:
+    control = master.worker.control
+    master.post(("block", door.path))
+    assert door.visitor().startswith("blocked")
+    # Its control thread answers what comes later, and has heard the ping by then.
+    for kind in (Kind.PING, Kind.STACKS):
+        control.sendall(header(kind, 0))
+    frame = master.worker.heard(control)
+    assert frame is not None
+    assert frame.kind is Kind.STACKS
+    text = os.pread(master.worker.page, STACKS_SIZE, STACKS_START).decode()
+    assert "in block" in text
+    door.release()
+    frame = master.worker.heard(control)
+    assert frame is not None
+    assert frame.kind is Kind.PONG
+    assert master.message() == "go"
+
+
+def test_a_ping_is_answered_by_a_loop_that_is_busy(master: Master) -> None:
+    control = master.worker.control
+    master.post(("be_busy", None))
+    assert master.message() == "busy"
+    for _ in range(3):
+        control.sendall(header(Kind.PING, 0))
+        frame = master.worker.heard(control)
+        assert frame is not None
+        assert frame.kind is Kind.PONG
 
 
 def test_failures_can_be_read() -> None:
