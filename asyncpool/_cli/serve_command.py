@@ -21,6 +21,7 @@ from asyncpool._cli.serving import Serving, ServingPlan
 from asyncpool._core.control_protocol import MAX_WORKERS, is_name
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.first_process import look_after_orphans
+from asyncpool._runtime.machine import raise_descriptor_limit
 from asyncpool.errors import AsyncPoolError
 
 __all__ = ["serve_command"]
@@ -187,6 +188,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
         control=name if control is None else control and os.path.abspath(control),  # noqa: PTH100
         watch=reload_on_change,
     )
+    raise_descriptor_limit()
     if os.getpid() == 1:
         look_after_orphans()
     sys.exit(_run(plan, level=log_level))

@@ -138,6 +138,7 @@ class Line:
     Attributes:
         open: Whether the worker is ready, and may be sent something.
         listens: Whether it accepts for itself, by means of :meth:`Worker.connections`.
+        lost: How many connections that it gave back were lost for want of descriptors.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class Line:
         self.generation = generation
         self.open = self.listens = self._shut = False
         self._may_listen = False
+        self.lost = 0
         self._socket, self._channel = sock, channel
         self._setup = setup
         self._last = 0  # the number of the last handle that was put
@@ -216,6 +218,15 @@ class Line:
 
     # What comes.
 
+    def pause(self) -> None:
+        """Read nothing more before :meth:`resume`, if the worker is to leave."""
+        if self._shut:
+            self._channel.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._channel.resume()
+
     def on_frames(self, frames: list[Frame]) -> None:
         """Take what the worker says.
 
@@ -278,7 +289,9 @@ class Line:
         fd = self._socket.arrived.popleft()
         if frame.tag != FOR_USER:
             # No answer is due: it could not hear it any more.
-            if fd is not None:
+            if fd is None:
+                self.lost += 1
+            else:
                 self._setup.on_returned(self, fd)
             return
         wanted = fd is not None and self._setup.on_socket(self, fd)

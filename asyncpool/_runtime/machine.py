@@ -22,15 +22,36 @@ __all__ = [
     "check_limits",
     "check_loop",
     "check_platform",
+    "is_scarce",
     "is_stopped",
     "memory_limit",
     "module_path",
     "private_memory",
+    "raise_descriptor_limit",
     "usable_cpus",
 ]
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
+
+
+# How many descriptors are left for other things, such as to start workers.
+_SPARE_DESCRIPTORS = 64
+
+
+def is_scarce(fd: int) -> bool:
+    """Tell whether descriptors are scarce here, where *fd* is the newest."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Each new one has the lowest number that is free.
+    return limit != resource.RLIM_INFINITY and fd >= limit - _SPARE_DESCRIPTORS
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and those that it starts, open as many files as it may allow."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS says that there is no limit, and has one.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def check_platform() -> None:

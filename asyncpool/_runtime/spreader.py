@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from asyncpool._core.spreading import Spreading
 from asyncpool._runtime.line import FOR_USER, Line
+from asyncpool._runtime.machine import is_scarce
 from asyncpool.errors import NoWorkerError, ProtocolError
 
 __all__ = ["Handle", "Spreader"]
@@ -80,6 +81,7 @@ class Spreader:
         self._pause: asyncio.TimerHandle | None = None
         self._exhausted = self._stopped = False
         self._look: asyncio.TimerHandle | None = None
+        self._paused: set[Line] = set()
         self.core: Spreading[Handle] = Spreading()
 
     # Workers.
@@ -96,6 +98,15 @@ class Spreader:
 
     def gone(self, line: Line) -> None:
         """Give what a dead worker has not taken to others."""
+        self._paused.discard(line)
+        if line.lost:
+            _LOGGER.error(
+                "cluster %s has lost %d connections that worker %d gave back, for want "
+                "of descriptors",
+                self._name,
+                line.lost,
+                line.slot,
+            )
         for handle in self.core.gone(line.slot):
             self._try_another(handle)
         self.pump()
@@ -126,6 +137,9 @@ class Spreader:
     def returned(self, line: Line, fd: int) -> None:
         """Give a connection that a leaving worker has given back to another one.
 
+        While descriptors are scarce, it gives back the next when another worker has taken
+        one.
+
         Raises:
             ProtocolError: If it cannot have had that.
         """
@@ -136,6 +150,9 @@ class Spreader:
             handle.close()
             raise
         self.pump()
+        if is_scarce(fd) and not self._stopped:
+            self._paused.add(line)
+            line.pause()
 
     def load(self, line: Line, opened: int, closed: int) -> None:
         """Take note of how many connections a worker has had.
@@ -189,6 +206,8 @@ class Spreader:
 
     def pump(self) -> None:
         """Hand on what can go to a worker now, and see to the rest."""
+        while self._paused:
+            self._paused.pop().resume()
         if self._stopped:
             while self.core.waiting:
                 self.core.waiting.popleft().close()

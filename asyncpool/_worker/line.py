@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import socket
+import sys
+import termios
 from collections import deque
 
 from asyncpool._core.frames import Frame, Kind, header
@@ -36,6 +39,11 @@ _MOST_UNSENT = 262_144
 # The kernel lets each user have so many descriptors on their way and no more.
 _TOO_MANY = {errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM}
 _RETRY_AFTER = 0.05  # seconds
+
+_INT = 4  # bytes of what the kernel answers
+
+# How often it is looked whether the pool has read all, in seconds.
+_LOOK_AGAIN = 0.01
 
 _CARRIERS = {Kind.LISTEN, Kind.HANDLE}
 
@@ -114,12 +122,22 @@ class Line:
             await asyncio.shield(self._room)
 
     async def flushed(self) -> None:
-        """Wait until the pool has taken all, or is gone."""
+        """Wait until the kernel has taken all, or the pool is gone."""
         self._flush()
         while self._writing and not self._closed:
             if self._room is None:
                 self._room = self._loop.create_future()
             await asyncio.shield(self._room)
+
+    async def until_read(self) -> None:
+        """Wait until the pool has read all, or is gone.
+
+        What it reads of a process that has ended comes at once, however few descriptors it
+        has left.
+        """
+        await self.flushed()
+        while not self._closed and _unread(self._socket):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(_LOOK_AGAIN)
 
     def close(self) -> None:
         """Let go of everything; nothing is called after this."""
@@ -273,3 +291,12 @@ class Line:
         if self._room is not None:
             self._room.set_result(None)
             self._room = None
+
+
+def _unread(sock: socket.socket) -> int:
+    """Return how much the other side has not read; nothing if that is not known."""
+    try:
+        unread = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_INT))
+    except OSError:
+        return 0
+    return int.from_bytes(unread, sys.byteorder)

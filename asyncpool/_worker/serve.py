@@ -144,7 +144,7 @@ class _Life:
             if not unasked:  # more may be on its way, which others are to serve
                 await self._until_deadline(member.ended.wait())
             await self._until_deadline(member.idle.wait())
-            await self._until_deadline(member.line.flushed())
+            await self._until_deadline(member.line.until_read())
         finally:
             self._control.on_thread_death = self._control.call_soon = None
             member.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 import uvicorn
 
 from tests.helpers.command import in_terminal, run_command
+from tests.helpers.guards import few_descriptors
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serving import APP, Server, until, write_app
 
@@ -79,6 +81,19 @@ def test_a_whole_life(folder: Path) -> None:
         done = server.command("stop")
         assert (done.code, done.err) == (0, "stopped\n")
         assert server.end() == 0
+
+
+@pytest.mark.skipif(
+    not hasattr(resource, "prlimit"), reason="only Linux tells of others"
+)
+def test_it_may_open_as_many_files_as_its_user_may(folder: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with few_descriptors(100):
+        server = Server(folder, "app:app", *ONE)
+    with server:
+        server.whole()
+        for pid in (server.process.pid, *pids(server.status())):
+            assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 # Signals.

@@ -38,9 +38,11 @@ from tests.helpers.clusters import (
     all_ready,
     clients,
     cluster_of,
+    connected,
     who,
 )
 from tests.helpers.gate import Gate
+from tests.helpers.guards import few_descriptors
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import next_of
@@ -112,6 +114,22 @@ async def test_a_server_that_accepts_by_itself_is_reloaded(spread: str) -> None:
         await client.close()
         assert await reload == RollResult(replaced=1, trouble="", crash=None)
         assert cluster.stats().crashes == 0
+
+
+async def test_connections_outlive_a_reload_though_descriptors_are_scarce(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    count = 100
+    async with patience(), cluster_of(serves.keep, workers=1) as cluster:
+        await all_ready(cluster)
+        async with clients(cluster, count) as some:
+            await connected(cluster, count)
+            with few_descriptors(40):  # of which a new worker needs some
+                assert (await cluster.reload()).ok
+                await connected(cluster, count)
+            await cluster.close()
+            assert {await client.answer() for client in some} == {"kept"}
+    assert "lost" not in caplog.text
 
 
 BROKEN = {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +18,14 @@ import psutil
 
 from tests.helpers.patience import PATIENCE
 
-__all__ = ["MARK", "Snapshot", "mark_descendants", "marked_processes", "open_fds"]
+__all__ = [
+    "MARK",
+    "Snapshot",
+    "few_descriptors",
+    "mark_descendants",
+    "marked_processes",
+    "open_fds",
+]
 
 # Every process that descends from this one has this in its environment, also when
 # it has lost its parents, changed its session and its command line.
@@ -64,6 +73,19 @@ def open_fds() -> dict[int, str]:
             os.fstat(int(name))
             found[int(name)] = target
     return found
+
+
+@contextmanager
+def few_descriptors(more: int) -> Iterator[None]:
+    """Let this process open no more than that many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _shm_entries() -> set[str]:

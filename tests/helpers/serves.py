@@ -160,6 +160,15 @@ async def talk_behind(path: str, worker: Worker) -> None:
     await talk(worker)
 
 
+async def keep(worker: Worker) -> None:
+    """Keep all connections until others may have them, or until the end, and say so then."""
+    worker.ready()
+    for connection in [it async for it in worker.connections()]:
+        if not worker.give_back(connection.socket):
+            connection.socket.send(b"kept\n")
+            connection.close()
+
+
 async def answer_messages(worker: Worker) -> None:
     """Send every message back."""
     worker.ready()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import pack_numbers
 from asyncpool._runtime.line import MAX_MESSAGE, MOST_MESSAGES, LineSocket
 from tests.helpers.clusters import come_true
-from tests.helpers.guards import open_fds
+from tests.helpers.guards import few_descriptors, open_fds
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.runtime.fake_worker import FakeWorker, Master
@@ -34,18 +33,16 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 @contextmanager
 def no_descriptors() -> Iterator[None]:
     """Have this process open no more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     kept: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(open_fds()) + 8, hard))
     try:
-        while True:
-            try:
-                kept.append(os.dup(0))
-            except OSError:
-                break
-        yield
+        with few_descriptors(8):
+            while True:
+                try:
+                    kept.append(os.dup(0))
+                except OSError:
+                    break
+            yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in kept:
             os.close(fd)
 
@@ -99,6 +96,44 @@ async def test_a_socket_for_which_there_is_no_descriptor_is_refused() -> None:
             frame, _ = await worker.frame()
             assert (frame.kind, frame.job) == (Kind.TAKEN, 2)
             assert len(master.mail.sockets) == 1
+
+
+async def test_connections_that_came_back_and_were_lost_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Master() as master, pair() as (ours, theirs):
+        worker = master.worker()
+        async with patience():
+            with no_descriptors():
+                for n in (1, 2):
+                    worker.send(n, theirs.fileno(), tag=0)
+                await come_true(lambda: worker.line.lost == 2)
+        theirs.close()
+        assert ours.recv(1) == b""
+        worker.die()
+    [record] = caplog.records
+    text = "lost 2 connections that worker 0 gave back, for want of descriptors"
+    assert record.getMessage() == f"cluster c has {text}"
+    assert record.levelname == "ERROR"
+
+
+async def test_a_worker_that_leaves_waits_while_descriptors_are_scarce() -> None:
+    with Master() as master, pair() as (_, theirs):
+        leaves, other = master.worker(), master.worker()
+        leaves.load(9, 0)
+        async with patience():
+            await leaves.heard()
+            leaves.line.shut()
+            with few_descriptors(40):
+                for n in (1, 2, 3):
+                    leaves.send(n, theirs.fileno(), tag=0)
+                for n in (1, 2, 3):
+                    number, fd = await other.handle()
+                    os.close(fd)
+                    for _ in range(5):  # in which it would read another one
+                        await asyncio.sleep(0)
+                    assert leaves.line._received == n
+                    other.say(Kind.TAKEN, number)
 
 
 async def test_what_is_no_socket_is_refused() -> None:
