@@ -69,11 +69,23 @@ class Mail:
             self._line.put(header(Kind.MESSAGE, len(payload)) + payload)
 
     async def messages(self) -> AsyncIterator[Any]:
-        """Yield the messages from the pool, until it sends no more."""
+        """Yield the messages from the pool, until it sends no more.
+
+        One that cannot be read, since this code is older or newer, is dropped.
+        """
         async for payload in self._came:
             self._taken += 1
             self._line.note(Kind.ROOM, job=self._taken)
-            yield pickle.loads(payload)
+            try:
+                value = pickle.loads(payload)
+            except Exception:
+                import logging  # noqa: PLC0415 - most workers need none
+
+                logging.getLogger("asyncpool").exception(
+                    "this worker cannot read a message and drops it"
+                )
+                continue
+            yield value
 
     def arrive(self, payload: bytes) -> None:
         """Take a message from the line.

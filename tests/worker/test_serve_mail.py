@@ -9,8 +9,10 @@ from contextlib import suppress
 
 import pytest
 
+from asyncpool._core.entries import LogEntry
 from asyncpool._core.frames import Kind, header
 from tests.helpers.patience import PATIENCE
+from tests.helpers.serves import Unreadable
 from tests.worker.by_hand import encode
 from tests.worker.master import Master
 
@@ -54,6 +56,21 @@ def test_who_sends_more_than_there_is_room_for_breaks_the_protocol(
     text = "ProtocolError: the pool sent more messages than there is room for"
     assert master.failure().summary == text
     assert master.ended()[0] == 1
+
+
+def test_what_cannot_be_read_is_dropped_and_told(master: Master) -> None:
+    master.post(Unreadable())
+    assert order(master, "say", "fine") == "fine"
+    frame = master.worker.heard(master.worker.control)
+    assert frame is not None
+    assert frame.kind is Kind.RECORD
+    entry = LogEntry.unpack(frame.payload)
+    assert entry.level_name == "ERROR"
+    assert entry.message == "this worker cannot read a message and drops it"
+    assert entry.trace.splitlines()[-1].startswith("ValueError: invalid literal")
+    master.until_room(2)
+    master.drain()
+    assert master.ended() == (0, "")
 
 
 def test_a_worker_waits_for_room(master: Master) -> None:
