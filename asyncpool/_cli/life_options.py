@@ -83,7 +83,8 @@ def life_options(function: F) -> F:
             default=30.0,
             show_default=True,
             metavar="SECONDS",
-            help="How long a worker, or its event loop, may hang; then it is killed; 0 for any time.",
+            help="How long a worker, or its event loop, may hang before it is killed; "
+            "0 for any time.",
         ),
         click.option(
             "--start-timeout",

@@ -8,7 +8,7 @@ import errno
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from asyncpool._cli.parameters import say
 from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
@@ -53,6 +53,16 @@ def _tell(text: str) -> None:
     """Print a line where errors go; nobody may read it any more, and it serves on."""
     with contextlib.suppress(OSError):
         say(text)
+
+
+class _Unread(Cluster):
+    """A cluster whose messages nobody can read."""
+
+    async def start(self) -> Self:
+        """Start, and let no worker wait for a reader."""
+        await super().start()
+        self._service().mail.drop_messages()
+        return self
 
 
 class Serving:
@@ -118,7 +128,7 @@ class Serving:
         target: Any = plan.target
         if plan.interface == "asgi":
             target = asgi(plan.target, **plan.asgi)
-        self._cluster = cluster = Cluster(
+        self._cluster = cluster = _Unread(
             target, name=plan.name, on_crash=self._crashed, **plan.cluster
         )
         self._operation = operation = Operation(

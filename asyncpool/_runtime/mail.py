@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import deque
 from typing import Generic, Self, TypeVar
 
-from asyncpool._runtime.line import Line
+from asyncpool._runtime.line import MOST_MESSAGES, Line
 
 __all__ = ["Inbox", "Mail"]
+
+_LOGGER = logging.getLogger("asyncpool")
 
 # The most sockets that are kept here: one more is refused, as if there were no descriptors.
 _MOST_SOCKETS = 64
@@ -67,18 +70,65 @@ class Inbox(Generic[T]):
 class Mail:
     """What came from the workers of one cluster.
 
+    Args:
+        name: What logs call the cluster.
+
     Attributes:
         messages: Pickled messages, each with the line that it came on.
         sockets: Sockets, each with the slot of the worker that has sent it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._dropping = self._told = False
         self.messages: Inbox[tuple[Line, bytes]] = Inbox()
         self.sockets: Inbox[tuple[int, socket.socket]] = Inbox()
 
     def take_message(self, line: Line, payload: bytes) -> None:
-        """Keep a message."""
-        self.messages.put((line, payload))
+        """Keep a message, if somebody may read it."""
+        if self._dropping:
+            self._drop(line)
+        else:
+            self.messages.put((line, payload))
+
+    def drop_messages(self) -> None:
+        """Drop all messages from now on, since nobody can read them."""
+        self._dropping = True
+        for line, _ in self.messages.clear():
+            self._drop(line)
+
+    def bury(self, line: Line) -> None:
+        """Keep no more messages of dead workers than a living one may have here.
+
+        Of each slot, that is; the oldest go.
+        """
+        items = self.messages.clear()
+        theirs = [item for item in items if item[0].slot == line.slot]
+        too_many = len(theirs) - MOST_MESSAGES
+        for item in items:
+            if item[0].slot == line.slot and too_many > 0:
+                too_many -= 1
+            else:
+                self.messages.put(item)
+        if len(theirs) > MOST_MESSAGES:
+            _LOGGER.warning(
+                "cluster %s drops %d messages of dead workers in slot %d, which nobody "
+                "has read",
+                self._name,
+                len(theirs) - MOST_MESSAGES,
+                line.slot,
+            )
+
+    def _drop(self, line: Line) -> None:
+        line.consumed()
+        if not self._told:
+            self._told = True
+            _LOGGER.warning(
+                "worker %d of cluster %s sends messages, which nobody can read here: "
+                "they are dropped",
+                line.slot,
+                self._name,
+            )
 
     def take_socket(self, line: Line, fd: int) -> bool:
         """Keep a socket, and tell whether it was one, and wanted."""

@@ -62,7 +62,7 @@ class Service:
         self._worker = worker
         self._perform = perform
         self.lines: dict[int, Line] = {}
-        self.mail = Mail()
+        self.mail = Mail(state.config.name)
         listeners, own = config.listeners, list[socket.socket]()
         if listeners is not None and config.spread == "handoff":
             own = listeners.sockets()
@@ -138,6 +138,7 @@ class Service:
         del self.lines[line.slot]
         line.shut()
         self.spreader.gone(line)
+        self.mail.bury(line)
         self._fill_in()
         if self._stopped:
             self._cut += open_now

@@ -28,6 +28,16 @@ ONE = (*PORT, "--workers", "1")
 TWO = (*PORT, "--workers", "2")
 
 TWICE = APP.replace('"one"', '"two"')
+SENDS = """
+    import pathlib
+
+    async def serve(worker):
+        worker.ready()
+        for n in range(100):
+            await worker.send(n)
+        pathlib.Path("sent").touch()
+        await worker.draining()
+"""
 BROKEN = "raise RuntimeError('not today')\n"
 
 
@@ -94,6 +104,14 @@ def test_it_may_open_as_many_files_as_its_user_may(folder: Path) -> None:
         server.whole()
         for pid in (server.process.pid, *pids(server.status())):
             assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_messages_that_nobody_can_read_hold_nobody_up(folder: Path) -> None:
+    write_app(folder, SENDS)
+    with Server(folder, "app:serve", *ONE, "--interface", "serve") as server:
+        until((folder / "sent").exists, "all is sent")
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
 
 
 # Signals.

@@ -56,7 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         Busy.failures = [*failures]
         return asyncio.run(Serving(PLAN, ServeLog()).run())
 
-    monkeypatch.setattr(serving, "Cluster", lambda *_, **__: None)
+    monkeypatch.setattr(serving, "_Unread", lambda *_, **__: None)
     monkeypatch.setattr(serving, "Operation", Busy)
     monkeypatch.setattr(serving, "_ADDRESS_EVERY", 0)
     return run
@@ -146,7 +146,7 @@ class Described(dict[str, Any]):
 async def watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[asyncio.Task[int]]:
-    monkeypatch.setattr(serving, "Cluster", lambda _, **options: Described(options))
+    monkeypatch.setattr(serving, "_Unread", lambda _, **options: Described(options))
     monkeypatch.setattr(serving, "Operation", Told)
     monkeypatch.setattr(changes, "Changes", ByHand)
     Told.made, Told.news, ByHand.made = [], asyncio.Condition(), []

@@ -88,6 +88,42 @@ async def test_what_a_worker_has_sent_before_its_death_arrives() -> None:
                 assert (message.generation, message.value) == (generation, n)
 
 
+async def test_of_dead_workers_the_last_messages_are_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("asyncpool._runtime.mail.MOST_MESSAGES", 4)
+    async with (
+        patience(),
+        cluster_of(serves.send_and_die, bind=(), workers=1, name="mine") as cluster,
+    ):
+        events = cluster.events()
+        await next_of(events, Crashed)
+        assert await take(cluster, 1) == [6]
+    what = "6 messages of dead workers in slot 0, which nobody has read"
+    assert f"cluster mine drops {what}" in told(caplog)
+
+
+async def test_nobody_waits_where_nobody_can_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        patience(),
+        cluster_of(serves.send_100, bind=(), workers=1, name="mine") as cluster,
+    ):
+        service = cluster._service()
+        await come_true(lambda: len(service.mail.messages) == MOST_MESSAGES)
+        service.mail.drop_messages()
+        await come_true(lambda: service.lines[0]._arrived == 100)
+        assert not len(service.mail.messages)
+    text = "worker 0 of cluster mine sends messages, which nobody can read here"
+    assert told(caplog) == [f"{text}: they are dropped"]
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings."""
+    return [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
+
+
 async def test_what_cannot_be_read_is_dropped_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -35,7 +35,7 @@ class Master:
         self.address = self.listener.getsockname()
         self.lines: dict[int, Line] = {}
         self.spreader = Spreader(self.loop, name, [self.listener], self.lines)
-        self.mail = Mail()
+        self.mail = Mail(name)
         self.ends = False
         self.setup = LineSetup(
             on_taken=self.spreader.taken,
