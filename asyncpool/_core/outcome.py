@@ -13,6 +13,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from asyncpool._core.giants import Lookout
 from asyncpool._core.parcels import (
     HEAVY,
     LARGE,
@@ -43,10 +44,6 @@ __all__ = [
 
 # What holds nothing else.
 _SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
-
-# Where giants are looked for, if there are no more values than this.
-_CONTAINERS = frozenset((list, tuple, dict))
-_FEW = 100
 
 
 def dumps(value: object) -> bytes:
@@ -89,10 +86,14 @@ def pack_job(
         # To pickle without a limit is faster by 1.1 us, a tenth of a short job.
         if number and _is_flat(args) and (not kwargs or _is_flat(kwargs.values())):
             return dumps((args, kwargs))
-        if limit is not None:
-            _refuse_giants((*args, *kwargs.values()), limit)
         call = (args, kwargs) if number else (function, args, kwargs)
-        parcel = dump(call, limit=limit, pause=pause)
+        if limit is None:
+            parcel = dump(call, pause=pause)
+        else:
+            lookout = Lookout(limit)
+            seen_all = lookout.search((function, *args, *kwargs.values())[number > 0 :])
+            watch = None if seen_all else lookout.watch
+            parcel = dump(call, limit=limit, pause=pause, watch=watch)
     except StreamTooLongError:
         raise
     except Exception as error:
@@ -213,38 +214,6 @@ def _dumps_by_value(value: object, keep: Any = None) -> bytes:
     import cloudpickle  # noqa: PLC0415 - 20 ms that most workers never need
 
     return bytes(cloudpickle.dumps(value, 5, buffer_callback=keep))
-
-
-def _refuse_giants(values: Iterable[Any], limit: int) -> None:
-    """Find what a pickler copies as a whole before it writes anything of it.
-
-    That is done with 64 MB in 40 to 120 ms, however soon the writing ends.  It is looked
-    for among the arguments, and in short containers among them.
-    """
-    for value in values:
-        if _is_giant(value, limit):
-            raise StreamTooLongError
-        cls = type(value)
-        if cls in _CONTAINERS and len(value) <= _FEW:
-            inner = value.values() if cls is dict else value
-            if any(_is_giant(one, limit) for one in inner):
-                raise StreamTooLongError
-
-
-def _is_giant(value: Any, limit: int) -> bool:
-    cls = type(value)
-    if cls is str:
-        return len(value) > limit
-    if cls is int:
-        return bool(value.bit_length() > 8 * limit)
-    if cls.__module__ == "array":
-        return bool(len(value) * value.itemsize > limit)
-    if hasattr(cls, "nbytes"):  # an array, of NumPy's or alike
-        try:
-            return bool(value.nbytes > limit and not memoryview(value).contiguous)
-        except Exception:  # it has no buffer to offer
-            return True
-    return False
 
 
 def _is_flat(values: Iterable[Any]) -> bool:
