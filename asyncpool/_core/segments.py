@@ -41,13 +41,15 @@ class SegmentLedger:
     """The segments of one pool, by number.
 
     It looks at copies of its tables, which are made in one step: Ctrl-C may cancel a job,
-    and so free a segment, between any two others.
+    and so free a segment, between any two others.  A caller may let go of thousands at
+    once, so nothing that a job needs looks at each that is free.
 
     Args:
         bound: The most bytes that all of them may have together.
 
     Attributes:
         total: How many they have.
+        idle: How many bytes are free.
     """
 
     def __init__(self, bound: int) -> None:
@@ -55,26 +57,21 @@ class SegmentLedger:
         self._entries: dict[int, _Entry] = {}
         # By number, the one that has been free the longest first.
         self._free: dict[int, _Entry] = {}
+        # The same, by size, for each owner: its identity, since it may be equal to others.
+        self._shelves: dict[int, dict[int, dict[int, None]]] = {}
         self._last = 0
         self.total = 0
-
-    @property
-    def idle(self) -> int:
-        """How many bytes are free."""
-        return sum(entry.size for entry in list(self._free.values()))
+        self.idle = 0
 
     def take(self, owner: object, size: int) -> int | None:
         """Return a free segment of *owner* that fits *size* bytes; it is out now."""
-        fitting = [
-            (entry.size, number)
-            for number, entry in list(self._free.items())
-            if entry.owner is owner and size <= entry.size <= _MOST_WASTE * size
-        ]
-        if not fitting:
-            return None
-        _, number = min(fitting)
-        self._free.pop(number).free_since = None
-        return number
+        shelves = self._shelves.get(id(owner), {})
+        for best in sorted(shelves):
+            if size <= best <= _MOST_WASTE * size:
+                number = next(reversed(shelves[best]))  # the warmest
+                self._take_out(number)
+                return number
+        return None
 
     def add(self, owner: object, size: int) -> tuple[int | None, list[int]]:
         """Enter a new segment of *size* bytes, which is out.
@@ -96,13 +93,33 @@ class SegmentLedger:
 
     def free(self, number: int, now: float) -> None:
         """Take note that segment *number*, which was out, may be used again."""
-        entry = self._free[number] = self._entries[number]
+        entry = self._entries[number]
+        shelves = self._shelves.setdefault(id(entry.owner), {})
+        shelf = shelves.setdefault(entry.size, {})
+        # Nothing is called from here on, so nothing comes in between.
         entry.free_since = now
+        self._free[number] = entry
+        self.idle += entry.size
+        shelf[number] = None
 
     def forget(self, number: int) -> None:
         """Take note that segment *number* is no more."""
-        self._free.pop(number, None)
+        if number in self._free:
+            self._take_out(number)
         self.total -= self._entries.pop(number).size
+
+    def _take_out(self, number: int) -> None:
+        entry = self._free.pop(number)
+        entry.free_since = None
+        self.idle -= entry.size
+        owner = id(entry.owner)
+        shelves = self._shelves[owner]
+        shelf = shelves[entry.size]
+        del shelf[number]
+        if not shelf:
+            del shelves[entry.size]
+            if not shelves:
+                del self._shelves[owner]
 
     def free_since(self, moment: float) -> list[int]:
         """Return what has been free since *moment* or longer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -186,6 +188,40 @@ def test_the_smallest_that_fits_is_taken() -> None:
     assert ledger.take("me", 90) == 3
 
 
+class Unread(dict[int, Any]):
+    """A table that nobody goes through."""
+
+    def _refuse(self) -> Any:
+        raise AssertionError("somebody looks at all of them")
+
+    __iter__ = items = values = keys = _refuse
+
+
+def test_nobody_looks_at_each_of_thousands_that_are_free() -> None:
+    ledger, owners = SegmentLedger(1_000_000), (Owner(), Owner())
+    for number in range(1, 5_001):
+        ledger.add(owners[number % 2], 100)
+        ledger.free(number, 1.0)
+    ledger._free = Unread(ledger._free)
+    assert ledger.idle == 500_000
+    assert ledger.take(owners[0], 90) == 5_000, "the one that was used last"
+    assert ledger.add(owners[1], 200) == (5_001, [])
+    ledger.free(5_000, 2.0)
+    ledger.forget(5_001)
+    assert (ledger.total, ledger.idle) == (500_000, 500_000)
+    with pytest.raises(AssertionError, match="all of them"):
+        ledger.add(owners[1], 600_000)
+
+
+def test_nothing_is_kept_of_an_owner_without_segments() -> None:
+    ledger = ledger_of(100, 100, 120)
+    assert ledger.take("me", 100) == 2
+    ledger.forget(2)
+    ledger.forget(1)
+    ledger.forget(3)
+    assert ledger._shelves == {}
+
+
 @pytest.mark.parametrize(
     ("size", "fits"), [(24, False), (25, True), (100, True), (101, False)]
 )
@@ -249,9 +285,9 @@ def test_nothing_makes_room_if_it_would_not_do() -> None:
 
 
 def test_what_was_taken_meanwhile_has_been_free_only_since_it_was_freed_again() -> None:
-    ledger = ledger_of(300, 100, 300)
+    ledger = ledger_of(300, 100, 290)
     assert ledger.next_free_since() == 1.0
-    assert ledger.take("me", 290) == 1
+    assert ledger.take("me", 295) == 1
     assert ledger.next_free_since() == 2.0
     ledger.free(1, 9.0)
     assert ledger.free_since(8.9) == [2, 3]
