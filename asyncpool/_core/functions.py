@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 else:
     _Numbered = dict
 
-__all__ = ["MEMORY", "Function", "FunctionTable", "Memory", "travels_by_name"]
+__all__ = ["KNOWN", "MEMORY", "Function", "FunctionTable", "Memory", "travels_by_name"]
 
-# As many functions as this are remembered, by the pool and by each worker.
+# As many functions as this are remembered by each worker.
 MEMORY = 256
+
+# And by the pool: of a function that workers have forgotten it need not find out again
+# how long its calls take, without which they cannot travel ahead.
+KNOWN = 4096
 
 # Compared by identity, whatever the user has defined.
 _PLAIN: frozenset[type] = frozenset((FunctionType, BuiltinFunctionType, type))
@@ -72,7 +76,7 @@ class FunctionTable:
         return self._functions.get(kin) or self._enter(kin, 0, b"")
 
     def _enter(self, key: object, number: int, payload: bytes) -> Function:
-        if len(self._functions) >= MEMORY:
+        if len(self._functions) >= KNOWN:
             del self._functions[next(iter(self._functions))]
         entry = self._functions[key] = Function(number, payload)
         return entry

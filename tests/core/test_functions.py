@@ -18,7 +18,8 @@ from typing import Any, NoReturn, cast
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from asyncpool._core.functions import MEMORY, Function, FunctionTable, Memory
+from asyncpool._core import functions
+from asyncpool._core.functions import KNOWN, MEMORY, Function, FunctionTable, Memory
 from asyncpool._core.profiles import UNKNOWN
 from tests.core.specimens import LOCK, Counter, add
 
@@ -411,37 +412,47 @@ def test_a_hostile_callable_travels_with_each_call(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def crowd() -> Any:
-    """A module of a thousand functions."""
+    """A module of five thousand functions."""
     module: Any = types.ModuleType("tests_core_crowd")
-    for number in range(1_000):
+    for number in range(5_000):
         exec(f"def f{number}(): return {number}", module.__dict__)
     sys.modules[module.__name__] = module
-    yield [getattr(module, f"f{number}") for number in range(1_000)]
+    yield [getattr(module, f"f{number}") for number in range(5_000)]
     del sys.modules[module.__name__]
 
 
 def test_the_newest_are_remembered(crowd: list[ANY]) -> None:
-    assert MEMORY == 256
+    assert (MEMORY, KNOWN) == (256, 4096)
     table = FunctionTable()
-    found = [table.find(function) for function in crowd[:MEMORY]]
-    assert [table.find(function) for function in crowd[:MEMORY]] == found
-    assert [each.number for each in found] == list(range(1, MEMORY + 1))
+    found = [table.find(function) for function in crowd[:KNOWN]]
+    assert [table.find(function) for function in crowd[:KNOWN]] == found
+    assert [each.number for each in found] == list(range(1, KNOWN + 1))
 
-    newest = table.find(crowd[MEMORY])
-    assert newest.number == MEMORY + 1
-    rest = [table.find(function) for function in crowd[1 : MEMORY + 1]]
+    newest = table.find(crowd[KNOWN])
+    assert newest.number == KNOWN + 1
+    rest = [table.find(function) for function in crowd[1 : KNOWN + 1]]
     assert rest == [*found[1:], newest], "only the oldest has gone"
     again = table.find(crowd[0])
-    assert (again.number, again.profile.cost) == (MEMORY + 2, UNKNOWN)
+    assert (again.number, again.profile.cost) == (KNOWN + 2, UNKNOWN)
+
+
+def test_what_workers_have_forgotten_the_pool_knows(crowd: list[ANY]) -> None:
+    table = FunctionTable()
+    for _ in range(2):
+        for function in crowd[: 2 * MEMORY]:
+            table.find(function).profile.note(1e6)
+    found = [table.find(function) for function in crowd[: 2 * MEMORY]]
+    assert {each.profile.cost for each in found} == {1e6}
+    assert [each.number for each in found] == list(range(1, 2 * MEMORY + 1))
 
 
 def test_what_has_no_number_is_forgotten_as_well(crowd: list[ANY]) -> None:
     table = FunctionTable()
     found = table.find(Callee())
-    for function in crowd[: MEMORY - 1]:
+    for function in crowd[: KNOWN - 1]:
         table.find(function)
     assert table.find(Callee()) is found
-    table.find(crowd[MEMORY])
+    table.find(crowd[KNOWN])
     assert table.find(Callee()) is not found
 
 
@@ -450,7 +461,7 @@ def test_a_table_does_not_grow(crowd: list[ANY]) -> None:
     for function in crowd:
         table.find(function)
         table.find(types.MethodType(function, 1))
-    assert len(table._functions) == MEMORY
+    assert len(table._functions) == KNOWN
 
 
 @settings(max_examples=10)
@@ -460,9 +471,11 @@ def test_a_number_is_never_used_twice(
 ) -> None:
     chance, table = random.Random(seed), FunctionTable()
     meaning: dict[int, ANY] = {}
-    for function in chance.choices(crowd[:variety], k=2_000):
-        number = table.find(function).number
-        assert meaning.setdefault(number, function) is function
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functions, "KNOWN", 256)
+        for function in chance.choices(crowd[:variety], k=2_000):
+            number = table.find(function).number
+            assert meaning.setdefault(number, function) is function
     assert sorted(meaning) == list(range(1, len(meaning) + 1))
 
 
@@ -517,7 +530,9 @@ def test_a_worker_calls_what_was_meant(
     sides = [Side(), Side(), Side()]
     queue: list[tuple[Function, ANY]] = []
     for function in chance.choices(crowd[:variety], k=3_000):
-        queue.append((table.find(function), function))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(functions, "KNOWN", 256)
+            queue.append((table.find(function), function))
         # A job may wait, also until the table knows its function by another number.
         if chance.random() < 0.8:
             job = queue.pop(chance.randrange(len(queue)))
