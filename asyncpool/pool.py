@@ -122,7 +122,8 @@ class Pool(Caller):
             imported *preload*; ``"spawn"`` starts a new interpreter for each,
             which takes some 50 ms longer.
         preload: Modules that workers find already imported; with
-            ``"forkserver"`` they must not start threads.
+            ``"forkserver"`` they are imported once and must not start threads,
+            with ``"spawn"`` each worker imports them before it calls *initializer*.
         max_pending: How many jobs may wait for a worker; ``None`` for no bound.
         start_timeout: Seconds that a worker has to become ready.
         health_timeout: Seconds that a worker which is up may go without answering the

@@ -90,6 +90,8 @@ class WorkerConfig(Record):
         concurrency: How many jobs it runs at once.
         serving: What it does instead of jobs, in a cluster: the pickled ``(target, spread,
             drain_timeout, slot, generation)``.
+        preload: Modules to import before the initializer is called, if the launcher has
+            not done it for all.
     """
 
     sys_path: tuple[str, ...]
@@ -104,6 +106,7 @@ class WorkerConfig(Record):
     broadcasts: tuple[tuple[str, bytes], ...] = ()
     concurrency: int = 1
     serving: bytes | None = None
+    preload: tuple[str, ...] = ()
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""

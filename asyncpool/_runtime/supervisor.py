@@ -114,10 +114,12 @@ class Supervisor:
         self.submit = self._traffic.submit
         self.leases = self._state.book.leases
         self.check_open = self._traffic.check_open
-        self._launcher = Launcher(loop, fork=config.fork, preload=config.preload)
+        # What a launcher has imported is lost when it starts a fresh interpreter.
+        ahead, later = (config.preload, ()) if config.fork else ((), config.preload)
+        self._launcher = Launcher(loop, fork=config.fork, preload=ahead)
         self._journal = Journal(loop)
         levels, disabled = explicit_levels()
-        worker = config.worker._replace(levels=levels, disabled=disabled)
+        worker = config.worker._replace(levels=levels, disabled=disabled, preload=later)
         self.service = self._make_service(worker)
         self.broadcasts = Broadcaster(
             self._state,

@@ -144,6 +144,9 @@ def _initialize(config: WorkerConfig, control: Control, coroutines: Coroutines) 
     stage = "limits"
     try:
         apply_bounds(config.nice, config.cpus, config.rlimits)
+        for name in config.preload:
+            stage = f"preload of {name}"
+            __import__(name)
         stage = "initializer"
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)

@@ -10,8 +10,9 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import psutil
 import pytest
 
 from asyncpool import Crash, Pool, PoolBrokenError, RestartPolicy, WorkerCrashedError
@@ -60,19 +61,20 @@ async def test_workers_start_light(launcher: Launcher) -> None:
 @both_launchers
 async def test_preloaded_modules_are_there(launcher: Launcher) -> None:
     async with patience(), Pool(2, launcher=launcher, preload=["colorsys"]) as pool:
-        found = set(await pool.submit(jobs.modules))
-    # A fresh interpreter imports what it needs, when it needs it.
-    assert ("colorsys" in found) == (launcher == "forkserver")
+        assert "colorsys" in await pool.submit(jobs.modules)
+
+
+THREADED = """
+import threading
+stop = threading.Event()
+threading.Thread(target=stop.wait, name='gremlin', daemon=True).start()
+"""
 
 
 async def test_a_module_that_leaves_a_thread_behind_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "ap_threads.py").write_text(
-        "import threading\n"
-        "stop = threading.Event()\n"
-        "threading.Thread(target=stop.wait, name='gremlin', daemon=True).start()\n"
-    )
+    (tmp_path / "ap_threads.py").write_text(THREADED)
     monkeypatch.syspath_prepend(tmp_path)
     crashes: list[Crash] = []
     async with patience():
@@ -83,14 +85,59 @@ async def test_a_module_that_leaves_a_thread_behind_is_refused(
     assert {crash.kind for crash in crashes} == {"failed start"}
 
 
-@pytest.mark.parametrize(
+IMPORTED = "assert 'ap_threads' in __import__('sys').modules"
+
+
+async def test_a_spawned_worker_may_have_threads_of_what_it_preloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ap_threads.py").write_text(THREADED)
+    monkeypatch.syspath_prepend(tmp_path)
+    names = "[thread.name for thread in __import__('threading').enumerate()]"
+    async with patience():
+        # The initializer, too, finds it imported.
+        options: dict[str, Any] = {"initializer": exec, "initargs": [IMPORTED]}
+        async with Pool(1, launcher="spawn", preload=["ap_threads"], **options) as pool:
+            assert "gremlin" in await pool.submit(eval, names)
+            launcher = psutil.Process(await launcher_of(pool))
+            assert launcher.num_threads() == 1
+
+
+FAILING_PRELOADS = pytest.mark.parametrize(
     ("source", "text"),
     [
         (None, "No module named 'ap_missing'"),
         ("1 / 0", "ZeroDivisionError"),
-        ("raise SystemExit(3)", "SystemExit(3)"),
+        ("raise SystemExit(3)", "SystemExit"),
     ],
 )
+
+
+@FAILING_PRELOADS
+async def test_a_module_that_a_spawned_worker_cannot_preload_is_named(
+    source: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if source is not None:
+        (tmp_path / "ap_missing.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    crashes: list[Crash] = []
+    async with patience():
+        pool = Pool(
+            1,
+            launcher="spawn",
+            preload=["json", "ap_missing"],
+            restart=HASTY,
+            on_crash=crashes.append,
+        )
+        with pytest.raises(PoolBrokenError, match="preload of ap_missing failed"):
+            await pool.start()
+    for crash in crashes:
+        assert crash.kind == "failed start"
+        assert text in crash.detail
+        assert "Traceback" in "\n".join(crash.stderr_tail)
+
+
+@FAILING_PRELOADS
 async def test_a_module_that_cannot_be_preloaded_is_named(
     source: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
