@@ -180,6 +180,9 @@ class Template:
                 text = traceback.format_exc()
                 self._send(Kind.FAILED, Failure("preload", summary, text).pack())
                 return
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # it may be anything by now
+                stream.flush()  # else every worker would print what is left in it
         names = _other_threads()
         if config.fork and names:
             summary = (

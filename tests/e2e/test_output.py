@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,21 @@ async def test_the_last_words_of_a_worker_are_in_its_crash() -> None:
 def say_and_die() -> None:
     jobs.say("not this", "farewell")
     faults.commit("exit 3")
+
+
+async def test_what_a_preload_has_printed_is_not_printed_again_by_every_worker(
+    lines: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    (tmp_path / "ap_chatty.py").write_text(
+        "import sys\n"
+        "print('module says hello, and', end=' ')\n"
+        "sys.stderr.write('half a line ')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    async with patience(), Pool(1, preload=["ap_chatty"]) as pool:
+        await pool.submit(jobs.say, "one\n", "two\n")
+    assert sorted(said(lines)) == [(logging.INFO, "one"), (logging.WARNING, "two")]
 
 
 async def test_closing_the_standard_streams_disturbs_nobody() -> None:
