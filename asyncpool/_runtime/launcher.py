@@ -1,8 +1,9 @@
 """Where a pool gets its workers from: a launcher's process, shared with others.
 
 Pools of one loop share a launcher if what their workers inherit is the same: what is
-preloaded, the module path, the environment, the directory, the user, the limits.  The
-first pool starts it, which takes some 60 ms, and the last one ends it.
+preloaded, the module path, the environment, the directory, the user, the limits; on
+Linux also the umask and the signals that are ignored.  The first pool starts it, which
+takes some 60 ms, and the last one ends it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from asyncpool._core.messages import LauncherConfig
-from asyncpool._runtime.machine import module_path
+from asyncpool._runtime.machine import module_path, umask_and_ignored
 from asyncpool._runtime.process import Process
 from asyncpool._runtime.template import Template, worker_command
 
@@ -90,6 +91,7 @@ def _inheritance() -> tuple[object, ...]:
         tuple(os.environ.items()),
         _directory(),
         (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *os.getgroups()),
+        umask_and_ignored(),
         os.getpriority(os.PRIO_PROCESS, 0),
         frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()),
         tuple(resource.getrlimit(getattr(resource, name)) for name in limits),

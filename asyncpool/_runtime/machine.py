@@ -28,6 +28,7 @@ __all__ = [
     "module_path",
     "private_memory",
     "raise_descriptor_limit",
+    "umask_and_ignored",
     "usable_cpus",
 ]
 
@@ -89,6 +90,16 @@ def module_path() -> tuple[str, ...]:
     """Return ``sys.path``, less what the import system would ignore."""
     entries: list[object] = [*sys.path]
     return tuple(entry for entry in entries if isinstance(entry, str))
+
+
+def umask_and_ignored() -> tuple[str, ...]:
+    """Return this process's umask, and which signals it ignores; only Linux says so.
+
+    To ask with ``os.umask()`` means to set another one for a moment, in which another
+    thread may make a file.
+    """
+    lines = _read(Path("/proc/self/status")).splitlines()
+    return tuple(line for line in lines if line.startswith(("Umask:", "SigIgn:")))
 
 
 def is_stopped(pid: int) -> bool:

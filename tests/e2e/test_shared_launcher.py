@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,43 @@ async def test_pools_whose_workers_inherit_something_else_do_not_share(
                 assert await second.submit(os.getenv, "AP_COLOUR") == "green"
             if what == "directory":
                 assert await second.submit(os.getcwd) == str(tmp_path)
+
+
+@contextmanager
+def other_umask() -> Iterator[None]:
+    before = os.umask(0o027)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def ignored_signal() -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells them")
+async def test_pools_with_another_umask_or_other_ignored_signals_do_not_share() -> None:
+    async with patience(), Pool(1) as first:
+        launcher = await launcher_of(first)
+        with other_umask():
+            async with Pool(1) as second:
+                assert await launcher_of(second) != launcher
+                assert await second.submit(os.umask, 0) == 0o027
+        with ignored_signal():
+            async with Pool(1) as third:
+                assert await launcher_of(third) != launcher
+                assert (
+                    await third.submit(signal.getsignal, signal.SIGUSR2)
+                    == signal.SIG_IGN
+                )
+        async with Pool(1) as fourth:
+            assert await launcher_of(fourth) == launcher
 
 
 async def test_a_shared_launcher_that_is_killed_is_replaced_for_all() -> None:
