@@ -33,6 +33,7 @@ from asyncpool._core.messages import (
 from asyncpool._descriptors import receive_fds
 from asyncpool._worker.kernel import adopt_orphans, die_with_parent
 from asyncpool._worker.loop import work
+from asyncpool._worker.preloading import threads_left
 from asyncpool._worker.reaper import Reaper
 from asyncpool._worker.spare import Spare
 from asyncpool._worker.stdio import reset_signals, take_stdio
@@ -183,10 +184,9 @@ class Template:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # it may be anything by now
                 stream.flush()  # else every worker would print what is left in it
-        names = _other_threads()
-        if config.fork and names:
+        if config.fork and (names := threads_left()):
             summary = (
-                f"preload left threads behind: {', '.join(sorted(names))}; a "
+                f"preload left threads behind: {', '.join(names)}; a "
                 'process with threads cannot be forked safely, use launcher="spawn"'
             )
             self._send(Kind.FAILED, Failure("preload", summary).pack())
@@ -298,11 +298,3 @@ def _undisturbed() -> Generator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _other_threads() -> list[str]:
-    if "threading" not in sys.modules:
-        return []
-    import threading  # noqa: PLC0415 - see _worker/__init__.py
-
-    return [t.name for t in threading.enumerate() if t is not threading.main_thread()]

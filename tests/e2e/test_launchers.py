@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,70 @@ async def test_a_module_that_leaves_a_thread_behind_is_refused(
 
 
 IMPORTED = "assert 'ap_threads' in __import__('sys').modules"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of these threads")
+async def test_a_thread_that_threading_does_not_know_is_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ap_threads.py").write_text(
+        "import _thread\n"
+        "lock = _thread.allocate_lock()\n"
+        "lock.acquire()\n"
+        "open('/proc/self/comm', 'w').write('gremlin')\n"  # the new thread inherits it
+        "_thread.start_new_thread(lock.acquire, ())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    once = RestartPolicy(max_failed_starts=1, probe_after=None)
+    async with patience():
+        with pytest.raises(PoolBrokenError, match="threads behind: gremlin; a process"):
+            await Pool(1, preload=["ap_threads"], restart=once).start()
+
+
+async def test_a_module_may_have_threads_that_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Joined, they may be in the kernel for a moment longer.
+    (tmp_path / "ap_joined.py").write_text(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor(8) as executor:\n"
+        "    list(executor.map(str, range(100)))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    async with patience(), Pool(1, preload=["ap_joined"]) as pool:
+        await assert_serves(pool)
+
+
+async def test_a_module_may_have_threads_that_end_at_a_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ap_tidy.py").write_text(
+        "import _thread, os\n"
+        "waits, ended = _thread.allocate_lock(), _thread.allocate_lock()\n"
+        "waits.acquire(), ended.acquire()\n"
+        "def run():\n"
+        "    waits.acquire()\n"
+        "    ended.release()\n"
+        "_thread.start_new_thread(run, ())\n"
+        "there = [1]\n"
+        "def end():\n"
+        "    if there:\n"
+        "        there.clear()\n"
+        "        waits.release()\n"
+        "        ended.acquire()\n"
+        "os.register_at_fork(before=end)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    async with patience(), Pool(1, preload=["ap_tidy"]) as pool:
+        await assert_serves(pool)
+
+
+async def test_numpy_may_be_preloaded() -> None:
+    """Its OpenBLAS has threads, and ends them at each fork."""
+    pytest.importorskip("numpy")
+    async with patience(), Pool(1, preload=["numpy"]) as pool:
+        await assert_serves(pool)
+        assert "numpy" in await pool.submit(jobs.modules)
 
 
 async def test_a_spawned_worker_may_have_threads_of_what_it_preloads(
