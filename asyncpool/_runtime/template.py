@@ -25,8 +25,11 @@ from asyncpool.errors import ProtocolError
 
 __all__ = ["LaunchError", "Template", "worker_command"]
 
+# The same asyncpool as this process has, also if another one is installed: hence in front,
+# but behind everything before anything else is imported.
 _BOOTSTRAP = (
-    "import sys; sys.path.append(sys.argv[1]); "
+    "import sys; sys.path.insert(0, sys.argv[1]); import asyncpool; "
+    "sys.path.append(sys.path.pop(0)); "
     "from asyncpool._worker.bootstrap import main; main()"
 )
 _ROOT = str(Path(__file__).parents[2])

@@ -1,8 +1,9 @@
 """Where a process begins that is a fresh interpreter: a spawned worker, a launcher.
 
 Started as ``python -P -c BOOTSTRAP ROOT ROLE FD...``: *ROOT* is where this package
-was found, since the interpreter may not find it by itself, and goes to the end of
-the path, since what lies beside the package must not shadow anything.
+was found, since the interpreter may not find it by itself, or finds another one.  It is
+in front of the path for the package alone, and then at its end, since what lies beside
+the package must not shadow anything.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import psutil
 import pytest
 
+import asyncpool
 from asyncpool import Crash, Pool, PoolBrokenError, RestartPolicy, WorkerCrashedError
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
@@ -63,6 +64,19 @@ async def test_workers_start_light(launcher: Launcher) -> None:
 async def test_preloaded_modules_are_there(launcher: Launcher) -> None:
     async with patience(), Pool(2, launcher=launcher, preload=["colorsys"]) as pool:
         assert "colorsys" in await pool.submit(jobs.modules)
+
+
+@both_launchers
+async def test_workers_run_the_same_asyncpool_as_the_service(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "asyncpool"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('another asyncpool')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    where = "__import__('asyncpool').__file__"
+    async with patience(), Pool(1, launcher=launcher) as pool:
+        assert await pool.submit(eval, where) == asyncpool.__file__
 
 
 THREADED = """
