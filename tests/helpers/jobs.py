@@ -404,7 +404,13 @@ def surroundings() -> dict[str, object]:
         number.name: repr(signal.getsignal(number)).split(" at ")[0]
         for number in signal.Signals
     }
+    wakeup, umask = signal.set_wakeup_fd(-1), os.umask(0)
+    os.umask(umask)
     return {
+        "wakeup": wakeup,
+        "umask": umask,
+        "environment": dict(os.environ),
+        "flags": tuple(sys.flags),
         "descriptors": [re.sub(r"\d+", "N", name) for name in stray_descriptors()],
         "handlers": handlers,
         "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
