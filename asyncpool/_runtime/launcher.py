@@ -25,6 +25,10 @@ __all__ = ["Launcher"]
 _templates: WeakValueDictionary[tuple[object, ...], Template] = WeakValueDictionary()
 
 
+# Seconds without an answer after which a launcher that others share counts as hung.
+_SILENCE = 5.0
+
+
 class Launcher:
     """Starts the workers of one pool.
 
@@ -55,6 +59,19 @@ class Launcher:
             self._template = self._find()
             self._template.users += 1
         return await self._template.launch(fds)
+
+    def accuse(self) -> None:
+        """Kill the launcher, since a start took too long; but not one that serves others.
+
+        A pool may have a short ``start_timeout``, or a machine that is busy for a moment.
+        """
+        template = self._template
+        if template is None:
+            return
+        asked_at, now = template.asked_at, self._loop.time()
+        hangs = asked_at is not None and now - asked_at >= _SILENCE
+        if template.users == 1 or hangs:
+            template.abort()
 
     def abort(self) -> None:
         """Kill a launcher that does not answer; workers that run go on."""

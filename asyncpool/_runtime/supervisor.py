@@ -263,7 +263,7 @@ class Supervisor:
         except (LaunchError, OSError) as error:
             handle.detail = str(error)
             if handle.killed and not self._core.slots[handle.slot].planned:
-                self._launcher.abort()  # it has not answered for start_timeout
+                self._launcher.accuse()  # it has not answered for start_timeout
         self._on_ended(handle)
 
     def _make_service(self, worker: WorkerConfig) -> Service | None:

@@ -61,6 +61,7 @@ class Template:
         ready: Done when it can start workers, failed if it never will.
         gone: Done when the process has ended.
         lost: Whether nothing can be asked of it any more.
+        asked_at: When it was asked for something, without a word from it since.
         users: How many pools get their workers from it; with the last one it ends.
     """
 
@@ -72,6 +73,7 @@ class Template:
         self.lost = self._useless = False
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         self._swept: list[asyncio.Future[None]] = []
+        self.asked_at: float | None = loop.time()
         self._requests: dict[int, asyncio.Future[Process]] = {}
         self._next_request = 0
         self._processes: dict[int, Process] = {}
@@ -145,6 +147,8 @@ class Template:
             self._useless = True
             raise LaunchError(f"the launcher does not listen: {error}") from error
         self._requests[number] = answer
+        if self.asked_at is None:
+            self.asked_at = self._loop.time()
         try:
             return await answer
         finally:
@@ -183,6 +187,7 @@ class Template:
         if not data:
             self._lose("the launcher's process ended")
             return
+        self.asked_at = None
         try:
             for frame in self._decoder.feed(data):
                 self._hear(frame, fds)

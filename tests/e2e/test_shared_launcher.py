@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Pool
+from asyncpool import Pool, PoolBrokenError, RestartPolicy
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, crash_of, launcher_of
+from tests.helpers.pools import assert_serves, crash_of, launcher_of, until
 
 pytestmark = BOTH_LOOPS
 
@@ -110,6 +110,43 @@ async def test_a_shared_launcher_that_is_killed_is_replaced_for_all() -> None:
             await crash_of(culprit, Fault("unknown", lambda: None))
             await assert_serves(pool)
         assert await launcher_of(first) == await launcher_of(second) != launcher
+
+
+HASTY = RestartPolicy(base=0.01, cap=0.02, max_failed_starts=3, probe_after=None)
+
+
+async def test_a_pool_that_is_in_a_hurry_does_not_take_the_launcher_of_another() -> (
+    None
+):
+    async with patience(), Pool(1) as other:
+        launcher = await launcher_of(other)
+        with pytest.raises(PoolBrokenError, match="did not answer in time"):
+            await Pool(1, start_timeout=1e-9, restart=HASTY).start()
+        assert await launcher_of(other) == launcher
+        await crash_of(other.submit(faults.commit, "exit 3"), by_name("exit 3"))
+        await assert_serves(other)
+
+
+async def test_a_shared_launcher_that_hangs_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("asyncpool._runtime.launcher._SILENCE", 1.0)
+    patient = RestartPolicy(
+        base=0.01, cap=0.05, max_failed_starts=None, max_crashes=1000, period=600
+    )
+    async with (
+        patience(),
+        Pool(1) as other,
+        Pool(1, start_timeout=0.5, restart=patient) as pool,
+    ):
+        launcher = await launcher_of(pool)
+        assert await launcher_of(other) == launcher
+        pid = await pool.submit(jobs.pid)
+        os.kill(launcher, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        await until(pool, lambda stats: stats.crashes >= 1)
+        await assert_serves(pool)
+        assert await launcher_of(pool) != launcher
 
 
 async def test_a_pool_that_closes_leaves_nothing_to_the_others() -> None:
