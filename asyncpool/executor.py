@@ -88,12 +88,15 @@ class Executor(concurrent.futures.Executor):
         # By this name dask finds out how many calls it should have under way.
         self._max_workers = usable_cpus() if max_workers is None else max_workers
         self._limit = max_tasks_per_child
+        # A worker whose time is over goes before its replacement comes, so that there are
+        # never more calls at once than workers; none waits for another one's replacement.
+        surge, unavailable = (1, 0) if self._limit is None else (0, self._max_workers)
         with _as_for_a_child():
             self._pool = Pool(
                 self._max_workers,
                 restart=_RESTART,
-                # Workers whose time is over need not wait for each other's replacements.
-                surge=1 if max_tasks_per_child is None else self._max_workers,
+                surge=surge,
+                unavailable=unavailable,
                 initializer=initializer,
                 initargs=initargs,
                 launcher=_launcher(mp_context),

@@ -110,6 +110,15 @@ def test_a_context_must_be_one() -> None:
         asyncpool.Executor(1, wrong)
 
 
+# Not with both executors: what the standard library starts besides, for a context that
+# goes with a limit, outlives the test.
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_limit_makes_no_more_calls_at_once_than_workers(limit: int) -> None:
+    with asyncpool.Executor(2, max_tasks_per_child=limit) as executor:
+        spans = list(executor.map(jobs.stay, [0.2] * 6))
+    assert max(sum(b <= t < e for b, e in spans) for t, _ in spans) <= 2
+
+
 def test_what_breaks_the_executor_is_told_to_all(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -80,6 +80,13 @@ def state() -> dict[str, Any]:
     return vars(asyncpool.worker_state())
 
 
+def stay(seconds: float) -> tuple[float, float]:
+    """Return from when to when this ran, by the clock that all processes have."""
+    begun = time.monotonic()
+    time.sleep(seconds)
+    return begun, time.monotonic()
+
+
 # At the gate.
 
 
