@@ -66,8 +66,12 @@ pytestmark = [
 
 @pytest.fixture(params=BOTH.values(), ids=list(BOTH))
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    before = set(threading.enumerate())
     yield request.param
-    # The standard library's waits for nobody if it was told so once.
+    # The standard library's waits for nobody if it was told so once: neither for its
+    # processes nor for the thread that closes its pipes.
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
     for child in multiprocessing.active_children():
         child.join(PATIENCE)
 
