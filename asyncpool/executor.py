@@ -112,7 +112,7 @@ class Executor(concurrent.futures.Executor):
         The call is pickled when it is handed over to a worker, or soon before.  From then
         on the future is running, and cannot be cancelled; until then it can, and then
         is never made.  Calls of functions that are known to be short are handed over
-        ahead of time: 24 ms of work for each worker at the most, or one call.
+        ahead of time: 48 ms of work for each worker at the most, or one call.
 
         Returns:
             A future.  Its ``result()`` raises what *fn* raised, with the worker's

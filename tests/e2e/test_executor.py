@@ -2,7 +2,7 @@
 
 Each test runs against the standard library's executor and against ours.  Where ours
 differs on purpose, :data:`DIFFERENCES` says so, and ``TestDifferences`` shows both sides
-(for what has no other side, see ``test_executor_life.py``).
+of what a test can show (for what has no other side, see ``test_executor_life.py``).
 """
 
 from __future__ import annotations
@@ -39,9 +39,15 @@ DIFFERENCES = {
     "max_tasks_per_child": "goes with the context of 'fork', too, and does not need 'spawn'",
     "notified": "wait() and as_completed() hear of a cancelled call at once",
     "StopIteration": "comes in a JobRaisedError, since an asyncio future refuses it",
-    "running": "short calls are handed over up to 24 ms ahead, not two or three",
+    "running": "short calls are handed over up to 48 ms ahead, not two or three",
     "max_workers": "defaults to the CPUs that affinity and cgroup allow",
     "buffersize": "map() has it with every Python, not from 3.14 on",
+    "coroutine": "coroutine functions are awaited, and their result is the call's",
+    "set_start_method": "mp_context=None means a forkserver of ours, whatever is set",
+    "initargs": "queues cannot be initargs, and locks only those of a 'forkserver'",
+    "callbacks": "run in the thread of the loop that submitted, as a rule",
+    "Ctrl-C": "does not reach workers, and calls that were handed ahead still run",
+    "3.14": "there is no terminate_workers(), and no kill_workers()",
     "forked": "submit() in a fork of the executor's process is an error, not a hang",
 }
 
@@ -246,6 +252,17 @@ class TestShutdown:
         with pytest.raises(cf.CancelledError):
             pending.result()
         executor.shutdown()
+
+    def test_it_cancels_what_is_pending_and_waits(
+        self, make: Make, room: WaitingRoom
+    ) -> None:
+        executor = make(1)
+        [running] = fill(executor, room, 1)
+        [pending] = pending_behind(executor)
+        # The last call in line lets the first one go, when it is cancelled.
+        pending.add_done_callback(lambda _: room.release())
+        executor.shutdown(wait=True, cancel_futures=True)
+        assert (running.done(), pending.cancelled()) == (True, True)
 
     def test_leaving_the_block_waits(self, make: Make) -> None:
         with make(2) as executor:
@@ -506,6 +523,18 @@ class TestDifferences:
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error)
         assert (str(again), again.exit_code) == (str(error), 3)
+
+    def test_coroutine(self, make: Make, executor: cf.Executor) -> None:
+        future: cf.Future[Any] = executor.submit(jobs.greet, "you")
+        if make is process_pool:
+            assert "cannot pickle 'coroutine' object" in str(future.exception())
+        else:
+            assert future.result() == "hello you"
+
+    def test_3_14(self, make: Make) -> None:
+        theirs = make is process_pool and sys.version_info >= (3, 14)
+        assert hasattr(make(1), "kill_workers") == theirs
+        assert hasattr(make(1), "terminate_workers") == theirs
 
     def test_by_value(self, make: Make, executor: cf.Executor) -> None:
         future = executor.submit(lambda: 3)
