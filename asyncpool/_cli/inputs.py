@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,26 +167,29 @@ def _filled_lines(source: Input, fd: int) -> Iterator[list[bytes]]:
 def _records(source: Input, fd: int) -> Iterator[list[bytes]]:
     """Yield CSV records as JSON objects; the first one holds the names."""
     # A line feed belongs to a line, since a quoted field may go on in the next.
-    text = (
-        f"{line.decode(errors='surrogateescape')}\n"
-        for lines in _lines(source, fd)
-        for line in lines
-    )
+    waiting: deque[bytes] = deque()
+
+    def text() -> Iterator[str]:
+        for lines in _lines(source, fd):
+            waiting.extend(lines)
+            while waiting:
+                yield f"{waiting.popleft().decode(errors='surrogateescape')}\n"
+
     csv.field_size_limit(sys.maxsize)
-    rows = csv.reader(text, strict=True)
+    rows = csv.reader(text(), strict=True)
     together: list[bytes] = []
     try:
         names = next(rows, [])
         if len(set(names)) < len(names):
             raise InputError(f"two columns of {source.name} have the same name")
         for row in rows:
-            if not row:
-                continue
-            # One that does not fit fails by itself: it goes as a list.
-            fits = len(row) == len(names)
-            fields = dict(zip(names, row, strict=True)) if fits else row
-            together.append(json.dumps(fields).encode())
-            if len(together) == _TOGETHER:
+            if row:
+                # One that does not fit fails by itself: it goes as a list.
+                fits = len(row) == len(names)
+                fields = dict(zip(names, row, strict=True)) if fits else row
+                together.append(json.dumps(fields).encode())
+            # With nothing waiting, the next one may take an hour to come.
+            if together and (not waiting or len(together) == _TOGETHER):
                 yield together
                 together = []
     except csv.Error as error:
