@@ -22,7 +22,12 @@ from asyncpool._cli.targets import (
     call_once,
     trouble,
 )
-from asyncpool.errors import AsyncPoolError, JobTimeoutError, WorkerCrashedError
+from asyncpool.errors import (
+    AsyncPoolError,
+    JobTimeoutError,
+    PoolBrokenError,
+    WorkerCrashedError,
+)
 
 __all__ = ["call_command"]
 
@@ -67,7 +72,7 @@ def call_command(
         sys.exit(128 + ended.number)
     except (FunctionRaisedError, AsyncPoolError) as error:
         _show_failure(error, as_json=as_json, seconds=time.monotonic() - began)
-        sys.exit(Exit.TIMEOUT if isinstance(error, JobTimeoutError) else Exit.FAILED)
+        sys.exit(_exit_code(error))
     _show_result(result, as_json=as_json, seconds=time.monotonic() - began)
 
 
@@ -127,6 +132,12 @@ def _show_result(result: str, *, as_json: bool, seconds: float) -> None:
         click.echo(value if isinstance(value, str) else result)
 
 
+def _exit_code(error: FunctionRaisedError | AsyncPoolError) -> Exit:
+    if isinstance(error, PoolBrokenError):
+        return Exit.UNFINISHED
+    return Exit.TIMEOUT if isinstance(error, JobTimeoutError) else Exit.FAILED
+
+
 def _show_failure(
     error: FunctionRaisedError | AsyncPoolError, *, as_json: bool, seconds: float
 ) -> None:
@@ -135,6 +146,8 @@ def _show_failure(
         click.echo(text)
     elif isinstance(error, FunctionRaisedError):
         say(error.traceback.rstrip() or f"asyncpool: {error.message}")
+    elif isinstance(error, PoolBrokenError):
+        say(f"asyncpool: {error}")  # with all that is known of the crashes
     else:
         say(f"asyncpool: {str(error).splitlines()[0]}")
         if isinstance(error, JobTimeoutError | WorkerCrashedError):

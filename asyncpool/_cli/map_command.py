@@ -41,6 +41,10 @@ _RETRY_ON: dict[str, Any] = {
 }
 
 
+# More of them than any machine has use for would only be heard of when it is too late.
+_MOST_WORKERS = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the command line says; the options explain each."""
@@ -107,7 +111,7 @@ class Asked:
 @click.option(
     "--workers",
     "-w",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=_MOST_WORKERS),
     help="Worker processes; one for each usable CPU by default.",
 )
 @pool_options
@@ -161,6 +165,8 @@ def map_command(**asked: Any) -> None:
 def _run(asked: Asked) -> int:
     if (asked.input is None) == (asked.pattern is None):
         raise click.UsageError("Give either INPUT or --glob PATTERN.")
+    if asked.pattern is not None and asked.format is not None:
+        raise click.UsageError("--format is about INPUT, and --glob has paths only.")
     if asked.retry_failed and asked.journal is None:
         raise click.UsageError("--retry-failed needs the --journal of the run.")
     _check_paths(asked)

@@ -145,7 +145,7 @@ def to_json(result: Any) -> str:
         FunctionRaisedError: If it is nothing that JSON knows.
     """
     try:
-        return json.dumps(result, default=_plain)
+        return json.dumps(result, default=_plain, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise FunctionRaisedError(
             _name(error), f"the result cannot be written as JSON: {error}", ""
@@ -178,10 +178,14 @@ def shown(raw: bytes, form: Form) -> str:
     if form == "text":
         return json.dumps(text)
     try:
-        json.loads(text)
+        json.loads(text, parse_constant=_refuse)
     except ValueError:
         return json.dumps(text)
     return text.strip()
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def find(target: str) -> Callable[..., Any]:

@@ -89,6 +89,14 @@ def test_a_call_that_crashes_shows_where(folder: Path) -> None:
     assert re.search(r'work.py", line \d+ in die', done.err)
 
 
+def test_a_call_of_a_module_that_crashes_shows_where(folder: Path) -> None:
+    write_module(folder, "import os\n\nos.abort()\n", "deadly")
+    done = run_command(folder, "call", "deadly:f")
+    assert (done.code, done.out) == (3, "")
+    assert "SIGABRT" in done.err
+    assert re.search(r'deadly.py", line \d+ in <module>', done.err)
+
+
 def test_a_call_that_raises_shows_its_traceback(folder: Path) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "asyncpool", "call", "work:wrong"],

@@ -118,6 +118,17 @@ def test_each_failure_costs_one_item(folder: Path) -> None:
     assert (exited["type"], exited["message"]) == ("SystemExit", "3")
 
 
+def test_what_json_does_not_know_is_not_written(folder: Path) -> None:
+    (folder / "in.jsonl").write_text("1\nNaN\n-Infinity\n")
+    done = run_command(folder, "map", "work:double", "in.jsonl", "--bare")
+    assert (done.code, done.out) == (1, "2\n")
+    failed = lines(folder / "failed.jsonl")
+    assert [item["input"] for item in failed] == ["NaN", "-Infinity"]
+    for item in failed:
+        text = item["error"]["message"]
+        assert text.startswith("the result cannot be written as JSON: Out of range")
+
+
 def test_attempts(folder: Path) -> None:
     (folder / "in.jsonl").write_text("2\n")
     run_command(folder, "map", "work:picky", "in.jsonl", "--max-attempts", "3")
@@ -439,6 +450,8 @@ def test_a_journal_without_room_loses_nothing(folder: Path) -> None:
             ["work:double", "no.jsonl"],
             "cannot read no.jsonl: No such file or directory",
         ),
+        (["work:double", "--glob", "*", "--format", "csv"], "--format is about INPUT"),
+        (["work:double", "in.jsonl", "-w", "4097"], "4097 is not in the range"),
         (["work:double", "."], "cannot read .: Is a directory"),
         (["work:double", "--glob", "*.png"], "no file matches '*.png'"),
         (["work:doble", "in.jsonl"], "work has no doble: did you mean double?"),
