@@ -78,6 +78,8 @@ class Writer:
             if self._queue.empty():
                 break
             more = self._queue.get()
+        if not fresh and not replayed:
+            return False  # the end came alone, and says nothing of any batch
         batch = None
         if self._journal is not None and fresh:
             batch = self._commit(self._journal, fresh)
