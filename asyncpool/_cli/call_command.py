@@ -67,7 +67,10 @@ def call_command(
         with WorkerLines.on(error_console()):
             result = asyncio.run(_call(plan, positional, keywords))
     except TargetError as error:
-        raise Trouble(str(error)) from None
+        if not as_json:
+            raise Trouble(str(error)) from None
+        _show_failure(error, as_json=True, seconds=time.monotonic() - began)
+        sys.exit(Exit.USAGE)
     except Interrupted as ended:
         sys.exit(128 + ended.number)
     except (FunctionRaisedError, AsyncPoolError) as error:
@@ -139,7 +142,10 @@ def _exit_code(error: FunctionRaisedError | AsyncPoolError) -> Exit:
 
 
 def _show_failure(
-    error: FunctionRaisedError | AsyncPoolError, *, as_json: bool, seconds: float
+    error: TargetError | FunctionRaisedError | AsyncPoolError,
+    *,
+    as_json: bool,
+    seconds: float,
 ) -> None:
     if as_json:
         text = json.dumps({"error": describe(error), "seconds": round(seconds, 3)})

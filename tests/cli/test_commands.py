@@ -134,6 +134,10 @@ def test_a_mistake_in_a_call(folder: Path) -> None:
     done = run_command(folder, "call", "work:great")
     assert (done.code, done.out) == (2, "")
     assert done.err == "asyncpool: work has no great: did you mean greet?\n"
+    done = run_command(folder, "call", "work:great", "--json")
+    assert (done.code, done.err) == (2, "")
+    error = json.loads(done.out)["error"]
+    assert error["message"] == "work has no great: did you mean greet?"
 
 
 def test_the_doctor_finds_that_pools_work_here(folder: Path) -> None:
