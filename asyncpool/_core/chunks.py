@@ -127,8 +127,9 @@ def read_log(
     outcome on that makes no sense, all are :data:`LOST`.
     """
     done, _, *whose, numbers, number, blank = LOG_HEAD.unpack_from(memory, start)
-    if whose != [job, attempt] or done > CHUNK_SIZE:
+    if whose != [job, attempt]:
         return None
+    done = min(done, CHUNK_SIZE)
     log = memory[start + LOG_HEAD.size : start + LOG_SIZE]
     if numbers == OPEN:
         numbers = done = count_numbers(log[: CHUNK_SIZE * NUMBER_SIZE], blank)

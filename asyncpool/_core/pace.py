@@ -32,7 +32,8 @@ class Pace:
     """The pace of one map.
 
     Args:
-        chunk: How many items make a job; ``None`` for what fits the pool.
+        chunk: How many items make a job, if no more than a chunk may have; ``None`` for
+            what fits the pool.
         window: How many items may be under way; ``None`` for as many as keep it busy.
         alone: Whether each item is to be a job of its own.
         lanes: How many jobs each worker runs at once.
@@ -76,10 +77,11 @@ class Pace:
         """Return how many items the next job is to have."""
         size = self._chunk or self._fitting()
         # Each lane is to have two at least, one of which waits.
-        return max(1, min(size, self.window(workers) // (2 * workers * self._lanes)))
+        most = self.window(workers) // (2 * workers * self._lanes)
+        return max(1, min(size, most, CHUNK_SIZE))
 
     def _fitting(self) -> int:
         if self._cost is None or self._cost > TARGET / 2:
             return 1
         size = int(TARGET / self._cost)
-        return min(size, _GROWTH * self._learned_from, CHUNK_SIZE)
+        return min(size, _GROWTH * self._learned_from)

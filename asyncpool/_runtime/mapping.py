@@ -320,7 +320,8 @@ class Mapping:
         elif _is_of_all(error):
             self._fail(part, Failure(error))
         else:
-            # None has begun, and each by itself shows whose fault that is.
+            # None has begun, since whatever ends a chunk that has is noted as an outcome.
+            # Each by itself shows whose fault it is.
             for offset in range(part.offset, part.offset + part.count):
                 self._send(Part(part.batch, offset, 1))
 

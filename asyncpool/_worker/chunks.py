@@ -174,11 +174,15 @@ class Chunk:
         self, value: Any = None, error: BaseException | None = None
     ) -> Coroutine[Any, Any, Any] | None:
         """Go on with what has come of a coroutine; return the next one, if there is one."""
-        # Between two items: those that are done are done.
-        with suppress(StopIteration, JobCancelled):
-            if error is None:
-                return self._steps.send(value)
-            return self._steps.throw(error)
+        try:
+            # Between two items: those that are done are done.
+            with suppress(StopIteration, JobCancelled):
+                if error is None:
+                    return self._steps.send(value)
+                return self._steps.throw(error)
+        except Exception as broken:  # no item's: what notes them is broken
+            # The one that was not noted has run, and must not be taken for one that has not.
+            self._result.outcomes.append((pack_error(broken, skip=1), True))
         return None
 
     @property

@@ -119,7 +119,7 @@ def test_what_makes_no_sense_is_lost_and_what_is_before_it_is_not() -> None:
     memory[64 + LOG_HEAD.size + size] = 0x63  # as if it were code
     assert found(memory) == [1, LOST, LOST]
     assert found(log_of(1, done=3)) == [1, LOST, LOST]
-    assert found(log_of(1, done=CHUNK_SIZE + 1)) is None
+    assert found(log_of(1, done=CHUNK_SIZE + 1)) == [1, *[LOST] * (CHUNK_SIZE - 1)]
 
 
 @given(

@@ -62,6 +62,7 @@ def test_what_is_given_counts() -> None:
     assert pace(chunk=7).size(2) == 2, "of 8 that may be under way"
     assert pace(chunk=7, window=100).size(2) == 7
     assert pace(chunk=7, window=100, alone=True).size(2) == 1
+    assert pace(chunk=5000, window=100_000).size(2) == CHUNK_SIZE
     some = pace(window=30)
     some.note(1, 1.0)
     assert (some.window(2), some.size(2)) == (30, 7)
@@ -71,7 +72,7 @@ def test_what_is_given_counts() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, CHUNK_SIZE), st.floats(0, 1e9)), max_size=30),
     st.none() | st.integers(1, 10_000),
-    st.none() | st.integers(1, 10_000),
+    st.none() | st.integers(1, 100_000),
     st.integers(1, 64),
 )
 def test_its_answers_are_in_their_bounds(
@@ -80,7 +81,7 @@ def test_its_answers_are_in_their_bounds(
     some = pace(chunk=chunk, window=window)
     for items, microseconds in notes:
         some.note(items, microseconds)
-        assert 1 <= some.size(workers) <= max(CHUNK_SIZE, chunk or 0)
+        assert 1 <= some.size(workers) <= min(CHUNK_SIZE, chunk or CHUNK_SIZE)
         assert some.size(workers) <= max(1, some.window(workers) // (2 * workers))
         assert some.window(workers) == window or some.window(workers) >= 4 * workers
 

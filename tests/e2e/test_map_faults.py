@@ -16,6 +16,7 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerOutOfMemoryError,
 )
+from asyncpool._core.chunks import CHUNK_SIZE
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import IN_TURNS
@@ -55,6 +56,17 @@ async def test_a_crash_costs_one_item_and_none_is_run_twice(
         n for n in range(10) if n != at
     ]
     assert signed(path) == [n for n in range(10) if n != at]
+
+
+async def test_no_more_go_together_than_can_be_noted() -> None:
+    count = CHUNK_SIZE + 1000
+    async with patience(), Pool(1, initializer=jobs.fill_state) as pool:
+        items = [()] * count
+        found = await pool.starmap(
+            jobs.count_state, items, chunk=count, window=4 * count
+        )
+    # Nobody has run it in between: those that are run twice would leave out numbers.
+    assert sorted(found) == list(range(1, count + 1))
 
 
 async def test_results_of_any_kind_survive_the_worker() -> None:

@@ -68,6 +68,12 @@ def kinds(found: list[Any] | None) -> list[tuple[type, str]]:
     return [(type(one), repr(one)) for one in found]
 
 
+def test_an_item_that_cannot_be_noted_has_that_for_its_outcome(page: mmap.mmap) -> None:
+    *numbers, last = run(page, echo, list(range(CHUNK_SIZE + 2))).load()
+    assert numbers == list(range(CHUNK_SIZE)), "nobody must take them for not begun"
+    assert repr(last.error) == "IndexError('index out of bounds on dimension 1')"
+
+
 @given(values)
 def test_whatever_comes_is_noted_and_returned_as_it_is(
     page: mmap.mmap, items: list[Any]
