@@ -78,6 +78,7 @@ class AsyncSource:
         self._room = 0
         self._may_draw = asyncio.Event()
         self._ended = False
+        self._closing = False
         self.error: BaseException | None = None
         self._task = asyncio.create_task(self._run(), name="asyncpool map's inputs")
 
@@ -101,6 +102,7 @@ class AsyncSource:
 
     async def aclose(self) -> None:
         """See :class:`Source`."""
+        self._closing = True
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -117,6 +119,11 @@ class AsyncSource:
                 self._on_news()
         except StopAsyncIteration:
             pass
+        except asyncio.CancelledError as error:
+            # Inputs may end in that by themselves, and then there may be items missing.
+            if self._closing:
+                raise
+            self.error = error
         except Exception as error:  # noqa: BLE001 - as above
             self.error = error
         finally:

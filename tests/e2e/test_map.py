@@ -165,6 +165,26 @@ async def test_what_inputs_raise_comes_after_what_was_drawn_before(kind: str) ->
         assert found == [0, 1, 4, 9, 16]
 
 
+@pytest.mark.parametrize("others", [(), (range(10),)])
+async def test_inputs_that_end_in_a_cancellation_are_not_complete(
+    others: tuple[Any, ...],
+) -> None:
+    async def cancelled() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+        raise asyncio.CancelledError("no more")
+
+    async with patience(), Pool(1) as pool:
+        function: Any = jobs.pair if others else jobs.square
+        found: list[Any] = []
+        with pytest.raises(asyncio.CancelledError, match="no more"):
+            await collect(pool.map(function, cancelled(), *others), found)
+        assert found == ([(1, 0), (2, 1)] if others else [1, 4])
+        with pytest.raises(asyncio.CancelledError, match="no more"):
+            await pool.map(function, cancelled(), *others)
+        await assert_serves(pool)
+
+
 async def test_who_leaves_early_leaves_nothing_behind() -> None:
     async with patience(), Gate() as gate, Pool(2) as pool:
         items = itertools.chain([("return", 1)], itertools.repeat(("wait", gate.path)))
