@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import Any, Protocol
 
 __all__ = ["AsyncSource", "Source", "SyncSource", "open_source"]
@@ -104,13 +103,17 @@ class AsyncSource:
         """See :class:`Source`."""
         self._closing = True
         self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
-        await _close(self._items)
+        try:
+            await asyncio.wait([self._task])
+        except asyncio.CancelledError:
+            self._task.cancel()  # in what it does to close them
+            raise
+        if not self._task.cancelled():
+            self._task.result()
 
     async def _run(self) -> None:
         try:
-            while True:
+            while not self._closing:
                 if self._room <= len(self._found):
                     self._may_draw.clear()
                     await self._may_draw.wait()
@@ -127,8 +130,12 @@ class AsyncSource:
         except Exception as error:  # noqa: BLE001 - as above
             self.error = error
         finally:
-            self._ended = True
-            self._on_news()
+            try:
+                # Here, since a cancel scope around a yield is left in the task that entered.
+                await _close(self._items)
+            finally:
+                self._ended = True
+                self._on_news()
 
 
 def open_source(iterables: tuple[Any, ...], on_news: Callable[[], None]) -> Source:

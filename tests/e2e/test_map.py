@@ -185,6 +185,42 @@ async def test_inputs_that_end_in_a_cancellation_are_not_complete(
         await assert_serves(pool)
 
 
+async def test_async_inputs_are_closed_by_the_task_that_draws_them() -> None:
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    async def inputs() -> AsyncIterator[int]:
+        tasks.append(asyncio.current_task())
+        try:
+            for n in itertools.count():
+                yield n
+        finally:
+            tasks.append(asyncio.current_task())
+
+    async with patience(), Pool(1) as pool:
+        some = pool.map(jobs.pair, inputs(), inputs())
+        assert await anext(some) == (0, 0)
+        await some.aclose()
+        assert len(tasks) == 4
+        assert len(set(tasks)) == 1
+        await assert_serves(pool)
+
+
+async def test_what_inputs_raise_when_they_are_closed_is_raised() -> None:
+    async def inputs() -> AsyncIterator[int]:
+        try:
+            for n in itertools.count():
+                yield n
+        finally:
+            raise OSError("not closed")
+
+    async with patience(), Pool(1) as pool:
+        some = pool.map(jobs.square, inputs())
+        assert await anext(some) == 0
+        with pytest.raises(OSError, match="not closed"):
+            await some.aclose()
+        await assert_serves(pool)
+
+
 async def test_who_leaves_early_leaves_nothing_behind() -> None:
     async with patience(), Gate() as gate, Pool(2) as pool:
         items = itertools.chain([("return", 1)], itertools.repeat(("wait", gate.path)))
