@@ -90,7 +90,7 @@ class Map(Generic[R]):
         self._ordered = ordered
         self._telling = telling
         self._iteration: AsyncGenerator[R, None] | None = None
-        self._begun = False
+        self._begun = self._looped = False
 
     def unordered(self) -> Map[R]:
         """Return the same, but yielding results as they come."""
@@ -104,7 +104,11 @@ class Map(Generic[R]):
         return Map(self._plan, ordered=self._ordered, telling=True)
 
     def __aiter__(self) -> AsyncIterator[R]:
-        return self._begin()
+        iteration = self._iteration
+        if iteration is None or self._looped:
+            iteration = self._begin()
+        self._looped = True
+        return iteration  # one that anext() has begun goes on
 
     def __anext__(self) -> Awaitable[R]:
         """Return an awaitable of the next result."""
@@ -129,14 +133,12 @@ class Map(Generic[R]):
         """Return how many results there will be.
 
         Raises:
-            TypeError: If the length of none of the iterables is known.
+            TypeError: If the length of one of the iterables is not known.
         """
-        sizes = [
-            len(items) for items in self._plan.iterables if hasattr(items, "__len__")
-        ]
-        if not sizes:
+        iterables = self._plan.iterables
+        if not all(hasattr(items, "__len__") for items in iterables):
             raise TypeError("it has no length: that of its inputs is not known")
-        return min(sizes)
+        return min(map(len, iterables))
 
     def __bool__(self) -> bool:
         return True  # whatever its length

@@ -40,6 +40,7 @@ class Stream(Generic[T]):
         self._loader = loader
         self._submit = submit
         self._iteration: AsyncGenerator[T, None] | None = None
+        self._looped = False
         self._jobs: list[StreamJob] = []
 
     @property
@@ -52,12 +53,14 @@ class Stream(Generic[T]):
         return self._jobs[0] if self._jobs else None
 
     def __aiter__(self) -> AsyncIterator[T]:
+        if self._looped:
+            raise RuntimeError("a stream can be iterated over only once")
+        self._looped = True
         return self._begin()
 
     def __anext__(self) -> Awaitable[T]:
         """Return an awaitable of the next item."""
-        iteration = self._begin() if self._iteration is None else self._iteration
-        return iteration.__anext__()
+        return self._begin().__anext__()
 
     async def aclose(self) -> None:
         """Close the generator, and take no more.
@@ -72,9 +75,9 @@ class Stream(Generic[T]):
             await self._iteration.aclose()
 
     def _begin(self) -> AsyncGenerator[T, None]:
-        if self._iteration is not None:
-            raise RuntimeError("a stream can be iterated over only once")
-        self._iteration = _items(self._loader, self._submit, self._jobs)
+        """Return the iteration, which is begun if there is none."""
+        if self._iteration is None:
+            self._iteration = _items(self._loader, self._submit, self._jobs)
         return self._iteration
 
 

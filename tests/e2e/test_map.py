@@ -333,6 +333,19 @@ async def test_lengths_and_progress_bars(
             len(endless)
         assert operator.length_hint(endless, 7) == 7
         assert len(pool.map(operator.add, range(9), range(4))) == 4
+        guessed = pool.map(operator.add, range(9), iter([1]))
+        with pytest.raises(TypeError, match="it has no length"):
+            len(guessed)
+        assert operator.length_hint(guessed) == 1
+
+
+async def test_a_loop_goes_on_with_what_was_begun_before_it() -> None:
+    async with patience(), Pool(1) as pool:
+        results = pool.map(jobs.square, range(4))
+        assert await anext(results) == 0
+        assert [result async for result in results] == [1, 4, 9]
+        with pytest.raises(RuntimeError, match="only once"):
+            aiter(results)
 
 
 async def test_a_map_is_run_once() -> None:

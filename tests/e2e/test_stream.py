@@ -104,21 +104,8 @@ async def test_its_job_tells_about_it() -> None:
         job = stream.job
         assert isinstance(job, Job)
         assert (job.attempt, job.state) in {(1, "running"), (1, "done")}
-        assert [item async for item in Rest(stream)] == ["b", "c"]
+        assert [item async for item in stream] == ["b", "c"]
         assert await job == "done"
-
-
-class Rest:
-    """What has not been taken yet."""
-
-    def __init__(self, stream: Stream[Any]) -> None:
-        self._stream = stream
-
-    def __aiter__(self) -> Rest:
-        return self
-
-    def __anext__(self) -> Any:
-        return self._stream.__anext__()
 
 
 async def test_it_is_for_one_iteration() -> None:
@@ -436,7 +423,7 @@ async def test_it_waits_for_a_worker_and_then_has_it_alone() -> None:
         await first
         assert await task == 0
         assert not second.done()
-        assert len([n async for n in Rest(stream)]) == 99
+        assert len([n async for n in stream]) == 99
         await second
 
 
@@ -456,7 +443,7 @@ async def test_a_pool_that_closes_waits_for_who_takes_the_items() -> None:
         stream = pool.stream(streams.numbers, 100)
         assert await anext(stream) == 0
         close = await closing(pool)
-        assert [n async for n in Rest(stream)] == list(range(1, 100))
+        assert [n async for n in stream] == list(range(1, 100))
         summary = await close
         assert (summary.finished, summary.failed, summary.killed) == (1, 0, 0)
         with pytest.raises(PoolClosedError):
@@ -473,7 +460,7 @@ async def test_one_that_is_closed_at_once_fails_it_behind_what_has_come() -> Non
         await pool.close(finish="none")
         found: list[Any] = []
         with pytest.raises(PoolClosedError) as caught:
-            await collect(Rest(stream), found)
+            await collect(stream, found)
         assert found == [1, 2]
         assert caught.value.delivery == "started"
 
@@ -514,7 +501,7 @@ async def test_nothing_of_an_item_is_kept() -> None:
         assert gone() is None
         assert await anext(stream) == [2]
         job = stream.job
-        assert [n async for n in Rest(stream)] == [3]
+        assert [n async for n in stream] == [3]
         stream_gone = weakref.ref(stream)
         del stream, job
         gc.collect()
@@ -548,4 +535,4 @@ async def test_as_many_as_there_are_workers_run_at_once() -> None:
         found = [await anext(first), await anext(second)]
         assert found == [0, 0]
         await until(pool, lambda stats: stats.submitted == 2)
-        assert [n async for n in Rest(first)] == [n async for n in Rest(second)]
+        assert [n async for n in first] == [n async for n in second]
