@@ -249,8 +249,8 @@ class Caller(ABC):
                 They are drawn from only as results are taken.
             window: How many items may be drawn whose results were not taken yet; by
                 default as many as keep the workers busy.
-            chunk: How many items travel together, 4096 at the most; by default as many as
-                take a millisecond.
+            chunk: How many items travel together at the most, and never more than 4096;
+                fewer do if they take long.  By default as many as take a millisecond.
 
         Raises:
             TypeError: If *fn* is not callable, or there is no iterable.
