@@ -104,6 +104,8 @@ def test_it_may_open_as_many_files_as_its_user_may(folder: Path) -> None:
         server.whole()
         for pid in (server.process.pid, *pids(server.status())):
             assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
 
 
 def test_messages_that_nobody_can_read_hold_nobody_up(folder: Path) -> None:
