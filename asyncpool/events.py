@@ -146,7 +146,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A worker ended and nobody had asked it to, or otherwise than it was asked to."""
+    """A worker ended and nobody had asked it to.
+
+    Or it serves, in a cluster, and has ended otherwise than it was asked to.
+    """
 
     crash: Crash
 

@@ -347,8 +347,10 @@ class Supervisor:
             requeue=[loss.job.id for loss in losses if loss.again],
             roll=random.random(),  # noqa: S311 - jitter
         )
-        # What was told to end may yet end otherwise.  Another one comes as was planned.
-        crashed = not planned or (was_ready and handle.failed)
+        # One that was told to end may yet have died of something else, and with whatever it
+        # still served.  (A pool's has no job in hand then.)  Another comes as was planned.
+        served = self.service is not None and was_ready
+        crashed = not planned or (served and handle.failed)
         step = describe_next_step(handle.slot, commands)
         crash = self._coroner.report(
             handle,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import itertools
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -367,15 +365,3 @@ async def test_a_worker_is_replaced_after_close_only_if_a_job_needs_it() -> None
         await asyncio.gather(*culprits, return_exceptions=True)
     assert (summary.finished, summary.failed) == (1, 2)
     assert pool.stats().spawned == 3
-
-
-async def test_a_worker_that_crashes_at_its_end_is_reported() -> None:
-    crashes: list[Crash] = []
-    async with patience():
-        pool = await started(1, on_crash=crashes.append)
-        await pool.submit(atexit.register, os.abort)
-        await pool.close()
-    [crash] = crashes
-    assert (crash.signal, crash.kind, crash.job_id) == ("SIGABRT", "crash", None)
-    assert crash.next_step == "no replacement: the pool is closing"
-    assert pool.stats().crashes == 1
