@@ -9,6 +9,7 @@ The tree is shallow, and each branch answers one question of the caller's:
     * :exc:`PoolFullError` -- did the pool refuse the job?
     * :exc:`BroadcastError` -- has a function failed in some of the workers?
     * :exc:`PoolBrokenError` -- has the supervisor given up on its workers?
+    * :exc:`RollInProgressError` -- are its workers being replaced already?
     * :exc:`NoWorkerError` -- is there no worker that can take this?
     * :exc:`ResizeError` -- has a cluster fewer workers than it was to have?
     * :exc:`ProtocolError` -- did the two ends of a channel disagree?
@@ -54,6 +55,7 @@ __all__ = [
     "ProtocolError",
     "RemoteTraceback",
     "ResizeError",
+    "RollInProgressError",
     "ThrottledError",
     "UnsupportedPlatformError",
     "WorkerCrashedError",
