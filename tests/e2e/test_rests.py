@@ -103,32 +103,24 @@ async def test_what_a_worker_has_done_counts_though_it_dies_while_it_is_left_alo
     assert [crash.job_id for crash in crashes] == [culprit.id]
 
 
-async def test_what_has_ended_in_time_is_in_time_though_its_worker_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, rested: asyncio.Event
+@pytest.mark.parametrize(
+    ("limits", "count"), [({"timeout": 0.5}, 8), ({"queue_timeout": 0.5}, 16)]
+)
+async def test_what_a_worker_left_alone_has_done_is_heard_before_it_is_late(
+    limits: dict[str, Any],
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    rested: asyncio.Event,
 ) -> None:
     never_look(monkeypatch)
     async with patience(), Pool(1) as pool:
         await expect(pool, time.sleep, 1000.0)
-        view = pool.options(timeout=0.5)
-        timed = [view.submit(time.sleep, 0.001) for _ in range(8)]
+        view = pool.options(**limits)
+        timed = [view.submit(time.sleep, 0.001) for _ in range(count)]
         others = [pool.submit(time.sleep, 0.001) for _ in range(60)]
         await rested.wait()
-        # Their outcomes are there, and it is only the timeout that has them read.
-        assert await asyncio.gather(*timed) == [None] * 8
-        await go_on(pool, others[-1])
-
-
-async def test_what_a_worker_has_done_is_heard_before_what_waits_is_late(
-    monkeypatch: pytest.MonkeyPatch, rested: asyncio.Event
-) -> None:
-    never_look(monkeypatch)
-    async with patience(), Pool(1) as pool:
-        await expect(pool, time.sleep, 1000.0)
-        view = pool.options(queue_timeout=0.5)
-        in_hand = [view.submit(time.sleep, 0.001) for _ in range(16)]
-        others = [pool.submit(time.sleep, 0.001) for _ in range(60)]
-        await rested.wait()
-        assert await asyncio.gather(*in_hand) == [None] * 16
+        # Their outcomes are there, and it is only their limit that has them read.
+        assert await asyncio.gather(*timed) == [None] * count
         await go_on(pool, others[-1])
 
 

@@ -37,6 +37,15 @@ async def met(guest: socket.socket, fd: int) -> None:
         assert sock.getpeername() == guest.getsockname()
 
 
+async def handed_over(master: Master, worker: FakeWorker) -> tuple[socket.socket, int]:
+    """Have a worker take a new connection; return both ends of it."""
+    guest = await master.guest()
+    number, fd = await worker.handle()
+    worker.say(Kind.TAKEN, number)
+    await worker.heard()
+    return guest, fd
+
+
 async def test_connections_are_handed_over_and_let_go_of_when_taken() -> None:
     with Master() as master:
         worker = master.worker()
@@ -184,10 +193,7 @@ async def test_a_connection_that_is_given_back_goes_to_another() -> None:
     with Master() as master:
         worker = master.worker()
         async with patience():
-            guest = await master.guest()
-            number, fd = await worker.handle()
-            worker.say(Kind.TAKEN, number)
-            await worker.heard()
+            guest, fd = await handed_over(master, worker)
             worker.line.shut()
             other = master.worker()
             worker.send(1, fd, tag=0)
@@ -200,10 +206,7 @@ async def test_a_connection_that_nobody_will_have_is_closed() -> None:
     with Master() as master:
         worker = master.worker()
         async with patience():
-            guest = await master.guest()
-            number, fd = await worker.handle()
-            worker.say(Kind.TAKEN, number)
-            await worker.heard()
+            guest, fd = await handed_over(master, worker)
             master.spreader.stop()
             worker.send(1, fd, tag=0)
             os.close(fd)
