@@ -17,8 +17,8 @@ from typing import (
 
 from asyncpool._core.limits import JobOptions
 from asyncpool._runtime.arguments import check_int, not_callable
+from asyncpool._runtime.batches import Task
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.mapping import Task
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.mapping import Map, Plan
 from asyncpool.stream import Stream

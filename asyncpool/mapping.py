@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from asyncpool._core.chunks import Failure
-from asyncpool._runtime.mapping import Batch, Crew, Mapping, Task
+from asyncpool._runtime.batch_runner import Crew
+from asyncpool._runtime.batches import Batch, Task
+from asyncpool._runtime.mapping import Mapping
 from asyncpool._runtime.sources import open_source
 
 __all__ = ["Map", "Outcome", "Plan"]

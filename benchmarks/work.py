@@ -60,6 +60,11 @@ def echo(value: T) -> T:
     return value
 
 
+def record(number: int) -> dict[str, object]:
+    """Make what a small result mostly is."""
+    return {"number": number, "text": str(number), "list": [number, number]}
+
+
 def item(size: int) -> object:
     """Make an array of so many bytes; of none, a number."""
     if not size:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,10 +26,12 @@ from asyncpool._core.chunks import ChunkResult, run_chunk
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobOptions
 from asyncpool._core.raised import pack_error
+from asyncpool._runtime import batch_runner, mapping
+from asyncpool._runtime.batches import Task
 from asyncpool._runtime.jobs import ChunkJob, Job
-from asyncpool._runtime.mapping import Task
 from asyncpool.mapping import Map, Outcome, Plan
 from tests.helpers.owner import Owner
+from tests.helpers.patience import PATIENCE
 
 CRASH = Crash(
     slot=0,
@@ -55,6 +59,7 @@ class FakePool:
     Attributes:
         ran: How often each item was begun.
         open: The jobs that have no outcome.
+        others: How many jobs of others there are, if there may be only so many.
     """
 
     most_workers = 2
@@ -66,6 +71,7 @@ class FakePool:
         self.open: list[tuple[Job[Any], list[Any]]] = []
         self.closed = False
         self.together = 0
+        self.others = 0
         self._most_open = most_open
 
     async def room(self) -> None:
@@ -80,8 +86,9 @@ class FakePool:
     ) -> Job[Any]:
         if self.closed:
             raise PoolClosedError
-        if self._most_open is not None and len(self.open) >= self._most_open:
-            raise PoolFullError(waiting=len(self.open), max_pending=self._most_open)
+        waiting = len(self.open) + self.others
+        if self._most_open is not None and waiting >= self._most_open:
+            raise PoolFullError(waiting=waiting, max_pending=self._most_open)
         loop = asyncio.get_running_loop()
         chunk = function is run_chunk
         assert chunk == (options.form == "chunk")
@@ -176,16 +183,31 @@ def map_of(
     return Map(Plan(pool, task, (inputs,), chunk, window))
 
 
+# None ever ends, or each at once: what is in between would depend on the machine's speed.
+turn_lengths = st.sampled_from([1000.0, -1.0])
+
+
+@contextmanager
+def turns_of(seconds: float) -> Iterator[None]:
+    """Let a map have the loop for so long at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (mapping, batch_runner):
+            patch.setattr(module, "TURN", seconds)
+        yield
+
+
 # Which job ends next, if any, and with how many items done.
+others = st.integers(0, 3)
 steps = st.tuples(st.integers(-5, 20), st.integers(1, 6))
 
 
 async def drive(
     pool: FakePool, data: st.DataObject, running: asyncio.Future[Any]
 ) -> None:
-    """End jobs, in any order, until the map is done."""
+    """End jobs, in any order, until the map is done; others come and go."""
     while not running.done():
         await asyncio.sleep(0)
+        pool.others = data.draw(others) if pool.open else 0
         if pool.open:
             index, stop = data.draw(steps)
             if index >= 0:
@@ -234,7 +256,8 @@ def test_each_item_has_its_own_outcome(
         await drive(pool, data, running)
         return await running
 
-    found = asyncio.run(main())
+    with turns_of(data.draw(turn_lengths)):
+        found = asyncio.run(main())
     if not manner["ordered"]:
         found.sort(key=lambda outcome: outcome.index)
     assert [outcome.index for outcome in found] == list(range(len(whats)))
@@ -285,7 +308,8 @@ def test_whoever_leaves_early_leaves_nothing_under_way(
         await drive(pool, data, running)
         return await running
 
-    assert asyncio.run(main()) == list(range(min(count, taken)))
+    with turns_of(data.draw(turn_lengths)):
+        assert asyncio.run(main()) == list(range(min(count, taken)))
     assert all(job.cancelled() for job, _ in pool.open)
 
 
@@ -310,7 +334,8 @@ def test_an_error_of_the_inputs_comes_last(
         await drive(pool, data, running)
         return running.exception()
 
-    assert asyncio.run(main()) is error
+    with turns_of(data.draw(turn_lengths)):
+        assert asyncio.run(main()) is error
     assert found == list(range(count))
 
 
@@ -390,3 +415,119 @@ def test_nothing_is_sent_after_the_end() -> None:
         assert not pool.open
 
     asyncio.run(main())
+
+
+def test_an_error_that_comes_as_the_map_ends_is_not_called_unheard() -> None:
+    heard: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: heard.append(context)
+        )
+        pool = FakePool()
+        items = [(n, "ok" if n < 4 else "die") for n in range(8)]
+        results = map_of(pool, items, chunk=4, window=40)
+
+        async def take() -> None:
+            await anext(results)
+            pool.finish(0, 9)
+            await asyncio.sleep(0)  # it has landed, and is not looked at yet
+            await results.aclose()
+
+        task = asyncio.create_task(take())
+        await asyncio.sleep(0)
+        pool.finish(0, 9)
+        await task
+
+    asyncio.run(main())
+    gc.collect()
+    assert not heard
+
+
+def test_what_others_leave_no_room_for_is_sent_when_there_is_some() -> None:
+    async def run() -> None:
+        pool = FakePool(most_open=1)
+        results = map_of(pool, [(n, "ok") for n in range(4)], chunk=4, window=40)
+        running = asyncio.ensure_future(results)
+        await asyncio.sleep(0)
+        # One item is done; another's job takes the place before the rest is sent.
+        pool.others = 1
+        pool.finish(0, 1)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not pool.open
+        pool.others = 0
+        while not running.done():
+            await asyncio.sleep(0)
+            if pool.open:
+                pool.finish(0, 9)
+        assert await running == [0, 1, 2, 3]
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await run()
+
+    asyncio.run(main())
+
+
+class Turns:
+    """Count how many items are drawn, loaded and taken in each turn of the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._turn = 0
+        self._counts: dict[str, Counter[int]] = {}
+        load = ChunkResult.load
+
+        def counted(result: ChunkResult) -> list[Any]:
+            found = load(result)
+            self.note("loaded", len(found))
+            return found
+
+        monkeypatch.setattr(ChunkResult, "load", counted)
+
+    def note(self, what: str, items: int = 1) -> None:
+        self._counts.setdefault(what, Counter())[self._turn] += items
+
+    async def end(self) -> None:
+        await asyncio.sleep(0)
+        self._turn += 1
+
+    def draw(self, count: int) -> Iterator[Item]:
+        for number in range(count):
+            self.note("drawn")
+            yield number, "ok"
+
+    async def take(self, results: Map[Any]) -> None:
+        async for _ in results:
+            self.note("taken")
+
+    def total(self, what: str) -> int:
+        return sum(self._counts.get(what, Counter()).values())
+
+    def most(self, what: str) -> int:
+        return max(self._counts[what].values())
+
+
+@pytest.mark.parametrize(("turn", "most"), [(-1.0, 4), (1000.0, 40)])
+def test_others_have_the_loop_after_each_turn(
+    monkeypatch: pytest.MonkeyPatch, turn: float, most: int
+) -> None:
+    turns = Turns(monkeypatch)
+
+    async def main() -> None:
+        pool = FakePool()
+        running = asyncio.create_task(
+            turns.take(map_of(pool, turns.draw(40), chunk=4, window=40))
+        )
+        while turns.total("drawn") < 40:
+            await turns.end()
+        while pool.open:
+            pool.finish(0, 9)
+        while not running.done():
+            await turns.end()
+        await running
+
+    with turns_of(turn):
+        asyncio.run(main())
+    for what in ("drawn", "loaded", "taken"):
+        assert (turns.total(what), turns.most(what)) == (40, most)
