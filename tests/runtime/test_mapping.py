@@ -7,7 +7,7 @@ import gc
 import itertools
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -188,7 +188,7 @@ turn_lengths = st.sampled_from([1000.0, -1.0])
 
 
 @contextmanager
-def turns_of(seconds: float) -> Iterator[None]:
+def turns_of(seconds: float) -> Generator[None]:
     """Let a map have the loop for so long at a time."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (mapping, batch_runner):
