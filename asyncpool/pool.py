@@ -368,7 +368,7 @@ class Pool(Caller):
         await asyncio.shield(supervisor.rotator.resize(least, most))
 
     async def roll(self) -> RollResult:
-        """Replace every worker by a fresh one, one after the other.
+        """Replace every worker by a fresh one, as many at a time as *surge* allows.
 
         Each goes on working until its replacement is ready, finishes its job, and ends.
         If a replacement does not become ready the roll ends there: the other workers stay,

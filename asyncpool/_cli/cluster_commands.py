@@ -90,7 +90,7 @@ def status_command(
 @click.command("reload", short_help="Replace the workers by ones with new code.")
 @_which
 def reload_command(*, name: str | None, control: str | None) -> None:
-    """Replace the workers of a cluster, one by one, by ones that load the code anew.
+    """Replace the workers of a cluster, some at a time, by ones that load the code anew.
 
     Each serves until its successor is ready.  If new code cannot start, the workers that
     there are go on, and the exit code is 1.

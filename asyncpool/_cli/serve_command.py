@@ -145,7 +145,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     \b
     Signals:
       TERM, INT   finish connections and end; again: end at once
-      HUP         replace all workers, one by one, by ones with new code
+      HUP         replace all workers, --surge at a time, by ones with new code
       TTIN, TTOU  one worker more, one less
       USR1        log the stacks of all workers
 

@@ -18,8 +18,6 @@ and cannot break it: a roll stops there, and everything else is tried again late
 
 from __future__ import annotations
 
-from collections import deque
-
 from asyncpool._core.commands import (
     Command,
     DropErrands,
@@ -83,7 +81,7 @@ class Rotation:
         self._more = 0  # by so many it has grown, and they have not been started
         self._failed = 0
         self._retry_at: float | None = None
-        self._to_roll: deque[tuple[Slot, int]] | None = None
+        self._to_roll: list[tuple[Slot, int]] | None = None
         self._rolled = 0
         self._stopped = False
 
@@ -176,24 +174,27 @@ class Rotation:
         return [*self._report(size), *self.step(now)]
 
     def roll(self, now: float) -> list[Command]:
-        """Replace every worker that is there now, one after the other.
+        """Replace every worker that is there now, as many at a time as the budget allows.
 
         One that is being started counts, too: it may have read what is old by now.
         """
         there = UP | {SlotState.STARTING}
         slots = [it for it in self._slots if it.state in there and not it.leaving]
-        self._to_roll = deque((slot, slot.generation) for slot in slots)
+        self._to_roll = [(slot, slot.generation) for slot in slots]
         self._rolled = 0
         return self.step(now)
 
     def ready(self, slot: Slot, now: float) -> list[Command]:
-        """Take note that the worker of *slot* is ready."""
+        """Take note that the worker of *slot* is ready, before it gets anything to do.
+
+        It may leave at once: if the pool was rolled while it was being started.
+        """
         commands: list[Command] = []
         if slot.replaces is not None:
             old, slot.replaces = self._slots[slot.replaces], None
             self._failed = 0
             commands += self._leave(old, old.worn or "", now)
-        return [*commands, *self.step(now)]
+        return [*commands, *self._exchange(now), *self._seating.settle()]
 
     def gone(self, slot: Slot) -> None:
         """Take note that the worker of *slot* is gone; who was to replace it stays."""
@@ -210,13 +211,13 @@ class Rotation:
         slot.apply(SlotEvent.SPARE)
         self._failed += 1
         commands: list[Command] = []
-        if self._to_roll and self._to_roll[0][0] is old:
+        if any(old is rolled for rolled, _ in self._to_roll or ()):
             commands += self._end_roll("a replacement did not start")
-            if old.worn == "roll":
-                old.worn = None
-                self._age(now)
-            if old.worn is None:
-                return [Keep(slot.index, None), *commands]
+        if old.worn == "roll":  # of a roll that is over since another one has failed
+            old.worn = None
+        self._age(now)
+        if old.worn is None:
+            return [Keep(slot.index, None), *commands]
         delay = self._policy.delay(self._failed + 1, roll=roll)
         self._retry_at = now + delay
         return [Keep(slot.index, delay), *commands]
@@ -237,6 +238,10 @@ class Rotation:
         if self._to_roll is None:
             return []
         self._to_roll = None
+        coming = {slot.replaces for slot in self._slots}
+        for slot in self._slots:
+            if slot.worn == "roll" and not slot.leaving and slot.index not in coming:
+                slot.worn = None
         return [Rolled(self._rolled, why)]
 
     # Time.
@@ -273,15 +278,19 @@ class Rotation:
     def _grant(self, now: float) -> list[Command]:
         if self._stopped or self._lives.broken is not None:
             return []
-        self._age(now)
         size, waiting = self.sizing.size, self._dispatcher.crowd
         self.sizing.grow(now, waiting=waiting, coming=self._coming)
         commands = self._report(size)
         commands += self._fill(now)
         commands += self._thin_out(now)
         commands += self._let_idle_go(now)
-        commands += self._roll_on()
-        return [*commands, *self._replace(now)]
+        return [*commands, *self._exchange(now)]
+
+    def _exchange(self, now: float) -> list[Command]:
+        if self._stopped or self._lives.broken is not None:
+            return []
+        self._age(now)
+        return [*self._roll_on(), *self._replace(now)]
 
     def _age(self, now: float) -> None:
         for slot in self._slots:
@@ -349,15 +358,19 @@ class Rotation:
         return commands
 
     def _roll_on(self) -> list[Command]:
-        while self._to_roll:
-            slot, generation = self._to_roll[0]
-            if slot.generation == generation and slot.state not in EMPTY:
-                if slot.state in UP and slot.worn is None:
-                    slot.worn = "roll"
-                return []
-            self._to_roll.popleft()
-            self._rolled += 1
-        return self._end_roll("")
+        if self._to_roll is None:
+            return []
+        there = [
+            (slot, generation)
+            for slot, generation in self._to_roll
+            if slot.generation == generation and slot.state not in EMPTY
+        ]
+        self._rolled += len(self._to_roll) - len(there)
+        self._to_roll = there
+        for slot, _ in there:
+            if slot.state in UP and slot.worn is None:
+                slot.worn = "roll"
+        return [] if there else self._end_roll("")
 
     def _leave(
         self, slot: Slot, why: str, now: float, *, planned: bool = True

@@ -51,15 +51,14 @@ class Seating:
                 slot.place = slot.index
         self.settle()
 
-    def take(self, slot: Slot) -> list[Command]:
-        """Give a place to the worker of *slot*, which is ready."""
+    def take(self, slot: Slot) -> None:
+        """Give a place to the worker of *slot*, which is ready; :meth:`settle` is next."""
         if slot.place is None and slot.replaces is not None:
             old = self._slots[slot.replaces]
             slot.place, old.place = old.place, None
         if slot.place is None:
             taken = {other.place for other in self._slots}
             slot.place = min(set(range(len(self._slots))) - taken)
-        return self.settle()
 
     def settle(self) -> list[Command]:
         """Let go of the places that are given up, and have jobs follow their keys."""

@@ -242,9 +242,11 @@ class Supervision:
             for other in self.slots:
                 if 0 < len(other.flight.jobs) < other.width:
                     commands += self.refill(other.index, now)  # it has lanes again
-        commands += self._seating.take(slot)
-        commands += self._feed(slot)
+        self._seating.take(slot)
         commands += self.rotation.ready(slot, now)
+        if not slot.leaving:
+            commands += self._feed(slot)
+        commands += self.rotation.step(now)
         self.rotation.count(now)
         return [*commands, *self.closing.settle(now)]
 

@@ -301,6 +301,62 @@ def test_a_roll_that_cannot_go_on_ends(
         assert core.next_deadline() is None, "nothing is tried again"
 
 
+def test_a_roll_replaces_as_many_at_a_time_as_the_budget_allows() -> None:
+    core = pool(4, surge=2)
+    assert core.rotation.roll(1.0) == [Spawn(4, 1), Spawn(5, 1)]
+    assert core.ready(5, 1.1) == [Retiring(1, "roll"), Stop(1)]
+    assert core.ready(4, 1.1) == [Retiring(0, "roll"), Stop(0)]
+    assert gone(core, 0, 1.2) == [LeaveEmpty(0), Spawn(0, 2)]
+    assert gone(core, 1, 1.2) == [LeaveEmpty(1), Spawn(1, 2)]
+    assert [core.slots[index].replaces for index in (0, 1)] == [2, 3]
+    core.ready(0, 1.3)
+    core.ready(1, 1.3)
+    assert gone(core, 2, 1.4) == [LeaveEmpty(2)]
+    assert gone(core, 3, 1.4) == [LeaveEmpty(3), Rolled(4, "")]
+    assert taking(core) == [0, 1, 4, 5]
+
+
+def test_several_at_a_time_need_not_be_there_before_if_some_may_be_missing() -> None:
+    core = pool(3, surge=0, unavailable=2)
+    assert core.rotation.roll(1.0) == [
+        Retiring(0, "roll"),
+        Stop(0),
+        Retiring(1, "roll"),
+        Stop(1),
+    ]
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_a_failed_roll_has_begun_is_ended_and_not_tried_again(
+    comes: bool,  # noqa: FBT001
+) -> None:
+    core = pool(4, surge=2)
+    core.rotation.roll(1.0)
+    trouble = Rolled(0, "a replacement did not start")
+    assert gone(core, 4, 1.1) == [Keep(4, None), trouble]
+    assert taking(core) == [0, 1, 2, 3]
+    if comes:
+        assert core.ready(5, 1.2) == [Retiring(1, "roll"), Stop(1)]
+        assert gone(core, 1, 1.3) == [LeaveEmpty(1)]
+        assert taking(core) == [0, 2, 3, 5]
+    else:
+        assert gone(core, 5, 1.2) == [Keep(5, None)]
+        assert taking(core) == [0, 1, 2, 3]
+    assert core.next_deadline() is None
+
+
+def test_who_is_ready_only_to_be_rolled_gets_nothing_to_do() -> None:
+    core = pool(1, surge=0, unavailable=1)
+    core.submit(1, Profile())
+    core.submit(2, Profile())
+    core.rotation.roll(1.0)
+    assert gone(core, 0, 1.1)[-1] == Rolled(1, "")
+    assert core.rotation.roll(1.2) == []
+    assert core.ready(0, 1.3) == [Retiring(0, "roll"), Stop(0)]
+    gone(core, 0, 1.4)
+    assert core.ready(0, 1.5) == [Assign(0, (2,))]
+
+
 @pytest.mark.parametrize("rolled_at", [19.0, 20.5])
 def test_who_is_old_when_a_roll_fails_is_replaced_later(rolled_at: float) -> None:
     core = pool(1, limits=WorkerLimits(max_age=20.0, jitter=0.0))

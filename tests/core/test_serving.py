@@ -145,13 +145,19 @@ def test_one_that_fails_while_its_replacement_comes_has_that_one() -> None:
     core = serving(2)
     core.rotation.roll(1.0)
     assert core.slots[2].replaces == 0
-    assert core.faulty(0, 5.0) == [cmd.Retiring(0, "uncaught exception"), cmd.Stop(0)]
+    assert core.faulty(0, 5.0) == [
+        cmd.Retiring(0, "uncaught exception"),
+        cmd.Stop(0),
+        # The roll goes on, since one that fails is no part of the budget.
+        cmd.Spawn(3, 1),
+    ]
+    assert core.slots[3].replaces == 1
     # It is no replacement any more, and its failure the cluster's own.
     assert end(core, 2, 6.0) == [cmd.ScheduleRestart(2, 0.0), cmd.Spawn(2, 2)]
     core.ready(2, 7.0)
-    commands = end(core, 0, 8.0)
-    assert commands == [cmd.LeaveEmpty(0), cmd.Spawn(0, 2)]
-    assert core.slots[0].replaces == 1
+    assert end(core, 0, 8.0) == [cmd.LeaveEmpty(0)]
+    assert core.ready(3, 9.0) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
+    assert end(core, 1, 10.0) == [cmd.LeaveEmpty(1), cmd.Rolled(2, "")]
 
 
 def test_one_that_fails_at_once_is_followed_after_the_delay_of_the_rules() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import resource
 import signal
 import socket
+import sys
 from typing import Any
 
 from asyncpool.cluster import Connection, Worker
@@ -107,6 +109,15 @@ class Talker:
         self.kept.clear()
         return "empty"
 
+    async def leak(self, mebibytes: str) -> str:
+        """Keep so much memory as long as the worker lives."""
+        self.kept.append(b"x" * (int(mebibytes) << 20))
+        return "leaked"
+
+    async def born(self, module: str) -> str:
+        """Return the pid of the process that has imported a module."""
+        return str(sys.modules[module].PID)
+
     async def stop(self, _: str) -> str:
         os.kill(os.getpid(), signal.SIGSTOP)
         return "continued"
@@ -158,6 +169,15 @@ async def talk_behind(path: str, worker: Worker) -> None:
     finally:
         writer.close()
     await talk(worker)
+
+
+def behind_if_there(gate: str, flag: str) -> Any:
+    """Return what does that as soon as a file is there."""
+    return functools.partial(_behind_if_there, gate, flag)
+
+
+async def _behind_if_there(gate: str, flag: str, worker: Worker) -> None:
+    await (talk_behind(gate, worker) if os.path.exists(flag) else talk(worker))
 
 
 async def keep(worker: Worker) -> None:
