@@ -12,16 +12,18 @@ from typing import Any
 import click
 
 from asyncpool._cli.failures import describe
+from asyncpool._cli.finding import TargetError
 from asyncpool._cli.parameters import Exit, Trouble, error_console, pool_options, say
 from asyncpool._cli.progress import WorkerLines
-from asyncpool._cli.run import Interrupted, Plan, interrupts, make_pool, options
-from asyncpool._cli.targets import (
-    FunctionRaisedError,
-    TargetError,
-    Work,
-    call_once,
-    trouble,
+from asyncpool._cli.run import (
+    Interrupted,
+    Loop,
+    Plan,
+    interrupts,
+    make_pool,
+    options,
 )
+from asyncpool._cli.targets import FunctionRaisedError, Work, call_once, trouble
 from asyncpool.errors import (
     AsyncPoolError,
     JobTimeoutError,
@@ -46,6 +48,7 @@ def call_command(
     *,
     target: str,
     args: tuple[str, ...],
+    loop: Loop,
     timeout: float | None,
     max_rss: int | None,
     as_json: bool,
@@ -61,7 +64,7 @@ def call_command(
     asyncpool call mypkg.mod:fn photo.png width=320 --timeout 10 --max-rss 1G
     """  # noqa: D301 - \b is click's
     positional, keywords = _arguments(args)
-    plan = Plan(Work(target), workers=1, timeout=timeout, max_rss=max_rss)
+    plan = Plan(Work(target), workers=1, timeout=timeout, max_rss=max_rss, loop=loop)
     began = time.monotonic()
     try:
         with WorkerLines.on(error_console()):
@@ -123,7 +126,9 @@ async def _supervised(
     async with make_pool(plan) as pool:
         if text := await pool.submit(trouble):
             raise TargetError(text)
-        return await options(pool, plan).submit(call_once, positional, keywords)
+        job = options(pool, plan).submit(call_once, positional, keywords)
+        result: str = await job
+        return result
 
 
 def _show_result(result: str, *, as_json: bool, seconds: float) -> None:

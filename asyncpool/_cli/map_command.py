@@ -15,6 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from asyncpool._cli.finding import TargetError
 from asyncpool._cli.inputs import Format, Input, InputError, open_input
 from asyncpool._cli.journal import START, Journal, JournalError, Position, RunIdentity
 from asyncpool._cli.outputs import Outputs, usable
@@ -26,8 +27,9 @@ from asyncpool._cli.parameters import (
     say,
 )
 from asyncpool._cli.progress import Progress, WorkerLines, duration
-from asyncpool._cli.run import Files, Interrupted, Plan, Run, make_pool
-from asyncpool._cli.targets import FunctionRaisedError, TargetError, Work
+from asyncpool._cli.run import Files, Interrupted, Loop, Plan, Run, make_pool
+from asyncpool._cli.targets import FunctionRaisedError, Work
+from asyncpool._core.page import MAX_LANES
 from asyncpool.errors import JobTimeoutError, PoolBrokenError
 
 __all__ = ["map_command"]
@@ -58,6 +60,8 @@ class Asked:
     unordered: bool
     bare: bool
     workers: int | None
+    concurrency: int
+    loop: Loop
     timeout: float | None
     max_attempts: int
     retry_on: tuple[str, ...]
@@ -113,6 +117,14 @@ class Asked:
     "-w",
     type=click.IntRange(min=1, max=_MOST_WORKERS),
     help="Worker processes; one for each usable CPU by default.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1, max=MAX_LANES),
+    default=1,
+    metavar="N",
+    help="How many items each worker has under way at once, if the function is async; "
+    "1 by default.  A crash takes all of them.",
 )
 @pool_options
 @click.option(
@@ -224,6 +236,8 @@ def _prepare(asked: Asked, stack: ExitStack) -> tuple[Run, Input]:
         retry_on=tuple(_RETRY_ON[name] for name in asked.retry_on or ("crash", "hung")),
         max_rss=asked.max_rss,
         ordered=ordered,
+        loop=asked.loop,
+        concurrency=asked.concurrency,
     )
     return Run(plan, Files(source, journal, outputs), make_pool(plan)), source
 

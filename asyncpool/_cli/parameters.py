@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib.util
 import math
 import os
 import re
@@ -77,6 +78,15 @@ def size(text: str) -> int:
     return int(found[1]) * _UNITS[found[2].upper()]
 
 
+def _loop(_: click.Context, __: click.Parameter, kind: str) -> str:
+    """Check that there is such an event loop; the callback of an option."""
+    if kind == "uvloop" and importlib.util.find_spec("uvloop") is None:
+        raise click.BadParameter(
+            "uvloop is not installed: pip install 'asyncpool[uvloop]'"
+        )
+    return kind
+
+
 def pool_options(function: F) -> F:
     """Add the options that say what a function may take."""
     for option in (
@@ -93,6 +103,13 @@ def pool_options(function: F) -> F:
             metavar="SECONDS",
             help="How long one attempt may take.  What takes longer is made to end, "
             "and where it was is shown.",
+        ),
+        click.option(
+            "--loop",
+            type=click.Choice(["asyncio", "uvloop"]),
+            default="asyncio",
+            callback=_loop,
+            help="The event loop that an async function runs in; asyncio by default.",
         ),
     ):
         function = option(function)

@@ -19,6 +19,7 @@ from rich.text import Text
 from asyncpool._cli.inputs import Input
 from asyncpool._cli.run import Run
 from asyncpool._runtime.machine import private_memory
+from asyncpool._worker.context import JOB_LOGGER
 from asyncpool.events import PoolStats
 
 __all__ = ["Progress", "WorkerLines", "duration", "memory_of", "size_text"]
@@ -147,9 +148,11 @@ class WorkerLines(logging.Handler):
         # The deaths of workers are in the files, and in the errors.
         pools = logging.getLogger("asyncpool")
         lines = logging.getLogger("asyncpool.worker")
+        jobs = logging.getLogger(JOB_LOGGER)
         before = pools.propagate, lines.level
         root.addHandler(handler)
         lines.addHandler(handler)
+        jobs.addHandler(handler)
         pools.propagate = False
         pools.addHandler(nothing := logging.NullHandler())
         lines.setLevel(logging.DEBUG)
@@ -158,6 +161,7 @@ class WorkerLines(logging.Handler):
         finally:
             root.removeHandler(handler)
             lines.removeHandler(handler)
+            jobs.removeHandler(handler)
             pools.removeHandler(nothing)
             pools.propagate, level = before
             lines.setLevel(level)

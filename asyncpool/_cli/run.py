@@ -6,17 +6,19 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from asyncpool._cli.failures import failure_line
+from asyncpool._cli.finding import TargetError
 from asyncpool._cli.inputs import Input, InputError, Item
 from asyncpool._cli.journal import Done, Journal, JournalError
 from asyncpool._cli.outputs import Outputs
 from asyncpool._cli.source import Drawn, ReadAhead, draw
-from asyncpool._cli.targets import TargetError, Work, call_item, load, trouble
+from asyncpool._cli.targets import Work, call_item, load, trouble
 from asyncpool._cli.window import Window
 from asyncpool._cli.writer import Writer
 from asyncpool._core.wear import WorkerLimits
+from asyncpool._runtime.machine import usable_cpus
 from asyncpool.errors import PoolBrokenError, PoolClosedError
 from asyncpool.events import PoolStats
 from asyncpool.pool import Pool, PoolView
@@ -24,6 +26,7 @@ from asyncpool.pool import Pool, PoolView
 __all__ = [
     "Files",
     "Interrupted",
+    "Loop",
     "Plan",
     "Run",
     "Tally",
@@ -37,6 +40,8 @@ _LAST_WRITES = 5.0  # s for what is finished by then, if stdout is a pipe that s
 _START = 300.0  # s that a worker may import what the function needs
 _FLUSH_ITEMS = 1000
 _FLUSH_AFTER = 0.01  # s
+
+Loop = Literal["asyncio", "uvloop"]
 
 
 class Interrupted(Exception):  # noqa: N818 - nobody's error
@@ -58,6 +63,8 @@ class Plan:
     retry_on: tuple[Any, ...] = ("crash", "hung")
     max_rss: int | None = None
     ordered: bool = True
+    loop: Loop = "asyncio"
+    concurrency: int = 1
 
 
 @dataclass(slots=True)
@@ -104,10 +111,19 @@ def make_pool(plan: Plan) -> Pool:
         plan.workers,
         name="map",
         initializer=load,
-        initargs=(plan.work,),
+        initargs=(plan.work, _only_async(plan)),
         limits=WorkerLimits(hard_rss=plan.max_rss),
         start_timeout=_START,
+        loop=plan.loop,
+        concurrency=plan.concurrency,
     )
+
+
+def _only_async(plan: Plan) -> str:
+    """Return the option of *plan* that is for async functions only, if there is one."""
+    if plan.concurrency > 1:
+        return "--concurrency"
+    return "--loop" if plan.loop != "asyncio" else ""
 
 
 def options(pool: Pool, plan: Plan) -> PoolView:
@@ -140,7 +156,8 @@ class Run:
         self._pool = pool
         self._view = options(pool, plan)
         self._stats: PoolStats | None = None
-        self._window = Window(self._submit, self._settled)
+        places = (plan.workers or usable_cpus()) * plan.concurrency
+        self._window = Window(self._submit, self._settled, places)
         self._writer: Writer | None = None
         self._reader: ReadAhead | None = None
         self._finished: list[Done] = []

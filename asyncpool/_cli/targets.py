@@ -1,33 +1,27 @@
-"""The user's function: found in a worker, and called there for one item.
-
-It is never imported in the supervising process.  A module that crashes when it is
-imported takes a worker down, and no more.
-"""
+"""What workers do: call the user's function for one item, and tell what came of it."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import inspect
+import functools
 import json
 import os
-import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, Literal
 
 from asyncpool import worker_state
+from asyncpool._cli.finding import TargetError, find, is_async
 from asyncpool.errors import JobCancelled
 
 __all__ = [
     "Form",
     "FunctionRaisedError",
-    "TargetError",
     "Work",
     "call_item",
     "call_once",
-    "find",
     "load",
     "shown",
     "to_json",
@@ -36,10 +30,6 @@ __all__ = [
 
 # What an item is made of: one JSON value, keywords as a JSON object, text, a path.
 Form = Literal["json", "keywords", "text", "path"]
-
-
-class TargetError(Exception):
-    """The function cannot be used; the text says why, and what to do."""
 
 
 class FunctionRaisedError(Exception):
@@ -73,12 +63,22 @@ class Work:
     bare: bool = False
 
 
-def load(work: Work) -> None:
-    """Prepare a worker; the initializer of the pool."""
+def load(work: Work, only_async: str = "") -> None:
+    """Prepare a worker; the initializer of the pool.
+
+    Args:
+        work: What it will do.
+        only_async: The option that was given and is for async functions only.
+    """
     state = worker_state()
     state.work, state.function, state.trouble = work, None, ""
     try:
         state.function = find(work.target)
+        if only_async and not is_async(state.function):
+            state.trouble = (
+                f"{work.target} is not an async function, and {only_async} is about "
+                "those only: leave it out"
+            )
     except TargetError as error:
         # Not raised: the pool would try again, and it is the same everywhere.
         state.trouble = str(error)
@@ -89,8 +89,10 @@ def trouble() -> str:
     return str(worker_state().trouble)
 
 
-def call_item(index: int, raw: bytes) -> str:
+def call_item(index: int, raw: bytes) -> Any:
     """Call the function for one item, and return its line of the output; a job.
+
+    If the function is async, it is a coroutine that returns the line.
 
     Raises:
         FunctionRaisedError: Whatever the function raised.
@@ -112,16 +114,20 @@ def call_item(index: int, raw: bytes) -> str:
         result = _call(state.function, (), value)
     else:
         result = _call(state.function, (value,), {})
-    line = to_json(result)
-    if work.bare:
-        return line
-    shape = shown(raw, work.form)
-    return f'{{"index": {index}, "input": {shape}, "result": {line}}}'
+    if type(result) is CoroutineType:
+        return _awaited(result, functools.partial(_line, work, index, raw))
+    return _line(work, index, raw, result)
 
 
-def call_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Call the function with these arguments; return the result as JSON; a job."""
-    return to_json(_call(worker_state().function, args, kwargs))
+def call_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the function with these arguments; return the result as JSON; a job.
+
+    If the function is async, return a coroutine that returns that.
+    """
+    result = _call(worker_state().function, args, kwargs)
+    if type(result) is CoroutineType:
+        return _awaited(result, to_json)
+    return to_json(result)
 
 
 def _call(
@@ -132,10 +138,41 @@ def _call(
     except JobCancelled:
         raise
     except BaseException as error:  # noqa: BLE001 - it may raise anything
-        # The first frame is this one, of which nobody wants to hear.
-        stack = error.__traceback__ and error.__traceback__.tb_next
-        text = "".join(traceback.format_exception(type(error), error, stack))
-        raise FunctionRaisedError(_name(error), _message(error), text) from None
+        raise _raised(error) from None
+
+
+def _awaited(
+    coroutine: CoroutineType[Any, Any, Any], finish: Callable[[Any], str]
+) -> Coroutine[Any, Any, str]:
+    """Return a coroutine that finishes what *coroutine* returns."""
+
+    async def run() -> str:
+        try:
+            result = await coroutine
+        except BaseException as error:  # noqa: BLE001 - it may raise anything
+            # If the pool has ended it, nobody asks what came of it.
+            raise _raised(error) from None
+        return finish(result)
+
+    running = run()
+    # If it holds up the loop, that is told of the user's function.
+    running.__qualname__ = coroutine.__qualname__  # type: ignore[attr-defined]
+    return running
+
+
+def _raised(error: BaseException) -> FunctionRaisedError:
+    """Return what tells of an error that the function has just raised."""
+    # The first frame is the caller's, of which nobody wants to hear.
+    stack = error.__traceback__ and error.__traceback__.tb_next
+    text = "".join(traceback.format_exception(type(error), error, stack))
+    return FunctionRaisedError(_name(error), _message(error), text)
+
+
+def _line(work: Work, index: int, raw: bytes, result: Any) -> str:
+    line = to_json(result)
+    if work.bare:
+        return line
+    return f'{{"index": {index}, "input": {shown(raw, work.form)}, "result": {line}}}'
 
 
 def to_json(result: Any) -> str:
@@ -186,63 +223,6 @@ def shown(raw: bytes, form: Form) -> str:
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def find(target: str) -> Callable[..., Any]:
-    """Import the function that *target* names.
-
-    Raises:
-        TargetError: If that is not possible.
-    """
-    module_name, colon, path = target.partition(":")
-    if not colon or not module_name or not path:
-        raise TargetError(
-            f"{target!r} does not name a function: write package.module:function"
-        )
-    found: Any = _import(module_name)
-    for name in path.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError:
-            near = _nearest(name, dir(found))
-            raise TargetError(f"{module_name} has no {path}{near}") from None
-    if not callable(found):
-        raise TargetError(
-            f"{target} is not a function, but of type {type(found).__name__}"
-        )
-    if inspect.iscoroutinefunction(found):
-        raise TargetError(
-            f"{target} is an async function, which workers cannot run: wrap it in a "
-            "plain one that calls asyncio.run()"
-        )
-    return found  # type: ignore[no-any-return]
-
-
-def _import(name: str) -> Any:
-    if name.endswith(".py") or "/" in name:
-        module = name.removesuffix(".py").removeprefix("./").replace("/", ".")
-        raise TargetError(f"{name} is a file: name the module, such as {module}")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if name == missing or name.startswith(f"{missing}."):
-            raise TargetError(
-                f"there is no module {missing!r} here: it is looked for in the current "
-                "folder, in PYTHONPATH and in what is installed for "
-                f"{sys.executable}"
-            ) from None
-        raise TargetError(f"{name} cannot be imported: {error}") from None
-    except BaseException as error:  # noqa: BLE001 - a module may raise anything
-        text = "".join(traceback.format_exception(error)).rstrip()
-        raise TargetError(f"{name} cannot be imported:\n{text}") from None
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    import difflib  # noqa: PLC0415 - for one message only
-
-    near = difflib.get_close_matches(name, names, n=1)
-    return f": did you mean {near[0]}?" if near else ""
 
 
 def _name(error: BaseException) -> str:

@@ -10,7 +10,8 @@ from asyncpool._cli.inputs import Item
 
 __all__ = ["Window"]
 
-_ITEMS = 2048  # in the pool; short jobs travel ahead to the workers, many at a time
+# In the pool, at the least; short jobs travel ahead to the workers, many at a time.
+_ITEMS = 2048
 _BYTES = 64 << 20  # of items in the pool
 _UNWRITTEN = (
     1 << 16
@@ -27,13 +28,18 @@ class Window:
     Args:
         submit: Makes a job of an item.
         on_settled: Called with each item, and its job, when that is done.
+        places: How many items the pool can run at once.
     """
 
     def __init__(
-        self, submit: Submit, on_settled: Callable[[Item, asyncio.Future[str]], None]
+        self,
+        submit: Submit,
+        on_settled: Callable[[Item, asyncio.Future[str]], None],
+        places: int,
     ) -> None:
         self._submit = submit
         self._on_settled = on_settled
+        self._items = max(_ITEMS, 2 * places)
         self._stopped = False
         self._change: asyncio.Future[None] | None = None
         self._bytes = 0
@@ -86,7 +92,7 @@ class Window:
     @property
     def _has_room(self) -> bool:
         return (
-            self.in_flight <= _ITEMS - _SLICE
+            self.in_flight <= self._items - _SLICE
             and self._bytes <= _BYTES
             and self._unwritten < _UNWRITTEN
             and self._unwritten_bytes < _UNWRITTEN_BYTES

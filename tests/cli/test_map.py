@@ -65,9 +65,6 @@ WORK = """
         with Path("begun").open("a") as log:
             log.write(f"{n}\\n")
         return n
-
-    async def asynchronous(n):
-        return n
 """
 
 
@@ -460,7 +457,6 @@ def test_a_journal_without_room_loses_nothing(folder: Path) -> None:
         (["wrok:double", "in.jsonl"], "there is no module 'wrok' here"),
         (["work:WORK", "in.jsonl"], "work has no WORK"),
         (["work:os", "in.jsonl"], "work:os is not a function, but of type module"),
-        (["work:asynchronous", "in.jsonl"], "is an async function"),
         (["broken:f", "in.jsonl"], "broken cannot be imported:"),
         (["work:double", "in.jsonl", "-o", "in.jsonl"], "--output and INPUT are the"),
         (["work:double", "in.jsonl", "-o", "no/out"], "no for --output."),
