@@ -331,7 +331,7 @@ def _report(asked: Asked, run: Run, code: int, problem: str, seconds: float) -> 
         return
     if problem:
         say(f"asyncpool: {problem}")
-    if code == Exit.USAGE:
+    if code == Exit.USAGE and not fresh:
         return
     # What could not be written any more does not count.
     done = tally.written if code == Exit.UNFINISHED else tally.done
@@ -341,6 +341,8 @@ def _report(asked: Asked, run: Run, code: int, problem: str, seconds: float) -> 
     if stats.restarts:
         text += f"; {stats.restarts} workers were replaced"
     say(text)
+    if code == Exit.USAGE:
+        return  # that would not go on, as it is
     if problem and asked.journal is not None:
         say(f"nothing is lost; this goes on:\n    {_same_command()}")
     elif problem:

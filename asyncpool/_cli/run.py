@@ -249,7 +249,11 @@ class Run:
         while self._reason is None:
             try:
                 portion = await reader.next()
-            except (InputError, JournalError) as error:
+            except InputError as error:
+                await self._window.drained()  # what is before it is done
+                self._stop_for(error)
+                return
+            except JournalError as error:
                 self._stop_for(error)
                 return
             if portion is None:

@@ -142,6 +142,20 @@ def test_csv_gives_keywords(folder: Path) -> None:
     assert failed["error"]["message"].startswith("the record has 1 fields")
 
 
+def test_what_is_before_a_broken_record_is_done(folder: Path) -> None:
+    records = "".join(f"{n},{n}\n" for n in range(5000))
+    (folder / "in.csv").write_text(f'name,size\n{records}"a,1\n')
+    done = run_command(folder, "map", "work:keywords", "in.csv", "--bare")
+    assert done.code == 2
+    assert done.out == "".join(f'"{n} has {n}"\n' for n in range(5000))
+    problem, tally = done.err.splitlines()
+    assert problem == (
+        f"asyncpool: {folder}/in.csv, line 5002: a quoted field of the record there has "
+        "no end"
+    )
+    assert tally.startswith("5,000 done in 0:0")
+
+
 def test_plain_lines_of_stdin(folder: Path) -> None:
     done = run_command(folder, "map", "work:shout", "-", stdin="é\r\n\nlast")
     assert [json.loads(line) for line in done.out.splitlines()] == [
