@@ -14,15 +14,9 @@ import click
 from asyncpool._cli.failures import describe
 from asyncpool._cli.finding import TargetError
 from asyncpool._cli.parameters import Exit, Trouble, error_console, pool_options, say
+from asyncpool._cli.plan import Loop, Plan, make_pool, options
 from asyncpool._cli.progress import WorkerLines
-from asyncpool._cli.run import (
-    Interrupted,
-    Loop,
-    Plan,
-    interrupts,
-    make_pool,
-    options,
-)
+from asyncpool._cli.run import Interrupted, interrupts
 from asyncpool._cli.targets import FunctionRaisedError, Work, call_once, trouble
 from asyncpool.errors import (
     AsyncPoolError,

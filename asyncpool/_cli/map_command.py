@@ -26,8 +26,9 @@ from asyncpool._cli.parameters import (
     pool_options,
     say,
 )
+from asyncpool._cli.plan import Loop, Plan, make_pool
 from asyncpool._cli.progress import Progress, WorkerLines, duration
-from asyncpool._cli.run import Files, Interrupted, Loop, Plan, Run, make_pool
+from asyncpool._cli.run import Files, Interrupted, Run
 from asyncpool._cli.targets import FunctionRaisedError, Work
 from asyncpool._core.page import MAX_LANES
 from asyncpool.errors import JobTimeoutError, PoolBrokenError

@@ -6,42 +6,29 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from asyncpool._cli.failures import failure_line
 from asyncpool._cli.finding import TargetError
 from asyncpool._cli.inputs import Input, InputError, Item
 from asyncpool._cli.journal import Done, Journal, JournalError
 from asyncpool._cli.outputs import Outputs
+from asyncpool._cli.plan import Plan, options
 from asyncpool._cli.source import Drawn, ReadAhead, draw
-from asyncpool._cli.targets import Work, call_item, load, trouble
+from asyncpool._cli.targets import call_item, trouble
 from asyncpool._cli.window import Window
 from asyncpool._cli.writer import Writer
-from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.machine import usable_cpus
 from asyncpool.errors import PoolBrokenError, PoolClosedError
 from asyncpool.events import PoolStats
-from asyncpool.pool import Pool, PoolView
+from asyncpool.pool import Pool
 
-__all__ = [
-    "Files",
-    "Interrupted",
-    "Loop",
-    "Plan",
-    "Run",
-    "Tally",
-    "interrupts",
-    "make_pool",
-    "options",
-]
+__all__ = ["Files", "Interrupted", "Run", "Tally", "interrupts"]
 
 _GRACE = 5.0  # s that running items have when a run is interrupted
 _LAST_WRITES = 5.0  # s for what is finished by then, if stdout is a pipe that stalls
-_START = 300.0  # s that a worker may import what the function needs
 _FLUSH_ITEMS = 1000
 _FLUSH_AFTER = 0.01  # s
-
-Loop = Literal["asyncio", "uvloop"]
 
 
 class Interrupted(Exception):  # noqa: N818 - nobody's error
@@ -50,21 +37,6 @@ class Interrupted(Exception):  # noqa: N818 - nobody's error
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How a run is done; ``--help`` explains each."""
-
-    work: Work
-    workers: int | None = None
-    timeout: float | None = None
-    max_attempts: int = 1
-    retry_on: tuple[Any, ...] = ("crash", "hung")
-    max_rss: int | None = None
-    ordered: bool = True
-    loop: Loop = "asyncio"
-    concurrency: int = 1
 
 
 @dataclass(slots=True)
@@ -103,37 +75,6 @@ def interrupts() -> list[signal.Signals]:
     """Return the signals that end a run; nohup and shells have some of them ignored."""
     asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     return [n for n in asked if signal.getsignal(n) is not signal.SIG_IGN]
-
-
-def make_pool(plan: Plan) -> Pool:
-    """Return the pool that a plan needs."""
-    return Pool(
-        plan.workers,
-        name="map",
-        initializer=load,
-        initargs=(plan.work, _only_async(plan)),
-        limits=WorkerLimits(hard_rss=plan.max_rss),
-        start_timeout=_START,
-        loop=plan.loop,
-        concurrency=plan.concurrency,
-    )
-
-
-def _only_async(plan: Plan) -> str:
-    """Return the option of *plan* that is for async functions only, if there is one."""
-    if plan.concurrency > 1:
-        return "--concurrency"
-    return "--loop" if plan.loop != "asyncio" else ""
-
-
-def options(pool: Pool, plan: Plan) -> PoolView:
-    """Return the pool as the plan's items see it."""
-    return pool.options(
-        timeout=plan.timeout,
-        max_attempts=plan.max_attempts,
-        retry_on=plan.retry_on,
-        cancel_grace=1.0,
-    )
 
 
 class Run:

@@ -48,11 +48,16 @@ def reading() -> Generator[tuple[int, Found]]:
         thread.join()
 
 
-def next_of(found: Found) -> list[Any]:
-    """Return the next records; they come although nothing is behind them."""
+def items_of(found: Found) -> list[Item]:
+    """Return the next items; they come although nothing is behind them."""
     items = found.get(timeout=PATIENCE)
     assert isinstance(items, list)
-    return [json.loads(item.raw) for item in items]
+    return items
+
+
+def next_of(found: Found) -> list[Any]:
+    """Return the next records."""
+    return [json.loads(item.raw) for item in items_of(found)]
 
 
 def test_records_do_not_wait_for_those_that_are_not_there_yet() -> None:
@@ -61,7 +66,7 @@ def test_records_do_not_wait_for_those_that_are_not_there_yet() -> None:
         for text, value in ((b"name\na\n\n", "a"), (b"b\nc", "b")):
             os.write(pipe, text)
             assert next_of(found) == [{"name": value}]
-    [item] = found.get() or []
+    [item] = items_of(found)
     assert (item.number, item.raw) == (2, b'{"name": "c"}')
     assert found.get() is None
 
@@ -84,7 +89,7 @@ def test_records_do_not_wait_for_the_rest_of_a_quoted_field() -> None:
         for text in (b"5", b'\n"\nh,'):
             os.write(pipe, text)
         assert next_of(found) == [{"name": "g", "size": "5\n"}]
-    [item] = found.get() or []
+    [item] = items_of(found)
     assert (item.number, item.raw) == (5, b'{"name": "h", "size": ""}')
     assert found.get() is None
 

@@ -21,7 +21,8 @@ from asyncpool._cli import writer
 from asyncpool._cli.inputs import open_input
 from asyncpool._cli.journal import START, Journal, RunIdentity
 from asyncpool._cli.outputs import Outputs, usable
-from asyncpool._cli.run import Files, Plan, Run
+from asyncpool._cli.plan import Plan
+from asyncpool._cli.run import Files, Run
 from asyncpool._cli.targets import FunctionRaisedError, Work, trouble
 from asyncpool.pool import Pool
 
