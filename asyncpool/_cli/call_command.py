@@ -13,7 +13,14 @@ import click
 
 from asyncpool._cli.failures import describe
 from asyncpool._cli.finding import TargetError
-from asyncpool._cli.parameters import Exit, Trouble, error_console, pool_options, say
+from asyncpool._cli.parameters import (
+    Exit,
+    JsonCommand,
+    Trouble,
+    error_console,
+    pool_options,
+    say,
+)
 from asyncpool._cli.plan import Loop, Plan, make_pool, options
 from asyncpool._cli.progress import WorkerLines
 from asyncpool._cli.run import Interrupted, interrupts
@@ -28,7 +35,13 @@ from asyncpool.errors import (
 __all__ = ["call_command"]
 
 
-@click.command("call", short_help="Call a function once.")
+def _tell(problem: str, _: int) -> None:
+    """Tell of a mistake as of a call that has failed."""
+    error = {"kind": "failed", "type": "UsageError", "message": problem}
+    click.echo(json.dumps({"error": error, "seconds": 0.0}))
+
+
+@click.command("call", cls=JsonCommand, tell=_tell, short_help="Call a function once.")
 @click.argument("target", metavar="MODULE:FUNCTION")
 @click.argument("args", nargs=-1, metavar="[ARGS]...")
 @pool_options

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shlex
 import sys
 import time
 from contextlib import ExitStack, suppress
@@ -21,14 +19,16 @@ from asyncpool._cli.journal import START, Journal, JournalError, Position, RunId
 from asyncpool._cli.outputs import Outputs, usable
 from asyncpool._cli.parameters import (
     Exit,
+    JsonCommand,
     Trouble,
     error_console,
     pool_options,
     say,
 )
 from asyncpool._cli.plan import Loop, Plan, make_pool
-from asyncpool._cli.progress import Progress, WorkerLines, duration
+from asyncpool._cli.progress import Progress, WorkerLines
 from asyncpool._cli.run import Files, Interrupted, Run
+from asyncpool._cli.summary import Ended
 from asyncpool._cli.targets import FunctionRaisedError, Work
 from asyncpool._core.page import MAX_LANES
 from asyncpool.errors import JobTimeoutError, PoolBrokenError
@@ -80,7 +80,17 @@ class Asked:
         return str(folder / "failed.jsonl")
 
 
-@click.command("map", short_help="Call a function for each line of a file.")
+def _tell(problem: str, code: int) -> None:
+    """Tell of a mistake as of a run that has done nothing."""
+    say(Ended(code, problem).as_json())
+
+
+@click.command(
+    "map",
+    cls=JsonCommand,
+    tell=_tell,
+    short_help="Call a function for each line of a file.",
+)
 @click.argument("target", metavar="MODULE:FUNCTION")
 @click.argument("input", required=False, type=click.Path())
 @click.option(
@@ -192,7 +202,17 @@ def _run(asked: Asked) -> int:
             raise Trouble(f"cannot write {error.filename}: {error.strerror}") from None
         began = time.monotonic()
         code, problem = _carry_out(asked, run, source)
-        _report(asked, run, code, problem, time.monotonic() - began)
+        ended = Ended(
+            code,
+            problem,
+            run.tally,
+            run.stats(),
+            time.monotonic() - began,
+            output=asked.output,
+            failures=asked.failures if run.tally.failed else None,
+        )
+    for line in ended.lines(asked.journal) if not asked.as_json else [ended.as_json()]:
+        say(line)
     return code
 
 
@@ -306,51 +326,3 @@ def _carry_out(asked: Asked, run: Run, source: Input) -> tuple[int, str]:
         where = error.filename or asked.output
         return Exit.UNFINISHED, f"cannot write {where}: {error.strerror or error}"
     return (Exit.FAILED if run.tally.failed else Exit.OK), ""
-
-
-def _report(asked: Asked, run: Run, code: int, problem: str, seconds: float) -> None:
-    """Say what came of it."""
-    tally, stats = run.tally, run.stats()
-    fresh = tally.done - tally.found
-    if asked.as_json:
-        summary = {
-            "exit_code": int(code),
-            "problem": problem,
-            "done": tally.done,
-            "failed": tally.failed,
-            "from_journal": tally.found,
-            "seconds": round(seconds, 3),
-            "per_second": round(fresh / seconds, 1) if seconds else 0.0,
-            "restarts": stats.restarts,
-            "crashes": stats.crashes,
-            "output": asked.output,
-            "failures": asked.failures if tally.failed else None,
-        }
-        say(json.dumps(summary))
-        return
-    if code == Exit.BROKEN_PIPE:
-        return
-    if problem:
-        say(f"asyncpool: {problem}")
-    if code == Exit.USAGE and not fresh:
-        return
-    # What could not be written any more does not count.
-    done = tally.written if code == Exit.UNFINISHED else tally.done
-    text = f"{done:,} done in {duration(seconds)}, {fresh / seconds:,.0f}/s"
-    if tally.failed:
-        text += f"; {tally.failed:,} failed, see {asked.failures}"
-    if stats.restarts:
-        text += f"; {stats.restarts} workers were replaced"
-    say(text)
-    if code == Exit.USAGE:
-        return  # that would not go on, as it is
-    if problem and asked.journal is not None:
-        say(f"nothing is lost; this goes on:\n    {_same_command()}")
-    elif problem:
-        say("with --journal FILE the next run could go on here")
-
-
-def _same_command() -> str:
-    # What retries once more is not what goes on.
-    words = [word for word in sys.argv[1:] if word != "--retry-failed"]
-    return shlex.join(["asyncpool", *words])

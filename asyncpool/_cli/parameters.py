@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+import itertools
 import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import click
@@ -16,6 +18,7 @@ from rich.console import Console
 
 __all__ = [
     "Exit",
+    "JsonCommand",
     "Refused",
     "Trouble",
     "add_current_folder",
@@ -57,6 +60,47 @@ class Refused(Trouble):
     """The command is right, but there is no such cluster, or the system says no."""
 
     exit_code: ClassVar[int] = Exit.FAILED
+
+
+class JsonCommand(click.Command):
+    """A command that tells of mistakes as JSON, too, where ``--json`` is among its words.
+
+    Args:
+        tell: Called with what is wrong, and the exit code.
+    """
+
+    def __init__(
+        self, *args: Any, tell: Callable[[str, int], object], **attributes: Any
+    ) -> None:
+        super().__init__(*args, **attributes)
+        self._tell = tell
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Read the command line."""
+        words = itertools.takewhile(lambda word: word != "--", args)
+        with self._mistakes(as_json="--json" in words):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Do what it says."""
+        with self._mistakes(as_json=ctx.params["as_json"]):
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _mistakes(self, *, as_json: bool) -> Generator[None]:
+        try:
+            yield
+        except click.ClickException as error:
+            if not as_json:
+                raise
+            self._tell(error.format_message(), error.exit_code)
+            sys.exit(error.exit_code)
 
 
 def seconds(text: str) -> float:

@@ -140,6 +140,33 @@ def test_a_mistake_in_a_call(folder: Path) -> None:
     assert error["message"] == "work has no great: did you mean greet?"
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([], "Missing argument 'MODULE:FUNCTION'."),
+        (["--max-rss", "much"], "Invalid value for '--max-rss': 'much' is no size, {}"),
+    ],
+)
+def test_mistakes_in_a_call_are_told_to_machines(
+    folder: Path, asked: list[str], message: str
+) -> None:
+    message = message.format("such as 512M or 2G")
+    done = run_command(folder, "call", *asked, "--json")
+    assert (done.code, done.err) == (2, "")
+    assert json.loads(done.out) == {
+        "error": {"kind": "failed", "type": "UsageError", "message": message},
+        "seconds": 0.0,
+    }
+
+
+def test_what_is_an_argument_is_no_option(folder: Path) -> None:
+    done = run_command(folder, "call", "work:greet", "--", "--json")
+    assert (done.code, done.out) == (0, "hello --json\n")
+    done = run_command(folder, "call", "work:greet", "--timeout", "0", "--", "--json")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("Usage: asyncpool call")
+
+
 def test_the_doctor_finds_that_pools_work_here(folder: Path) -> None:
     done = run_command(folder, "doctor")
     assert done.code == 0, done.out

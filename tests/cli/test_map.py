@@ -498,6 +498,42 @@ def test_mistakes_are_told_without_a_traceback(
     assert (folder / "in.jsonl").read_text() == "0\n1\n2\n"
 
 
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        (["work:double"], "Give either INPUT or --glob PATTERN."),
+        (
+            ["work:double", "no.jsonl"],
+            "cannot read no.jsonl: No such file or directory",
+        ),
+        (["work:doble", "in.jsonl"], "work has no doble: did you mean double?"),
+        (
+            ["work:double", "in.jsonl", "--workers", "0"],
+            "Invalid value for '--workers' / '-w': 0 is not in the range 1<=x<=4096.",
+        ),
+        (
+            ["work:double", "in.jsonl", "--outptu", "x"],
+            "No such option '--outptu'. Did you mean '--output'?",
+        ),
+        (
+            ["work:double", "in.jsonl", "--journal", "work.py"],
+            "work.py is not a journal: name another file",
+        ),
+    ],
+)
+def test_mistakes_are_told_to_machines(
+    folder: Path, asked: list[str], problem: str
+) -> None:
+    numbers(folder, 3)
+    done = run_command(folder, "map", *asked, "--json")
+    assert (done.code, done.out) == (2, "")
+    summary = json.loads(done.err)
+    assert (summary["exit_code"], summary["problem"]) == (2, problem)
+    assert (summary["done"], summary["failed"], summary["failures"]) == (0, 0, None)
+    good = run_command(folder, "map", "work:double", "in.jsonl", "--json")
+    assert json.loads(good.err).keys() == summary.keys()
+
+
 def test_a_mistake_costs_no_files_and_no_journal(folder: Path) -> None:
     numbers(folder, 3)
     rest = ("in.jsonl", "-o", "out", "--journal", "run.db")
