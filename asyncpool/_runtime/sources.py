@@ -52,7 +52,8 @@ class SyncSource:
         found: list[Any] = []
         try:
             found.extend(itertools.islice(self._items, count))
-        except Exception as error:  # noqa: BLE001 - it is the iterable's, and its user's
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the iterable's
+            # Nobody can be cancelled in here: if it raises that, it is an error like others.
             self.error, self.exhausted = error, True
         if len(found) < count:
             self.exhausted = True

@@ -152,7 +152,7 @@ kinds = st.sampled_from(["ok", "ok", "ok", "ok", "raise", "die", "poison"])
 class Inputs:
     """Count what is drawn."""
 
-    def __init__(self, items: list[Item], error: Exception | None = None) -> None:
+    def __init__(self, items: list[Item], error: BaseException | None = None) -> None:
         self.items = items
         self.error = error
         self.drawn = 0
@@ -313,26 +313,37 @@ def test_whoever_leaves_early_leaves_nothing_under_way(
     assert all(job.cancelled() for job, _ in pool.open)
 
 
-@given(st.data(), st.integers(0, 20), st.none() | st.integers(1, 5), st.booleans())
+@given(
+    st.data(),
+    st.sampled_from([OSError, asyncio.CancelledError]),
+    st.integers(0, 20),
+    st.none() | st.integers(1, 5),
+    st.booleans(),
+)
 def test_an_error_of_the_inputs_comes_last(
     data: st.DataObject,
+    kind: type[BaseException],
     count: int,
     chunk: int | None,
     slowly: bool,  # noqa: FBT001
 ) -> None:
-    error = OSError("inputs")
+    error = kind("inputs")
     pool, inputs = FakePool(), Inputs([(n, "ok") for n in range(count)], error)
     found: list[int] = []
 
-    async def take() -> None:
+    async def take() -> BaseException | None:
         source = inputs.slowly() if slowly else inputs
-        async for result in map_of(pool, source, chunk=chunk, window=20):
-            found.append(result)  # noqa: PERF401
+        try:
+            async for result in map_of(pool, source, chunk=chunk, window=20):
+                found.append(result)  # noqa: PERF401
+        except (OSError, asyncio.CancelledError) as caught:
+            return caught
+        return None
 
     async def main() -> BaseException | None:
         running = asyncio.ensure_future(take())
         await drive(pool, data, running)
-        return running.exception()
+        return await running
 
     with turns_of(data.draw(turn_lengths)):
         assert asyncio.run(main()) is error
