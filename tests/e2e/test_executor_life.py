@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import logging
 import multiprocessing
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 import asyncpool
 from asyncpool._engine import Call
@@ -246,3 +249,13 @@ def test_tqdm_maps_with_it(tmp_path: Path) -> None:
             print(*process_map(abs, range(9), max_workers=2, chunksize=2, disable=True))
         """
     assert run_script(tmp_path, source) == "0 1 2 3 4 5 6 7 8\n"
+
+
+def test_rich_tracks_the_map_of_an_executor() -> None:
+    with asyncpool.Executor(2) as executor:
+        squares = executor.map(jobs.square, range(30))
+        console = Console(file=io.StringIO())
+        shown = Progress(console=console, auto_refresh=False)
+        found = list(shown.track(squares, total=30))
+    assert found == [n * n for n in range(30)]
+    assert (shown.finished, shown.tasks[0].completed) == (True, 30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import operator
 from collections.abc import AsyncIterator, Iterator
@@ -10,6 +11,8 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 from tqdm.asyncio import tqdm
 
 from asyncpool import (
@@ -337,6 +340,28 @@ async def test_lengths_and_progress_bars(
         with pytest.raises(TypeError, match="it has no length"):
             len(guessed)
         assert operator.length_hint(guessed) == 1
+
+
+async def test_rich_shows_how_far_a_map_is() -> None:
+    screen = io.StringIO()
+    shown = Progress(console=Console(file=screen, width=60), auto_refresh=False)
+    async with patience(), Pool(2) as pool:
+        results = pool.map(jobs.square, range(30))
+        with shown:
+            task = shown.add_task("squares", total=len(results))
+            async for result in results:
+                shown.advance(task)
+                assert result == (shown.tasks[task].completed - 1) ** 2
+        assert (shown.finished, shown.tasks[task].total) == (True, 30)
+        assert "squares" in screen.getvalue()
+        assert "100%" in screen.getvalue()
+        # Without a length there may be a hint, as rich asks for one itself in track().
+        guessed = pool.map(jobs.square, iter(range(9)))
+        task = shown.add_task("guessed", total=operator.length_hint(guessed) or None)
+        assert shown.tasks[task].total == 9
+        endless = pool.map(jobs.square, itertools.count())
+        task = shown.add_task("endless", total=operator.length_hint(endless) or None)
+        assert shown.tasks[task].total is None
 
 
 async def test_a_loop_goes_on_with_what_was_begun_before_it() -> None:
