@@ -3,10 +3,12 @@
 from benchmarks.base import Question
 from benchmarks.questions import (
     bandwidth,
+    constant,
     coroutines,
     executor,
     idle,
     imports,
+    journal,
     latency,
     maps,
     memory,
@@ -27,6 +29,7 @@ QUESTIONS: dict[str, Question] = {
         latency,
         throughput,
         maps,
+        journal,
         streams,
         coroutines,
         executor,
@@ -34,6 +37,7 @@ QUESTIONS: dict[str, Question] = {
         recovery,
         start,
         memory,
+        constant,
         stall,
         real_work,
         mixed,

@@ -43,6 +43,24 @@ def pss(pid: int) -> float:
     raise ProcessLookupError(os.strerror(3))
 
 
+def peak(pid: str) -> float:
+    """Return the most memory that a process, or ``"self"``, had resident so far, in MB.
+
+    It is 0 for one that has ended.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8").splitlines()
+    except OSError:
+        return 0.0
+    found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(found[0]) * 1024 / MEGABYTE if found else 0.0
+
+
+def forget_peak() -> None:
+    """Have this process's :func:`peak` begin at what it has now."""
+    Path("/proc/self/clear_refs").write_text("5", "ascii")
+
+
 QUESTION = Question(
     "memory",
     "Memory of an idle worker (PSS)",
