@@ -211,8 +211,11 @@ def _run(asked: Asked) -> int:
             output=asked.output,
             failures=asked.failures if run.tally.failed else None,
         )
-    for line in ended.lines(asked.journal) if not asked.as_json else [ended.as_json()]:
-        say(line)
+        if asked.as_json:
+            say(ended.as_json())
+        else:
+            for line in ended.lines(asked.journal):
+                say(line)
     return code
 
 
