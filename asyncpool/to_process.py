@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_process
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from asyncpool._core.outcome import pack_job
+from asyncpool._core.parcels import HEAVY, StreamTooLongError
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.kinship import also
-from asyncpool.errors import PoolBrokenError, PoolClosedError, WorkerCrashedError
+from asyncpool._worker.calls import call_packed
+from asyncpool.errors import (
+    JobRaisedError,
+    PoolBrokenError,
+    PoolClosedError,
+    WorkerCrashedError,
+)
 from asyncpool.pool import Pool
 
 __all__ = ["current_default_process_limiter", "run_sync"]
@@ -43,7 +51,8 @@ async def run_sync(
 
     Args:
         func: Any callable; lambdas and closures too.
-        *args: Its arguments.
+        *args: Its arguments.  They are pickled before the limiter is waited for, unless
+            they are large: what is then changed before the call begins may reach it.
         cancellable: Whether a cancellation ends the call while it runs.
         limiter: Bounds how many calls run at once, and with them the workers.  If it is
             left out, :func:`current_default_process_limiter` does.
@@ -53,31 +62,54 @@ async def run_sync(
             :exc:`anyio.BrokenWorkerProcess` too, and so are :exc:`PoolBrokenError`, if no
             worker can be started, and :exc:`PoolClosedError`, if the loop ends first.
         JobNotPicklableError: If something cannot cross.
-        JobRaisedError: Around ``SystemExit`` and the like.
+        JobRaisedError: Around an :exc:`asyncio.CancelledError` of *func*, which would
+            pretend that the caller was cancelled.
         NoEventLoopError: If no event loop runs in this thread; anyio's, of its newer
             versions.
         RuntimeError: If the event loop is not asyncio's.
 
-    And whatever *func* raises.
+    And whatever *func* raises: ``SystemExit`` and ``KeyboardInterrupt`` as well, which end
+    the program of whoever does not catch them.
 
     Cancellation:
         If *cancellable*, the worker is killed by SIGKILL, and another one started when it
         is needed.  Otherwise the call is waited for, and cancelled is who waits, after it.
     """
     await checkpoint_if_cancelled()
+    call = _packed(func, args)
     async with limiter or current_default_process_limiter():
         resident = await _of_this_loop()
         resident.calls += 1
         try:
             await resident.grow()
             submit = resident.submit_killable if cancellable else resident.pool.submit
-            job = submit(func, *args)
+            job: Job[R] = submit(*call)
             return await (job if cancellable else _outlast(job))
+        except JobRaisedError as error:
+            if isinstance(error.exception, asyncio.CancelledError):
+                raise
+            raised = error.exception
         except (WorkerCrashedError, PoolBrokenError, PoolClosedError) as error:
             also(error, anyio.BrokenWorkerProcess)
             raise
         finally:
             resident.calls -= 1
+    raise raised  # here, since it is the cause of the error that it came in
+
+
+def _packed(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what to submit for a call: what it is now, whatever becomes of *args*.
+
+    What is large is not pickled here, where the loop would wait for it.
+
+    Raises:
+        JobNotPicklableError: If a part cannot be pickled.
+    """
+    try:
+        payload = pack_job(func, args, {}, limit=HEAVY)
+    except StreamTooLongError:
+        return func, *args
+    return (call_packed, payload) if isinstance(payload, bytes) else (func, *args)
 
 
 class _Resident:

@@ -1,7 +1,8 @@
-"""What workers of an executor call in place of a user's function."""
+"""What workers call in place of a user's function."""
 
 from __future__ import annotations
 
+from asyncpool._core.outcome import load_job
 from asyncpool._worker.retiring import retire_worker
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-__all__ = ["call_chunk", "call_counted"]
+__all__ = ["call_chunk", "call_counted", "call_packed"]
 
 _begun = 0
 
@@ -33,4 +34,10 @@ def call_counted(
     _begun += 1
     if _begun >= limit:
         retire_worker()
+    return function(*args, **kwargs)
+
+
+def call_packed(payload: bytes) -> Any:
+    """Make the call that *payload* stands for."""
+    function, args, kwargs = load_job(payload)
     return function(*args, **kwargs)

@@ -143,7 +143,15 @@ def _ours(error: BaseException) -> int:
     return number
 
 
-_OURS = ("coroutines", "lane_chunks", "lane_streams", "lanes", "several", "streams")
+_OURS = (
+    "calls",
+    "coroutines",
+    "lane_chunks",
+    "lane_streams",
+    "lanes",
+    "several",
+    "streams",
+)
 _MODULES = frozenset(
     (
         __name__,

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -15,10 +16,11 @@ import pytest
 
 import asyncpool
 from asyncpool import to_process
-from tests.helpers import jobs
+from tests.helpers import jobs, large
 from tests.helpers.gate import Gate
 from tests.helpers.loops import loop_factories
 from tests.helpers.patience import patience
+from tests.helpers.scripts import finish, start_script
 from tests.helpers.waiting_room import WaitingRoom
 
 LOOPS = loop_factories()
@@ -58,6 +60,54 @@ def test_it_raises_what_the_function_raises(run: Any) -> None:
             await to_process.run_sync(jobs.throw, LookupError("nothing there"))
 
     run(main)
+
+
+def test_it_raises_what_anyio_raises(run: Any) -> None:
+    async def main() -> None:
+        for kind in (KeyboardInterrupt, GeneratorExit, StopIteration, SystemExit):
+            error = await outcome(to_process.run_sync, kind)
+            theirs = await outcome(anyio.to_process.run_sync, kind)
+            assert (type(error), error.args) == (type(theirs), theirs.args)
+            assert error.__context__ is error.__cause__ or error.__context__ is None
+            raised = error.__cause__ if kind is StopIteration else error
+            assert f"\n{kind.__name__}: 3\n" in str(raised and raised.__cause__)
+            assert "asyncpool" not in str(raised and raised.__cause__)
+            assert await to_process.run_sync(jobs.square, 3) == 9
+
+    async def outcome(run_sync: Any, kind: type[BaseException]) -> BaseException:
+        try:
+            await run_sync(jobs.throw, kind(3))
+        except BaseException as error:  # noqa: BLE001 - that is what it is about
+            return error
+        raise AssertionError("nothing was raised")
+
+    run(main)
+
+
+def test_a_cancellation_of_its_own_is_not_that_of_its_caller(run: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(asyncpool.JobRaisedError) as caught:
+            await to_process.run_sync(jobs.throw, asyncio.CancelledError("mine"))
+        assert type(caught.value.exception) is asyncio.CancelledError
+
+    run(main)
+
+
+def test_who_does_not_catch_an_exit_ends(tmp_path: Path) -> None:
+    source = """
+        import asyncio, os, sys
+        from asyncpool import to_process
+
+        async def main():
+            print(await to_process.run_sync(os.getpid), flush=True)
+            await to_process.run_sync(sys.exit, 7)
+
+        asyncio.run(main())
+        """
+    process = start_script(tmp_path, source)
+    out, err = finish(process)
+    assert (process.returncode, err) == (7, "")
+    assert not psutil.pid_exists(int(out))
 
 
 def test_a_call_that_is_cancelled_takes_its_worker_along(run: Any) -> None:
@@ -171,6 +221,50 @@ def test_what_cannot_be_sent_is_told(run: Any) -> None:
     async def main() -> None:
         with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[0\]"):
             await to_process.run_sync(id, threading.Lock())
+
+    run(main)
+
+
+def test_what_cannot_be_sent_is_told_before_the_limiter_is_waited_for(run: Any) -> None:
+    async def main() -> None:
+        limiter = anyio.CapacityLimiter(1)
+        async with limiter:
+            with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[0\]"):
+                await to_process.run_sync(id, threading.Lock(), limiter=limiter)
+
+    run(main)
+
+
+async def waits_for(limiter: anyio.CapacityLimiter, *what: Any) -> asyncio.Task[Any]:
+    call = asyncio.create_task(to_process.run_sync(*what, limiter=limiter))
+    while not limiter.statistics().tasks_waiting:
+        assert not call.done()
+        await asyncio.sleep(0)
+    return call
+
+
+def test_what_is_sent_is_what_it_was_at_the_call(run: Any) -> None:
+    async def main() -> None:
+        limiter = anyio.CapacityLimiter(1)
+        items = [1]
+        async with limiter:
+            call = await waits_for(limiter, sum, items)
+            items.append(2)
+        assert await call == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", [bytes, large.Block])
+def test_what_is_large_is_pickled_when_it_is_its_turn(run: Any, kind: Any) -> None:
+    async def main() -> None:
+        limiter = anyio.CapacityLimiter(1)
+        value = kind(bytes(300_000))
+        assert await to_process.run_sync(large.same, value) == value
+        async with limiter:
+            call = await waits_for(limiter, jobs.pair, bytes(300_000), threading.Lock())
+        with pytest.raises(asyncpool.JobNotPicklableError, match=r"args\[1\]"):
+            await call
 
     run(main)
 
