@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.helpers.executors import executor, make, room
 from tests.helpers.reports import no_stray_tasks, quiet_loop
 
-__all__ = ["no_stray_tasks", "quiet_loop"]
+__all__ = ["executor", "make", "no_stray_tasks", "quiet_loop", "room"]

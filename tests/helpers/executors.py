@@ -1,0 +1,79 @@
+"""Both executors, the standard library's and ours, for tests of what they have in common."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import pytest
+
+import asyncpool
+from tests.helpers import jobs
+from tests.helpers.patience import PATIENCE
+from tests.helpers.waiting_room import WaitingRoom
+
+__all__ = [
+    "BOTH",
+    "FORKS",
+    "Make",
+    "executor",
+    "fill",
+    "make",
+    "pending_behind",
+    "process_pool",
+    "room",
+]
+
+Make: TypeAlias = Callable[..., cf.Executor]
+
+# Its way to fork is what Python 3.12 warns of.
+FORKS = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+def process_pool(*args: Any, **kwargs: Any) -> cf.Executor:
+    kwargs.setdefault("mp_context", multiprocessing.get_context("fork"))
+    return cf.ProcessPoolExecutor(*args, **kwargs)
+
+
+BOTH = {"ProcessPoolExecutor": process_pool, "Executor": asyncpool.Executor}
+
+
+@pytest.fixture(params=BOTH.values(), ids=list(BOTH))
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    before = set(threading.enumerate())
+    yield request.param
+    # The standard library's waits for nobody if it was told so once: neither for its
+    # processes nor for the thread that closes its pipes.
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE)
+    for child in multiprocessing.active_children():
+        child.join(PATIENCE)
+
+
+@pytest.fixture
+def executor(make: Make) -> Iterator[cf.Executor]:
+    with make(2) as executor:
+        yield executor
+
+
+@pytest.fixture
+def room() -> Iterator[WaitingRoom]:
+    with WaitingRoom() as room:
+        yield room
+
+
+def fill(executor: cf.Executor, room: WaitingRoom, workers: int = 2) -> list[Any]:
+    """Have every worker run a call that waits."""
+    running = [executor.submit(jobs.wait_at, room.path) for _ in range(workers)]
+    for _ in running:
+        room.admit()
+    return running
+
+
+def pending_behind(executor: cf.Executor, count: int = 1) -> list[cf.Future[int]]:
+    """Submit calls of which the last *count* are surely not handed over yet."""
+    futures = [executor.submit(jobs.square, n) for n in range(20 + count)]
+    return futures[-count:]
