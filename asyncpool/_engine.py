@@ -11,6 +11,7 @@ of :class:`concurrent.futures.Future` has it, and one that the pool has is runni
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import OrderedDict, deque
@@ -20,6 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, TypeAlias
 
+from asyncpool._core.closing import Finish
 from asyncpool._core.limits import JobOptions
 from asyncpool._core.profiles import BUDGET
 from asyncpool._runtime.jobs import Job
@@ -95,6 +97,8 @@ class Engine:
         self._awake = True  # it begins with a look at the queue
         self._coming = False
         self._closing = False
+        self._grace: float | None = None
+        self._begun = False
         self._loop: asyncio.AbstractEventLoop
         self._finished: asyncio.Future[None]
         self._delivery: Delivery
@@ -145,6 +149,19 @@ class Engine:
         for call in list(self._queue):
             call.cancel()
 
+    def end_now(self, grace: float) -> None:
+        """Have it end though calls are running, which fail.
+
+        Args:
+            grace: Seconds until workers that still run are killed.
+        """
+        with self._lock:
+            self._grace = grace if self._grace is None else min(grace, self._grace)
+            if not self._begun:
+                return  # it looks, before it starts anything
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._press)
+
     def _wake(self) -> None:
         # Two threads may get here at once, and then it is woken twice.
         self._awake = True
@@ -153,7 +170,7 @@ class Engine:
     def forked(self, refusal: Callable[[], Exception]) -> None:
         """Take note that this is a copy in another process, where the thread is not."""
         self._lock = threading.RLock()  # somebody may have held the old one
-        self._awake = True
+        self._awake, self._begun = True, False
         self.refuse(refusal)
 
     # Called in its own thread.
@@ -172,8 +189,14 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._finished = self._loop.create_future()
         self._delivery = Delivery(self._loop)
+        with self._lock:
+            self._begun = True
+            if self._grace is not None:
+                return
         try:
             await self._pool.start()
+        except PoolClosedError:
+            return  # by end_now(), and there are no calls
         except PoolBrokenError as error:
             # The pool is gone, and does not try again.
             reason, crashes = error.reason, error.crashes
@@ -190,6 +213,10 @@ class Engine:
         await self._finished
         self._delivery.finish()
         await self._pool.close()
+
+    def _press(self) -> None:
+        assert self._grace is not None
+        self._pool._running().close(Finish.NONE, self._grace)  # noqa: SLF001
 
     def _break(self, error: Callable[[], Exception]) -> None:
         self.refuse(error)

@@ -28,6 +28,9 @@ R = TypeVar("R")
 # a third of a second, not after ten.
 _RESTART = RestartPolicy(base=0.1, max_failed_starts=3)
 
+# Long enough for a worker that is terminated to be killed if that does not end it.
+_TERMINATION = 30.0
+
 
 class StartMethod(Protocol):
     """What is asked of a context of :mod:`multiprocessing`."""
@@ -192,6 +195,27 @@ class Executor(concurrent.futures.Executor):
         engine.finish()
         if wait and engine.thread is not threading.current_thread():
             engine.thread.join()
+
+    def terminate_workers(self) -> None:
+        """End at once: by SIGTERM, and by SIGKILL who has not ended two seconds later.
+
+        It returns at once, too; :meth:`shutdown` waits until nothing is left.  No more
+        calls are taken.  Those that are pending are cancelled; those that are running, or
+        were handed over ahead, fail with a :exc:`PoolClosedError` that is a
+        ``BrokenProcessPool`` too.
+
+        It may be called any number of times, in any thread, also after :meth:`shutdown`.
+        """
+        self._end_now(_TERMINATION)
+
+    def kill_workers(self) -> None:
+        """End at once as with :meth:`terminate_workers`, but by SIGKILL."""
+        self._end_now(0.0)
+
+    def _end_now(self, grace: float) -> None:
+        self.shutdown(wait=False, cancel_futures=True)
+        if self._engine is not None:
+            self._engine.end_now(grace)
 
     def _start(self) -> Engine:
         with _lock:

@@ -61,6 +61,8 @@ class Closing:
         self.finish = max(finish, self.finish or Finish.ALL)
         if self.due is None or deadline < self.due:
             self.due = deadline
+        if self.due <= now:
+            return self.on_timer(now)  # nobody is to hear of it before he is killed
         commands: list[Command] = []
         if self.finish >= Finish.RUNNING:
             commands += fail_jobs(self._dispatcher.empty(), "closed")

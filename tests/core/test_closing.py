@@ -48,6 +48,13 @@ def test_the_earlier_end_of_two_closes_counts(second: float, due: float) -> None
     assert Kill(0, "") in core.on_timer(due)
 
 
+@pytest.mark.parametrize("finish", list(Finish))
+def test_a_close_without_any_time_kills_and_asks_nobody_before(finish: Finish) -> None:
+    core = pool_with(2)
+    commands = core.close(finish, 1.0, 1.0)
+    assert commands == [FailJobs((0, 1), "closed"), Kill(0, "")]
+
+
 def test_a_result_that_is_being_loaded_holds_up_the_end() -> None:
     core = pool_with(1)
     core.outcome(0, 0)

@@ -235,6 +235,19 @@ def refuse_to_end(gate: str, word: str) -> NoReturn:
             time.sleep(3600)
 
 
+def sign_at_sigterm(gate: str, path: str) -> NoReturn:
+    """Leave something in *path* when told to end."""
+
+    def end(*_: object) -> NoReturn:
+        sign(path, 1)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    with arrive(gate):
+        while True:
+            signal.pause()
+
+
 # Ways to leave something behind.
 
 

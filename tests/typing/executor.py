@@ -29,6 +29,8 @@ def accepted() -> None:
             assert_type(future.result(), int)
         base.shutdown(wait=False)
     assert_type(executor.shutdown(cancel_futures=True), None)
+    assert_type(executor.terminate_workers(), None)
+    assert_type(executor.kill_workers(), None)
 
 
 async def in_a_loop(executor: Executor) -> None:
