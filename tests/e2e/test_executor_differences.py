@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures as cf
 import multiprocessing
 import os
 import pickle
+import signal
+import subprocess
 import sys
+import textwrap
 import threading
+from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 import asyncpool
+from asyncpool import _engine
 from asyncpool._runtime.machine import usable_cpus
 from tests.helpers import jobs
 from tests.helpers.executors import (
@@ -23,6 +30,8 @@ from tests.helpers.executors import (
     pending_behind,
     process_pool,
 )
+from tests.helpers.patience import PATIENCE
+from tests.helpers.scripts import finish, run_script, start_script
 from tests.helpers.waiting_room import WaitingRoom
 
 # All that is deliberately not as with ProcessPoolExecutor.
@@ -39,6 +48,7 @@ DIFFERENCES = {
     "buffersize": "map() has it with every Python, not from 3.14 on",
     "coroutine": "coroutine functions are awaited, and their result is the call's",
     "set_start_method": "mp_context=None means a forkserver of ours, whatever is set",
+    "descriptors": "sockets and connections of this process cannot be sent",
     "initargs": "queues cannot be initargs, and locks only those of a 'forkserver'",
     "callbacks": "run in the thread of the loop that submitted, as a rule",
     "Ctrl-C": "does not reach workers, and calls that were handed ahead still run",
@@ -52,10 +62,25 @@ CPUS = getattr(os, "process_cpu_count", os.cpu_count)()
 
 pytestmark = FORKS
 
+Test = TypeVar("Test", bound=Callable[..., object])
+
+SHOWN: dict[str, list[str]] = {}
+
+
+def shows(key: str) -> Callable[[Test], Test]:
+    """Mark a test as one that shows a difference, by its key."""
+
+    def mark(test: Test) -> Test:
+        SHOWN.setdefault(key, []).append(test.__name__)
+        return test
+
+    return mark
+
 
 class TestDifferences:
-    """Both sides of :data:`DIFFERENCES`."""
+    """Both sides of :data:`DIFFERENCES`, or ours where the other one is a hang."""
 
+    @shows("crash")
     def test_crash(self, make: Make) -> None:
         with make(1) as executor:
             with pytest.raises(BrokenProcessPool) as caught:
@@ -72,6 +97,7 @@ class TestDifferences:
         assert type(again) is type(error)
         assert (str(again), again.exit_code) == (str(error), 3)
 
+    @shows("coroutine")
     def test_coroutine(self, make: Make, executor: cf.Executor) -> None:
         future: cf.Future[Any] = executor.submit(jobs.greet, "you")
         if make is process_pool:
@@ -79,11 +105,13 @@ class TestDifferences:
         else:
             assert future.result() == "hello you"
 
+    @shows("forced end")
     def test_forced_end(self, make: Make) -> None:
         there = make is not process_pool or sys.version_info >= (3, 14)
         assert hasattr(make(1), "kill_workers") == there
         assert hasattr(make(1), "terminate_workers") == there
 
+    @shows("by value")
     def test_by_value(self, make: Make, executor: cf.Executor) -> None:
         future = executor.submit(lambda: 3)
         if make is process_pool:
@@ -92,6 +120,7 @@ class TestDifferences:
         else:
             assert future.result() == 3
 
+    @shows("not picklable")
     def test_not_picklable(self, make: Make, executor: cf.Executor) -> None:
         error = executor.submit(id, threading.Lock()).exception()
         cause = error
@@ -102,17 +131,20 @@ class TestDifferences:
         assert type(cause) is TypeError
         assert executor.submit(jobs.square, 3).result() == 9
 
+    @shows("fork")
     def test_fork(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(jobs, "inherited", True, raising=False)
         with make(1, mp_context=multiprocessing.get_context("fork")) as executor:
             inherits = executor.submit(jobs.knows, "inherited").result()
         assert inherits == (make is process_pool)
 
+    @shows("max_workers")
     def test_max_workers(self, make: Make) -> None:
         # By this name dask finds it out, too.
         workers = make()._max_workers  # type: ignore[attr-defined]
         assert workers == (usable_cpus() if make is not process_pool else CPUS)
 
+    @shows("max_tasks_per_child")
     def test_max_tasks_per_child(self, make: Make) -> None:
         if make is process_pool:
             with pytest.raises(ValueError, match="incompatible"):
@@ -124,6 +156,7 @@ class TestDifferences:
             found = [future.result() for future in pids]
         assert max(found.count(pid) for pid in found) == 3
 
+    @shows("notified")
     def test_notified(self, make: Make, executor: cf.Executor) -> None:
         with WaitingRoom() as room:
             fill(executor, room)
@@ -132,6 +165,7 @@ class TestDifferences:
             done, _ = cf.wait([pending], timeout=0)
             assert done == (set() if make is process_pool else {pending})
 
+    @shows("StopIteration")
     def test_stop_iteration(self, make: Make, executor: cf.Executor) -> None:
         error = executor.submit(next, iter(())).exception()
         if make is process_pool:
@@ -140,6 +174,7 @@ class TestDifferences:
             assert isinstance(error, asyncpool.JobRaisedError)
             assert type(error.exception) is StopIteration
 
+    @shows("buffersize")
     @pytest.mark.parametrize("chunksize", [1, 2])
     def test_buffersize(self, make: Make, chunksize: int) -> None:
         if make is process_pool and sys.version_info < (3, 14):
@@ -156,3 +191,201 @@ class TestDifferences:
                 run(jobs.square, items, buffersize=0)
             with pytest.raises(TypeError, match="buffersize must be an integer"):
                 run(jobs.square, items, buffersize="3")
+
+    @shows("running")
+    def test_running(
+        self, make: Make, executor: cf.Executor, room: WaitingRoom
+    ) -> None:
+        list(executor.map(jobs.square, range(1000)))  # ours finds out that it is short
+        fill(executor, room)
+        ahead = [executor.submit(jobs.square, n) for n in range(50)]
+        if make is not process_pool:
+            let_turn(executor)
+        running = [future for future in ahead if future.running()]
+        assert (len(running) <= 3) == (make is process_pool)
+        assert not any(future.cancel() for future in running)
+
+    @shows("set_start_method")
+    def test_set_start_method(self, make: Make, tmp_path: Path) -> None:
+        source = """
+            if __name__ == "__main__":
+                multiprocessing.set_start_method("spawn")
+                with make(1) as executor:
+                    # A worker that is forked has the command line of who has forked it.
+                    line = f"/proc/{executor.submit(os.getpid).result()}/cmdline"
+                    print("asyncpool" in pathlib.Path(line).read_text())
+            """
+        out = run_either(tmp_path, make, source)
+        assert out == f"{make is not process_pool}\n"
+
+    @shows("initargs")
+    @pytest.mark.parametrize("method", ["fork", "forkserver"])
+    @pytest.mark.parametrize("kind", ["Lock", "Queue", "SimpleQueue"])
+    def test_initargs(self, make: Make, tmp_path: Path, method: str, kind: str) -> None:
+        source = """
+            if __name__ == "__main__":
+                context = multiprocessing.get_context(sys.argv[1])
+                thing = getattr(context, sys.argv[2])()
+                use = operator.methodcaller("acquire")
+                if sys.argv[2] != "Lock":
+                    use = operator.methodcaller("put", 3)
+                try:
+                    with make(1, context, use, (thing,)) as executor:
+                        print(executor.submit(abs, -1).result())
+                except Exception as error:
+                    print(type(error).__name__)
+            """
+        out = run_either(tmp_path, make, source, method, kind)
+        works = make is process_pool or (method, kind) == ("forkserver", "Lock")
+        assert out == ("1\n" if works else "JobNotPicklableError\n")
+
+    @shows("descriptors")
+    @pytest.mark.parametrize("kind", ["connection", "socket"])
+    def test_descriptors(self, make: Make, tmp_path: Path, kind: str) -> None:
+        source = """
+            if __name__ == "__main__":
+                if sys.argv[1] == "connection":
+                    one, other = multiprocessing.Pipe()
+                else:
+                    one, other = socket.socketpair()
+                send = {"connection": "send_bytes", "socket": "send"}[sys.argv[1]]
+                with make(1, multiprocessing.get_context("fork")) as executor:
+                    send = executor.submit(operator.methodcaller(send, b"hello"), one)
+                    print(type(send.exception()).__name__)
+                one.close()
+                other.close()
+            """
+        out = run_either(tmp_path, make, source, kind)
+        sent = make is process_pool
+        assert out == ("NoneType\n" if sent else "JobNotPicklableError\n")
+
+    @shows("callbacks")
+    def test_callbacks(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        # A loop that is late would have them called in the executor's thread.
+        monkeypatch.setattr(_engine, "_PATIENCE", 3600.0)
+
+        async def main() -> bool:
+            heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+            def tell(_: object) -> None:
+                here = threading.current_thread() is threading.main_thread()
+                heard.get_loop().call_soon_threadsafe(heard.set_result, here)
+
+            with WaitingRoom() as room:
+                future = executor.submit(jobs.wait_at, room.path)
+                future.add_done_callback(tell)
+                room.admit()
+                room.release()
+                return await heard
+
+        with make(1) as executor:
+            assert asyncio.run(main()) == (make is not process_pool)
+
+    @shows("Ctrl-C")
+    def test_ctrl_c(self, make: Make, room: WaitingRoom, tmp_path: Path) -> None:
+        source = """
+            from tests.helpers import jobs
+
+            if __name__ == "__main__":
+                with make(1, multiprocessing.get_context("spawn")) as executor:
+                    first = executor.submit(jobs.wait_at, sys.argv[1])
+                    second = executor.submit(pow, 2, 3)
+                    try:
+                        first.result()
+                    except KeyboardInterrupt:
+                        print("interrupted", flush=True)
+                print(repr(first.exception()), second.exception() or second.result())
+            """
+        process = start_either(tmp_path, make, source, room.path)
+        room.admit()
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "interrupted\n"
+        room.release()
+        out, err = finish(process)
+        assert out == (
+            "KeyboardInterrupt() 8\n" if make is process_pool else "None 8\n"
+        )
+        assert process.returncode == 0
+        assert make is process_pool or not err
+
+    @shows("forked")
+    def test_forked(self, tmp_path: Path) -> None:
+        source = """
+            import asyncpool, os, warnings
+
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks, from 3.12 on
+            executor = asyncpool.Executor(1)
+            executor.submit(int).result()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    executor.submit(int)
+                except RuntimeError as error:
+                    print(str(error).replace(str(os.getppid()), "PARENT"))
+                executor.shutdown()
+                with asyncpool.Executor(1) as other:
+                    print(other.submit(pow, 2, 3).result(), flush=True)
+            else:
+                print(os.waitpid(pid, 0)[1], executor.submit(pow, 3, 2).result())
+            """
+        text = "this executor belongs to process PARENT, which has forked this one"
+        assert run_script(tmp_path, source).splitlines() == [
+            f"{text}: make another one here",
+            "8",
+            "0 9",
+        ]
+
+
+_IMPORTS = "multiprocessing, operator, os, pathlib, socket, sys, warnings"
+
+
+def start_either(
+    folder: Path, make: Make, source: str, *args: str
+) -> subprocess.Popen[str]:
+    """Start a program in which ``make`` is one of the two executors."""
+    module, _, name = (
+        "concurrent.futures ProcessPoolExecutor"
+        if make is process_pool
+        else "asyncpool Executor"
+    ).partition(" ")
+    # The way of their "fork" is what Python 3.12 warns of.
+    text = f"""
+        import {_IMPORTS}
+        from {module} import {name} as make
+
+        warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+        """
+    text = textwrap.dedent(text) + textwrap.dedent(source)
+    return start_script(folder, text, *args)
+
+
+def run_either(folder: Path, make: Make, source: str, *args: str) -> str:
+    """Run it to its good end, and return what it printed."""
+    process = start_either(folder, make, source, *args)
+    out, err = finish(process)
+    assert process.returncode == 0
+    assert make is process_pool or not err  # theirs leaves a socket to the collector
+    return out
+
+
+def let_turn(executor: Any) -> None:
+    """Have the loop of an executor of ours see what was submitted by now."""
+    turned = threading.Event()
+    executor._engine._loop.call_soon_threadsafe(turned.set)
+    assert turned.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("key", DIFFERENCES)
+def test_every_difference_is_shown(key: str) -> None:
+    assert SHOWN.get(key), f"no test shows {key!r}"
+
+
+@pytest.mark.parametrize("key", SHOWN)
+def test_what_is_shown_is_a_difference(key: str) -> None:
+    assert key in DIFFERENCES, f"{SHOWN[key]} show what is not in DIFFERENCES"
+
+
+def test_every_test_of_a_difference_says_which() -> None:
+    tests = {name for name in vars(TestDifferences) if name.startswith("test_")}
+    assert tests == {name for names in SHOWN.values() for name in names}

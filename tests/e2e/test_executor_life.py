@@ -207,33 +207,6 @@ def test_no_calls_at_the_end_of_the_program(tmp_path: Path) -> None:
     assert run_script(tmp_path, source).splitlines() == [text, text]
 
 
-def test_a_fork_is_told_that_the_executor_is_not_its_own(tmp_path: Path) -> None:
-    source = """
-        import asyncpool, os, warnings
-
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks, from 3.12 on
-        executor = asyncpool.Executor(1)
-        executor.submit(int).result()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                executor.submit(int)
-            except RuntimeError as error:
-                print(str(error).replace(str(os.getppid()), "PARENT"))
-            executor.shutdown()
-            with asyncpool.Executor(1) as other:
-                print(other.submit(pow, 2, 3).result(), flush=True)
-        else:
-            print(os.waitpid(pid, 0)[1], executor.submit(pow, 3, 2).result())
-        """
-    text = "this executor belongs to process PARENT, which has forked this one"
-    assert run_script(tmp_path, source).splitlines() == [
-        f"{text}: make another one here",
-        "8",
-        "0 9",
-    ]
-
-
 def test_tqdm_maps_with_it(tmp_path: Path) -> None:
     pytest.importorskip("tqdm")
     source = """
