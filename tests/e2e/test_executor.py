@@ -12,6 +12,8 @@ import multiprocessing
 import operator
 import os
 import threading
+from collections.abc import Iterator
+from concurrent.futures import _base
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
@@ -19,13 +21,31 @@ from typing import Any
 
 import pytest
 
+from asyncpool import _results
 from tests.helpers import jobs
-from tests.helpers.executors import FORKS, Make, fill, pending_behind
+from tests.helpers.executors import FORKS, Make, fill, pending_behind, run_either
 from tests.helpers.loops import loop_factories
 from tests.helpers.patience import PATIENCE
 from tests.helpers.waiting_room import WaitingRoom
 
 pytestmark = FORKS
+
+
+class Clock:
+    """What those see who count the time of many results; the calls go by another one."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(_results, "time", clock)
+    monkeypatch.setattr(_base, "time", clock)
+    return clock
 
 
 class TestExecutor:
@@ -44,6 +64,13 @@ class TestExecutor:
 
     def test_calls_run_in_other_processes(self, executor: cf.Executor) -> None:
         assert executor.submit(jobs.pid).result() != os.getpid()
+
+    def test_calls_are_made_at_once_with_each_other(
+        self, executor: cf.Executor, room: WaitingRoom
+    ) -> None:
+        running = [executor.submit(jobs.wait_at, room.path) for _ in range(2)]
+        assert len({room.admit() for _ in running}) == 2
+        room.release()
 
     def test_any_thread_may_submit(self, executor: cf.Executor) -> None:
         results: list[list[int]] = []
@@ -113,6 +140,29 @@ class TestMap:
         assert next(results) == 2
         with pytest.raises(ZeroDivisionError):
             next(results)
+        assert list(results) == []
+
+    def test_the_time_runs_from_the_call_to_map(
+        self, executor: cf.Executor, room: WaitingRoom, clock: Clock
+    ) -> None:
+        gates = ["", room.path]
+        results: Any = executor.map(jobs.perhaps_wait, gates, timeout=3600)
+        assert next(results) > 0
+        room.admit()
+        clock.now += 3601.0
+        with pytest.raises(TimeoutError):
+            next(results)
+        assert next(results, None) is None
+
+    def test_an_iterable_that_raises_does_so_at_once(
+        self, executor: cf.Executor
+    ) -> None:
+        def items() -> Iterator[int]:
+            yield 1
+            raise LookupError("no more")
+
+        with pytest.raises(LookupError, match="no more"):
+            executor.map(jobs.square, items())
 
     def test_whoever_stops_reading_cancels_the_rest(
         self, executor: cf.Executor, room: WaitingRoom, tmp_path: Any
@@ -132,11 +182,11 @@ class TestMap:
 class TestShutdown:
     def test_no_calls_after_it(self, executor: cf.Executor) -> None:
         executor.shutdown()
-        text = "cannot schedule new futures after shutdown"
-        with pytest.raises(RuntimeError, match=text):
-            executor.submit(jobs.pid)
-        with pytest.raises(RuntimeError, match=text):
-            executor.map(jobs.square, [1])
+        for call in (executor.submit, executor.map):
+            with pytest.raises(RuntimeError) as caught:
+                call(len, ["a"])
+            assert type(caught.value) is RuntimeError
+            assert str(caught.value) == "cannot schedule new futures after shutdown"
 
     def test_also_if_there_were_none_before(self, make: Make) -> None:
         executor = make(1)
@@ -164,11 +214,13 @@ class TestShutdown:
 
     def test_it_cancels_what_is_pending(self, make: Make, room: WaitingRoom) -> None:
         executor = make(1)
+        done = executor.submit(jobs.square, 3)
+        assert done.result() == 9
         [running] = fill(executor, room, 1)
         [pending] = pending_behind(executor)
         executor.shutdown(wait=False, cancel_futures=True)
         room.release()
-        assert running.result() == "go"
+        assert (running.result(), done.result()) == ("go", 9)
         with pytest.raises(cf.CancelledError):
             pending.result()
         executor.shutdown()
@@ -185,9 +237,37 @@ class TestShutdown:
         assert (running.done(), pending.cancelled()) == (True, True)
 
     def test_leaving_the_block_waits(self, make: Make) -> None:
-        with make(2) as executor:
+        executor = make(2)
+        with executor as same:
+            assert same is executor
             futures = [executor.submit(jobs.square, n) for n in range(10)]
         assert all(future.done() for future in futures)
+
+    def test_also_by_an_exception(self, make: Make) -> None:
+        futures: list[cf.Future[int]] = []
+
+        def fail() -> None:
+            with make(2) as executor:
+                futures.extend(executor.submit(jobs.square, n) for n in range(10))
+                raise LookupError
+
+        with pytest.raises(LookupError):
+            fail()
+        assert [future.result(0) for future in futures] == [n * n for n in range(10)]
+
+    def test_the_program_ends_when_pending_calls_are_done(
+        self, make: Make, tmp_path: Path
+    ) -> None:
+        source = """
+            if __name__ == "__main__":
+                executor = make(1)
+                futures = [executor.submit(pow, 2, n) for n in range(30)]
+                for future in futures:
+                    future.add_done_callback(lambda done: print(done.result()))
+                executor.shutdown(wait=False)
+            """
+        powers = [str(2**n) for n in range(30)]
+        assert run_either(tmp_path, make, source).splitlines() == powers
 
 
 class TestArguments:
@@ -200,6 +280,16 @@ class TestArguments:
         with make(2, initializer=os.putenv, initargs=("GREETING", "hello")) as ours:
             command = "sh -c 'exit $(test \"$GREETING\" = hello)'"
             assert ours.submit(os.system, command).result() == 0
+
+    def test_it_runs_once_in_each(
+        self, make: Make, room: WaitingRoom, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "signed"
+        with make(2, initializer=jobs.sign, initargs=(str(path), 1)) as executor:
+            fill(executor, room)
+            room.release()
+            executor.submit(int).result()
+        assert path.read_text().split() == ["1", "1"]
 
     def test_an_initializer_must_be_callable(self, make: Make) -> None:
         with pytest.raises(TypeError, match="initializer must be a callable"):
@@ -270,6 +360,10 @@ class TestFuture:
         assert (pending.cancelled(), pending.done(), heard) == (True, True, [pending])
         with pytest.raises(cf.CancelledError):
             pending.exception()
+        with pytest.raises(cf.CancelledError):
+            pending.result()
+        pending.add_done_callback(heard.append)  # at once
+        assert heard == [pending, pending]
         room.release()
         executor.shutdown()
         assert not os.path.exists(path)
@@ -278,10 +372,11 @@ class TestFuture:
         self, executor: cf.Executor, room: WaitingRoom
     ) -> None:
         first, _ = fill(executor, room)
-        with pytest.raises(TimeoutError):
-            first.result(timeout=0)
-        with pytest.raises(TimeoutError):
-            first.exception(timeout=0)
+        for timeout in (0, 0.0):
+            with pytest.raises(TimeoutError):
+                first.result(timeout=timeout)
+            with pytest.raises(TimeoutError):
+                first.exception(timeout=timeout)
 
     def test_what_the_call_raises_arrives_as_itself(
         self, executor: cf.Executor
@@ -330,6 +425,31 @@ class TestFuture:
         future.add_done_callback(heard.append)  # it is done: at once
         assert heard == [future, 9, future]
 
+    def test_callbacks_are_called_in_this_process(self, executor: cf.Executor) -> None:
+        pids: list[int] = []
+        done = threading.Event()
+
+        def tell(_: object) -> None:
+            pids.append(os.getpid())
+            done.set()
+
+        with WaitingRoom() as room:
+            fill(executor, room)
+            executor.submit(int).add_done_callback(tell)
+            room.release()
+            assert done.wait(PATIENCE)
+        assert pids == [os.getpid()]
+
+    def test_what_is_done_is_done(self, executor: cf.Executor) -> None:
+        future = executor.submit(jobs.square, 3)
+        assert future.result() == 9
+        with pytest.raises(cf.InvalidStateError):
+            future.set_result(4)
+        with pytest.raises(cf.InvalidStateError):
+            future.set_exception(OSError())
+        assert not future.cancel()
+        assert future.result() == 9
+
 
 class TestModuleFunctions:
     def test_wait_for_the_first(self, executor: cf.Executor, room: WaitingRoom) -> None:
@@ -351,6 +471,66 @@ class TestModuleFunctions:
         assert (done, rest) == ({bad}, {waiting})
         room.admit()
 
+    def test_wait_for_an_exception_that_does_not_come(
+        self, executor: cf.Executor, room: WaitingRoom
+    ) -> None:
+        waiting: cf.Future[Any] = executor.submit(jobs.wait_at, room.path)
+        room.admit()
+        quick: cf.Future[Any] = executor.submit(jobs.square, 3)
+        quick.add_done_callback(lambda _: room.release())
+        found = cf.wait([waiting, quick], return_when=cf.FIRST_EXCEPTION)
+        assert found == ({waiting, quick}, set())
+
+    def test_wait_no_longer(self, executor: cf.Executor, room: WaitingRoom) -> None:
+        waiting: cf.Future[Any] = executor.submit(jobs.wait_at, room.path)
+        room.admit()
+        found = cf.wait([waiting, waiting], timeout=0)
+        assert (found.done, found.not_done) == (set(), {waiting})
+        room.release()
+        assert cf.wait([waiting, waiting]).done == {waiting}
+
+    def test_futures_of_several_executors_go_together(
+        self, executor: cf.Executor, make: Make
+    ) -> None:
+        with make(1) as second, cf.ThreadPoolExecutor(1) as third:
+            futures = [e.submit(pow, 2, 3) for e in (executor, second, third)]
+            assert cf.wait(futures).done == set(futures)
+            assert set(cf.as_completed(futures)) == set(futures)
+
+    def test_what_is_cancelled_is_completed(
+        self, executor: cf.Executor, room: WaitingRoom
+    ) -> None:
+        running = fill(executor, room)
+        [pending] = pending_behind(executor)
+        assert pending.cancel()
+        room.release()
+        assert cf.wait([*running, pending]).done == {*running, pending}
+        assert set(cf.as_completed([*running, pending])) == {*running, pending}
+
+    def test_what_was_done_before_comes_first(
+        self, executor: cf.Executor, room: WaitingRoom
+    ) -> None:
+        waiting: cf.Future[Any] = executor.submit(jobs.wait_at, room.path)
+        room.admit()
+        quick = [executor.submit(jobs.square, n) for n in range(3)]
+        cf.wait(quick)
+        done = cf.as_completed([waiting, *quick], timeout=PATIENCE)
+        assert {next(done) for _ in quick} == set(quick)
+        room.release()
+        assert list(done) == [waiting]
+
+    def test_the_time_runs_from_the_call_to_as_completed(
+        self, executor: cf.Executor, room: WaitingRoom, clock: Clock
+    ) -> None:
+        waiting: cf.Future[Any] = executor.submit(jobs.wait_at, room.path)
+        room.admit()
+        quick: cf.Future[Any] = executor.submit(jobs.square, 3)
+        done = cf.as_completed([quick, waiting], timeout=3600)
+        assert next(done) is quick
+        clock.now += 3601.0
+        with pytest.raises(TimeoutError, match=r"1 \(of 2\) futures unfinished"):
+            next(done)
+
     def test_as_completed(self, executor: cf.Executor, room: WaitingRoom) -> None:
         waiting: cf.Future[Any] = executor.submit(jobs.wait_at, room.path)
         quick: cf.Future[Any] = executor.submit(jobs.square, 3)
@@ -364,6 +544,17 @@ class TestModuleFunctions:
             other.admit()
             with pytest.raises(TimeoutError):
                 next(cf.as_completed([late], timeout=0))
+
+
+class TestExceptions:
+    """ "Exception classes"."""
+
+    def test_a_broken_pool_is_a_broken_executor(self, make: Make) -> None:
+        with make(1) as executor:
+            error = executor.submit(os._exit, 3).exception()
+        assert isinstance(error, BrokenProcessPool)
+        assert isinstance(error, cf.BrokenExecutor)
+        assert isinstance(error, RuntimeError)
 
 
 @pytest.mark.parametrize("loop", loop_factories().values(), ids=list(loop_factories()))

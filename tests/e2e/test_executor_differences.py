@@ -8,9 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
@@ -29,9 +27,11 @@ from tests.helpers.executors import (
     fill,
     pending_behind,
     process_pool,
+    run_either,
+    start_either,
 )
 from tests.helpers.patience import PATIENCE
-from tests.helpers.scripts import finish, run_script, start_script
+from tests.helpers.scripts import finish, run_script
 from tests.helpers.waiting_room import WaitingRoom
 
 # All that is deliberately not as with ProcessPoolExecutor.
@@ -335,38 +335,6 @@ class TestDifferences:
             "8",
             "0 9",
         ]
-
-
-_IMPORTS = "multiprocessing, operator, os, pathlib, socket, sys, warnings"
-
-
-def start_either(
-    folder: Path, make: Make, source: str, *args: str
-) -> subprocess.Popen[str]:
-    """Start a program in which ``make`` is one of the two executors."""
-    module, _, name = (
-        "concurrent.futures ProcessPoolExecutor"
-        if make is process_pool
-        else "asyncpool Executor"
-    ).partition(" ")
-    # The way of their "fork" is what Python 3.12 warns of.
-    text = f"""
-        import {_IMPORTS}
-        from {module} import {name} as make
-
-        warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
-        """
-    text = textwrap.dedent(text) + textwrap.dedent(source)
-    return start_script(folder, text, *args)
-
-
-def run_either(folder: Path, make: Make, source: str, *args: str) -> str:
-    """Run it to its good end, and return what it printed."""
-    process = start_either(folder, make, source, *args)
-    out, err = finish(process)
-    assert process.returncode == 0
-    assert make is process_pool or not err  # theirs leaves a socket to the collector
-    return out
 
 
 def let_turn(executor: Any) -> None:

@@ -7,6 +7,8 @@ import gc
 import io
 import logging
 import multiprocessing
+import os
+import signal
 import sys
 import threading
 import weakref
@@ -16,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 from rich.progress import Progress
@@ -24,7 +27,7 @@ import asyncpool
 from asyncpool._engine import Call
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
-from tests.helpers.scripts import run_script
+from tests.helpers.scripts import finish, run_script, start_script
 from tests.helpers.waiting_room import WaitingRoom
 
 
@@ -205,6 +208,66 @@ def test_no_calls_at_the_end_of_the_program(tmp_path: Path) -> None:
         """
     text = "cannot schedule new futures after interpreter shutdown"
     assert run_script(tmp_path, source).splitlines() == [text, text]
+
+
+@pytest.mark.parametrize("end", ["", "executor.kill_workers()"])
+def test_a_program_that_is_interrupted_ends(tmp_path: Path, end: str) -> None:
+    source = f"""
+        import sys, asyncpool
+        from tests.helpers import jobs
+
+        with asyncpool.Executor(1) as executor:
+            running = executor.submit(jobs.wait_at, sys.argv[1])
+            pending = executor.submit(pow, 2, 3)
+            pending.add_done_callback(lambda _: print(pending.exception()))
+            try:
+                running.result()
+            finally:
+                print("interrupted", flush=True)
+                {end}
+        """
+    with WaitingRoom() as room:
+        process = start_script(tmp_path, source, room.path)
+        worker = room.admit()
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "interrupted\n"
+        if not end:
+            room.release()  # it waits for what is running, and for what is pending
+        out, err = finish(process)
+    assert process.returncode == -signal.SIGINT
+    assert err.count("Traceback") == 1
+    assert err.endswith("\nKeyboardInterrupt\n")
+    assert end or out == "None\n"
+    assert not psutil.pid_exists(worker)
+
+
+def test_a_program_that_is_interrupted_twice_waits_for_nobody(tmp_path: Path) -> None:
+    source = """
+        import sys, asyncpool, threading
+        from tests.helpers import jobs
+
+        join = threading.Thread.join
+
+        def tell_and_join(self):
+            print("joining", flush=True)
+            join(self)
+
+        threading.Thread.join = tell_and_join
+        with asyncpool.Executor(1) as executor:
+            executor.submit(jobs.wait_at, sys.argv[1])
+        """
+    with WaitingRoom() as room:
+        process = start_script(tmp_path, source, room.path)
+        worker = room.admit()
+        assert process.stdout is not None
+        # In the block's end, and in the program's; with Python 3.11 one is enough.
+        while process.stdout.readline() == "joining\n":
+            os.killpg(process.pid, signal.SIGINT)
+        _, err = finish(process)
+    assert process.returncode == -signal.SIGINT
+    assert err.count("Traceback") <= 2
+    assert not psutil.pid_exists(worker)
 
 
 def test_tqdm_maps_with_it(tmp_path: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures as cf
 import multiprocessing
+import subprocess
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 import asyncpool
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
+from tests.helpers.scripts import finish, start_script
 from tests.helpers.waiting_room import WaitingRoom
 
 __all__ = [
@@ -25,6 +29,8 @@ __all__ = [
     "pending_behind",
     "process_pool",
     "room",
+    "run_either",
+    "start_either",
 ]
 
 Make: TypeAlias = Callable[..., cf.Executor]
@@ -77,3 +83,35 @@ def pending_behind(executor: cf.Executor, count: int = 1) -> list[cf.Future[int]
     """Submit calls of which the last *count* are surely not handed over yet."""
     futures = [executor.submit(jobs.square, n) for n in range(20 + count)]
     return futures[-count:]
+
+
+_IMPORTS = "multiprocessing, operator, os, pathlib, socket, sys, warnings"
+
+
+def start_either(
+    folder: Path, make: Make, source: str, *args: str
+) -> subprocess.Popen[str]:
+    """Start a program in which ``make`` is one of the two executors."""
+    module, _, name = (
+        "concurrent.futures ProcessPoolExecutor"
+        if make is process_pool
+        else "asyncpool Executor"
+    ).partition(" ")
+    # The way of their "fork" is what Python 3.12 warns of.
+    text = f"""
+        import {_IMPORTS}
+        from {module} import {name} as make
+
+        warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+        """
+    text = textwrap.dedent(text) + textwrap.dedent(source)
+    return start_script(folder, text, *args)
+
+
+def run_either(folder: Path, make: Make, source: str, *args: str) -> str:
+    """Run it to its good end, and return what it printed."""
+    process = start_either(folder, make, source, *args)
+    out, err = finish(process)
+    assert process.returncode == 0
+    assert make is process_pool or not err  # theirs leaves a socket to the collector
+    return out
