@@ -129,6 +129,10 @@ class TestDifferences:
             assert error.name == "args[0]"
             cause = error.__cause__
         assert type(cause) is TypeError
+        result = executor.submit(threading.Lock).exception()
+        refused = isinstance(result, asyncpool.JobNotPicklableError)
+        assert refused == (make is not process_pool)
+        assert "cannot pickle '_thread.lock' object" in str(result)
         assert executor.submit(jobs.square, 3).result() == 9
 
     @shows("fork")

@@ -10,7 +10,6 @@ import pickle
 import sys
 import threading
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from tests.helpers.executors import (
     fill,
     pending_behind,
     process_pool,
+    wait_gone,
 )
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import run_script
@@ -47,11 +47,6 @@ pytestmark = [
 
 def end(executor: cf.Executor, how: str) -> None:
     getattr(executor, how)()
-
-
-def wait_gone(pid: int) -> None:
-    with suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(PATIENCE)
 
 
 @pytest.mark.parametrize("make", MAKES, indirect=True)

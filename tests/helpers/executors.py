@@ -8,12 +8,16 @@ import subprocess
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import _base
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import psutil
 import pytest
 
 import asyncpool
+from asyncpool import _results
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, start_script
@@ -22,7 +26,9 @@ from tests.helpers.waiting_room import WaitingRoom
 __all__ = [
     "BOTH",
     "FORKS",
+    "Clock",
     "Make",
+    "clock",
     "executor",
     "fill",
     "make",
@@ -31,6 +37,7 @@ __all__ = [
     "room",
     "run_either",
     "start_either",
+    "wait_gone",
 ]
 
 Make: TypeAlias = Callable[..., cf.Executor]
@@ -69,6 +76,23 @@ def executor(make: Make) -> Iterator[cf.Executor]:
 def room() -> Iterator[WaitingRoom]:
     with WaitingRoom() as room:
         yield room
+
+
+class Clock:
+    """What those see who count the time of many results; the calls go by another one."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(_results, "time", clock)
+    monkeypatch.setattr(_base, "time", clock)
+    return clock
 
 
 def fill(executor: cf.Executor, room: WaitingRoom, workers: int = 2) -> list[Any]:
@@ -115,3 +139,9 @@ def run_either(folder: Path, make: Make, source: str, *args: str) -> str:
     assert process.returncode == 0
     assert make is process_pool or not err  # theirs leaves a socket to the collector
     return out
+
+
+def wait_gone(pid: int) -> None:
+    """Wait for the end of a process."""
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(PATIENCE)
