@@ -69,7 +69,8 @@ async def run_sync(
         RuntimeError: If the event loop is not asyncio's.
 
     And whatever *func* raises: ``SystemExit`` and ``KeyboardInterrupt`` as well, which end
-    the program of whoever does not catch them.
+    the program of whoever does not catch them; ``StopIteration`` as a :exc:`RuntimeError`,
+    as out of every coroutine.
 
     Cancellation:
         If *cancellable*, the worker is killed by SIGKILL, and another one started when it

@@ -15,10 +15,12 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 import asyncpool
 from asyncpool import _engine
+from asyncpool._core import lives
 from asyncpool._runtime.machine import usable_cpus
 from tests.helpers import jobs
 from tests.helpers.executors import (
@@ -106,10 +108,23 @@ class TestDifferences:
             assert future.result() == "hello you"
 
     @shows("forced end")
-    def test_forced_end(self, make: Make) -> None:
-        there = make is not process_pool or sys.version_info >= (3, 14)
-        assert hasattr(make(1), "kill_workers") == there
-        assert hasattr(make(1), "terminate_workers") == there
+    def test_forced_end(
+        self, make: Make, room: WaitingRoom, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        executor: Any = make(1)
+        if make is process_pool:
+            there = sys.version_info >= (3, 14)
+            assert hasattr(executor, "kill_workers") == there
+            assert hasattr(executor, "terminate_workers") == there
+            return
+        monkeypatch.setattr(lives, "TERM_GRACE", 0.0)
+        future = executor.submit(jobs.refuse_to_end, room.path, "")
+        pid = room.admit()
+        executor.shutdown(wait=False)
+        executor.terminate_workers()
+        executor.shutdown()
+        assert not psutil.pid_exists(pid)
+        assert isinstance(future.exception(), BrokenProcessPool)
 
     @shows("by value")
     def test_by_value(self, make: Make, executor: cf.Executor) -> None:
@@ -217,10 +232,11 @@ class TestDifferences:
                 with make(1) as executor:
                     # A worker that is forked has the command line of who has forked it.
                     line = f"/proc/{executor.submit(os.getpid).result()}/cmdline"
-                    print("asyncpool" in pathlib.Path(line).read_text())
+                    text = pathlib.Path(line).read_text()
+                    print("multiprocessing.spawn" in text, "asyncpool" in text)
             """
         out = run_either(tmp_path, make, source)
-        assert out == f"{make is not process_pool}\n"
+        assert out == ("True False\n" if make is process_pool else "False True\n")
 
     @shows("initargs")
     @pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -166,7 +166,10 @@ def test_only_one_of_them_is_a_request(
     assert isinstance(future.exception(), BrokenProcessPool)
 
 
-def test_who_refuses_to_end_is_killed(how: str, room: WaitingRoom) -> None:
+def test_who_refuses_to_end_is_killed(
+    how: str, room: WaitingRoom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lives, "TERM_GRACE", 0.1)
     executor = asyncpool.Executor(1)
     executor.submit(jobs.refuse_to_end, room.path, "")
     pid = room.admit()
