@@ -45,6 +45,16 @@ def test_nothing_starts_before_the_first_call() -> None:
     assert repr(executor).endswith("shut down: 1 workers>")
 
 
+def test_nothing_is_left_of_one_that_nobody_waits_for() -> None:
+    # Not with both executors: theirs leaves its pipes to the collector.
+    executor = asyncpool.Executor(1)
+    pid = executor.submit(jobs.pid).result()
+    [thread] = threads()
+    executor.shutdown(wait=False)
+    thread.join(PATIENCE)
+    assert not psutil.pid_exists(pid)
+
+
 def test_an_executor_that_nobody_has_any_more_ends() -> None:
     with WaitingRoom() as room:
         executor = asyncpool.Executor(1)
