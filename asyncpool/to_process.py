@@ -14,7 +14,8 @@ import anyio
 import anyio.to_process
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from asyncpool._core.outcome import pack_job
+from asyncpool._core.functions import travels_by_name
+from asyncpool._core.outcome import is_flat, pack_job
 from asyncpool._core.parcels import HEAVY, StreamTooLongError
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.kinship import also
@@ -101,11 +102,14 @@ async def run_sync(
 def _packed(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what to submit for a call: what it is now, whatever becomes of *args*.
 
-    What is large is not pickled here, where the loop would wait for it.
+    What can neither change nor fail is left alone, and what is large is not pickled here,
+    where the loop would wait for it.
 
     Raises:
         JobNotPicklableError: If a part cannot be pickled.
     """
+    if is_flat(args) and travels_by_name(func):
+        return func, *args
     try:
         payload = pack_job(func, args, {}, limit=HEAVY)
     except StreamTooLongError:

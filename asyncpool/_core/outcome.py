@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "describe",
     "dumps",
+    "is_flat",
     "load_details",
     "load_job",
     "load_value",
@@ -84,7 +85,7 @@ def pack_job(
     """
     try:
         # To pickle without a limit is faster by 1.1 us, a tenth of a short job.
-        if number and _is_flat(args) and (not kwargs or _is_flat(kwargs.values())):
+        if number and is_flat(args) and (not kwargs or is_flat(kwargs.values())):
             return dumps((args, kwargs))
         call = (args, kwargs) if number else (function, args, kwargs)
         if limit is None:
@@ -216,7 +217,7 @@ def _dumps_by_value(value: object, keep: Any = None) -> bytes:
     return bytes(cloudpickle.dumps(value, 5, buffer_callback=keep))
 
 
-def _is_flat(values: Iterable[Any]) -> bool:
+def is_flat(values: Iterable[Any]) -> bool:
     """Tell whether it is plain that *values* are small when pickled."""
     room = LARGE
     for value in values:

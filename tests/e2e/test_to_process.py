@@ -243,12 +243,14 @@ async def waits_for(limiter: anyio.CapacityLimiter, *what: Any) -> asyncio.Task[
     return call
 
 
-def test_what_is_sent_is_what_it_was_at_the_call(run: Any) -> None:
+@pytest.mark.parametrize("closure", [False, True])
+def test_what_is_sent_is_what_it_was_at_the_call(run: Any, *, closure: bool) -> None:
     async def main() -> None:
         limiter = anyio.CapacityLimiter(1)
         items = [1]
+        what = (lambda: sum(items),) if closure else (sum, items)
         async with limiter:
-            call = await waits_for(limiter, sum, items)
+            call = await waits_for(limiter, *what)
             items.append(2)
         assert await call == 1
 
