@@ -18,6 +18,7 @@ from asyncpool._core.context import MAX_CONTEXT, Context
 from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import Failure, WorkerConfig
 from asyncpool._core.page import BEGUN, STACKS_SIZE, STACKS_START
+from asyncpool._core.records import Record
 from asyncpool._worker.beats import Beats, install
 from asyncpool._worker.bounds import apply_bounds
 from asyncpool._worker.cargo import Cargo
@@ -40,9 +41,47 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
 
-__all__ = ["work"]
+__all__ = ["Parts", "equip", "make_executor", "work"]
 
 _JOB = Kind.JOB
+
+
+class Parts(Record):
+    """What a worker is made of."""
+
+    jobs: socket.socket
+    turns: Turns
+    segments: Segments
+    control: Control
+    credit: Credit
+    interrupts: Interrupts
+    beats: Beats
+    coroutines: Coroutines
+    log: Log
+
+
+def equip(job_fd: int, control_fd: int, page_fd: int) -> Parts:
+    """Make the parts of a worker; see :func:`work`."""
+    jobs = socket.socket(fileno=job_fd)
+    turns, segments, credit = Turns(), Segments(), Credit()
+    interrupts = Interrupts(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
+    control = Control(
+        socket.socket(fileno=control_fd), turns, segments, interrupts, credit
+    )
+    page = mmap.mmap(page_fd, STACKS_START)
+    beats = Beats(page, interrupts, control.ring)
+    coroutines = Coroutines(interrupts)
+    return Parts(
+        jobs,
+        turns,
+        segments,
+        control,
+        credit,
+        interrupts,
+        beats,
+        coroutines,
+        Log(page),
+    )
 
 
 def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR0915 - in turn
@@ -56,18 +95,12 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
             and outlives its writer.
     """
     open_state()
-    jobs = socket.socket(fileno=job_fd)
-    turns, segments, credit = Turns(), Segments(), Credit()
-    interrupts = Interrupts(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
-    control = Control(
-        socket.socket(fileno=control_fd), turns, segments, interrupts, credit
-    )
-    page = mmap.mmap(page_fd, STACKS_START)
-    beats = Beats(page, interrupts, control.ring)
+    parts = equip(job_fd, control_fd, page_fd)
+    jobs, turns, segments, control = parts[:4]
+    interrupts, beats, coroutines = parts.interrupts, parts.beats, parts.coroutines
     install(beats)
-    coroutines = Coroutines(interrupts)
-    chunks.install(partial(run_chunk, Log(page), coroutines.run))
-    journal = Journal(control.report, partial(_running_job, interrupts, page))
+    chunks.install(partial(run_chunk, parts.log, coroutines.run))
+    journal = Journal(control.report, partial(_running_job, interrupts, beats.page))
 
     def become_nobody() -> None:
         # A job forked.  The copy must not answer in the worker's place, and must
@@ -99,9 +132,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
             several = Several(config, page_fd, jobs, control, turns, cargo, coroutines)
             several.serve(_prepare)
         else:
-            streams = Streams(jobs, cargo, interrupts, coroutines, credit)
-            executor = Executor(cargo.complete, interrupts, coroutines, streams)
-            executor.max_payload = streams.max_payload = config.max_payload
+            executor = make_executor(parts, cargo)
+            executor.max_payload = executor.streams.max_payload = config.max_payload
             _serve(jobs, turns, beats, cargo, executor)
         # After the last job that it is to run: whatever else comes goes back to the pool.
         while turns.closed and jobs.recv(SMALL):
@@ -110,6 +142,13 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         traceback.print_exc()
         _leave(1, coroutines)
     _leave(0, coroutines)
+
+
+def make_executor(parts: Parts, cargo: Cargo) -> Executor:
+    """Make what runs the jobs of a worker, one at a time."""
+    interrupts, coroutines = parts.interrupts, parts.coroutines
+    streams = Streams(parts.jobs, cargo, interrupts, coroutines, parts.credit)
+    return Executor(cargo.complete, interrupts, coroutines, streams)
 
 
 def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | None:

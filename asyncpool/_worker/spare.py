@@ -11,6 +11,7 @@ import os
 import socket
 
 from asyncpool._descriptors import receive_fds
+from asyncpool._worker.rehearsal import rehearse
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Spare:
 
         def await_fds() -> list[int]:
             self._door.close()
+            rehearse()
             with inside:
                 data, fds, _ = receive_fds(inside, 1, _MOST)
             if not data:  # the launcher is gone
@@ -48,11 +50,12 @@ class Spare:
             return fds
 
         try:
-            with inside:
-                self.pid = fork(await_fds)
+            self.pid = fork(await_fds)
         except OSError:
             self._door.close()
+            inside.close()
             raise
+        inside.close()  # not in the process that waits there, which does not come here
 
     def hand_over(self, fds: list[int]) -> bool:
         """Make it a worker; return whether it is still there.  Once is all."""
