@@ -26,8 +26,9 @@ from asyncpool import (
     WorkerCrashedError,
 )
 from asyncpool._runtime import rounds
-from tests.e2e.test_pipelining import in_hand, learn, stop
+from tests.e2e.test_pipelining import learn, stop
 from tests.helpers import jobs
+from tests.helpers.ahead import in_hand
 from tests.helpers.gate import Gate
 from tests.helpers.loops import IN_TURNS
 from tests.helpers.patience import patience

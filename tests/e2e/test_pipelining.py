@@ -26,6 +26,7 @@ from asyncpool._core.attempts import MAX_FREE_RETURNS
 from asyncpool._core.profiles import LEAST
 from asyncpool._runtime import rounds
 from tests.helpers import faults, jobs
+from tests.helpers.ahead import in_hand
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -47,14 +48,6 @@ def cost_of(pool: Pool, function: Callable[..., Any]) -> float:
     supervisor = pool._supervisor
     assert supervisor is not None
     return supervisor._traffic._functions.find(function).profile.cost
-
-
-def in_hand(pool: Pool, slot: int = 0, job: Job[Any] | None = None) -> int:
-    """Return how many jobs a worker has in hand, or how many times it has *job*."""
-    supervisor = pool._supervisor
-    assert supervisor is not None
-    flight = supervisor._core.slots[slot].flight.jobs
-    return len(flight) if job is None else int(job.id in flight)
 
 
 async def test_short_jobs_travel_ahead_and_unknown_ones_do_not() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,30 +11,17 @@ import pytest
 from asyncpool import Crash, Pool, WorkerCrashedError
 from asyncpool._core.frames import Frame
 from asyncpool._core.profiles import Profile
-from asyncpool._runtime import rounds
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.traffic import Traffic
 from tests.helpers import jobs
+from tests.helpers.ahead import expect, never_look
 from tests.helpers.gate import Gate
 from tests.helpers.large import supervisor_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, closing, idle
+from tests.helpers.pools import assert_serves, closing
 
 pytestmark = BOTH_LOOPS
-
-
-async def expect(pool: Pool, function: Callable[..., Any], cost: float) -> None:
-    """Have the pool believe that a call of *function* takes so many microseconds."""
-    await idle(pool)
-    profile = supervisor_of(pool)._traffic._functions.find(function).profile
-    profile.cost = profile.least = cost
-
-
-def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no rounds."""
-    monkeypatch.setattr(rounds, "EVERY", 3600.0)
-    monkeypatch.setattr(rounds, "REST", 3600.0)
 
 
 async def go_on(pool: Pool, last: asyncio.Future[Any]) -> None:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import asyncpool
 from asyncpool._core.frames import HEADER_SIZE, VERSION, Kind, header
 from asyncpool._core.messages import pack_numbers
+from asyncpool._core.page import BEGUN
 from tests.helpers.jobs import arrive, spin, wait_at
 
 __all__ = ["DEATHS", "FAULTS", "HANGS", "Fault", "by_name"]
@@ -357,23 +358,74 @@ def by_name(name: str) -> Fault:
     return next(fault for fault in (*FAULTS, *HANGS) if fault.name == name)
 
 
+# Where others wait in the same worker.
+
+
+def sign(
+    path: str, number: int, function: Callable[..., Any] | None = None, *args: Any
+) -> Any:
+    """Leave a line that says that this ran, and where; then call a function, if any."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{number} {os.getpid()}\n".encode())
+    os.close(fd)
+    return number if function is None else function(*args)
+
+
+def grow(size: int) -> NoReturn:
+    """Have so much memory for ever."""
+    _grown.append(b"x" * size)
+    linger()
+
+
+_grown: list[bytes] = []
+
+# Between the outcome of one job and the next one.
+MOMENTS = ("written", "turn", "before its note", "behind its note")
+
+
+class _Note:
+    """Stands in for what notes that a job begins, and dies there."""
+
+    def __init__(self, moment: str) -> None:
+        self._moment = moment
+
+    def pack_into(self, *args: Any) -> None:
+        if self._moment == "behind its note":
+            BEGUN.pack_into(*args)
+        os._exit(3)
+
+
+def die_between(moment: str) -> str:
+    """Return, and die on the way to the next job."""
+    from asyncpool._worker import loop, sending
+    from asyncpool._worker.turns import Turns
+
+    def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
+        sending.send(jobs, head, payload)
+        if moment == "written":
+            os._exit(3)
+
+    def take(self: Turns) -> bool:
+        os._exit(3)
+
+    vars(loop)["send"] = send
+    if moment == "turn":
+        Turns.take = take  # type: ignore[method-assign] # on purpose
+    vars(loop)["BEGUN"] = _Note(moment)
+    return "answered"
+
+
 # Faults that need more than a moment.
 
 
 def answer_and_die(gate: str) -> str:
-    """Return, and die before the next job, with the gate closed behind the answer."""
-    from asyncpool._worker import loop, sending
+    """Return, and die before the next job; the gate is closed by that alone."""
+    _visits.append(arrive(gate))
+    _visits[-1].recv(100)
+    return die_between("written")
 
-    visit = arrive(gate)
-    visit.recv(100)
-    send = sending.send
 
-    def send_and_die(jobs: socket.socket, head: bytes, payload: bytes) -> None:
-        send(jobs, head, payload)
-        os._exit(3)
-
-    vars(loop)["send"] = send_and_die
-    return "answered"
+_visits: list[socket.socket] = []
 
 
 def answer_for_another_attempt() -> None:
