@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from contextlib import suppress
 
-import psutil
 import pytest
 
 from asyncpool import Pool
@@ -18,32 +15,14 @@ from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
     by_events,
-    idle,
+    end_of,
+    kill_worker,
     launcher_of,
-    next_of,
     spare_of,
     until,
 )
 
 pytestmark = BOTH_LOOPS
-
-
-async def kill_worker(pool: Pool) -> None:
-    """Kill the only worker of *pool*, and wait until there is another one."""
-    events, stats = pool.events(), await idle(pool)
-    [slot] = stats.slots
-    assert slot.pid is not None
-    os.kill(slot.pid, signal.SIGKILL)
-    await next_of(events, Crashed)
-    await idle(pool)
-
-
-async def end_of(pid: int) -> None:
-    """Wait until the process *pid* is gone, or about to be."""
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        while process.status() != "zombie":  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
 
 
 async def test_the_next_worker_is_the_spare_process() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterable, AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psutil
@@ -20,7 +22,7 @@ from asyncpool import (
     PoolStats,
     WorkerCrashedError,
 )
-from asyncpool.events import CrashKind, Delivery, Event
+from asyncpool.events import Crashed, CrashKind, Delivery, Event
 from tests.helpers import jobs
 from tests.helpers.faults import Fault
 
@@ -31,7 +33,9 @@ __all__ = [
     "closing",
     "collect",
     "crash_of",
+    "end_of",
     "idle",
+    "kill_worker",
     "launcher_of",
     "next_of",
     "spare_of",
@@ -86,6 +90,24 @@ async def closing(pool: Pool, **options: Any) -> asyncio.Task[CloseSummary]:
     await asyncio.sleep(0)
     assert pool.stats().state in {"closing", "closed"}
     return task
+
+
+async def kill_worker(pool: Pool) -> None:
+    """Kill the only worker of *pool*, and wait until there is another one."""
+    events, stats = pool.events(), await idle(pool)
+    [slot] = stats.slots
+    assert slot.pid is not None
+    os.kill(slot.pid, signal.SIGKILL)
+    await next_of(events, Crashed)
+    await idle(pool)
+
+
+async def end_of(pid: int) -> None:
+    """Wait until the process *pid* is gone, or about to be."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        while process.status() != "zombie":  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
 
 
 async def assert_serves(pool: Pool) -> None:

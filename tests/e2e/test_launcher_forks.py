@@ -1,0 +1,119 @@
+"""A launcher that is killed while it forks: before, in the middle, and behind it.
+
+It is killed by a module that it preloads, which Python calls at each of these moments.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncpool import Crash, Pool
+from tests.helpers import jobs
+from tests.helpers.gate import Gate
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+from tests.helpers.pools import (
+    assert_serves,
+    end_of,
+    idle,
+    kill_worker,
+    launcher_of,
+    spare_of,
+)
+
+pytestmark = BOTH_LOOPS
+
+# Whoever forks next takes the order.  What the new process does to its parent, that one
+# waits for.
+DEADLY = """
+import os, signal
+
+taken = False
+
+def before():
+    global taken
+    try:
+        os.unlink({order!r})
+    except FileNotFoundError:
+        return
+    taken = True
+    if {moment!r} == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def in_parent():
+    if taken and {moment!r} == "in the parent":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while taken:
+        signal.pause()
+
+def in_child():
+    global taken
+    if taken:
+        taken = False
+        os.kill(os.getppid(), signal.SIGKILL)
+
+os.register_at_fork(
+    before=before, after_in_parent=in_parent, after_in_child=in_child
+)
+"""
+
+
+@pytest.fixture(params=["before", "in the child", "in the parent"])
+def order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Path:
+    """Return the file that is the order to kill the launcher at its next fork."""
+    order = tmp_path / "order"
+    source = DEADLY.format(order=str(order), moment=request.param)
+    (tmp_path / "ap_deadly.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    return order
+
+
+async def test_a_start_that_fails_is_made_up_for(order: Path) -> None:
+    crashes: list[Crash] = []
+    pool = Pool(1, preload=["ap_deadly"], on_crash=crashes.append)
+    async with patience(), Gate() as gate, pool:
+        first = await launcher_of(pool)
+        await spare_of(pool)
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        order.touch()
+        # One more is the process that was forked ahead, the next one is not.
+        await pool.resize(3)
+        await idle(pool)
+        await end_of(first)
+        assert not order.exists()
+        # Who runs goes on, and the others are of another launcher.
+        visitor.release()
+        assert await held == "go"
+        await assert_serves(pool)
+        stats = pool.stats()
+        assert visitor.pid in {slot.pid for slot in stats.slots}
+    [crash] = crashes
+    assert (crash.kind, crash.pid, crash.job_id) == ("failed start", None, None)
+    assert crash.detail == "the launcher's process ended"
+    assert crash.next_step == "restarting at once"
+    assert (stats.crashes, stats.restarts, stats.spawned) == (1, 1, 3)
+
+
+async def test_nobody_hears_of_it_who_has_a_worker_already(order: Path) -> None:
+    crashes: list[Crash] = []
+    pool = Pool(1, preload=["ap_deadly"], on_crash=crashes.append)
+    async with patience(), pool:
+        first = await launcher_of(pool)
+        spare = await spare_of(pool)
+        order.touch()
+        await kill_worker(pool)
+        # When it has given away its spare process it forks another one, and dies of it.
+        await end_of(first)
+        assert await pool.submit(jobs.pid) == spare
+        await kill_worker(pool)
+        await assert_serves(pool)
+        assert await launcher_of(pool) != first
+        stats = pool.stats()
+    # Of the second one nobody could report how it ended.
+    assert [crash.signal for crash in crashes] == ["SIGKILL", None]
+    assert (stats.crashes, stats.restarts, stats.spawned) == (2, 2, 3)
