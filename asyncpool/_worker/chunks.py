@@ -39,7 +39,12 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterator
     from mmap import mmap
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, Protocol
+
+    class Pen(Protocol):
+        def write(self, data: bytes, /) -> object: ...
+        def seek(self, where: int, /) -> object: ...
+
 
 __all__ = ["Chunk", "Log", "run_chunk"]
 
@@ -55,6 +60,7 @@ class Log:
     Args:
         page: The memory that the worker shares with the pool.
         start: Where they are in it.
+        pen: What writes there; the page's own position, if that is nobody else's.
 
     Attributes:
         words: The head of the log, see ``_core/chunks.py``.
@@ -63,7 +69,9 @@ class Log:
         count: How many items there are.
     """
 
-    def __init__(self, page: mmap, start: int = LOG_START) -> None:
+    def __init__(
+        self, page: mmap, start: int = LOG_START, pen: Pen | None = None
+    ) -> None:
         begin, size = start + LOG_HEAD.size, CHUNK_SIZE * NUMBER_SIZE
         numbers = memoryview(page)[begin : begin + size]
         self.words = memoryview(page)[start:begin].cast("Q")
@@ -71,11 +79,11 @@ class Log:
             number: numbers.cast(code)  # type: ignore[call-overload]
             for number, code in NUMBERS.items()
         }
-        self.write: Callable[[bytes], object] = page.write
+        self.write: Callable[[bytes], object] = (pen or page).write
         self.count = 0
         self._numbers = numbers
         self._start = start
-        self._seek: Callable[[int], object] = page.seek
+        self._seek: Callable[[int], object] = (pen or page).seek
         self._blank = os.urandom(NUMBER_SIZE)
         self.words[6] = int.from_bytes(self._blank, sys.byteorder)
 

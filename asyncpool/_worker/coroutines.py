@@ -74,12 +74,12 @@ class Coroutines:
         end()  # it may have been asked to before that
         try:
             return loop.run_until_complete(task)
-        except CancelledError as error:
-            if asked:
-                raise JobCancelled from error
-            raise
         except BaseException as error:
+            # Also since the frames outside know the task, and that knows the error: both
+            # would wait for the collector, with all that the job had.
             error.__traceback__ = inner(error.__traceback__)
+            if asked and isinstance(error, CancelledError):
+                raise JobCancelled from error
             raise
         finally:
             interrupts.instead = interrupts.stacks = self._shown = None

@@ -25,28 +25,29 @@ if TYPE_CHECKING:
 __all__ = ["run_chunk"]
 
 
-class LaneLog(Log):
-    """A log that is written beside others.
+class _Pen:
+    """Writes a log beside others, as an ``mmap`` does that has only one.
+
+    Not a part of the log, whose methods the log would have, in a cycle.
 
     Args:
         page: The memory that the worker shares with the pool.
-        start: Where this one is in it.
+        start: Where the log is in it.
     """
 
     def __init__(self, page: mmap, start: int) -> None:
-        super().__init__(page, start)
         self._room = memoryview(page)[start : start + LOG_SIZE]
+        self._start = start
         self._end = LOG_HEAD.size
-        self.write, self._seek = self._append, self._go_to
 
-    def _append(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         end = self._end + len(data)
         if end > LOG_SIZE:
             raise ValueError("there is no room for it")
         self._room[self._end : end] = data
         self._end = end
 
-    def _go_to(self, where: int) -> None:
+    def seek(self, where: int) -> None:
         self._end = where - self._start
 
 
@@ -91,7 +92,9 @@ def run_chunk(
     job = running.get()
     assert job is not None
     lane = lanes.by_job[job[:2]]
-    chunk = Chunk(LaneLog(page, layout.log(lane.index)), packed, items, **how)
+    start = layout.log(lane.index)
+    log = Log(page, start, _Pen(page, start))
+    chunk = Chunk(log, packed, items, **how)
     coroutine = chunk.go_on()
     return chunk.result if coroutine is None else _go_on(lane, chunk, coroutine)
 

@@ -202,6 +202,8 @@ class Lanes:
         finally:
             del self.by_job[lane.frame.job, lane.frame.attempt]
             self._interrupts.forget(lane.place)
+            # It has the lane, too: both would wait for the collector, the job's frame with them.
+            lane.task = None
             self._free.append(lane.index)
             self.on_free()
 

@@ -1,0 +1,116 @@
+"""What jobs leave behind in their worker: alive, or for the collector to find."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NoReturn
+
+from tests.helpers import jobs
+
+__all__ = ["Thing", "collect", "count", "stop_collector"]
+
+_watched: list[weakref.ref[Any]] = []
+
+
+class Thing:
+    """An object that there may be weak references to."""
+
+
+def watch(*things: object) -> None:
+    _watched.extend(map(weakref.ref, things))
+
+
+def stop_collector() -> int:
+    """Leave it to reference counts what is gone; return what there was before."""
+    found = gc.collect()
+    gc.disable()
+    _watched.clear()
+    return found
+
+
+def count() -> tuple[int, int]:
+    """Return how many things were watched, and how many are still there."""
+    return len(_watched), sum(ref() is not None for ref in _watched)
+
+
+def collect() -> int:
+    """Return how many objects only the collector finds."""
+    return gc.collect()
+
+
+# Jobs, each with a thing of its own besides its argument.
+
+
+def give(thing: Thing) -> Thing:
+    local, result = Thing(), Thing()
+    watch(thing, local, result)
+    return result
+
+
+def fail(thing: Thing) -> None:
+    local = Thing()
+    watch(thing, local)
+    try:
+        _fail(local)
+    except KeyError as error:
+        raise LookupError(thing) from error
+
+
+def _fail(thing: Thing) -> NoReturn:
+    raise KeyError(thing)
+
+
+def wait(thing: Thing, gate: str) -> None:
+    local = Thing()
+    watch(thing, local)
+    jobs.wait_at(gate, "waiting")
+
+
+def lock(thing: Thing) -> Any:
+    """Return what cannot be pickled."""
+    watch(thing)
+    return [thing, iter([thing]), lambda: thing]
+
+
+async def give_later(thing: Thing) -> Thing:
+    await asyncio.sleep(0)
+    return give(thing)
+
+
+async def fail_later(thing: Thing) -> None:
+    await asyncio.sleep(0)
+    fail(thing)
+
+
+async def wait_later(thing: Thing, gate: str) -> None:
+    local = Thing()
+    watch(thing, local)
+    with jobs.arrive(gate, "waiting") as sock:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_recv(sock, 100)
+
+
+def count_up(thing: Thing, most: int) -> Iterator[Thing]:
+    local = Thing()
+    watch(thing, local)
+    for _ in range(most):
+        item = Thing()
+        watch(item)
+        yield item
+
+
+async def count_up_later(thing: Thing, most: int) -> AsyncIterator[Thing]:
+    for item in count_up(thing, most):
+        await asyncio.sleep(0)
+        yield item
+
+
+def fail_for_odd(thing: tuple[int, Thing]) -> Thing:
+    number, argument = thing
+    watch(argument)
+    if number % 2:
+        raise LookupError(argument)
+    return give(argument)
