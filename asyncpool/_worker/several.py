@@ -125,6 +125,11 @@ class Several:
             return False
         return self._turns.closed or (self._ended and not self._pending)
 
+    @property
+    def _closed(self) -> bool:
+        """Whether no other job is to begin."""
+        return self._turns.closed or self._failure is not None
+
     def _run_loop(self) -> None:
         loop = self.lanes.loop
         if not self._ended:
@@ -155,10 +160,10 @@ class Several:
         """Begin what waits for a lane; or leave the loop, when nothing is left there."""
         if not self.lanes.looping:
             return
-        if self._pending and not self._turns.closed:
+        if self._pending and not self._closed:
             self._begin_soon()
-        elif not self.lanes.by_job:
-            self.lanes.loop.stop()
+        else:
+            self._leave_if_done()
 
     def _begin_soon(self) -> None:
         if not self._coming:
@@ -169,13 +174,17 @@ class Several:
     def _begin_now(self) -> None:
         self._coming = False
         self._begin()
-        if not self.lanes.by_job:
+        self._leave_if_done()
+
+    def _leave_if_done(self) -> None:
+        """Leave the loop when nothing is left there, unless it runs to be closed."""
+        if not self.lanes.by_job and self._failure is None:
             self.lanes.loop.stop()
 
     def _begin(self) -> None:
         """Begin as many jobs as there are lanes for; between two plain ones others go on."""
         self._flush()  # before a lane has other outcomes
-        while self._pending and not self.lanes.full and not self._turns.closed:
+        while self._pending and not self.lanes.full and not self._closed:
             # Popped, so that nothing of a job is kept when it is done.
             frame = self._pending.popleft()
             if frame.kind is not Kind.JOB and frame.kind is not Kind.STREAM:
@@ -247,7 +256,8 @@ class Several:
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Have the worker end of *error*."""
-        self._failure = error
-        if self.lanes.looping:
-            self.lanes.loop.stop()
+        """Have the worker end of *error*; once, since its jobs are cancelled then."""
+        if self._failure is None:
+            self._failure = error
+            if self.lanes.looping:
+                self.lanes.loop.stop()
