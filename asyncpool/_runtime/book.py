@@ -97,7 +97,7 @@ class Loss(NamedTuple):
         job: The job.
         delivery: How far it had come.
         attempt: The attempt that was lost; 0 if none had begun.
-        touched: Whether the worker may have died of it.
+        touched: Whether the worker may have died of it, or its time was over.
         again: Whether it goes back to the queue.
         error: What its caller gets if its time was over before.
     """
@@ -195,6 +195,7 @@ class JobBook:
                 again = retried and job.policy.after_exception(
                     error, attempt=job.attempt
                 )
+                touched = True  # also if it had not begun: its time is over
             if begun and isinstance(job, ChunkJob):
                 job.found = handle.page.log(job.id, job.attempt)
             if again and isinstance(job, StreamJob):

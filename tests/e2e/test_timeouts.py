@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Crash, Job, JobTimeoutError, Pool
+from asyncpool import Crash, Job, JobTimeoutError, Pool, WorkerCrashedError
 from asyncpool.events import Crashed, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
@@ -93,6 +93,42 @@ async def test_a_stopped_worker_is_killed_and_leaves_no_stack() -> None:
         error = await timeout_of(job)
         assert error.stack == ""
         await assert_serves(pool)
+
+
+async def test_a_job_that_a_stopped_worker_was_sent_is_not_lost() -> None:
+    async with patience(), Pool(1, cancel_grace=0.1) as pool:
+        pid = await pool.submit(jobs.pid)
+        os.kill(pid, signal.SIGSTOP)
+        job = pool.options(timeout=0.2).submit(jobs.square, 3)
+        error = await timeout_of(job)
+        assert (error.limit, error.job_id, error.stack) == ("timeout", job.id, "")
+        await assert_serves(pool)
+        stats = pool.stats()
+    assert (stats.failed, stats.waiting, stats.crashes) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
+async def test_nor_are_those_that_another_one_keeps_from_beginning(
+    on_cancel: Any,
+) -> None:
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(1, concurrency=4, cancel_grace=0.1) as pool,
+    ):
+        blocking = pool.submit(jobs.wait_at, gate.path)
+        await gate.visitor()
+        view = pool.options(timeout=0.2, on_cancel=on_cancel)
+        late = [view.submit(jobs.greet, "nobody") for _ in range(2)]
+        for job in late:
+            error = await timeout_of(job)
+            assert (error.limit, error.job_id) == ("timeout", job.id)
+        # To end them took its worker, and it was running there.
+        with pytest.raises(WorkerCrashedError, match=f"job {late[0].id}, which it ran"):
+            await blocking
+        await assert_serves(pool)
+        stats = pool.stats()
+    assert (stats.failed, stats.waiting) == (3, 0)
 
 
 async def test_what_was_in_time_is_not_touched() -> None:
