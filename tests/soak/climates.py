@@ -67,6 +67,11 @@ class Climate:
         return timeout is not None and timeout < 5
 
     @property
+    def several(self) -> bool:
+        """Whether each worker runs several jobs at once."""
+        return int(self.options["concurrency"]) > 1
+
+    @property
     def limits(self) -> WorkerLimits:
         """What its workers have to bear."""
         limits: WorkerLimits = self.options["limits"]
@@ -96,6 +101,8 @@ class Climate:
             ends.add("broken")
         if self.limits.hard_rss is not None:
             ends.add("out of memory")
+        if self.several:  # what one of them does to its worker, it does to all others
+            ends |= {"crash", "hung"}
         hasty = self.finish != "all" or self.closes_in < PATIENT_CLOSE
         if hasty or self.ending in {"second", "error"}:
             ends.add("closed")
@@ -148,6 +155,7 @@ def draw_climate(rng: Random) -> Climate:
             "max_shared_memory": rng.choice((1 << 30, 1 << 30, 4 * _MB, 0)),
             "on_cancel": rng.choice(("interrupt", "interrupt", "kill", "wait")),
             "cancel_grace": rng.choice((0.0, 0.3, 2.0)),
+            "concurrency": rng.choice((1, 1, 2, 8)),
         },
     )
 

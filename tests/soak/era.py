@@ -242,6 +242,7 @@ class Era:
                 case events.Exited(slot, generation):
                     self._bury(slot, generation)
                 case events.Crashed(crash):
+                    self.tally.deeds["crashed beside others"] += bool(crash.beside)
                     self._bury(crash.slot, crash.generation)
                 case _:
                     pass

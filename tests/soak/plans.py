@@ -274,18 +274,23 @@ _RECIPES: dict[Callable[[Random, Climate], Plan], int] = {
     wait_little: 3,
     return_lock: 1,
     leave_politely: 1,
+    lose_lease: 3,
+}
+_ASYNC: dict[Callable[[Random, Climate], Plan], int] = {
     a_nap: 8,
     a_many: 3,
     a_fail: 3,
     a_die: 1,
     a_wait: 3,
-    lose_lease: 3,
 }
+# The same where several of them run at once.
+_OFTEN = {recipe: 8 * times for recipe, times in _ASYNC.items()}
 
 
 def draw_plan(rng: Random, climate: Climate) -> Plan:
     """Draw a job for a pool in this climate."""
-    [recipe] = rng.choices(list(_RECIPES), list(_RECIPES.values()))
+    recipes = _RECIPES | (_OFTEN if climate.several else _ASYNC)
+    [recipe] = rng.choices(list(recipes), list(recipes.values()))
     plan = recipe(rng, climate)
     plan.options.update(draw_options(rng))
     if rng.random() < 0.2:

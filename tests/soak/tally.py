@@ -24,6 +24,7 @@ _FLOORS = {
     ("Retiring",): 5,
     ("Crashed",): 10,
     ("async nap", "async tasks", "async raise", "async die", "async wait"): 20,
+    ("crashed beside others",): 2,
     ("stream complete",): 5,
     ("stream broke",): 5,
     ("stream left: close", "stream left: break", "stream left: cancel"): 8,
