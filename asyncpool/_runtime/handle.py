@@ -357,7 +357,8 @@ class WorkerHandle:
     # What it says.
 
     def _on_job_frames(self, frames: list[Frame]) -> None:
-        if self._ignored:
+        # Also of a worker that was killed: what it has done is not to be done again.
+        if self.broke_protocol:
             return
         for frame in frames:
             if frame.kind is not Kind.VALUE and frame.kind is not Kind.ERROR:
@@ -373,7 +374,7 @@ class WorkerHandle:
             # No other job is in its hands, so whatever outcome is here came later.
             self._setup.on_items(self, items)
             frames = [frame for frame in frames if frame.kind is not Kind.ITEM]
-        if frames and not self._ignored:
+        if frames and not self.broke_protocol:
             self._setup.on_outcomes(self, frames)
         trouble = trouble or bad_beat
         if trouble is not None:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncpool import Crash, Pool, WorkerCrashedError
+from asyncpool import (
+    Crash,
+    Pool,
+    WorkerCrashedError,
+    WorkerLimits,
+    WorkerOutOfMemoryError,
+)
 from asyncpool._core.frames import Frame
 from asyncpool._core.profiles import Profile
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.traffic import Traffic
-from tests.helpers import jobs
+from tests.helpers import faults, jobs
 from tests.helpers.ahead import expect, never_look
 from tests.helpers.gate import Gate
 from tests.helpers.large import supervisor_of
@@ -87,6 +95,32 @@ async def test_what_a_worker_has_done_counts_though_it_dies_while_it_is_left_alo
         assert await asyncio.gather(*behind) == list(range(5, 40))
         assert [job.attempt for job in (*before, *behind)] == [1] * 39
     assert [crash.job_id for crash in crashes] == [culprit.id]
+
+
+async def test_what_it_has_done_is_not_done_again_though_the_pool_kills_it_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, rested: asyncio.Event, tmp_path: Path
+) -> None:
+    never_look(monkeypatch)
+    path = tmp_path / "signatures"
+    limits = WorkerLimits(hard_rss=64_000_000)
+    async with patience(), Gate() as gate, Pool(1, limits=limits) as pool:
+        await expect(pool, faults.sign, 1000.0)
+        sign = functools.partial(pool.submit, faults.sign, str(path))
+        held = [sign(n, jobs.wait_at, gate.path, f"job {n}") for n in range(2)]
+        before = [sign(n) for n in range(2, 6)]
+        culprit = sign(6, faults.grow, 100_000_000)
+        behind = [sign(n) for n in range(7, 40)]
+        (await gate.visitor("job 0")).release()
+        await rested.wait()
+        # From here on nothing is read, so all that they have to say is there at its end.
+        (await gate.visitor("job 1")).release()
+        with pytest.raises(WorkerOutOfMemoryError):
+            await culprit
+        await go_on(pool, behind[-1])
+        assert await asyncio.gather(*held) == ["go", "go"]
+        assert await asyncio.gather(*before, *behind) == [*range(2, 6), *range(7, 40)]
+    numbers = [int(line.split()[0]) for line in path.read_text().splitlines()]
+    assert sorted(numbers) == [*range(40)]
 
 
 @pytest.mark.parametrize(
