@@ -20,7 +20,7 @@ from asyncpool._core.chunks import LOST, Failure, run_chunk
 from asyncpool._core.functions import travels_by_name
 from asyncpool._core.limits import JobOptions
 from asyncpool._core.outcome import dumps
-from asyncpool._core.pace import Pace
+from asyncpool._core.pace import TURN, Pace
 from asyncpool._core.profiles import UNKNOWN
 from asyncpool._runtime.batches import Batch, Part, Task
 from asyncpool._runtime.jobs import ChunkJob, Job
@@ -32,14 +32,10 @@ from asyncpool.errors import (
     WorkerCrashedError,
 )
 
-__all__ = ["TURN", "BatchRunner", "Crew"]
+__all__ = ["BatchRunner", "Crew"]
 
 # With less time for each item, none may wait behind others until it is seen to be long.
 _SHORTEST_TIMEOUT = 0.1
-
-# How long, in seconds, a map keeps the loop to itself.  All that one round of the pool
-# brings may take 40 ms to unpickle, and the items for a whole window 15 ms to pickle.
-TURN = 0.001
 
 
 class Crew(Protocol):

@@ -6,7 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 
-from asyncpool._runtime.batch_runner import TURN, BatchRunner, Crew
+from asyncpool._core.pace import TURN
+from asyncpool._runtime.batch_runner import BatchRunner, Crew
 from asyncpool._runtime.batches import Batch, Part, Task
 from asyncpool._runtime.sources import Source
 

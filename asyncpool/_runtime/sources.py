@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol
 
+from asyncpool._core.pace import TURN
+
 __all__ = ["AsyncSource", "Source", "SyncSource", "open_source"]
+
+# Items of a plain iterator that are drawn between two looks at the clock.
+_AT_ONCE = 256
 
 
 class Source(Protocol):
@@ -50,13 +56,20 @@ class SyncSource:
         """See :class:`Source`."""
         del room  # nothing is drawn beforehand
         found: list[Any] = []
+        until = time.monotonic() + TURN
         try:
-            found.extend(itertools.islice(self._items, count))
+            while len(found) < count:
+                before = len(found)
+                few = min(count - before, _AT_ONCE)
+                found.extend(itertools.islice(self._items, few))
+                if len(found) - before < few:
+                    self.exhausted = True
+                    break
+                if time.monotonic() > until:  # they are slow: others have their turn
+                    break
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the iterable's
             # Nobody can be cancelled in here: if it raises that, it is an error like others.
             self.error, self.exhausted = error, True
-        if len(found) < count:
-            self.exhausted = True
         return found
 
     async def aclose(self) -> None:

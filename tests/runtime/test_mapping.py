@@ -26,7 +26,7 @@ from asyncpool._core.chunks import ChunkResult, run_chunk
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobOptions
 from asyncpool._core.raised import pack_error
-from asyncpool._runtime import batch_runner, mapping
+from asyncpool._runtime import batch_runner, mapping, sources
 from asyncpool._runtime.batches import Task
 from asyncpool._runtime.jobs import ChunkJob, Job
 from asyncpool.mapping import Map, Outcome, Plan
@@ -191,7 +191,7 @@ turn_lengths = st.sampled_from([1000.0, -1.0])
 def turns_of(seconds: float) -> Generator[None]:
     """Let a map have the loop for so long at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (mapping, batch_runner):
+        for module in (mapping, batch_runner, sources):
             patch.setattr(module, "TURN", seconds)
         yield
 
@@ -542,3 +542,22 @@ def test_others_have_the_loop_after_each_turn(
         asyncio.run(main())
     for what in ("drawn", "loaded", "taken"):
         assert (turns.total(what), turns.most(what)) == (40, most)
+
+
+@pytest.mark.parametrize(("turn", "size"), [(-1.0, 256), (1000.0, 512)])
+def test_items_that_are_slow_to_come_make_smaller_chunks(
+    turn: float, size: int
+) -> None:
+    async def main() -> None:
+        pool = FakePool()
+        items = [(n, "ok") for n in range(1024)]
+        running = asyncio.ensure_future(map_of(pool, items, chunk=512, window=4096))
+        while not running.done():
+            await asyncio.sleep(0)
+            if pool.open:
+                assert len(pool.open[0][1]) == size
+                pool.finish(0, 10**6)
+        assert await running == list(range(1024))
+
+    with turns_of(turn):
+        asyncio.run(main())
