@@ -137,7 +137,7 @@ class Broadcaster:
         unwanted = threading.Event()
         try:
             payload = await self._threads.pickle(
-                _pack, (function, args, kwargs), Pause(unwanted.is_set)
+                _pack, (function, args, kwargs), unwanted=unwanted.is_set
             )
         except StreamTooLongError:
             raise ValueError(

@@ -27,11 +27,11 @@ _Call = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
 
 class Packer:
-    """Pickles the arguments of jobs, one job after the other.
+    """Pickles the arguments of jobs, in their order.
 
     Args:
         threads: Where.
-        ahead: How many jobs may be pickled while none of them has a worker yet.
+        ahead: How many jobs may be pickled, or being pickled, that have no worker yet.
         on_packed: Called with a job and what it is to travel as.
         on_refused: Called with a job that cannot be pickled.
     """
@@ -50,7 +50,7 @@ class Packer:
         self._on_refused = on_refused
         self._calls: deque[tuple[Job[Any], _Call]] = deque()
         self._ahead: list[Job[Any]] = []
-        self._busy = False
+        self._begun = 0
 
     def add(self, job: Job[Any], call: _Call) -> None:
         """Pickle a call as soon as it is its turn."""
@@ -60,23 +60,16 @@ class Packer:
     def go_on(self) -> None:
         """Begin with the next one if it may begin."""
         self._ahead = [job for job in self._ahead if job.payload and job.slot is None]
-        while self._calls and not self._busy and len(self._ahead) < self._most_ahead:
-            job, (function, args, kwargs) = self._calls.popleft()
+        while self._calls and self._begun + len(self._ahead) < self._most_ahead:
+            job, call = self._calls.popleft()
             if job.done():
                 continue
-            self._busy = True
-            packed = self._threads.pickle(
-                pack_job,
-                function,
-                args,
-                kwargs,
-                number=job.function.number,
-                pause=Pause(job.done),
-            )
+            self._begun += 1
+            packed = self._threads.pickle(_pack, job, call, unwanted=job.done)
             packed.add_done_callback(partial(self._on_done, job))
 
     def _on_done(self, job: Job[Any], packed: asyncio.Future[bytes | Parcel]) -> None:
-        self._busy = False
+        self._begun -= 1
         error = None if packed.cancelled() else packed.exception()
         if not job.done() and not packed.cancelled():
             if error is None:
@@ -109,7 +102,7 @@ class Unpacker:
     def add(self, job: Job[Any], frame: Frame) -> None:
         """Load an outcome as soon as it is its turn."""
         self.jobs.add(job.id)
-        loaded = self._threads.pickle(load_outcome, frame, Pause(job.done))
+        loaded = self._threads.pickle(load_outcome, frame, unwanted=job.done)
         loaded.add_done_callback(partial(self._on_done, job))
 
     def _on_done(self, job: Job[Any], loaded: asyncio.Future[Any]) -> None:
@@ -119,6 +112,12 @@ class Unpacker:
                 job, Failed(error, raised=False) if error else loaded.result()
             )
         self.jobs.discard(job.id)
+
+
+def _pack(job: Job[Any], call: _Call, pause: Pause) -> bytes | Parcel:
+    function, args, kwargs = call
+    pause()  # it may have waited for others, and be unwanted by now
+    return pack_job(function, args, kwargs, number=job.function.number, pause=pause)
 
 
 def _as_refusal(error: BaseException) -> JobNotPicklableError:

@@ -49,7 +49,7 @@ from asyncpool._runtime.service import Service
 from asyncpool._runtime.stacks import Stacks
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.template import LaunchError
-from asyncpool._runtime.threads import Pause, Threads
+from asyncpool._runtime.threads import Threads
 from asyncpool._runtime.traffic import Traffic
 from asyncpool.errors import PoolBrokenError, PoolClosedError, ProtocolError
 
@@ -232,7 +232,7 @@ class Supervisor:
         if not is_heavy(frame.payload):
             return load_value(frame.payload)
         return await self._threads.pickle(
-            load_value, frame.payload, Pause(job.cancelled)
+            load_value, frame.payload, unwanted=job.cancelled
         )
 
     async def room(self) -> None:

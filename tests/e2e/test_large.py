@@ -488,6 +488,29 @@ async def test_the_pool_goes_on_while_something_is_unpickled() -> None:
             assert await job == crowd(MIB)
 
 
+async def test_what_takes_long_to_pickle_is_not_waited_for() -> None:
+    async with patience(), Pool(2) as pool:
+        with Stop("pickled", most=2) as stop:
+            slow = [pool.submit(large.same, crowd(MIB)) for _ in range(2)]
+            await stop.reached(2)
+            assert await pool.submit(large.same, crowd(2 * MIB)) == crowd(2 * MIB)
+            assert [job.state for job in slow] == ["queued"] * 2
+            stop.release()
+            assert await asyncio.gather(*slow) == [crowd(MIB)] * 2
+
+
+async def test_what_takes_long_to_unpickle_is_not_waited_for() -> None:
+    async with patience(), Pool(1) as pool:
+        with Stop("unpickled", most=2) as stop:
+            slow = [pool.submit(crowd, MIB) for _ in range(2)]
+            await stop.reached(2)
+            # Neither arguments nor results wait for them.
+            assert await pool.submit(large.same, crowd(2 * MIB)) == crowd(2 * MIB)
+            assert not any(job.done() for job in slow)
+            stop.release()
+            assert await asyncio.gather(*slow) == [crowd(MIB)] * 2
+
+
 async def test_no_more_is_pickled_ahead_than_there_are_workers_for() -> None:
     async with patience(), Gate() as gate, Pool(2) as pool:
         held = [pool.submit(jobs.wait_at, gate.path, str(n)) for n in range(2)]
@@ -510,7 +533,7 @@ async def pickled(pool: Pool, queued: list[Any], count: int, job: Any) -> bool:
         await asyncio.sleep(0)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert not large.supervisor_of(pool)._traffic._packer._busy
+    assert not large.supervisor_of(pool)._traffic._packer._begun
     return bool(job.payload)
 
 

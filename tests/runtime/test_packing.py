@@ -1,4 +1,4 @@
-"""The contract of pickling elsewhere: one at a time, and nobody waits for ever."""
+"""The contract of pickling elsewhere: in order, and nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncpool._core.raised import pack_error
 from asyncpool._runtime.book import Failed
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.packing import Packer, Unpacker
-from asyncpool._runtime.threads import AbandonedError
+from asyncpool._runtime.threads import AbandonedError, Pause
 from asyncpool.errors import JobNotPicklableError
 from tests.helpers import large, values
 from tests.helpers.large import Passenger
@@ -34,10 +34,13 @@ class Hands:
         self.calls: list[tuple[asyncio.Future[Any], Callable[[], Any]]] = []
 
     def pickle(
-        self, function: Callable[..., Any], *args: Any, **kwargs: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        unwanted: Callable[[], bool],
     ) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.calls.append((future, lambda: function(*args, **kwargs)))
+        self.calls.append((future, lambda: function(*args, Pause(unwanted))))
         return future
 
     async def work(self) -> None:
@@ -99,12 +102,12 @@ class Office:
 # Arguments.
 
 
-async def test_calls_are_pickled_one_by_one_in_their_order() -> None:
+async def test_calls_are_pickled_in_their_order() -> None:
     office = Office(ahead=3)
     added = [office.add(number) for number in range(3)]
     for count in range(3):
         assert office.packed == added[:count]
-        assert len(office.hands.calls) == 1
+        assert len(office.hands.calls) == 3 - count
         await office.hands.work()
     assert office.packed == added
     assert office.hands.calls == []
@@ -114,7 +117,11 @@ async def test_calls_are_pickled_one_by_one_in_their_order() -> None:
 async def test_no_more_are_pickled_ahead_than_was_said() -> None:
     office = Office(ahead=2)
     added = [office.add(number) for number in range(5)]
-    assert await office.hands.work_all() == 2
+    # Those that are being pickled are ahead too.
+    assert len(office.hands.calls) == 2
+    await office.hands.work()
+    assert len(office.hands.calls) == 1
+    assert await office.hands.work_all() == 1
     assert office.packed == added[:2]
     # One that has a worker is not ahead any more.
     added[0].slot = 0
@@ -151,12 +158,16 @@ async def test_what_turns_out_to_be_small_is_not_ahead() -> None:
 
 
 async def test_a_job_that_was_given_up_is_not_pickled() -> None:
-    office = Office()
-    added = [office.add(number) for number in range(4)]
-    for job in added[1:3]:
-        job.cancel()
-    assert await office.hands.work_all() == 2
+    office = Office(ahead=2)
+    argument = [Passenger(), *large.filler(200_000)]
+    added = [office.add(number, argument) for number in range(4)]
+    with large.Stop() as stop:
+        for job in added[1:3]:
+            job.cancel()
+        # One of them was to be pickled next.
+        assert await office.hands.work_all() == 3
     assert office.packed == [added[0], added[3]]
+    assert stop.passed == [("pickled", "MainThread")] * 2
 
 
 async def test_a_job_that_is_given_up_meanwhile_is_not_told_of() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 import pytest
+import pytest_asyncio
 
 from asyncpool._runtime import threads
 from asyncpool._runtime.threads import AbandonedError, Pause, Threads
@@ -16,20 +19,32 @@ from tests.helpers.patience import PATIENCE, patience
 
 pytestmark = BOTH_LOOPS
 
+T = TypeVar("T")
+
 
 class Clock:
     """Time that passes only when somebody sleeps or works."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.computed = 5.0
         self.slept: list[float] = []
+        self.on_sleep: Callable[[], None] = lambda: None
 
     def monotonic(self) -> float:
         return self.now
 
+    def thread_time(self) -> float:
+        return self.computed
+
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now += seconds
+        self.on_sleep()
+
+    def compute(self, seconds: float) -> None:
+        self.now += seconds
+        self.computed += seconds
 
 
 @pytest.fixture
@@ -60,8 +75,19 @@ def names() -> list[str]:
     )
 
 
-def thread_name() -> str:
+def thread_name(_: Pause | None = None) -> str:
     return threading.current_thread().name
+
+
+def pickle(
+    found: Threads, function: Callable[..., T], *args: object
+) -> asyncio.Future[T]:
+    """Have a call made that needs no pause."""
+    return found.pickle(lambda _: function(*args), unwanted=lambda: False)
+
+
+def copy_or_pickle(found: Threads, kind: str) -> Callable[..., asyncio.Future[Any]]:
+    return found.copy if kind == "copy" else partial(pickle, found)
 
 
 # Making way.
@@ -104,6 +130,47 @@ async def test_work_that_nobody_wants_is_given_up(clock: Clock) -> None:
     assert not issubclass(AbandonedError, Exception)
 
 
+async def test_what_is_long_rests_while_it_is_not_the_first(clock: Clock) -> None:
+    pause = Pause(lambda: False)
+    pause.second = True
+    pause()
+    clock.compute(0.019)
+    pause()
+    # Time in which others had the GIL is not its own.
+    clock.now += 10
+    pause()
+    assert clock.slept == [0.00005] * 3
+    clock.compute(0.002)
+
+    def be_first() -> None:
+        pause.second = len(clock.slept) < 7
+
+    clock.on_sleep = be_first
+    pause()
+    assert clock.slept == [0.00005] * 4 + [0.005] * 3
+    clock.compute(1)
+    pause()
+    assert clock.slept[7:] == [0.00005]
+
+
+async def test_the_first_never_rests(clock: Clock) -> None:
+    pause = Pause(lambda: False)
+    for _ in range(3):
+        pause()
+        clock.compute(1)
+    assert clock.slept == [0.00005] * 3
+
+
+async def test_what_rests_is_given_up_when_nobody_wants_it(clock: Clock) -> None:
+    pause = Pause(lambda: len(clock.slept) > 3)
+    pause.second = True
+    pause()
+    clock.compute(1)
+    with pytest.raises(AbandonedError):
+        pause()
+    assert clock.slept == [0.00005] * 2 + [0.005] * 2
+
+
 # The threads.
 
 
@@ -118,7 +185,7 @@ async def test_copies_and_pickles_are_made_apart() -> None:
     found = new()
     async with patience():
         assert (await found.copy(thread_name)).startswith("asyncpool-copy")
-        assert (await found.pickle(thread_name)).startswith("asyncpool-pickle")
+        assert (await pickle(found, thread_name)).startswith("asyncpool-pickle")
         await found.close()
     assert names() == []
 
@@ -127,11 +194,11 @@ async def test_arguments_results_and_errors_are_passed_on() -> None:
     found = new()
     async with patience():
         assert await found.copy(divmod, 7, 2) == (3, 1)
-        assert await found.pickle(dict, a=1) == {"a": 1}
+        assert await pickle(found, divmod, 9, 4) == (2, 1)
         with pytest.raises(ZeroDivisionError):
             await found.copy(divmod, 7, 0)
         with pytest.raises(AbandonedError):
-            await found.pickle(_abandon)
+            await pickle(found, _abandon)
         await found.close()
 
 
@@ -162,9 +229,10 @@ async def test_two_copies_may_be_made_at_once_and_no_more(
         await found.close()
 
 
-async def test_one_pickles_at_a_time_in_the_order_of_the_calls(
-    gate: threading.Event,
+async def test_one_pickles_at_a_time_in_the_order_of_the_calls_while_they_are_short(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(threads, "_LONG", 1000.0)
     found = new()
     order: list[int] = []
 
@@ -174,7 +242,7 @@ async def test_one_pickles_at_a_time_in_the_order_of_the_calls(
         return thread_name()
 
     async with patience():
-        calls = [found.pickle(note, number) for number in range(10)]
+        calls = [pickle(found, note, number) for number in range(10)]
         # Copies do not wait for them.
         await found.copy(thread_name)
         assert order == []
@@ -182,6 +250,124 @@ async def test_one_pickles_at_a_time_in_the_order_of_the_calls(
         assert len(set(await asyncio.gather(*calls))) == 1
         await found.close()
     assert order == list(range(10))
+
+
+class Shift:
+    """Calls that are made until they are told to end, each with a pause of its own."""
+
+    def __init__(self, found: Threads) -> None:
+        self.pauses: dict[str, Pause] = {}
+        self._found = found
+        self._ends: dict[str, threading.Event] = {}
+        self._calls: dict[str, asyncio.Future[None]] = {}
+
+    def add(self, name: str) -> None:
+        self._ends[name] = threading.Event()
+        self._calls[name] = self._found.pickle(self._work, name, unwanted=lambda: False)
+
+    def _work(self, name: str, pause: Pause) -> None:
+        self.pauses[name] = pause
+        self._ends[name].wait(PATIENCE)
+
+    async def begun(self, *names: str) -> None:
+        """Wait until these have begun, and no others."""
+        while set(self.pauses) != set(names):  # noqa: ASYNC110 - they have no loop
+            await asyncio.sleep(0)
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await self._calls[name]
+
+    @property
+    def second(self) -> str:
+        return "".join(name for name, pause in self.pauses.items() if pause.second)
+
+    def stop(self) -> None:
+        for end in self._ends.values():
+            end.set()
+
+
+@pytest_asyncio.fixture
+async def shift(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shift]:
+    """Return calls that are long at once."""
+    monkeypatch.setattr(threads, "_LONG", 1e-9)
+    found = new()
+    shift = Shift(found)
+    yield shift
+    shift.stop()
+    async with patience():
+        await found.close()
+    assert names() == []
+
+
+async def test_nobody_waits_for_what_is_long_but_three_are_enough(shift: Shift) -> None:
+    async with patience():
+        for name in "abcde":
+            shift.add(name)
+        await shift.begun("a", "b", "c")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert set(shift.pauses) == set("abc")
+        await shift.end("b")
+        await shift.begun("a", "b", "c", "d")
+        await shift.end("a")
+        await shift.begun(*"abcde")
+
+
+async def test_whichever_has_begun_before_is_the_first(shift: Shift) -> None:
+    async with patience():
+        for name in "abcd":
+            shift.add(name)
+        await shift.begun("a", "b", "c")
+        assert shift.second == "bc"
+        await shift.end("b")
+        await shift.begun(*"abcd")
+        assert shift.second == "bcd"
+        await shift.end("a")
+        assert shift.second == "bd"
+        await shift.end("c")
+        assert shift.second == "b"
+        await shift.end("d")
+        shift.add("e")
+        await shift.begun(*"abcde")
+        assert shift.second == "b"
+
+
+async def test_a_short_one_is_waited_for_behind_a_long_one(
+    shift: Shift, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with patience():
+        shift.add("a")
+        await shift.begun("a")
+        await asyncio.sleep(0)
+        monkeypatch.setattr(shift._found._picklers, "_apart", 1000.0)
+        shift.add("b")
+        shift.add("c")
+        await shift.begun("a", "b")
+        # That the long one has ended is no reason to begin, that the short one has is.
+        await shift.end("a")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert set(shift.pauses) == set("ab")
+        await shift.end("b")
+        await shift.begun(*"abc")
+
+
+async def test_nobody_rests_behind_what_does_not_come_back(
+    shift: Shift, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_GRACE", 0.01)
+    async with patience():
+        shift.add("a")
+        shift.add("b")
+        await shift.begun("a", "b")
+        assert shift.second == "b"
+        await shift._found.close()
+        assert shift.second == ""
+        await shift.end("a")
+        await shift.end("b")
+        while names():  # noqa: ASYNC110 - a thread tells nobody of its end
+            await asyncio.sleep(0)
 
 
 # When there may be no more of them.
@@ -196,7 +382,7 @@ async def test_without_a_thread_a_call_is_made_at_once_and_once(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = new()
-    call = found.copy if kind == "copy" else found.pickle
+    call = copy_or_pickle(found, kind)
     calls: list[str] = []
 
     def note() -> int:
@@ -274,7 +460,7 @@ async def test_a_close_waits_for_what_is_running(
         return "done"
 
     async with patience():
-        call = found.copy(wait) if kind == "copy" else found.pickle(wait)
+        call = copy_or_pickle(found, kind)(wait)
         told: list[str] = []
         call.add_done_callback(lambda call: told.append(call.result()))
         while not began.is_set():  # noqa: ASYNC110 - it has no loop
@@ -293,7 +479,7 @@ async def test_a_close_waits_for_what_is_running(
 async def test_a_close_waits_for_what_has_not_begun(gate: threading.Event) -> None:
     found = new()
     async with patience():
-        calls = [found.pickle(gate.wait, PATIENCE) for _ in range(5)]
+        calls = [pickle(found, gate.wait, PATIENCE) for _ in range(5)]
         close = asyncio.create_task(found.close())
         await asyncio.sleep(0)
         gate.set()
@@ -305,7 +491,7 @@ async def test_a_close_waits_for_what_has_not_begun(gate: threading.Event) -> No
 async def test_a_call_that_fails_does_not_keep_the_close_from_its_end() -> None:
     found = new()
     async with patience():
-        call = found.pickle(divmod, 1, 0)
+        call = pickle(found, divmod, 1, 0)
         await found.close()
     assert isinstance(call.exception(), ZeroDivisionError)
     assert names() == []
@@ -317,8 +503,8 @@ async def test_what_does_not_come_back_is_left_alone(
     monkeypatch.setattr(threads, "_GRACE", 0.01)
     found = new()
     async with patience():
-        stuck = found.pickle(gate.wait, PATIENCE)
-        behind = found.pickle(thread_name)
+        stuck = pickle(found, gate.wait, PATIENCE)
+        behind = pickle(found, thread_name)
         await found.copy(thread_name)
         await found.close()
         assert not stuck.done()
@@ -355,7 +541,7 @@ async def test_nobody_hears_how_a_call_ends_that_was_given_up(
         raise error
 
     async with patience():
-        call = found.pickle(fail)
+        call = pickle(found, fail)
         call.cancel()
         await asyncio.sleep(0)
         gate.set()
