@@ -18,6 +18,7 @@ PURE = {
     "binascii",
     "cloudpickle",
     "collections",
+    "copyreg",
     "dataclasses",
     "enum",
     "functools",
@@ -29,6 +30,7 @@ PURE = {
     "math",
     "pickle",
     "struct",
+    "sys",  # what is imported already
     "traceback",
     "types",
     "typing",

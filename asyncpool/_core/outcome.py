@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BytesIO
 
+from asyncpool._core import arrays
 from asyncpool._core.giants import Lookout
 from asyncpool._core.parcels import (
     HEAVY,
@@ -202,7 +204,10 @@ def _pack(value: object) -> bytes | Parcel:
     buffers: list[memoryview] = []
     keep = keep_large(buffers)
     try:
-        data = pickle.dumps(value, 5, buffer_callback=keep)
+        if arrays.possible():
+            data = _dumps_with(pickle.Pickler, value, keep)
+        else:
+            data = pickle.dumps(value, 5, buffer_callback=keep)  # faster by 1.5 us
     except Exception:
         data = MAIN
     if data.find(MAIN) >= 0:
@@ -214,7 +219,17 @@ def _pack(value: object) -> bytes | Parcel:
 def _dumps_by_value(value: object, keep: Any = None) -> bytes:
     import cloudpickle  # noqa: PLC0415 - 20 ms that most workers never need
 
-    return bytes(cloudpickle.dumps(value, 5, buffer_callback=keep))
+    return _dumps_with(cloudpickle.Pickler, value, keep)
+
+
+def _dumps_with(
+    pickler: Any, value: object, keep: Callable[[pickle.PickleBuffer], bool] | None
+) -> bytes:
+    file = BytesIO()
+    made = pickler(file, 5, buffer_callback=keep)
+    arrays.teach(made)
+    made.dump(value)
+    return file.getvalue()
 
 
 def is_flat(values: Iterable[Any]) -> bool:

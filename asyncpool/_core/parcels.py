@@ -15,6 +15,9 @@ from __future__ import annotations
 import pickle
 from functools import cache
 
+from asyncpool._core import arrays
+from asyncpool._core.arrays import LARGE
+
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,9 +40,6 @@ __all__ = [
 # How the name of the main module looks inside a pickle.  A string that happens to
 # contain it costs a second pickling, and nothing else.
 MAIN = b"__main__"
-
-# Buffers from this size on, in bytes, stay out of the stream.
-LARGE = 65_536
 
 # A longer stream is neither written nor read on an event loop's thread: to pickle as
 # much of small objects as this takes half a millisecond.
@@ -215,6 +215,7 @@ def _dump(
     made = pickler(writer, 5, buffer_callback=keep)
     if watch is not None:
         made.watch = watch
+    arrays.teach(made)
     made.dump(value)
     return Parcel(writer.pieces, buffers)
 
