@@ -80,12 +80,12 @@ class AsyncPool(Peer):
     names = "from asyncpool import Pool"
     fast = True
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *preload: str, **options: Any) -> None:
         from asyncpool import Pool
 
         self._launcher = options.get("launcher", "forkserver")
         # As the documentation has it; who forks the service inherits as much.
-        self._make = partial(Pool, preload=("benchmarks.work",), **options)
+        self._make = partial(Pool, preload=("benchmarks.work", *preload), **options)
 
     async def open(self, workers: int) -> Call:
         self._workers = workers
@@ -351,6 +351,7 @@ PEERS: dict[str, Callable[[], Peer]] = {
     "asyncpool-spawn": partial(AsyncPool, launcher="spawn"),
     "asyncpool-single": OneAtATime,
     "asyncpool-32": partial(AsyncPool, concurrency=32),
+    "asyncpool-numpy": partial(AsyncPool, "numpy"),
     "ppe-fork": partial(ProcessPool, "fork"),
     "ppe-spawn": partial(ProcessPool, "spawn"),
     "ppe-forkserver": partial(ProcessPool, "forkserver"),
@@ -365,6 +366,7 @@ LABELS = {
     "asyncpool-spawn": "asyncpool (spawn)",
     "asyncpool-single": "asyncpool, without pipelining",
     "asyncpool-32": "asyncpool, 32 at once in each worker",
+    "asyncpool-numpy": "asyncpool, NumPy preloaded",
     "ppe-fork": "ProcessPoolExecutor (fork)",
     "ppe-spawn": "ProcessPoolExecutor (spawn)",
     "ppe-forkserver": "ProcessPoolExecutor (forkserver)",
@@ -376,7 +378,7 @@ LABELS = {
 }
 DISTRIBUTIONS = ("anyio", "aiomultiprocess", "loky", "numpy", "pebble", "uvloop")
 # What is compared unless told otherwise; "+uvloop" works behind any name.
-ROWS = ("asyncpool", "asyncpool+uvloop", *list(PEERS)[4:])
+ROWS = ("asyncpool", "asyncpool+uvloop", *list(PEERS)[5:])
 # When there are two minutes.
 QUICK_ROWS = ("asyncpool", "asyncpool+uvloop", "ppe-fork", "mp-pool", "anyio")
 

@@ -46,9 +46,10 @@ async def rate(call: Call, value: Any, size: int, turns: int) -> float:
 
 
 def measure(bench: Bench) -> Reading:
-    """Send arrays of several sizes, a list of a hundred, and a table with its columns.
+    """Send arrays of several sizes, a list of a hundred, and tables with their columns.
 
-    What comes back is checked once.  The table needs pandas.
+    What comes back is checked once.  The tables are one of pandas, of which every other
+    column is dates, and one of pyarrow; whichever is installed.
     """
     array = make_array()
 
@@ -65,8 +66,21 @@ def measure(bench: Bench) -> Reading:
         with contextlib.suppress(ImportError):
             import pandas as pd  # type: ignore[import-untyped]
 
-            table = pd.DataFrame(array.view("float64").reshape(-1, 8))
+            dates, floats = array.view("datetime64[s]"), array.view("float64")
+            table = pd.DataFrame(
+                {
+                    f"{name}{n}": column[n::8].copy()
+                    for n in range(4)
+                    for name, column in (("at", dates), ("what", floats))
+                }
+            )
             more["table"] = await rate(call, table, SIZE, turns)
+        with contextlib.suppress(ImportError):
+            import pyarrow as pa  # type: ignore[import-untyped]
+
+            columns = array.view("float64").reshape(8, -1)
+            arrow = pa.table({f"column {n}": part for n, part in enumerate(columns)})
+            more["arrow"] = await rate(call, arrow, SIZE, turns)
         return curve, more
 
     curve, more = bench.run(body)
@@ -83,6 +97,7 @@ QUESTION = Question(
         Figure("mb", "1 MB", "GB/s", more_is_better=True),
         Figure("list", "100 of 1 MB", "GB/s", more_is_better=True),
         Figure("table", "DataFrame, 64 MB", "GB/s", more_is_better=True),
+        Figure("arrow", "pyarrow, 64 MB", "GB/s", more_is_better=True),
     ),
     measure,
     limit=90,

@@ -71,4 +71,5 @@ QUESTION = Question(
     measure,
     limit=30,
     once=True,
+    extra=("asyncpool-numpy",),
 )
