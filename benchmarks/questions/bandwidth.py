@@ -64,7 +64,7 @@ def measure(bench: Bench) -> Reading:
         hundred = [array[:MEGABYTE].copy() for _ in range(100)]
         more = {"list": await rate(call, hundred, 100 * MEGABYTE, turns)}
         with contextlib.suppress(ImportError):
-            import pandas as pd  # type: ignore[import-untyped]
+            import pandas as pd
 
             dates, floats = array.view("datetime64[s]"), array.view("float64")
             table = pd.DataFrame(
@@ -76,7 +76,7 @@ def measure(bench: Bench) -> Reading:
             )
             more["table"] = await rate(call, table, SIZE, turns)
         with contextlib.suppress(ImportError):
-            import pyarrow as pa  # type: ignore[import-untyped]
+            import pyarrow as pa
 
             columns = array.view("float64").reshape(8, -1)
             arrow = pa.table({f"column {n}": part for n, part in enumerate(columns)})
