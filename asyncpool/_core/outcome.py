@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 
 from asyncpool._core import arrays
+from asyncpool._core.arrays import LARGE
 from asyncpool._core.giants import Lookout
 from asyncpool._core.parcels import (
     HEAVY,
-    LARGE,
     MAIN,
     Bundle,
     Parcel,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from asyncpool._core.arrays import LARGE
 from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import pack_numbers, unpack_numbers
-from asyncpool._core.parcels import LARGE, Bundle, Parcel, cut, lay_out
+from asyncpool._core.parcels import Bundle, Parcel, cut, lay_out
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.segments import Segment, Segments, Use
 from asyncpool._runtime.threads import Threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from asyncpool._core.pace import TURN
 from asyncpool._runtime.batch_runner import BatchRunner, Crew
@@ -41,18 +42,18 @@ class Mapping:
         self._crew = crew
         self._source = source
         self._news = news
+        # All of them in their order, or those that are complete in theirs.
+        self._line: deque[Batch] = deque()
         self._ordered = ordered
         self._runner = BatchRunner(
             crew,
             task,
             chunk=chunk,
             window=window,
-            on_complete=self._on_complete,
+            on_complete=partial(_take_note, None if ordered else self._line, news),
             on_held=news.set,
         )
         self._pace = self._runner.pace
-        # All of them in their order, or those that are complete in theirs.
-        self._line: deque[Batch] = deque()
         self._open = 0  # batches that were not taken yet
         self._next = 0
         self._under_way = 0
@@ -133,7 +134,9 @@ class Mapping:
             self._news.clear()
             await self._news.wait()
 
-    def _on_complete(self, batch: Batch) -> None:
-        if not self._ordered:
-            self._line.append(batch)
-        self._news.set()
+
+# It does not know the mapping, which has what calls it: they would be a cycle.
+def _take_note(line: deque[Batch] | None, news: asyncio.Event, batch: Batch) -> None:
+    if line is not None:
+        line.append(batch)
+    news.set()

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core import arrays
+from asyncpool._core.arrays import LARGE
 from asyncpool._core.outcome import pack_job, pack_value
-from asyncpool._core.parcels import LARGE, Parcel, dump, loads
+from asyncpool._core.parcels import Parcel, dump, loads
 from tests.helpers.parcels import arrived
 
 ODD = ["M8[ns]", ">M8[25s]", "m8[D]", [("when", "M8[us]"), ("what", "f4")]]

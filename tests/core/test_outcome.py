@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core import outcome
+from asyncpool._core.arrays import LARGE
 from asyncpool._core.outcome import (
     dumps,
     load_job,
@@ -26,7 +27,6 @@ from asyncpool._core.outcome import (
 )
 from asyncpool._core.parcels import (
     HEAVY,
-    LARGE,
     MAIN,
     Bundle,
     Parcel,

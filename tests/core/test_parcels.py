@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from asyncpool._core.arrays import LARGE
 from asyncpool._core.parcels import (
     HEAVY,
-    LARGE,
     MAIN,
     Bundle,
     Parcel,

@@ -41,7 +41,11 @@ async def test_a_pool_grows_until_nobody_waits_and_shrinks_when_all_idle() -> No
 async def test_it_never_grows_beyond_its_bound() -> None:
     async with patience(), Gate() as gate, Pool((1, 2)) as pool:
         work = [pool.submit(jobs.wait_at, gate.path) for _ in range(20)]
-        for n in range(1, 21):
+        # Nobody goes on before there are two: twenty might all be done until it grows.
+        two = [await gate.visitor(nth=n) for n in (1, 2)]
+        for visitor in two:
+            visitor.release()
+        for n in range(3, 21):
             (await gate.visitor(nth=n)).release()
         await asyncio.gather(*work)
         stats = pool.stats()

@@ -14,9 +14,10 @@ import pytest
 
 import asyncpool
 from asyncpool import JobNotPicklableError, JobRaisedError
+from asyncpool._core.arrays import LARGE
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.outcome import load_value, pack_job
-from asyncpool._core.parcels import LARGE, Bundle, Parcel
+from asyncpool._core.parcels import Bundle, Parcel
 from asyncpool._core.raised import load_error
 from asyncpool._worker.coroutines import Coroutines
 from asyncpool._worker.execute import Executor
