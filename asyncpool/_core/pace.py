@@ -7,7 +7,7 @@ import math
 from asyncpool._core.chunks import CHUNK_SIZE
 from asyncpool._core.profiles import BUDGET
 
-__all__ = ["TARGET", "TURN", "Pace"]
+__all__ = ["TARGET", "Pace"]
 
 # What a job of several items is to take, in microseconds: a hundred times what the pool
 # adds to it, and a sixteenth of what a worker may have in hand.
@@ -15,10 +15,6 @@ TARGET = BUDGET / 16
 
 # A chunk is at most so many times as large as what its size was learned from.
 _GROWTH = 16
-
-# How long, in seconds, a map keeps the loop to itself.  All that one round of the pool
-# brings may take 40 ms to unpickle, and the items for a whole window 15 ms to pickle.
-TURN = 0.001
 
 # The least that an item is taken to cost.
 _LEAST = 0.25

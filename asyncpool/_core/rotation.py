@@ -249,7 +249,7 @@ class Rotation:
     def next_deadline(self) -> float | None:
         """When to call :meth:`on_timer`; ``None`` if nothing is due."""
         times = [_leave_by(slot) for slot in self._slots]
-        if not self._stopped and self._lives.broken is None:
+        if not self._grants_nothing:
             leaving = self._leaving > 0
             times += [self.sizing.next_deadline(leaving=leaving), self._retry_at]
             times += [_old_at(slot) for slot in self._slots]
@@ -276,7 +276,7 @@ class Rotation:
         return [*self._grant(now), *self._seating.settle()]
 
     def _grant(self, now: float) -> list[Command]:
-        if self._stopped or self._lives.broken is not None:
+        if self._grants_nothing:
             return []
         size, waiting = self.sizing.size, self._dispatcher.crowd
         self.sizing.grow(now, waiting=waiting, coming=self._coming)
@@ -287,10 +287,14 @@ class Rotation:
         return [*commands, *self._exchange(now)]
 
     def _exchange(self, now: float) -> list[Command]:
-        if self._stopped or self._lives.broken is not None:
+        if self._grants_nothing:
             return []
         self._age(now)
         return [*self._roll_on(), *self._replace(now)]
+
+    @property
+    def _grants_nothing(self) -> bool:
+        return self._stopped or self._lives.broken is not None
 
     def _age(self, now: float) -> None:
         for slot in self._slots:

@@ -20,10 +20,11 @@ from asyncpool._core.chunks import LOST, Failure, run_chunk
 from asyncpool._core.functions import travels_by_name
 from asyncpool._core.limits import JobOptions
 from asyncpool._core.outcome import dumps
-from asyncpool._core.pace import TURN, Pace
+from asyncpool._core.pace import Pace
 from asyncpool._core.profiles import UNKNOWN
 from asyncpool._runtime.batches import Batch, Part, Task
 from asyncpool._runtime.jobs import ChunkJob, Job
+from asyncpool._runtime.turn import Turn
 from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,
@@ -194,11 +195,11 @@ class BatchRunner:
 
     def _unload(self) -> None:
         """Look at what has come back, as much of it as there is time for in a turn."""
-        until = self._loop.time() + TURN
+        turn = Turn()
         self._unloading = False
         while self._landed and not self._ended:
             self._on_chunk(*self._landed.popleft())
-            if self._loop.time() > until:
+            if turn.over:
                 self._unloading = True
                 self._loop.call_soon(self._unload)
                 break

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from asyncpool._core.pace import TURN
 from asyncpool._runtime.batch_runner import BatchRunner, Crew
 from asyncpool._runtime.batches import Batch, Part, Task
 from asyncpool._runtime.sources import Source
+from asyncpool._runtime.turn import Turn
 
 __all__ = ["Mapping"]
 
@@ -57,8 +57,6 @@ class Mapping:
         self._open = 0  # batches that were not taken yet
         self._next = 0
         self._under_way = 0
-        self._loop = asyncio.get_running_loop()
-        self._until = 0.0
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
         """Yield the batches, each when it is complete.
@@ -69,14 +67,13 @@ class Mapping:
         Cancellation:
             Cancels the jobs that are under way.
         """
-        source = self._source
-        self._begin_turn()
+        source, turn = self._source, Turn()
         try:
             while True:
-                if self._turn_is_over():
+                if turn.over:
                     await asyncio.sleep(0)
-                    self._begin_turn()
-                drew_all = self._draw()
+                    turn = Turn()
+                drew_all = self._draw(turn)
                 batch = self._take()
                 if batch is not None:
                     yield batch
@@ -91,13 +88,7 @@ class Mapping:
             self._runner.stop()
             await source.aclose()
 
-    def _begin_turn(self) -> None:
-        self._until = self._loop.time() + TURN
-
-    def _turn_is_over(self) -> bool:
-        return self._loop.time() > self._until
-
-    def _draw(self) -> bool:
+    def _draw(self, turn: Turn) -> bool:
         """Begin with items; tell whether it is as many as there is room for."""
         source, workers = self._source, self._crew.most_workers
         while not source.exhausted and not self._runner.full:
@@ -115,7 +106,7 @@ class Mapping:
             self._under_way += len(items)
             self._next += len(items)
             self._runner.send(Part(batch, 0, len(items)))
-            if self._turn_is_over():
+            if turn.over:
                 return False
         return True
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from asyncpool._core.pace import TURN
+from asyncpool._runtime.turn import Turn
 
 __all__ = ["AsyncSource", "Source", "SyncSource", "open_source"]
 
@@ -56,7 +55,7 @@ class SyncSource:
         """See :class:`Source`."""
         del room  # nothing is drawn beforehand
         found: list[Any] = []
-        until = time.monotonic() + TURN
+        turn = Turn()
         try:
             while len(found) < count:
                 before = len(found)
@@ -65,7 +64,7 @@ class SyncSource:
                 if len(found) - before < few:
                     self.exhausted = True
                     break
-                if time.monotonic() > until:  # they are slow: others have their turn
+                if turn.over:  # they are slow: others have their turn
                     break
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the iterable's
             # Nobody can be cancelled in here: if it raises that, it is an error like others.

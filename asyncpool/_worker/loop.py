@@ -96,8 +96,9 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
     """
     open_state()
     parts = equip(job_fd, control_fd, page_fd)
-    jobs, turns, segments, control = parts[:4]
-    interrupts, beats, coroutines = parts.interrupts, parts.beats, parts.coroutines
+    jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
+    turns, segments = parts.turns, parts.segments
+    interrupts, beats = parts.interrupts, parts.beats
     install(beats)
     chunks.install(partial(run_chunk, parts.log, coroutines.run))
     journal = Journal(control.report, partial(_running_job, interrupts, beats.page))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -22,14 +22,6 @@ from tests.helpers.pools import idle
 pytestmark = BOTH_LOOPS
 
 one_or_several = pytest.mark.parametrize("concurrency", [1, 4], ids=["one", "several"])
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @one_or_several

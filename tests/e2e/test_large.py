@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,15 +53,6 @@ SIZES = [
     MIB + 1,
     7 * MIB + 13,
 ]
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """Whatever goes goes at once, or stays."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 # There and back.

@@ -26,7 +26,7 @@ from asyncpool._core.chunks import ChunkResult, run_chunk
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobOptions
 from asyncpool._core.raised import pack_error
-from asyncpool._runtime import batch_runner, mapping, sources
+from asyncpool._runtime import turn as turn_module
 from asyncpool._runtime.batches import Task
 from asyncpool._runtime.jobs import ChunkJob, Job
 from asyncpool.mapping import Map, Outcome, Plan
@@ -191,8 +191,7 @@ turn_lengths = st.sampled_from([1000.0, -1.0])
 def turns_of(seconds: float) -> Generator[None]:
     """Let a map have the loop for so long at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (mapping, batch_runner, sources):
-            patch.setattr(module, "TURN", seconds)
+        patch.setattr(turn_module, "TURN", seconds)
         yield
 
 
