@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from asyncpool import Crash, RollResult, WorkerLimits
+from asyncpool import Cluster, Crash, RollResult, WorkerLimits
 from asyncpool.events import Exited, Retiring
 from tests.helpers import serves
 from tests.helpers.clusters import SPREADS, Client, all_ready, cluster_of, who
@@ -27,16 +30,23 @@ MIB = 1 << 20
 # Wear.
 
 
+@asynccontextmanager
+async def only_worker(**options: Any) -> AsyncGenerator[tuple[Cluster, Client]]:
+    """Open a cluster of one worker, and a conversation with that."""
+    async with (
+        patience(),
+        cluster_of(workers=1, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        yield cluster, client
+
+
 @in_each_way
 async def test_a_worker_that_has_served_enough_is_followed_by_another(
     spread: str,
 ) -> None:
     limits = WorkerLimits(max_jobs=5, jitter=0.0)
-    async with (
-        patience(),
-        cluster_of(workers=1, limits=limits, spread=spread) as cluster,
-        Client(cluster) as client,
-    ):
+    async with only_worker(limits=limits, spread=spread) as (cluster, client):
         events = cluster.events()
         first = await client.who()
         seen = {first}
@@ -50,11 +60,7 @@ async def test_a_worker_that_has_served_enough_is_followed_by_another(
 @in_each_way
 async def test_an_old_worker_finishes_its_conversation(spread: str) -> None:
     limits = WorkerLimits(max_age=0.05)
-    async with (
-        patience(),
-        cluster_of(workers=1, limits=limits, spread=spread) as cluster,
-        Client(cluster) as client,
-    ):
+    async with only_worker(limits=limits, spread=spread) as (cluster, client):
         events = cluster.events()
         first = await client.who()
         assert (await next_of(events, Retiring)).reason == "max_age"
@@ -69,11 +75,7 @@ async def test_an_old_worker_finishes_its_conversation(spread: str) -> None:
 
 async def test_a_worker_with_too_much_memory_finishes_its_conversation() -> None:
     limits = WorkerLimits(max_rss=64 * MIB)
-    async with (
-        patience(),
-        cluster_of(workers=1, limits=limits) as cluster,
-        Client(cluster) as client,
-    ):
+    async with only_worker(limits=limits) as (cluster, client):
         events = cluster.events()
         first = await client.who()
         assert await client.ask("leak 100") == "leaked"
@@ -87,11 +89,7 @@ async def test_a_worker_with_too_much_memory_finishes_its_conversation() -> None
 async def test_one_with_far_too_much_is_killed_and_replaced() -> None:
     crashes: list[Crash] = []
     limits = WorkerLimits(hard_rss=64 * MIB)
-    async with (
-        patience(),
-        cluster_of(workers=1, limits=limits, on_crash=crashes.append) as cluster,
-        Client(cluster) as client,
-    ):
+    async with only_worker(limits=limits, on_crash=crashes.append) as (cluster, client):
         _, _, pid = await client.who()
         client.say("leak 100")
         assert await client.answer() in {"leaked", ""}
