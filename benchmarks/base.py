@@ -24,6 +24,7 @@ class Scale:
     kills: int
     heal_limit: float
     echoes: int
+    tables: bool
     next_pools: int
     flood: int
     entries: int
@@ -37,6 +38,7 @@ FULL = Scale(
     kills=6,
     heal_limit=5,
     echoes=5,
+    tables=True,
     next_pools=3,
     flood=100_000,
     entries=4_000_000,
@@ -49,6 +51,7 @@ QUICK = Scale(
     kills=2,
     heal_limit=1,
     echoes=1,
+    tables=False,
     next_pools=1,
     flood=2_000,
     entries=100_000,

@@ -45,11 +45,35 @@ async def rate(call: Call, value: Any, size: int, turns: int) -> float:
     return median(rates)
 
 
+async def rates_of_tables(call: Call, array: Any, turns: int) -> dict[str, float]:
+    """Send tables made of *array*, of whichever package is installed."""
+    rates: dict[str, float] = {}
+    with contextlib.suppress(ImportError):
+        import pandas as pd
+
+        dates, floats = array.view("datetime64[s]"), array.view("float64")
+        table = pd.DataFrame(
+            {
+                f"{name}{n}": column[n::8].copy()
+                for n in range(4)
+                for name, column in (("at", dates), ("what", floats))
+            }
+        )
+        rates["table"] = await rate(call, table, SIZE, turns)
+    with contextlib.suppress(ImportError):
+        import pyarrow as pa
+
+        columns = array.view("float64").reshape(8, -1)
+        arrow = pa.table({f"column {n}": part for n, part in enumerate(columns)})
+        rates["arrow"] = await rate(call, arrow, SIZE, turns)
+    return rates
+
+
 def measure(bench: Bench) -> Reading:
     """Send arrays of several sizes, a list of a hundred, and tables with their columns.
 
     What comes back is checked once.  The tables are one of pandas, of which every other
-    column is dates, and one of pyarrow; whichever is installed.
+    column is dates, and one of pyarrow; whichever is installed, and none if quick.
     """
     array = make_array()
 
@@ -63,24 +87,8 @@ def measure(bench: Bench) -> Reading:
         curve.append((SIZE, await rate(call, array, SIZE, turns)))
         hundred = [array[:MEGABYTE].copy() for _ in range(100)]
         more = {"list": await rate(call, hundred, 100 * MEGABYTE, turns)}
-        with contextlib.suppress(ImportError):
-            import pandas as pd
-
-            dates, floats = array.view("datetime64[s]"), array.view("float64")
-            table = pd.DataFrame(
-                {
-                    f"{name}{n}": column[n::8].copy()
-                    for n in range(4)
-                    for name, column in (("at", dates), ("what", floats))
-                }
-            )
-            more["table"] = await rate(call, table, SIZE, turns)
-        with contextlib.suppress(ImportError):
-            import pyarrow as pa
-
-            columns = array.view("float64").reshape(8, -1)
-            arrow = pa.table({f"column {n}": part for n, part in enumerate(columns)})
-            more["arrow"] = await rate(call, arrow, SIZE, turns)
+        if bench.scale.tables:
+            more |= await rates_of_tables(call, array, turns)
         return curve, more
 
     curve, more = bench.run(body)
