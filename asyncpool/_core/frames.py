@@ -93,6 +93,8 @@ class Kind(enum.IntEnum):
     # The launcher's channel again.
     SWEEP = 13  # pool: say when nothing is left of dead workers
     SWEPT = 14  # launcher: nothing is
+    # launcher: this process becomes a worker when descriptors come through the socket that
+    SPARE = 45  # is along; pool: that one did, have another ready
     # Large objects.  On control channels of workers:
     SEGMENT = 15  # pool: here is segment *tag*, of *job* bytes; its descriptor is along
     GRANT = 16  # pool: put your next outcome into segment *tag*, or, if 0, into frames

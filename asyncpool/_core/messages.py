@@ -145,12 +145,12 @@ class LauncherConfig(Record):
 
 
 def pack_pid(pid: int, *, held: bool) -> bytes:
-    """Return the payload of a ``LAUNCHED`` frame; if *held*, a pidfd comes with it."""
+    """Return the payload of a ``LAUNCHED`` or ``SPARE`` frame; if *held*, with a pidfd."""
     return _PID.pack(pid, held)
 
 
 def unpack_pid(payload: bytes) -> tuple[int, bool]:
-    """Read the payload of a ``LAUNCHED`` frame: the pid, and whether a pidfd came.
+    """Read the payload of such a frame: the pid, and whether a pidfd came with it.
 
     Raises:
         ProtocolError: If it is none.

@@ -15,9 +15,10 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from asyncpool._core.messages import LauncherConfig
+from asyncpool._runtime.interpreter import worker_command
 from asyncpool._runtime.machine import module_path, umask_and_ignored
 from asyncpool._runtime.process import Process
-from asyncpool._runtime.template import Template, worker_command
+from asyncpool._runtime.template import Template
 
 __all__ = ["Launcher"]
 

@@ -13,30 +13,25 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
-from pathlib import Path
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import Failure, LauncherConfig, unpack_exit, unpack_pid
 from asyncpool._descriptors import receive_fds
+from asyncpool._runtime.interpreter import start_launcher
 from asyncpool._runtime.process import Process
+from asyncpool._runtime.spare import Spare
 from asyncpool.errors import ProtocolError
 
-__all__ = ["LaunchError", "Template", "worker_command"]
+__all__ = ["LaunchError", "Template"]
 
-# The same asyncpool as this process has, also if another one is installed: hence in front,
-# but behind everything before anything else is imported.
-_BOOTSTRAP = (
-    "import sys; sys.path.insert(0, sys.argv[1]); import asyncpool; "
-    "sys.path.append(sys.path.pop(0)); "
-    "from asyncpool._worker.bootstrap import main; main()"
-)
-_ROOT = str(Path(__file__).parents[2])
 _MAX_REPORT = 1 << 20
 
 # Seconds that the launcher has to kill whatever is left, and to end.
 _END_GRACE = 2.0
+
+# Seconds after the last request until a process is forked for the next one.
+_QUIET = 0.02
 
 # Seconds between looks whether a launcher that is lost has ended; each is twice the last.
 _FIRST_LOOK = 0.0005
@@ -77,11 +72,14 @@ class Template:
         self._requests: dict[int, asyncio.Future[Process]] = {}
         self._next_request = 0
         self._processes: dict[int, Process] = {}
+        self._ahead = config.fork
+        self._spare: Spare | None = None
+        self._quiet: asyncio.TimerHandle | None = None
         self._unwanted: set[int] = set()
         self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
         self._socket, theirs = socket.socketpair()
         try:
-            self._popen = self._start(theirs)
+            self._popen = start_launcher(theirs)
         except OSError as error:
             self._socket.close()
             raise LaunchError(
@@ -98,28 +96,18 @@ class Template:
             self.abort()
             raise LaunchError(f"sys.path and preload have {len(payload)} bytes")
 
-    @staticmethod
-    def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
-        command = [*_interpreter(), "-c", _BOOTSTRAP, _ROOT, "launcher"]
-        return subprocess.Popen(  # noqa: S603 - our own interpreter
-            [*command, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=None if _is_open(2) else subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,
-        )
-
     async def launch(self, fds: list[int]) -> Process:
         """Start a worker on *fds*; see :meth:`Launcher.launch`."""
         async with self._room:
             try:
                 await asyncio.shield(self.ready)
-                return await self._request(fds)
+                process = self._take_spare(fds) or await self._request(fds)
             except LaunchError:
                 if self._useless:
                     self.abort()
                 raise
+        self._have_spare()
+        return process
 
     async def sweep(self) -> None:
         """Wait until nothing is left of workers that are dead, or that nobody wants."""
@@ -136,6 +124,30 @@ class Template:
         self._socket.send(header(Kind.SWEEP, 0))
         self._swept.append(swept)
         await asyncio.shield(swept)
+
+    def _take_spare(self, fds: list[int]) -> Process | None:
+        """Make a worker of the process that was forked ahead, if there is one."""
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        if spare.hand_over(fds):
+            return spare.process
+        spare.close()
+        return None
+
+    def _have_spare(self) -> None:
+        """See to it that there is one again, once nothing else is to be done."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+        if self._ahead and not self.lost:
+            self._quiet = self._loop.call_later(_QUIET, self._ask_for_spare)
+
+    def _ask_for_spare(self) -> None:
+        if self._spare is None:
+            with contextlib.suppress(
+                OSError
+            ):  # then the next start takes a little longer
+                self._socket.send(header(Kind.SPARE, 0))
 
     async def _request(self, fds: list[int]) -> Process:
         self._next_request += 1
@@ -179,23 +191,24 @@ class Template:
 
     def _read_some(self) -> None:
         try:
-            data, fds, _ = receive_fds(self._socket, 65536, 1)
+            data, fds, truncated = receive_fds(self._socket, 65536, 2)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            data, fds = b"", []
+            data, fds, truncated = b"", [], False
         if not data:
             self._lose("the launcher's process ended")
             return
         self.asked_at = None
+        if truncated:  # which are lost, nobody knows
+            _close_all(fds)
         try:
             for frame in self._decoder.feed(data):
                 self._hear(frame, fds)
         except ProtocolError as error:
             self._popen.kill()
             self._lose(str(error))
-        for fd in fds:  # nobody's
-            os.close(fd)
+        _close_all(fds)  # nobody's
 
     def _hear(self, frame: Frame, fds: list[int]) -> None:
         match frame.kind:
@@ -205,14 +218,13 @@ class Template:
                 _settle(self._swept.pop(0))
             case Kind.LAUNCHED:
                 self._launched(frame, fds)
+            case Kind.SPARE if fds and self._spare is None:
+                door = fds.pop(0)
+                self._spare = Spare(self._started(frame, fds), door)
+            case Kind.SPARE:
+                pass  # its door was lost, which ends it
             case Kind.EXITED:
-                pid, status = unpack_exit(frame.payload)
-                process = self._processes.pop(pid, None)
-                if process is not None:
-                    process.ended(status)
-                if pid in self._unwanted and process is not None:
-                    self._unwanted.remove(pid)
-                    process.close()
+                self._exited(*unpack_exit(frame.payload))
             case Kind.FAILED:
                 failure = Failure.unpack(frame.payload)
                 error = LaunchError(failure.summary)
@@ -224,18 +236,38 @@ class Template:
             case _:
                 raise ProtocolError(f"the launcher sent {frame.kind.name}")
 
-    def _launched(self, frame: Frame, fds: list[int]) -> None:
+    def _started(self, frame: Frame, fds: list[int]) -> Process:
         pid, held = unpack_pid(frame.payload)
         # A read ends behind the bytes that a descriptor came with, so if this frame
         # brings one, it is the only one here.
         process = Process(self._loop, pid, fds.pop() if held and fds else None)
         self._processes[pid] = process
+        return process
+
+    def _exited(self, pid: int, status: int) -> None:
+        process = self._processes.pop(pid, None)
+        if process is None:
+            return  # a spare one that never got here
+        process.ended(status)
+        if pid in self._unwanted:
+            self._unwanted.remove(pid)
+            process.close()
+        elif self._spare is not None and self._spare.process is process:
+            self._drop_spare()
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+    def _launched(self, frame: Frame, fds: list[int]) -> None:
+        process = self._started(frame, fds)
         answer = self._requests.get(frame.job)
         if answer is not None and not answer.done():
             answer.set_result(process)
             return
         # Who asked has left, and has closed its channels: it would end by itself.
-        self._unwanted.add(pid)
+        self._unwanted.add(process.pid)
         process.signal(signal.SIGKILL)
 
     def _lose(self, reason: str) -> None:
@@ -248,6 +280,9 @@ class Template:
         _fail(self.ready, error)
         for answer in list(self._requests.values()):
             _fail(answer, error)
+        self._drop_spare()
+        if self._quiet is not None:
+            self._quiet.cancel()
         for pid, process in self._processes.items():
             process.launcher_gone()
             if pid in self._unwanted:
@@ -268,24 +303,9 @@ class Template:
             self.gone.set_result(None)
 
 
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
-
-
-def worker_command() -> tuple[str, ...]:
-    """Return the command line of a fresh interpreter that is a worker."""
-    return (*_interpreter(), "-c", _BOOTSTRAP, _ROOT, "worker")
-
-
-def _interpreter() -> list[str]:
-    # The flags of this interpreter, as multiprocessing passes them on; and no
-    # directory in front of the path in which any file could pose as a module.
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
-    return [sys.executable, *flags, *([] if "-P" in flags else ["-P"])]
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
 
 
 def _settle(future: asyncio.Future[None]) -> None:

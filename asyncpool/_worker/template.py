@@ -36,7 +36,7 @@ from asyncpool._worker.kernel import adopt_orphans, die_with_parent
 from asyncpool._worker.loop import work
 from asyncpool._worker.preloading import threads_left
 from asyncpool._worker.reaper import Reaper
-from asyncpool._worker.spare import Spare
+from asyncpool._worker.spare import fork_spare
 from asyncpool._worker.stdio import reset_signals, take_stdio
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -50,9 +50,6 @@ __all__ = ["FDS_PER_WORKER", "main"]
 FDS_PER_WORKER = 5
 
 _MAX_REQUEST = 1 << 20
-
-# Milliseconds without a request after which a process is forked for the next one.
-_SPARE_AFTER = 20
 
 
 def main(channel_fd: int) -> NoReturn:
@@ -96,8 +93,6 @@ class Template:
         self._config: LauncherConfig | None = None
         self._wake_out, self._wake_in = os.pipe()
         self._serving = True
-        self._spare: Spare | None = None
-        self._spare_wanted = False
         self._parent = os.getppid()
 
     def run(self) -> None:
@@ -117,10 +112,7 @@ class Template:
 
     def _serve(self, poll: select.poll) -> None:
         while True:
-            ready = poll.poll(_SPARE_AFTER if self._spare_wanted else None)
-            if not ready:
-                self._fork_spare()
-            for fd, _ in ready:
+            for fd, _ in poll.poll():
                 if fd == self._wake_out:
                     os.read(self._wake_out, 4096)
                     self._report_ends()
@@ -162,6 +154,8 @@ class Template:
             elif frame.kind is Kind.SWEEP:
                 self._reaper.sweep(self._report_end)
                 self._send(Kind.SWEPT)
+            elif frame.kind is Kind.SPARE:
+                self._fork_spare()
             else:
                 # The kernel ends a read behind the bytes that descriptors came
                 # with, so these belong to this request.
@@ -204,24 +198,18 @@ class Template:
             self._refuse(frame, "the launcher may open no more descriptors")
         else:
             try:
-                pid = self._take_spare(fds) or self._fork(lambda: fds)
-                self._report_start(frame, pid)
+                pid = self._fork(lambda: fds)
+                self._report_start(Kind.LAUNCHED, pid, frame.job)
             except OSError as error:
                 self._refuse(frame, str(error))
         for fd in fds:
             os.close(fd)
-        self._spare_wanted = self._config is not None and self._config.fork
-
-    def _take_spare(self, fds: list[int]) -> int | None:
-        """Make a worker of the process that was forked ahead, if there is one."""
-        spare, self._spare = self._spare, None
-        return spare.pid if spare is not None and spare.hand_over(fds) else None
 
     def _fork_spare(self) -> None:
-        """Fork ahead, since nothing else is to be done: the next worker needs it less."""
-        self._spare_wanted = False
         with _undisturbed(), contextlib.suppress(OSError):
-            self._spare = Spare(self._fork)
+            pid, door = fork_spare(self._fork)
+            with door:
+                self._report_start(Kind.SPARE, pid, 0, door.fileno())
 
     def _fork(self, await_fds: Callable[[], list[int]]) -> int:
         """Fork a process that is a worker when it has its descriptors."""
@@ -238,13 +226,13 @@ class Template:
     def _refuse(self, frame: Frame, reason: str) -> None:
         self._send(Kind.FAILED, Failure("fork", reason).pack(), frame.job)
 
-    def _report_start(self, frame: Frame, pid: int) -> None:
+    def _report_start(self, kind: Kind, pid: int, request: int, *fds: int) -> None:
         # Opened here, where the pid cannot be reused: this process is the parent.
         handles: list[int] = []
         with contextlib.suppress(AttributeError, OSError):
             handles.append(os.pidfd_open(pid))
         payload = pack_pid(pid, held=bool(handles))
-        self._send(Kind.LAUNCHED, payload, frame.job, handles)
+        self._send(kind, payload, request, [*fds, *handles])
         for handle in handles:
             os.close(handle)
 

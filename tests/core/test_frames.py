@@ -240,6 +240,7 @@ def test_the_bytes_on_the_wire() -> None:
         "ROOM": 42,
         "LOAD": 43,
         "RETURN": 44,
+        "SPARE": 45,
         "INTERRUPT": 23,
         "STACKS": 24,
         "RETIRE": 27,

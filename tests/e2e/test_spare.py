@@ -81,3 +81,15 @@ async def test_a_spare_process_ends_with_its_launcher() -> None:
         os.kill(await launcher_of(pool), signal.SIGKILL)
         await end_of(spare)
         await assert_serves(pool)
+
+
+async def test_a_launcher_that_hangs_keeps_nobody_from_its_spare_process() -> None:
+    async with patience(), Pool(1) as pool:
+        spare = await spare_of(pool)
+        launcher = await launcher_of(pool)
+        os.kill(launcher, signal.SIGSTOP)
+        try:
+            await kill_worker(pool)
+            assert await pool.submit(jobs.pid) == spare
+        finally:
+            os.kill(launcher, signal.SIGCONT)

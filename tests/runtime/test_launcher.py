@@ -17,7 +17,7 @@ from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.outcome import load_value, pack_job
 from asyncpool._core.page import PAGE_SIZE
-from asyncpool._runtime import template
+from asyncpool._runtime import interpreter
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.process import Process
 from asyncpool._runtime.template import LaunchError
@@ -221,7 +221,7 @@ async def test_a_launcher_that_breaks_the_protocol_is_killed(
     monkeypatch: pytest.MonkeyPatch, *, fork: bool
 ) -> None:
     """It may not end by itself, though its channel has ended."""
-    monkeypatch.setattr(template, "_BOOTSTRAP", BABBLER)
+    monkeypatch.setattr(interpreter, "_BOOTSTRAP", BABBLER)
     async with launcher(fork=fork) as found:
         with ends() as worker, pytest.raises(LaunchError, match="version 63"):
             await found.launch(worker.theirs)

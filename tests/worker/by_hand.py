@@ -17,7 +17,7 @@ from asyncpool._core.messages import WorkerConfig, pack_numbers, unpack_numbers
 from asyncpool._core.outcome import dumps, load_value, pack_job
 from asyncpool._core.page import PAGE_SIZE
 from asyncpool._core.raised import load_error
-from asyncpool._runtime.template import _BOOTSTRAP, _ROOT
+from asyncpool._runtime.interpreter import worker_command
 from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE
 
@@ -75,7 +75,7 @@ class Worker:
         self._frames: dict[socket.socket, Iterator[Frame]] = {}
         with jobs_end, control_end:
             fds = [jobs_end.fileno(), control_end.fileno(), self.page]
-            command = [sys.executable, "-P", "-c", _BOOTSTRAP, _ROOT, "worker"]
+            command = [*worker_command()]
             self.process = subprocess.Popen(
                 [*command, *map(str, fds)],
                 pass_fds=fds,

@@ -10,10 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from asyncpool._core.frames import Frame, FrameDecoder, Kind
+from asyncpool._core.messages import unpack_pid
+from asyncpool._descriptors import receive_fds
 from asyncpool._worker.reaper import Reaper
 from asyncpool._worker.template import Template
 
-PID = 4711
+# No process has it.
+PID = 2**22 + 4711
 
 
 @pytest.fixture
@@ -23,11 +27,17 @@ def sigterm_exits() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
+def told(sock: socket.socket) -> tuple[list[Frame], list[int]]:
+    """Return what a launcher has sent at once."""
+    data, fds, _ = receive_fds(sock, 65_536, 2)
+    return list(FrameDecoder(max_payload=1000).feed(data)), fds
+
+
 @pytest.mark.usefixtures("sigterm_exits")
-def test_a_sigterm_while_it_forks_ahead_waits_until_somebody_has_the_process(
+def test_a_sigterm_while_it_forks_ahead_waits_until_the_pool_has_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else its socket would be left to the garbage, which Python complains of."""
+    """Else nobody would ever have it, and its socket would be left to the garbage."""
 
     def fork() -> int:
         signal.raise_signal(signal.SIGTERM)
@@ -39,10 +49,10 @@ def test_a_sigterm_while_it_forks_ahead_waits_until_somebody_has_the_process(
         template = Template(ours, Reaper())
         with pytest.raises(SystemExit):
             template._fork_spare()
-        spare = template._spare
-        assert spare is not None
-        assert spare.pid == PID
+        [frame], [door] = told(theirs)
+        assert (frame.kind, unpack_pid(frame.payload)) == (Kind.SPARE, (PID, False))
         assert PID in template._reaper._workers
-        assert spare.hand_over([]) is False
+        with socket.socket(fileno=door) as way:
+            assert way.recv(1) == b"", "nobody waits there, nor holds it open"
         for fd in (template._wake_out, template._wake_in):
             os.close(fd)

@@ -1,0 +1,35 @@
+"""The process that is forked ahead, while it waits."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+
+import pytest
+
+from asyncpool._worker import spare
+from tests.helpers.patience import PATIENCE
+
+
+def test_it_ends_when_nobody_can_want_it_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spare, "rehearse", lambda: None)
+
+    def fork(await_fds: Callable[[], list[int]]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            await_fds()
+            os._exit(1)
+        return pid
+
+    pid, door = spare.fork_spare(fork)
+    pidfd = os.pidfd_open(pid)
+    door.close()
+    ended, _, _ = select.select([pidfd], [], [], PATIENCE)
+    os.close(pidfd)
+    os.kill(pid, 9)
+    _, status = os.waitpid(pid, 0)
+    assert ended
+    assert status == 0
