@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import copyreg
 import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
-from multiprocessing.connection import Connection
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
-from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast
 
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._engine import Engine
@@ -267,21 +265,6 @@ def _as_for_a_child() -> Generator[None]:
         yield
     finally:
         set_spawning_popen(before)
-
-
-def _refuse(connection: Connection) -> NoReturn:
-    """Have a connection not be pickled.
-
-    The standard library's executors pass its descriptor on.  To all other picklers it is an
-    object with a number in it, and would take, and close, whatever has that number in the
-    worker.
-    """
-    raise TypeError(
-        f"cannot send {connection!r}, which is a descriptor of this process"
-    )
-
-
-copyreg.pickle(Connection, _refuse)
 
 
 def _after_shutdown() -> Exception:

@@ -11,37 +11,18 @@ What is read on the other side is NumPy's own: its function, with the type it wa
 
 from __future__ import annotations
 
-import copyreg
-import pickle
-import sys
-
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["LARGE", "possible", "teach"]
+__all__ = ["LARGE", "reduce"]
 
 # Buffers from this size on, in bytes, stay out of a pickle.
 LARGE = 65_536
 
-_DISPATCH_TABLE = vars(pickle.Pickler)["dispatch_table"]
 
-
-def possible() -> bool:
-    """Tell whether there may be arrays: not before NumPy is imported."""
-    return "numpy" in sys.modules
-
-
-def teach(pickler: Any) -> None:
-    """Have *pickler* keep the buffers of arrays apart."""
-    array = getattr(sys.modules.get("numpy"), "ndarray", None)
-    if array is not None:
-        known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
-        # cloudpickle's class has one too, which hides that of the instance.
-        _DISPATCH_TABLE.__set__(pickler, {**known, array: _reduce})
-
-
-def _reduce(array: Any) -> Any:
+def reduce(array: Any) -> Any:
+    """Return what *array* is made of, for a pickler that keeps large buffers apart."""
     dtype, flags = array.dtype, array.flags
     if array.nbytes < LARGE or dtype.hasobject:
         return array.__reduce_ex__(5)

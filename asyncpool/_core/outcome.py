@@ -14,7 +14,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 
-from asyncpool._core import arrays
+from asyncpool._core import reducers
 from asyncpool._core.arrays import LARGE
 from asyncpool._core.giants import Lookout
 from asyncpool._core.parcels import (
@@ -56,7 +56,10 @@ def dumps(value: object) -> bytes:
         Exception: Whatever the value's own methods raise, or the serializer's.
     """
     try:
-        data = pickle.dumps(value, 5)
+        if reducers.possible():
+            data = _dumps_with(pickle.Pickler, value)
+        else:
+            data = pickle.dumps(value, 5)
     except Exception:
         return _dumps_by_value(value)
     return data if data.find(MAIN) < 0 else _dumps_by_value(value)  # faster than "in"
@@ -204,7 +207,7 @@ def _pack(value: object) -> bytes | Parcel:
     buffers: list[memoryview] = []
     keep = keep_large(buffers)
     try:
-        if arrays.possible():
+        if reducers.possible():
             data = _dumps_with(pickle.Pickler, value, keep)
         else:
             data = pickle.dumps(value, 5, buffer_callback=keep)  # faster by 1.5 us
@@ -223,11 +226,13 @@ def _dumps_by_value(value: object, keep: Any = None) -> bytes:
 
 
 def _dumps_with(
-    pickler: Any, value: object, keep: Callable[[pickle.PickleBuffer], bool] | None
+    pickler: Any,
+    value: object,
+    keep: Callable[[pickle.PickleBuffer], bool] | None = None,
 ) -> bytes:
     file = BytesIO()
     made = pickler(file, 5, buffer_callback=keep)
-    arrays.teach(made)
+    reducers.teach(made)
     made.dump(value)
     return file.getvalue()
 

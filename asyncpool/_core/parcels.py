@@ -15,7 +15,7 @@ from __future__ import annotations
 import pickle
 from functools import cache
 
-from asyncpool._core import arrays
+from asyncpool._core import reducers
 from asyncpool._core.arrays import LARGE
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -214,7 +214,7 @@ def _dump(
     made = pickler(writer, 5, buffer_callback=keep)
     if watch is not None:
         made.watch = watch
-    arrays.teach(made)
+    reducers.teach(made)
     made.dump(value)
     return Parcel(writer.pieces, buffers)
 

@@ -13,6 +13,7 @@ import io
 import pickle
 import traceback
 
+from asyncpool._core import reducers
 from asyncpool._core.outcome import describe, dumps, text_of
 from asyncpool._core.parcels import MAIN, Bundle, loads
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
@@ -113,10 +114,8 @@ class _ErrorPickler(pickle.Pickler):
 
 
 def _dumps_rebuilt(error: BaseException) -> bytes:
-    buffer = io.BytesIO()
     try:
-        _ErrorPickler(buffer, 5).dump(error)
-        data = buffer.getvalue()
+        data = _dumps_with(_ErrorPickler, error)
         if MAIN not in data:
             return data
     except Exception:  # noqa: S110 - by value, then
@@ -130,8 +129,14 @@ def _dumps_rebuilt(error: BaseException) -> bytes:
                 return super().reducer_override(obj)
             return reduced
 
+    return _dumps_with(ByValue, error)
+
+
+def _dumps_with(cls: type[pickle.Pickler], error: BaseException) -> bytes:
     buffer = io.BytesIO()
-    ByValue(buffer, 5).dump(error)
+    pickler = cls(buffer, 5)
+    reducers.teach(pickler)
+    pickler.dump(error)
     return buffer.getvalue()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import multiprocessing
 import operator
 import traceback
 from collections.abc import Callable
@@ -245,3 +246,18 @@ async def test_what_is_too_large_is_refused_by_either_side() -> None:
     assert call.value.direction == "arguments"
     assert result.value.direction == "result"
     assert error.value.direction == "exception"
+
+
+async def test_connections_cross_in_neither_direction() -> None:
+    """A copy would have the number of the descriptor, and close what has it there."""
+    one, other = multiprocessing.Pipe()
+    with one, other:
+        async with patience(), Pool(1) as pool:
+            with pytest.raises(JobNotPicklableError, match=r"args\[1\] cannot") as sent:
+                await pool.submit(print, "to", one)
+            assert (sent.value.direction, sent.value.name) == ("arguments", "args[1]")
+            with pytest.raises(JobNotPicklableError, match="a descriptor of") as made:
+                await pool.submit(multiprocessing.Pipe)
+            assert (made.value.direction, made.value.name) == ("result", "tuple")
+            assert await pool.submit(jobs.square, 3) == 9
+            assert pool.stats().crashes == 0

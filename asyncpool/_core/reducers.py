@@ -1,0 +1,58 @@
+"""Have what pickle would get wrong, or make slow, reduced in another way.
+
+Each pickler gets a table of its own: nothing is changed for those of anybody else in the
+process, as ``copyreg`` would.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import pickle
+import sys
+
+from asyncpool._core import arrays
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+__all__ = ["possible", "teach"]
+
+_ARRAYS = "numpy"
+_CONNECTIONS = "multiprocessing.connection"
+
+_DISPATCH_TABLE = vars(pickle.Pickler)["dispatch_table"]
+
+
+def possible() -> bool:
+    """Tell whether there may be such objects: not before their modules are imported."""
+    return _ARRAYS in sys.modules or _CONNECTIONS in sys.modules
+
+
+def teach(pickler: Any) -> None:
+    """Have *pickler* reduce them as is said here."""
+    table = {}
+    for name, cls, reduce in (
+        (_ARRAYS, "ndarray", arrays.reduce),
+        (_CONNECTIONS, "Connection", _refuse),
+    ):
+        # A module that is being imported has no such name yet.
+        found = getattr(sys.modules.get(name), cls, None)
+        if found is not None:
+            table[found] = reduce
+    if table:
+        known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
+        # cloudpickle's class has one too, which hides that of the instance.
+        _DISPATCH_TABLE.__set__(pickler, {**known, **table})
+
+
+def _refuse(connection: object) -> NoReturn:
+    """Have a connection of ``multiprocessing`` not be pickled.
+
+    The standard library's own pickler passes its descriptor on.  To all others it is an
+    object with a number in it, and would take, and close, whatever has that number in the
+    other process.
+    """
+    raise TypeError(
+        f"cannot send {connection!r}, which is a descriptor of this process"
+    )
