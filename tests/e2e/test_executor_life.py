@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import io
 import logging
@@ -53,6 +54,15 @@ def test_nothing_is_left_of_one_that_nobody_waits_for() -> None:
     executor.shutdown(wait=False)
     thread.join(PATIENCE)
     assert not psutil.pid_exists(pid)
+
+
+def test_its_workers_end_of_their_own_accord(tmp_path: Path) -> None:
+    """Killed, they would not call what is registered for their end."""
+    farewell = tmp_path / "farewell"
+    with asyncpool.Executor(1) as executor:
+        executor.submit(atexit.register, farewell.touch).result()
+        assert not farewell.exists()
+    assert farewell.exists()
 
 
 def test_an_executor_that_nobody_has_any_more_ends() -> None:

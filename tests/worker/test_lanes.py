@@ -30,14 +30,14 @@ class Road:
     Attributes:
         lanes: The lanes.
         sent: Each outcome: the job's number, and its value or exception.
-        seen: How many jobs ran when each was sent.
+        seen: How many jobs ran when each was sent, and whether all lanes were taken.
         page: What is noted.
         interrupts: Which jobs are to end.
     """
 
     def __init__(self, page: SharedPage, memory: mmap, coroutines: Loops) -> None:
         self.sent: list[tuple[int, Any]] = []
-        self.seen: list[int] = []
+        self.seen: list[tuple[int, bool]] = []
         self.page = page.seen
         self.interrupts = Quiet()
         self.lanes = Lanes(
@@ -49,7 +49,7 @@ class Road:
     def _send(self, lane: Lane, kind: Kind, payload: Any, duration: int) -> None:
         assert duration >= 0
         self.sent.append((lane.frame.job, opened(kind, payload)))
-        self.seen.append(len(self.lanes.by_job))
+        self.seen.append((len(self.lanes.by_job), self.lanes.full))
 
     def full(self) -> bool:
         """Tell whether no other job can begin."""
@@ -118,7 +118,7 @@ def test_an_outcome_is_sent_before_its_lane_is_free(road: Road) -> None:
     one, *others = [road.begin(job) for job in (1, 2, 3)]
     road.lanes.finish(one, "value")
     road.lanes.fail(others[0], LookupError("missing"))
-    assert road.seen == [3, 2]
+    assert road.seen == [(3, True), (2, False)]
     assert freed == [(1, False), (2, False)]
     assert road.sent[0] == (1, "value")
     job, error = road.sent[1]
