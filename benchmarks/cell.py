@@ -47,10 +47,25 @@ def loop_factory(name: str):  # type: ignore[no-untyped-def]  # noqa: ANN201
     return asyncio.new_event_loop
 
 
+def end_children() -> None:
+    """Kill what the peer leaves: it would keep whoever reads stdout from its end."""
+    import psutil
+
+    from benchmarks.runner import TRACKER
+
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if TRACKER not in " ".join(process.cmdline()):
+                process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
 if __name__ == "__main__":
     import json
     import os
 
     print(json.dumps(main(*sys.argv[1:])), flush=True)
+    end_children()
     # A peer that hangs at exit, or threads that it left, must not hold the line.
     os._exit(0)
