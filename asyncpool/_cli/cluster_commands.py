@@ -18,6 +18,7 @@ from asyncpool._cli.status_view import status_view
 from asyncpool._core.control_protocol import MAX_WORKERS, Request
 from asyncpool._runtime.control_client import ControlClient
 from asyncpool._runtime.control_places import live_names, place_of, private_folder
+from asyncpool._runtime.machine import is_stopped
 from asyncpool.errors import ProtocolError
 
 __all__ = ["reload_command", "resize_command", "status_command", "stop_command"]
@@ -140,7 +141,9 @@ def _connected(name: str | None, control: str | None) -> Generator[ControlClient
     except OSError as error:
         raise Refused(str(error)) from None
     try:
-        client = ControlClient(path)
+        client = ControlClient(path, within=_PATIENCE)
+    except TimeoutError:
+        raise Refused(f"{name or path} {_silent(None)}") from None
     except (FileNotFoundError, ConnectionRefusedError):
         what = f"no cluster at {path}" if control else f"no cluster named {name}"
         living = ", ".join(_names())
@@ -177,12 +180,27 @@ def _only_one() -> str:
 
 def _asked(client: ControlClient, action: Any, **fields: Any) -> dict[str, Any]:
     try:
+        # Who is there, answers; one that is not would keep the order for later.
+        client.ask(Request("status"), within=_PATIENCE)
         # Without a limit: it takes as long as connections do.
         return client.ask(Request(action, **fields))
+    except TimeoutError:
+        raise Refused(f"the cluster {_silent(client.pid)}") from None
     except ProtocolError as error:
         raise Refused(str(error)) from None
     except OSError as error:
         raise Refused(error.strerror or str(error)) from None
+
+
+def _silent(pid: int | None) -> str:
+    """Tell of a master that does not answer: who that is, and the way out."""
+    text = f"has not answered for {_PATIENCE:g} s"
+    if pid is None:
+        return f"{text}: its process is stopped, or hangs"
+    end = f"kill -KILL {pid} ends it and its workers"
+    if is_stopped(pid):
+        return f"{text}: process {pid} is stopped; kill -CONT {pid} has it go on, {end}"
+    return f"{text}: process {pid} hangs, or has too much to do; {end}"
 
 
 class _Shown:
@@ -208,7 +226,7 @@ class _Shown:
             try:
                 found.append(client.ask(Request("status"), within=_PATIENCE))
             except TimeoutError:
-                why = f"has not answered for {_PATIENCE:g} s"
+                why = _silent(client.pid)
             except ConnectionError:
                 why = "" if self._watch else "has ended"
             except (OSError, ProtocolError) as error:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 from types import TracebackType
 from typing import Any, Self
 
 from asyncpool._core.control_protocol import MAX_REPLY, Request, unpack_reply
-from asyncpool._runtime.control_places import peer_uid
+from asyncpool._runtime.control_places import peer_pid, peer_uid
 from asyncpool._runtime.socket_files import closed_on_error
 from asyncpool.errors import ProtocolError
 
 __all__ = ["ControlClient"]
+
+_TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 
 
 class ControlClient:
@@ -21,17 +24,23 @@ class ControlClient:
 
     Args:
         path: The control socket.
+        within: The seconds that it may take.
+
+    Attributes:
+        pid: The process that listens there; ``None`` if the system does not say.
 
     Raises:
+        TimeoutError: If too many wait there already, and nobody lets them in.
         OSError: If nobody listens there.
         PermissionError: If it is not this user who does.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, within: float) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with closed_on_error(self._sock):
-            self._sock.connect(path)
+            self._connect(path, within)
             self._check_owner(path)
+            self.pid = peer_pid(self._sock)
             self._lines = self._sock.makefile("rb")
 
     def __enter__(self) -> Self:
@@ -68,6 +77,15 @@ class ControlClient:
         if "error" in reply:
             raise ProtocolError(str(reply["error"]))
         return reply
+
+    def _connect(self, path: str, within: float) -> None:
+        # With settimeout() it would not wait at all where there is no room.
+        limit = _TIMEVAL.pack(int(within), int(within % 1 * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        try:
+            self._sock.connect(path)
+        except BlockingIOError:
+            raise TimeoutError(f"nobody is let in at {path}") from None
 
     def _check_owner(self, path: str) -> None:
         uid = peer_uid(self._sock)

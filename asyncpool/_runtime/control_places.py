@@ -17,7 +17,7 @@ from pathlib import Path
 
 from asyncpool._core.control_protocol import is_name
 
-__all__ = ["live_names", "peer_uid", "place_of", "private_folder"]
+__all__ = ["live_names", "peer_pid", "peer_uid", "place_of", "private_folder"]
 
 _SUFFIX = ".sock"
 _TMP = Path("/tmp")  # noqa: S108 - the folder in it is checked
@@ -120,6 +120,17 @@ def peer_uid(sock: socket.socket) -> int:
         return int.from_bytes(found[4:8], sys.byteorder)
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return int(_UCRED.unpack(found)[1])
+
+
+def peer_pid(sock: socket.socket) -> int | None:
+    """Return which process listens at the other end, if the system says so.
+
+    Nobody has a number who is outside of the container that this process is in.
+    """
+    if sys.platform == "darwin":
+        return None
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(found)[0]) or None
 
 
 def _answers(path: Path) -> bool:

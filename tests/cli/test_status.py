@@ -1,10 +1,15 @@
-"""``asyncpool status`` where some of the clusters cannot tell how they are."""
+"""The commands where some of the clusters cannot tell how they are."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,9 +19,14 @@ import pytest
 from asyncpool._cli import cluster_commands
 from asyncpool._cli.cluster_commands import status_command
 from asyncpool._core.control_protocol import Request
+from asyncpool._runtime.control_client import ControlClient
+from asyncpool._runtime.machine import is_stopped
 from asyncpool.errors import ProtocolError
+from tests.helpers.patience import PATIENCE
+from tests.helpers.serving import until
 
 ENDED = ConnectionResetError("the cluster has ended")
+SILENT = "has not answered for 10 s: its process is stopped, or hangs"
 
 
 class Scripted:
@@ -24,10 +34,15 @@ class Scripted:
 
     answers: dict[str, list[Exception | None]]
 
-    def __init__(self, path: str) -> None:
+    pid: int | None = None
+
+    def __init__(self, path: str, *, within: float) -> None:
+        assert within == 10.0
         self._name = Path(path).stem
         if self._name == "gone":
             raise ConnectionRefusedError
+        if self._name == "full":
+            raise TimeoutError
         self._next = iter(self.answers[self._name])
 
     def __enter__(self) -> Self:
@@ -89,6 +104,7 @@ def test_who_does_not_answer_hides_nobody(
     clusters |= {
         "blue": [TimeoutError()],
         "ended": [ENDED],
+        "full": [],
         "gone": [],
         "green": [None],
         "odd": [ProtocolError("no such action")],
@@ -97,11 +113,12 @@ def test_who_does_not_answer_hides_nobody(
     assert names(capsys) == (
         ["green"],
         [
+            f"asyncpool: full {SILENT}",
             (
                 "asyncpool: there is no cluster named gone; there is "
-                "blue, ended, gone, green, odd"
+                "blue, ended, full, gone, green, odd"
             ),
-            "asyncpool: blue has not answered for 10 s",
+            f"asyncpool: blue {SILENT}",
             "asyncpool: ended has ended",
             "asyncpool: odd cannot tell how it is: no such action",
         ],
@@ -119,7 +136,7 @@ def test_who_ends_while_it_is_watched_does_not_end_the_others(
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (TimeoutError(), "has not answered for 10 s"),
+        (TimeoutError(), SILENT),
         (ProtocolError("no such action"), "cannot tell how it is: no such action"),
     ],
 )
@@ -141,7 +158,72 @@ def test_who_is_watched_is_one_that_is_meant(
     assert names(capsys) == (
         ["green"],
         [
-            "asyncpool: blue has not answered for 10 s",
-            "asyncpool: ./blue has not answered for 10 s",
+            f"asyncpool: blue {SILENT}",
+            f"asyncpool: ./blue {SILENT}",
         ],
+    )
+
+
+# Commands that go to a process that does nothing.
+
+LISTENS = """
+import os, signal, socket, sys
+sock = socket.socket(socket.AF_UNIX)
+sock.bind(sys.argv[1])
+sock.listen()
+print("here", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[2] == "stops" else signal.pause()
+"""
+
+
+@contextmanager
+def one_that(does: str, path: str) -> Generator[int]:
+    """Have a process listen, and stop or hang then; yield its number."""
+    command = [sys.executable, "-c", LISTENS, path, does]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        # Whoever waits for it without an end has one then.
+        bound = threading.Timer(PATIENCE, process.kill)
+        bound.start()
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "here\n"
+            until(lambda: is_stopped(process.pid) is (does == "stops"), f"it {does}")
+            yield process.pid
+        finally:
+            bound.cancel()
+            bound.join()
+            process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who that is")
+@pytest.mark.parametrize(
+    "command", ["status", "reload", "resize 3", "stop", "stop --now"]
+)
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        ("stops", "process {pid} is stopped; kill -CONT {pid} has it go on, "),
+        ("hangs", "process {pid} hangs, or has too much to do; "),
+    ],
+)
+def test_whoever_does_nothing_is_told_of(
+    command: str,
+    does: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cluster_commands, "ControlClient", ControlClient)
+    monkeypatch.setattr(cluster_commands, "_PATIENCE", 0.01)
+    name, *args = command.split()
+    path = str(Path(os.environ["XDG_RUNTIME_DIR"], "sock"))
+    with one_that(does, path) as pid:
+        found = getattr(cluster_commands, f"{name}_command")
+        with pytest.raises(SystemExit) as ended:
+            found.main([*args, "--control", path], standalone_mode=True)
+        who = path if name == "status" else "the cluster"
+        end = f"kill -KILL {pid} ends it and its workers"
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        f"asyncpool: {who} has not answered for 0.01 s: {told.format(pid=pid)}{end}\n"
     )

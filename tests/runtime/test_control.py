@@ -7,9 +7,10 @@ import os
 import re
 import socket
 import stat
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from asyncpool._runtime.control_places import (
 )
 from asyncpool._runtime.control_socket import ControlSocket
 from asyncpool.errors import ProtocolError
-from tests.helpers.patience import patience
+from tests.helpers.patience import PATIENCE, patience
 
 US = os.geteuid()
 
@@ -166,7 +167,7 @@ async def serving(
 
 
 def ask(path: str, *requests: Request) -> list[dict[str, Any]]:
-    with ControlClient(path) as client:
+    with ControlClient(path, within=PATIENCE) as client:
         return [client.ask(request) for request in requests]
 
 
@@ -280,7 +281,7 @@ async def test_the_end_is_waited_for(runtime: Path) -> None:
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
 
     def wait(path: str) -> dict[str, Any]:
-        with ControlClient(path) as client:
+        with ControlClient(path, within=PATIENCE) as client:
             reply = client.ask(Request("stop"))
             loop.call_soon_threadsafe(asked.set)
             client.wait_for_end()
@@ -315,12 +316,37 @@ async def test_a_request_that_takes_long_ends_with_the_server(runtime: Path) -> 
 @pytest.mark.asyncio
 async def test_who_does_not_answer_in_time(runtime: Path) -> None:
     def impatient(path: str) -> None:
-        with ControlClient(path) as client:
+        with ControlClient(path, within=PATIENCE) as client:
             client.ask(Request("status"), within=0.01)
 
     control = ControlSocket(place_of("app", make=True), echo)  # and is not opened
     with pytest.raises(TimeoutError):
         await asyncio.to_thread(impatient, control.path)
+    await control.close()
+
+
+@pytest.mark.asyncio
+async def test_who_lets_nobody_in_in_time(runtime: Path) -> None:
+    async with AsyncExitStack() as stack:
+        control = ControlSocket(place_of("app", make=True), echo)  # and is not opened
+        stack.push_async_callback(control.close)
+        with suppress(BlockingIOError):
+            while True:
+                guest = stack.enter_context(socket.socket(socket.AF_UNIX))
+                guest.setblocking(False)
+                guest.connect(control.path)
+        nobody = f"^nobody is let in at {control.path}$"
+        async with patience():
+            with pytest.raises(TimeoutError, match=nobody):
+                await asyncio.to_thread(ControlClient, control.path, within=0.01)
+        assert live_names() == ["app"], "it is there, none the less"
+
+
+@pytest.mark.asyncio
+async def test_a_client_knows_whom_it_asks(runtime: Path) -> None:
+    control = ControlSocket(place_of("app", make=True), echo)
+    with ControlClient(control.path, within=PATIENCE) as client:
+        assert client.pid == (os.getpid() if sys.platform == "linux" else None)
     await control.close()
 
 
@@ -336,7 +362,7 @@ async def test_a_name_is_used_once(runtime: Path) -> None:
 @pytest.mark.asyncio
 async def test_nobody_is_there(runtime: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        ControlClient(place_of("app"))
+        ControlClient(place_of("app"), within=PATIENCE)
 
 
 class Scarce:

@@ -23,7 +23,7 @@ from asyncpool.cluster._run import Operation, run
 from asyncpool.errors import ProtocolError, ResizeError
 from asyncpool.events import Crash, RollResult
 from tests.helpers.fake_cluster import FakeCluster
-from tests.helpers.patience import patience
+from tests.helpers.patience import PATIENCE, patience
 
 pytestmark = pytest.mark.asyncio
 
@@ -65,7 +65,7 @@ class Running:
     def _ask(self, request: Request) -> dict[str, Any]:
         path = self.operation.control_path
         assert path is not None
-        with ControlClient(path) as client:
+        with ControlClient(path, within=PATIENCE) as client:
             return client.ask(request)
 
 
