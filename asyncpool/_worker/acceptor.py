@@ -5,20 +5,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Acceptor"]
+__all__ = ["Acceptor", "Want"]
 
 # What passes when others let go of something.
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 0.1  # seconds
 
+# Seconds in which that is told once: where one connection goes, the next one comes.
+_QUIET = 10.0
+
 # The most that is accepted at the end of a cluster, from each socket: see the spreader's.
 _ACCEPTS_AT_END = 1 << 16
+
+
+class Want:
+    """Tells of a want of descriptors, and not each time."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._quiet_until = 0.0
+
+    def tell(self, number: int) -> None:
+        """Say that there is none, and by which error of the system."""
+        now = self._loop.time()
+        if now >= self._quiet_until:
+            import logging  # noqa: PLC0415 - most workers need none
+
+            self._quiet_until = now + _QUIET
+            logging.getLogger("asyncpool").warning(
+                "no connection can be accepted now: %s", os.strerror(number)
+            )
 
 
 class Acceptor:
@@ -41,23 +64,19 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
         self._accepted = accepted
-        self._listening = self._scarce = False
+        self._wanted = self._watching = self._pausing = False
+        self._want = Want()
         self.used = False
 
     def listen(self) -> None:
         """Accept from now on."""
-        self.used = True
-        if not self._listening:
-            self._listening = True
-            for sock in self._sockets:
-                self._loop.add_reader(sock.fileno(), self._accept, sock)
+        self.used = self._wanted = True
+        self._watch()
 
     def pause(self) -> None:
         """Accept nothing before :meth:`listen`."""
-        if self._listening:
-            self._listening = False
-            for sock in self._sockets:
-                self._loop.remove_reader(sock.fileno())
+        self._wanted = False
+        self._watch()
 
     def accept_rest(self) -> None:
         """Accept what waits by now, since there are no others for it."""
@@ -85,19 +104,30 @@ class Acceptor:
         except OSError as error:
             if error.errno not in _SCARCE:
                 raise
-            self._wait(error)
+            self._want.tell(error.errno)
+            self._wait()
             return False
-        self._scarce = False
         self._accepted(connection.detach())
         return True
 
-    def _wait(self, error: OSError) -> None:
-        import logging  # noqa: PLC0415 - most workers need none
+    def _watch(self) -> None:
+        """Watch the sockets, or leave connections in their queues, where others see them."""
+        watching = self._wanted and not self._pausing
+        if watching is self._watching:
+            return
+        self._watching = watching
+        for sock in self._sockets:
+            if watching:
+                self._loop.add_reader(sock.fileno(), self._accept, sock)
+            else:
+                self._loop.remove_reader(sock.fileno())
 
-        if not self._scarce:
-            self._scarce = True
-            logging.getLogger("asyncpool").warning(
-                "no connection can be accepted now: %s", error.strerror
-            )
-        self.pause()
-        self._loop.call_later(_PAUSE, self.listen)
+    def _wait(self) -> None:
+        """Accept nothing for a moment, whoever wants to meanwhile."""
+        self._pausing = True
+        self._watch()
+        self._loop.call_later(_PAUSE, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pausing = False
+        self._watch()

@@ -10,7 +10,7 @@ from _thread import get_ident  # threading would do, see _worker/__init__.py
 
 from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import pack_numbers
-from asyncpool._worker.acceptor import Acceptor
+from asyncpool._worker.acceptor import Acceptor, Want
 from asyncpool._worker.arrivals import Arrivals
 from asyncpool._worker.connections import Connection, Load
 from asyncpool._worker.line import Line
@@ -75,6 +75,7 @@ class Member:
         if not accepts:
             self._listening.set_result(None)
         self._acceptor: Acceptor | None = None
+        self._want = Want()
         # Their numbers, for those that are to be acknowledged, and their descriptors.
         self._came: Arrivals = Arrivals()
         self.load = Load(self._loop, self._tell_load)
@@ -223,7 +224,8 @@ class Member:
             raise ProtocolError(f"the pool sent {kind.name}")
 
     def _take_handle(self, frame: Frame, descriptor: int | None) -> None:
-        if descriptor is None:
+        if descriptor is None:  # the kernel has dropped it
+            self._want.tell(errno.EMFILE)
             self.line.put(header(Kind.REFUSED, 0, frame.job))
         elif frame.tag:
             self.parcels.arrive(frame.job, descriptor)

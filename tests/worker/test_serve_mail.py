@@ -58,13 +58,18 @@ def test_who_sends_more_than_there_is_room_for_breaks_the_protocol(
     assert master.ended()[0] == 1
 
 
-def test_what_cannot_be_read_is_dropped_and_told(master: Master) -> None:
-    master.post(Unreadable())
-    assert order(master, "say", "fine") == "fine"
+def record(master: Master) -> LogEntry:
+    """Wait for what the worker logs next."""
     frame = master.worker.heard(master.worker.control)
     assert frame is not None
     assert frame.kind is Kind.RECORD
-    entry = LogEntry.unpack(frame.payload)
+    return LogEntry.unpack(frame.payload)
+
+
+def test_what_cannot_be_read_is_dropped_and_told(master: Master) -> None:
+    master.post(Unreadable())
+    assert order(master, "say", "fine") == "fine"
+    entry = record(master)
     assert entry.level_name == "ERROR"
     assert entry.message == "this worker cannot read a message and drops it"
     assert entry.trace.splitlines()[-1].startswith("ValueError: invalid literal")
@@ -149,6 +154,11 @@ def test_a_worker_out_of_descriptors_says_so_and_loses_none(master: Master) -> N
     for _ in range(4):
         assert master.heard(Kind.REFUSED) is not None
     assert master.refused == [1, 2, 3, number]
+    entry = record(master)
+    assert (entry.level_name, entry.message) == (
+        "WARNING",
+        "no connection can be accepted now: Too many open files",
+    )
     for client in clients:
         assert client.recv(1) == b""  # no copy of it is left anywhere
         client.close()
