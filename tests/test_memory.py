@@ -162,6 +162,22 @@ def test_it_begins_as_zeros_and_all_of_it_can_be_seen() -> None:
     assert memory.size == SIZE
 
 
+@pytest.mark.skipif(
+    not hasattr(mmap, "MAP_POPULATE"), reason="it is an advice to Linux"
+)
+def test_it_is_warm_wherever_it_is_mapped() -> None:
+    size = 1000 * mmap.PAGESIZE
+    fd = create(size)
+    memories = [Memory(fd, size) for _ in range(2)]
+    os.close(fd)
+    data = b"x" * size  # which is there, too
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for memory in memories:
+        memory.write(0, [data])
+    faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert faults < 200, "none for each page"
+
+
 def test_two_mappings_are_one_memory(fd: int) -> None:
     one, other = Memory(fd, SIZE), Memory(fd, SIZE)
     here, there = one.lend(lambda: None), other.lend(lambda: None)

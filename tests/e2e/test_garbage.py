@@ -49,6 +49,12 @@ async def test_nothing_is_kept_in_the_worker(
         assert await pool.submit(garbage.collect) == 0
 
 
+async def test_no_outcome_is_kept_in_the_worker_that_was_sent() -> None:
+    async with patience(), Pool(1) as pool:
+        assert await pool.submit(bytes, 50_000) == bytes(50_000)
+        assert await pool.submit(garbage.largest_in_hand) < 1000
+
+
 @one_or_several
 @pytest.mark.parametrize("function", [garbage.wait, garbage.wait_later])
 async def test_nothing_is_kept_of_what_was_cancelled(

@@ -322,6 +322,27 @@ async def test_nothing_is_sent_twice_to_a_worker_that_knows_it() -> None:
         assert list(handle.outbox._memory) == [number]
 
 
+async def test_what_is_submitted_in_one_turn_takes_two_system_calls() -> None:
+    """The first job for a worker that does nothing goes out at once, the others together."""
+    async with patience(), Pool(1) as pool:
+        await learn(pool, jobs.square, 2)
+        supervisor = pool._supervisor
+        assert supervisor is not None
+        channel = supervisor._state.handles[0]._jobs
+        assert channel is not None
+        sent: list[int] = []
+        send = channel._send
+        channel._send = lambda data: (sent.append(len(data)), send(data))[1]  # type: ignore[method-assign, func-returns-value]
+        first = pool.submit(jobs.square, 0)
+        assert len(sent) == 1
+        others = [pool.submit(jobs.square, n) for n in range(1, 10)]
+        assert in_hand(pool) == 10
+        assert len(sent) == 1
+        assert await asyncio.gather(first, *others) == [n * n for n in range(10)]
+        assert len(sent) == 2
+        assert sent[1] == 9 * sent[0]
+
+
 def stop(pid: int) -> None:
     """Return when that process has stopped."""
     os.kill(pid, signal.SIGSTOP)

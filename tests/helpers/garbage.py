@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, NoReturn
 
 from tests.helpers import jobs
 
-__all__ = ["Thing", "collect", "count", "stop_collector"]
+__all__ = ["Thing", "collect", "count", "largest_in_hand", "stop_collector"]
 
 _watched: list[weakref.ref[Any]] = []
 
@@ -39,6 +40,15 @@ def count() -> tuple[int, int]:
 def collect() -> int:
     """Return how many objects only the collector finds."""
     return gc.collect()
+
+
+def largest_in_hand() -> int:
+    """Return how many bytes the worker has of other jobs, while this one runs."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != "_serve":
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return max(len(value) for value in frame.f_locals.values() if type(value) is bytes)
 
 
 # Jobs, each with a thing of its own besides its argument.
