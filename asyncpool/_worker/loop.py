@@ -35,6 +35,7 @@ from asyncpool._worker.segments import Segments
 from asyncpool._worker.sending import SMALL, send
 from asyncpool._worker.state import open_state
 from asyncpool._worker.streams import Credit, Streams
+from asyncpool._worker.tracebacks import format_error, print_error
 from asyncpool._worker.turns import Turns
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -170,12 +171,16 @@ def _retire(turns: Turns, control: Control) -> None:
 def _begin(
     config: WorkerConfig, jobs: socket.socket, control: Control, coroutines: Coroutines
 ) -> None:
-    """Get ready; one that serves instead of running jobs does not come back."""
-    _initialize(config, control, coroutines)
-    if config.serving is not None:
-        from asyncpool._worker.serve import serve  # noqa: PLC0415 - with asyncio
+    """Get ready; one that cannot, or serves instead of running jobs, does not come back."""
+    try:
+        _initialize(config, control, coroutines)
+        if config.serving is not None:
+            from asyncpool._worker.serve import serve  # noqa: PLC0415 - with asyncio
 
-        _leave(serve(jobs, control, coroutines, config), coroutines)
+            _leave(serve(jobs, control, coroutines, config), coroutines)
+    except BaseException as error:
+        print_error(error)
+        _leave(1, coroutines)
 
 
 def _initialize(config: WorkerConfig, control: Control, coroutines: Coroutines) -> None:
@@ -197,8 +202,7 @@ def _initialize(config: WorkerConfig, control: Control, coroutines: Coroutines) 
             _await(function(*args, **kwargs), coroutines)
     except BaseException as error:
         summary = f"{type(error).__qualname__}: {error}"
-        text = traceback.format_exc()
-        control.send(Kind.FAILED, Failure(stage, summary, text).pack())
+        control.send(Kind.FAILED, Failure(stage, summary, format_error(error)).pack())
         raise
 
 

@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import pickle
 import socket
-import traceback
 from functools import partial
 
 from asyncpool._core.frames import Kind
@@ -17,6 +16,7 @@ from asyncpool._worker.coroutines import Coroutines
 from asyncpool._worker.member import Worker
 from asyncpool._worker.membership import Member
 from asyncpool._worker.tasks import task_stacks
+from asyncpool._worker.tracebacks import format_error, print_error
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def _load(target: bytes | str) -> Target:
 
 def _announce(control: Control, error: BaseException) -> None:
     summary = f"{type(error).__qualname__}: {error}"
-    text = "".join(traceback.format_exception(error))
-    control.send(Kind.FAILED, Failure("serve", summary, text).pack())
+    failure = Failure("serve", summary, format_error(error))
+    control.send(Kind.FAILED, failure.pack())
 
 
 class _Life:
@@ -170,7 +170,7 @@ class _Life:
         elif self._error is not None:
             if not member.is_ready:
                 raise self._error
-            traceback.print_exception(self._error)
+            print_error(self._error)
             _announce(self._control, self._error)
         elif not member.is_ready and not member.draining.is_set():
             raise RuntimeError("serve() returned before it was ready")

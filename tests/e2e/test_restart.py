@@ -73,7 +73,12 @@ async def test_an_initializer_that_always_fails_is_heard_of(tmp_path: Path) -> N
     assert error.crashes == tuple(crashes)
     assert {crash.kind for crash in crashes} == {"failed start"}
     assert {crash.exit_code for crash in crashes} == {1}
-    assert any("no licence server" in line for line in crashes[0].stderr_tail)
+    first, place, *_, last = crashes[0].stderr_tail
+    assert (first, last) == (
+        "Traceback (most recent call last):",
+        "ConnectionError: no licence server",
+    )
+    assert place.startswith(f'  File "{__file__}", line '), "and none of ours"
     # Three in a row park a slot, six in all break the pool: it does not spin.
     assert 3 <= len(log.read_text()) <= 6
     with pytest.raises(PoolClosedError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -98,6 +99,33 @@ def test_a_target_that_cannot_serve_is_a_start_that_failed(
     status, err = master.ended()
     assert status == 1
     assert summary in err
+
+
+@pytest.mark.parametrize(
+    ("target", "places"),
+    [
+        (serves.fail_early, [("serves.py", "fail_early")]),
+        # Where nothing is the user's, all is told.
+        (serves.leave_early, [("serve.py", "serve")]),
+        (
+            "tests.worker.broken:serve",
+            [("broken.py", "<module>"), ("broken.py", "load")],
+        ),
+    ],
+    ids=["early", "ours", "at import"],
+)
+def test_what_is_told_of_a_failed_start_begins_where_the_users_code_does(
+    start: Start, target: Any, places: list[tuple[str, str]]
+) -> None:
+    master = start(target)
+    told = master.failure().text
+    found = re.findall(r'  File "(?:.*/)?(.*)", line \d+, in (.*)', told)
+    assert found[: len(places)] == places
+    is_theirs = target is not serves.leave_early
+    assert (len(found) == len(places)) is is_theirs
+    status, printed = master.ended()
+    assert status == 1
+    assert (told in printed) is is_theirs
 
 
 def test_a_connection_is_taken_when_somebody_takes_it(master: Master) -> None:

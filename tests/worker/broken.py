@@ -1,0 +1,8 @@
+"""A module that cannot be imported."""
+
+
+def load() -> None:
+    raise LookupError("no configuration")
+
+
+load()
