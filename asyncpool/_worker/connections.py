@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from _thread import get_ident  # threading would do, see _worker/__init__.py
+from weakref import WeakSet
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "Load"]
 
+# More addresses are too many for a line in a log.
+_MOST_SHOWN = 10
+
 
 class Load:
     """How many connections were opened and closed, in all.
@@ -22,12 +26,16 @@ class Load:
     Args:
         loop: The loop in which they are counted.
         changed: Called in it after each change.
+
+    Attributes:
+        sockets: Those that were opened here and are not garbage; some may be closed.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, changed: Callable[[], None]
     ) -> None:
         self.opened = self.closed = 0
+        self.sockets: WeakSet[socket.socket] = WeakSet()
         self._loop, self._changed = loop, changed
         self._thread = get_ident()
 
@@ -35,6 +43,13 @@ class Load:
     def open(self) -> int:
         """How many are open."""
         return self.opened - self.closed
+
+    def tell_who(self) -> str:
+        """Tell whose connections are open, as far as that is known."""
+        names = [name for sock in list(self.sockets) if (name := _peer_of(sock))]
+        shown = sorted(names)[:_MOST_SHOWN]
+        left = self.open - len(shown)
+        return ", ".join(shown) + (f" and {left} more" if left and shown else "")
 
     def open_one(self) -> None:
         """Count one more."""
@@ -62,6 +77,7 @@ class _CountedSocket(socket.socket):
         self._load: Load | None = None
         super().__init__(fileno=descriptor)
         self._load = load
+        load.sockets.add(self)
         load.open_one()
 
     def close(self) -> None:
@@ -111,10 +127,7 @@ class Connection:
     @property
     def address(self) -> Any:
         """The address of the other side; ``None`` if it is gone by now."""
-        try:
-            return self.socket.getpeername()
-        except OSError:
-            return None
+        return _address_of(self.socket)
 
     def detach(self) -> socket.socket:
         """Return the socket, for a transport, say, which closes it."""
@@ -136,3 +149,19 @@ class Connection:
         tb: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _address_of(sock: socket.socket) -> Any:
+    try:
+        return sock.getpeername()
+    except OSError:
+        return None
+
+
+def _peer_of(sock: socket.socket) -> str:
+    """Return where a connection comes from; nothing if it is closed, or has no name."""
+    match _address_of(sock):
+        case (str(host), int(port), *_):
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        case _:
+            return ""

@@ -144,6 +144,8 @@ class _Life:
             if not unasked:  # more may be on its way, which others are to serve
                 await self._until_deadline(member.ended.wait())
             await self._until_deadline(member.idle.wait())
+            if member.load.open and not self._is_over:
+                self._tell_of_end()
             await self._until_deadline(member.line.until_read())
         finally:
             self._control.on_thread_death = self._control.call_soon = None
@@ -164,6 +166,7 @@ class _Life:
         if not task.done():
             await asyncio.wait({task}, timeout=self._rest)
         if not task.done():
+            self._tell_of_end()
             self._is_over = True
             task.cancel()
             await asyncio.wait({task}, timeout=_CLEAN_UP)
@@ -193,6 +196,24 @@ class _Life:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rest):
                 await awaited
+
+    def _tell_of_end(self) -> None:
+        """Tell what is cut off now, at the end of the time."""
+        import logging  # noqa: PLC0415 - most workers need none
+
+        load, limit = self._member.load, self._drain_timeout
+        if not load.open:
+            text = "what it serves had not ended within the drain_timeout of %g s, and is cancelled"
+            logging.getLogger("asyncpool").warning(text, limit)
+            return
+        text = (
+            "%d of %d connections had not ended within the drain_timeout of %g s, and are "
+            "cut off%s"
+        )
+        who = load.tell_who()
+        logging.getLogger("asyncpool").warning(
+            text, load.open, load.opened, limit, f": {who}" if who else ""
+        )
 
     def _mourn(self) -> None:
         self._thread_died = True

@@ -72,6 +72,9 @@ class Patient:
         await self._target(worker)
 
 
+_kept: list[Connection] = []
+
+
 class Obedient:
     """Each of its public methods is an order."""
 
@@ -106,6 +109,11 @@ class Obedient:
         connection.close()
         connection.close()
         connection.socket.close()
+
+    async def keep_for_good(self, _: None) -> str:
+        """Keep the connections beyond the life of this object."""
+        _kept.extend(self._kept)
+        return "kept"
 
     async def make_transport(self, _: None) -> None:
         connection = self._kept.pop()

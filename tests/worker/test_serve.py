@@ -6,10 +6,12 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from asyncpool._core.entries import LogEntry
 from asyncpool._core.frames import Kind, header
 from asyncpool._core.messages import Failure
 from asyncpool._core.page import STACKS_SIZE, STACKS_START
@@ -175,12 +177,26 @@ def test_what_came_before_the_end_is_served_still(master: Master) -> None:
         master.process.kill()
 
 
+IN_TIME = "had not ended within the drain_timeout of 0.05 s"
+
+
+def told(master: Master) -> str:
+    """Wait for what the worker logs next."""
+    frame = master.worker.heard(master.worker.control)
+    assert frame is not None
+    assert frame.kind is Kind.RECORD
+    entry = LogEntry.unpack(frame.payload)
+    assert (entry.name, entry.level_name) == ("asyncpool", "WARNING")
+    return entry.message
+
+
 def test_who_does_not_come_to_an_end_is_cancelled(start: Start) -> None:
     master = start(drain_timeout=0.05)
     master.ready()
     master.post(("stay", None))
     assert master.message() == "staying"
     master.drain()
+    assert told(master) == f"what it serves {IN_TIME}, and is cancelled"
     assert master.heard() is None
     out, _ = master.process.communicate()
     assert (master.process.returncode, out) == (0, b"cleaned up\n")
@@ -193,6 +209,47 @@ def test_a_connection_that_does_not_end_is_ended(start: Start) -> None:
         assert say(client, b"hello") == b"hello"
         master.drain()
         assert client.recv(1) == b""
+        text = f"1 of 1 connections {IN_TIME}, and are cut off"
+        assert told(master) == text, "who has no name is counted"
+        assert master.ended() == (0, "")
+
+
+@pytest.mark.parametrize("count", [2, 12])
+@pytest.mark.parametrize("returns", [False, True], ids=["stays", "returns"])
+def test_what_is_cut_off_is_told(
+    start: Start,
+    count: int,
+    returns: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    master = start(drain_timeout=0.05)
+    master.ready()
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        guests = [
+            stack.enter_context(socket.create_connection(listener.getsockname()))
+            for _ in range(count + 1)
+        ]
+        for _ in guests:
+            master.hand(listener.accept()[0])
+        master.post(("take", count + 1))
+        assert master.message() == "taken"
+        master.post(("close", None))  # the last one
+        master.until_load(count + 1, 1)
+        if returns:
+            master.post(("keep_for_good", None))
+            assert master.message() == "kept"
+            master.post(("return", None))
+        else:
+            master.post(("stay", None))
+            assert master.message() == "staying"
+        master.drain()
+        names = ["{}:{}".format(*guest.getsockname()) for guest in guests[:count]]
+        found, _, who = told(master).partition(": ")
+        assert found == f"{count} of {count + 1} connections {IN_TIME}, and are cut off"
+        shown, _, more = who.partition(" and ")
+        assert more == ("2 more" if count > 10 else "")
+        assert len(shown.split(", ")) == min(count, 10)
+        assert set(shown.split(", ")) <= set(names)
         assert master.ended() == (0, "")
 
 
