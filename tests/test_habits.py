@@ -47,6 +47,29 @@ def test_no_test_sleeps(path: Path) -> None:
     assert not sleeps(path)
 
 
+CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time"}
+
+
+def timed(path: Path) -> list[int]:
+    """Return the lines that assert how long something took by a clock."""
+    return [
+        node.lineno
+        for node in walk(path)
+        if isinstance(node, ast.Assert)
+        for part in ast.walk(node.test)
+        if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub)
+        for side in (part.left, part.right)
+        if isinstance(side, ast.Call)
+        and getattr(side.func, "attr", getattr(side.func, "id", "")) in CLOCKS
+    ]
+
+
+@pytest.mark.parametrize("path", SUITE, ids=name_of)
+def test_no_test_asserts_how_long_something_takes(path: Path) -> None:
+    """A machine under load takes longer: what is too slow is counted instead."""
+    assert not timed(path)
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_no_test_mocks(path: Path) -> None:
     for node in walk(path):
@@ -88,3 +111,19 @@ def test_a_sleep_is_found(line: str, bad: bool, tmp_path: Path) -> None:  # noqa
     path = tmp_path / "test_it.py"
     path.write_text(f"async def test() -> None:\n    {line}\n")
     assert bool(sleeps(path)) is bad
+
+
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        ("assert time.monotonic() - began < 1.5", True),
+        ("assert 0 < loop.time() - began", True),
+        ("assert limit > end - perf_counter()", True),
+        ("assert time.monotonic() < give_up_at", False),
+        ("took = time.monotonic() - began", False),
+    ],
+)
+def test_an_assertion_of_time_is_found(line: str, bad: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    path = tmp_path / "test_it.py"
+    path.write_text(f"def test() -> None:\n    {line}\n")
+    assert bool(timed(path)) is bad
