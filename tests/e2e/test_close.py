@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from asyncpool import CloseSummary, Crash, Job, Pool, PoolClosedError
+from asyncpool._runtime.launcher import Launcher
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -292,6 +293,38 @@ async def test_cancelling_the_exit_kills_what_it_waits_for() -> None:
         await visitor.gone()
         with pytest.raises(PoolClosedError):
             await kept[0]
+
+
+async def test_a_loop_that_ends_while_a_pool_closes_is_not_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """asyncio.run() cancels all tasks, the supervisor's too, and waits for each."""
+    last_steps = asyncio.Event()
+    close = Launcher.close
+
+    async def close_later(launcher: Launcher) -> None:
+        last_steps.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await close(launcher)
+
+    monkeypatch.setattr(Launcher, "close", close_later)
+
+    async def use() -> None:
+        async with Pool(1) as pool:
+            await pool.submit(jobs.square, 3)
+
+    async with patience():
+        before = asyncio.all_tasks()
+        user = asyncio.create_task(use())
+        await last_steps.wait()
+        ours = asyncio.all_tasks() - before
+        for task in ours:
+            task.cancel()
+        await asyncio.wait(ours)
+    assert user in ours
+    assert user.cancelled()
 
 
 async def test_a_close_whose_caller_leaves_goes_on() -> None:
