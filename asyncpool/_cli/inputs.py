@@ -195,7 +195,9 @@ def _records(source: Input, fd: int) -> Iterator[list[bytes]]:
             # One that does not fit fails by itself: it goes as a list.
             fits = len(row) == len(names)
             fields = dict(zip(names, row, strict=True)) if fits else row
-            together.append(json.dumps(fields).encode())
+            text = json.dumps(fields, ensure_ascii=False)
+            # With the bytes that are not UTF-8, so that it fails by itself, too.
+            together.append(text.encode(errors="surrogateescape"))
             if len(together) == _TOGETHER:
                 yield together
                 together = []

@@ -99,17 +99,7 @@ def call_item(index: int, raw: bytes) -> Any:
     """
     state = worker_state()
     work: Work = state.work
-    if work.form == "path":
-        value: Any = os.fsdecode(raw)
-    else:
-        try:
-            text = raw.decode()
-            value = text if work.form == "text" else json.loads(text)
-        except ValueError as error:
-            raise FunctionRaisedError("InputError", f"{error}", "") from None
-    if work.form == "keywords" and not isinstance(value, dict):
-        text = f"the record has {len(value)} fields, the header another number"
-        raise FunctionRaisedError("InputError", text, "")
+    value = _read(raw, work.form)
     if work.form == "keywords":
         result = _call(state.function, (), value)
     else:
@@ -128,6 +118,28 @@ def call_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if type(result) is CoroutineType:
         return _awaited(result, to_json)
     return to_json(result)
+
+
+def _read(raw: bytes, form: Form) -> Any:
+    """Return the value that an item is.
+
+    Raises:
+        FunctionRaisedError: If it is none; this item fails, and no other.
+    """
+    if form == "path":
+        return os.fsdecode(raw)
+    try:
+        text = raw.decode()
+        value = text if form == "text" else json.loads(text)
+    except UnicodeDecodeError as error:
+        problem = f"it is not UTF-8: {error}"
+    except (ValueError, RecursionError) as error:
+        problem = f"it cannot be read as JSON: {error}"
+    else:
+        if form != "keywords" or isinstance(value, dict):
+            return value
+        problem = f"the record has {len(value)} fields, the header another number"
+    raise FunctionRaisedError("InputError", problem, "")
 
 
 def _call(
@@ -216,7 +228,7 @@ def shown(raw: bytes, form: Form) -> str:
         return json.dumps(text)
     try:
         json.loads(text, parse_constant=_refuse)
-    except ValueError:
+    except (ValueError, RecursionError):
         return json.dumps(text)
     return text.strip()
 

@@ -142,6 +142,35 @@ def test_csv_gives_keywords(folder: Path) -> None:
     assert failed["error"]["message"].startswith("the record has 1 fields")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "shown", "problem"),
+    [
+        ("in.jsonl", b"1\n{x\n3\n", "{x", "it cannot be read as JSON: Expecting"),
+        (
+            "in.jsonl",
+            b"1\n%s\n3\n" % (b"[" * 100_000),
+            "[" * 100_000,
+            "it cannot be read as JSON: maximum recursion depth",
+        ),
+        ("in.jsonl", b'1\n"\xff"\n3\n', '"\\xff"', "it is not UTF-8: "),
+        ("in.txt", b"1\n\xff\n3\n", "\\xff", "it is not UTF-8: "),
+        ("in.csv", b"n\n1\n\xff\n3\n", '{"n": "\\xff"}', "it is not UTF-8: "),
+        ("in.csv", b"n\n1\n2,2\n3\n", ["2", "2"], "the record has 2 fields"),
+    ],
+)
+def test_an_item_that_cannot_be_read_fails_by_itself(
+    folder: Path, name: str, content: bytes, shown: object, problem: str
+) -> None:
+    write_module(folder, "def same(n): return int(n)\n", "same")
+    (folder / name).write_bytes(content)
+    done = run_command(folder, "map", "same:same", name, "--bare")
+    assert (done.code, done.out) == (1, "1\n3\n")
+    (failed,) = lines(folder / "failed.jsonl")
+    assert (failed["index"], failed["input"]) == (1, shown)
+    assert failed["error"]["type"] == "InputError"
+    assert failed["error"]["message"].startswith(problem)
+
+
 def test_what_is_before_a_broken_record_is_done(folder: Path) -> None:
     records = "".join(f"{n},{n}\n" for n in range(5000))
     (folder / "in.csv").write_text(f'name,size\n{records}"a,1\n')
