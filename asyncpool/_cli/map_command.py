@@ -220,7 +220,9 @@ def _run(asked: Asked) -> int:
 
 
 def _check_paths(asked: Asked) -> None:
-    """Refuse what would write over what is read, or two things into one file."""
+    """Refuse what is no file, and what would write over what is read, or twice."""
+    if asked.output == "-" and sys.stdout is None:
+        raise click.UsageError("stdout is closed: name a file by --output.")
     roles = {
         "INPUT": asked.input,
         "--output": asked.output,
@@ -229,8 +231,12 @@ def _check_paths(asked: Asked) -> None:
     }
     seen: dict[Path, str] = {}
     for role, path in roles.items():
+        if path == "":
+            raise click.UsageError(f"{role} is empty: name a file.")
         if path is None or path == "-" or (place := Path(path)).is_char_device():
             continue
+        if role != "INPUT" and place.is_dir():
+            raise click.UsageError(f"{role} is a folder, not a file: {path}")
         place = place.resolve()
         if role != "INPUT" and not place.parent.is_dir():
             raise click.UsageError(f"There is no folder {place.parent} for {role}.")
@@ -326,6 +332,6 @@ def _carry_out(asked: Asked, run: Run, source: Input) -> tuple[int, str]:
     except BrokenPipeError:
         return Exit.BROKEN_PIPE, "nobody reads stdout any more"
     except OSError as error:
-        where = error.filename or asked.output
-        return Exit.UNFINISHED, f"cannot write {where}: {error.strerror or error}"
+        where = f" {error.filename}" if error.filename else ""
+        return Exit.UNFINISHED, f"cannot write{where}: {error.strerror or error}"
     return (Exit.FAILED if run.tally.failed else Exit.OK), ""

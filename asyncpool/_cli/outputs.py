@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from asyncpool._cli.journal import START, Done, Position
@@ -54,17 +56,32 @@ class Sink:
             self.open()
         data = memoryview(("\n".join(lines) + "\n").encode())
         self._dirty = True
-        while data:
-            written = os.write(self._fd, data)
-            self._at += written
-            data = data[written:]
+        with self._named():
+            while data:
+                written = os.write(self._fd, data)
+                self._at += written
+                data = data[written:]
 
     def sync(self) -> int:
-        """Have all that was written on the disk; return how many bytes that is."""
+        """Have all that was written on the disk; return how many bytes that is.
+
+        Raises:
+            OSError: If the disk fails.
+        """
         if self._dirty and stat.S_ISREG(os.fstat(self._fd).st_mode):
-            os.fsync(self._fd)
+            with self._named():
+                os.fsync(self._fd)
         self._dirty = False
         return self._at
+
+    @contextmanager
+    def _named(self) -> Generator[None]:
+        """Have errors say which of the files it is."""
+        try:
+            yield
+        except OSError as error:
+            name = "stdout" if self.path == "-" else self.path
+            raise OSError(error.errno, error.strerror, name) from None
 
     def close(self) -> None:
         """Let go of it."""

@@ -76,8 +76,9 @@ class Ended:
         text = f"{done:,} done in {duration(self.seconds)}, {self.per_second:,.0f}/s"
         if tally.failed:
             text += f"; {tally.failed:,} failed, see {self.failures}"
-        if self.stats and self.stats.restarts:
-            text += f"; {self.stats.restarts} workers were replaced"
+        if self.stats and (restarts := self.stats.restarts):
+            were = "worker was" if restarts == 1 else "workers were"
+            text += f"; {restarts} {were} replaced"
         yield text
         if not self.problem or is_mistake:
             return  # with a mistake it would not go on

@@ -444,6 +444,49 @@ def test_a_full_disk_is_told(folder: Path) -> None:
     assert len(lines(folder / "out")) == len(lines(folder / "bad")) == 5
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (["work:double", "-o", "out", "--failed", "/dev/full"], None),
+        (["work:keywords", "-o", "out", "--failed", "/dev/full"], "/dev/full"),
+        (["work:double"], "stdout"),
+    ],
+)
+def test_the_file_that_has_no_room_is_named(
+    folder: Path, asked: list[str], named: str | None
+) -> None:
+    numbers(folder, 3)
+    with Path("/dev/full").open("w") as full:
+        process = start_command(
+            folder, "map", asked[0], "in.jsonl", *asked[1:], stdout=full.fileno()
+        )
+        err = finish_command(process).err
+    if named is None:
+        assert (process.returncode, err.splitlines()[0][:9]) == (0, "3 done in")
+    else:
+        problem = f"asyncpool: cannot write {named}: No space left on device"
+        assert (process.returncode, err.splitlines()[0]) == (3, problem)
+
+
+def test_a_closed_stdout_is_told(folder: Path) -> None:
+    numbers(folder, 3)
+    command = (sys.executable, "-m", "asyncpool", "map", "work:double", "in.jsonl")
+    for more, code in (((), 2), (("-o", "out"), 0)):
+        process = subprocess.Popen(
+            ["sh", "-c", 'exec "$@" >&-', "sh", *command, *more],
+            cwd=folder,
+            env=command_environment(),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        done = finish_command(process)
+        assert done.code == code
+        assert ("stdout is closed: name a file by --output." in done.err) == (code == 2)
+    assert len(lines(folder / "out")) == 3
+
+
 def test_a_journal_without_room_loses_nothing(folder: Path) -> None:
     shutil.copy(folder / "work.py", folder / "limited.py")
     with (folder / "limited.py").open("a") as file:
@@ -503,6 +546,12 @@ def test_a_journal_without_room_loses_nothing(folder: Path) -> None:
         (["broken:f", "in.jsonl"], "broken cannot be imported:"),
         (["work:double", "in.jsonl", "-o", "in.jsonl"], "--output and INPUT are the"),
         (["work:double", "in.jsonl", "-o", "no/out"], "no for --output."),
+        (["work:double", "in.jsonl", "-o", "."], "--output is a folder, not a file: ."),
+        (["work:double", "in.jsonl", "--failed", ".."], "--failed is a folder"),
+        (["work:double", ""], "INPUT is empty: name a file."),
+        (["work:double", "in.jsonl", "-o", ""], "--output is empty: name a file."),
+        (["work:double", "in.jsonl", "--failed", ""], "--failed is empty"),
+        (["work:double", "in.jsonl", "--journal", ""], "--journal is empty"),
         (["work:double", "in.jsonl", "--timeout", "-1"], "is no number of seconds"),
         (["work:double", "in.jsonl", "--max-rss", "much"], "is no size, such as 512M"),
         (["work:double", "in.jsonl", "--retry-failed"], "needs the --journal"),
