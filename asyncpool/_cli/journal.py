@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -123,7 +124,8 @@ class Journal:
         path: Where it is; it is made if there is none.
 
     Raises:
-        JournalError: If it is in use, damaged, or no journal at all.
+        JournalError: If it is in use, damaged, or no journal at all; also by the methods.
+        OSError: If there is no room, or the disk fails; likewise.
     """
 
     def __init__(self, path: str) -> None:
@@ -137,12 +139,22 @@ class Journal:
         except sqlite3.Error as error:
             raise JournalError(f"cannot open {path}: {error}") from None
         try:
-            self._prepare()
-        except BaseException as error:
+            with self._alone():
+                self._prepare()
+        except BaseException:
             self._db.close()
-            if isinstance(error, sqlite3.Error):
-                raise JournalError(_reason(path, error)) from None
             raise
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """Have the database for this thread, and say what its errors are about."""
+        with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise _told(self.path, error) from error
 
     def _prepare(self) -> None:
         # Exclusive: the file stays locked until this process closes it or is dead.
@@ -185,7 +197,7 @@ class Journal:
         Raises:
             JournalError: If it belongs to another run, or the input has become shorter.
         """
-        with self._lock:
+        with self._alone():
             known = self._load("identity")
             if known is None or not self._batch:
                 # Nothing is done yet: the last run may have had a name misspelt.
@@ -221,7 +233,7 @@ class Journal:
 
     def counts(self) -> tuple[int, int]:
         """Return how many items are done, and how many of these have failed."""
-        with self._lock:
+        with self._alone():
             done, failed = self._db.execute(
                 "SELECT count(*), count(*) - coalesce(sum(ok), 0) FROM items"
             ).fetchone()
@@ -230,7 +242,7 @@ class Journal:
     @property
     def position(self) -> Position:
         """How far the files are."""
-        with self._lock:
+        with self._alone():
             known = self._load("position")
         return START if known is None else Position(**known)
 
@@ -248,7 +260,7 @@ class Journal:
     def _begin_files_anew(self, statement: str) -> int:
         # On the disk when this returns: else a power loss could bring back a position
         # that is about what the files held before.
-        with self._lock:
+        with self._alone():
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("BEGIN")
             changed = self._db.execute(statement).rowcount
@@ -268,7 +280,7 @@ class Journal:
             after = rows[-1][0]
 
     def _read(self, after: int, first: int, batch: int) -> list[tuple[Any, ...]]:
-        with self._lock:
+        with self._alone():
             (text,) = self._db.execute(
                 "SELECT json_group_array(json_array(item, crc, ok, "
                 "CASE WHEN item >= ?2 AND batch > ?3 THEN line END)) FROM "
@@ -283,13 +295,8 @@ class Journal:
         Raises:
             OSError: If there is no room, or the disk fails; nothing of it is committed.
         """
-        with self._lock:
-            try:
-                return self._add(done, position)
-            except sqlite3.Error as error:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise OSError(None, f"{error}", self.path) from error
+        with self._alone():
+            return self._add(done, position)
 
     def _add(self, done: Sequence[Done], position: Position | None) -> int:
         self._db.execute("BEGIN")
@@ -330,9 +337,18 @@ def _insert(rows: int) -> str:
     return f"INSERT INTO items VALUES {', '.join(['(?, ?, ?, ?, ?)'] * rows)}"  # noqa: S608 - only marks
 
 
-def _reason(path: str, error: sqlite3.Error) -> str:
-    if error.sqlite_errorcode in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-        return f"{path} is in use by another run: wait for its end, or stop it"
-    if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
-        return f"{path} is not a journal: name another file"
-    return f"cannot use the journal {path}: {error}"
+def _told(path: str, error: sqlite3.Error) -> JournalError | OSError:
+    """Return the error that says what to do about this one of the database's."""
+    # Without one it is text that cannot be decoded; beyond a byte are finer distinctions.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+        return JournalError(
+            f"{path} is in use by another run: wait for its end, or stop it"
+        )
+    if code == sqlite3.SQLITE_NOTADB:
+        return JournalError(f"{path} is not a journal: name another file")
+    if code == sqlite3.SQLITE_CORRUPT:
+        return JournalError(
+            f"{path} is damaged: name another journal, or remove this one to begin anew"
+        )
+    return OSError(None, f"{error}", path)

@@ -21,6 +21,7 @@ from asyncpool._cli.parameters import (
     Exit,
     JsonCommand,
     Trouble,
+    Unfinished,
     error_console,
     pool_options,
     say,
@@ -199,7 +200,8 @@ def _run(asked: Asked) -> int:
         except (InputError, JournalError) as error:
             raise Trouble(str(error)) from None
         except OSError as error:
-            raise Trouble(f"cannot write {error.filename}: {error.strerror}") from None
+            text = f"cannot write {error.filename}: {error.strerror}"
+            raise Unfinished(text) from None
         began = time.monotonic()
         code, problem = _carry_out(asked, run, source)
         ended = Ended(

@@ -21,6 +21,7 @@ __all__ = [
     "JsonCommand",
     "Refused",
     "Trouble",
+    "Unfinished",
     "add_current_folder",
     "error_console",
     "pool_options",
@@ -60,6 +61,12 @@ class Refused(Trouble):
     """The command is right, but there is no such cluster, or the system says no."""
 
     exit_code: ClassVar[int] = Exit.FAILED
+
+
+class Unfinished(Trouble):
+    """The command is right, but there is no room, or no right to write."""
+
+    exit_code: ClassVar[int] = Exit.UNFINISHED
 
 
 class JsonCommand(click.Command):

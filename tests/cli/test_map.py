@@ -525,6 +525,50 @@ def test_a_journal_without_room_loses_nothing(folder: Path) -> None:
     assert (again.code, again.out.count("\n")) == (0, 300)
 
 
+@pytest.mark.parametrize("kilobytes", [4, 12, 24])
+@pytest.mark.parametrize("more", [[], ["--retry-failed"]])
+def test_a_journal_that_has_no_room_at_first_is_told(
+    folder: Path, kilobytes: int, more: list[str]
+) -> None:
+    numbers(folder, 3)
+    limit = f'trap "" XFSZ; ulimit -f {2 * kilobytes}; exec "$@"'  # blocks of 512 bytes
+    asked = ("map", "work:double", "in.jsonl", "-o", "out", "--journal", "run.db")
+    process = subprocess.Popen(
+        ["sh", "-c", limit, "sh", sys.executable, "-m", "asyncpool", *asked, *more],
+        cwd=folder,
+        env=command_environment(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    done = finish_command(process)
+    assert done.code == 3
+    assert done.err.startswith("asyncpool: cannot write run.db: ")
+    assert run_command(folder, *asked).code == 0
+    assert len(lines(folder / "out")) == 3
+
+
+@pytest.mark.parametrize("more", [[], ["--retry-failed"], ["-o", "other"]])
+def test_a_damaged_journal_is_told(folder: Path, more: list[str]) -> None:
+    numbers(folder, 3000)
+    asked = ("map", "work:double", "in.jsonl", "--journal", "run.db")
+    assert run_command(folder, *asked, "-o", "out").code == 0
+    good = (folder / "run.db").read_bytes()
+    pages = len(good) // 4096
+    for page in (0, 1, 2, pages // 2):
+        bad = bytearray(good)
+        bad[page * 4096 : (page + 1) * 4096] = b"\xa5" * 4096
+        (folder / "run.db").write_bytes(bad)
+        done = run_command(folder, *asked, *(more or ("-o", "out")))
+        assert (done.code, done.out) == (2, "")
+        problem = (
+            "is damaged: name another journal, or remove this one to begin anew"
+            if page
+            else "is not a journal: name another file"
+        )
+        assert done.err == f"asyncpool: run.db {problem}\n"
+
+
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
