@@ -12,6 +12,7 @@ __all__ = ["main"]
 
 _NEEDED = frozenset(("click", "rich"))
 _USAGE = 2
+_INTERRUPTED = 130
 
 
 def main() -> None:
@@ -27,4 +28,6 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(_USAGE)
+    except KeyboardInterrupt:  # while all that is imported
+        sys.exit(_INTERRUPTED)
     command(prog_name="asyncpool")

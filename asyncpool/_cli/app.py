@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
 import click
 from click.shell_completion import get_completion_class
 
@@ -15,13 +22,50 @@ from asyncpool._cli.cluster_commands import (
 )
 from asyncpool._cli.doctor_command import doctor_command
 from asyncpool._cli.map_command import map_command
-from asyncpool._cli.parameters import add_current_folder
+from asyncpool._cli.parameters import Exit, Trouble, Unfinished, add_current_folder
 from asyncpool._cli.serve_command import serve_command
 
 __all__ = ["command"]
 
 
+class _Commands(click.Group):
+    """The commands; what ends any of them is told in one way."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the command line."""
+        with _ends_told():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Do what it says."""
+        with _ends_told():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _ends_told() -> Generator[None]:
+    """Tell of Ctrl-C, and of a stdout that takes no more, without a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        _drop_stdout()
+        sys.exit(Exit.BROKEN_PIPE)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        _drop_stdout()
+        raise Unfinished(f"cannot write stdout: {error.strerror}") from None
+
+
+def _drop_stdout() -> None:
+    """Let what is buffered go nowhere; Python would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 @click.group(
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="asyncpool")
@@ -41,7 +85,10 @@ def command() -> None:
       130  Ctrl-C (143: SIGTERM); with --journal the same command goes on
       141  nobody reads stdout any more
     """  # noqa: D301 - \b is click's
-    add_current_folder()
+    try:
+        add_current_folder()
+    except FileNotFoundError:
+        raise Trouble("the current folder was removed: change to another") from None
 
 
 @command.command("completion", short_help="Print what completes asyncpool in a shell.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import pytest
 
 from tests.helpers.command import (
     command_environment,
+    finish_command,
     in_terminal,
     run_command,
+    start_command,
     write_module,
 )
 
@@ -226,6 +229,75 @@ def test_completion(folder: Path, shell: str) -> None:
         check=False,
     )
     assert "--journal" in completed.stdout
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["call", "work:greet", "you"],
+        ["call", "work:greet", "you", "--json"],
+        ["map", "--help"],
+        ["completion", "bash"],
+    ],
+)
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_stdout_that_takes_nothing_is_told(
+    folder: Path, asked: list[str], *, is_full: bool
+) -> None:
+    if is_full and not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    if is_full:
+        stdout = os.open("/dev/full", os.O_WRONLY)
+        problem = "asyncpool: cannot write stdout: No space left on device\n"
+    else:
+        reader, stdout = os.pipe()
+        os.close(reader)
+        problem = ""
+    done = finish_command(start_command(folder, *asked, stdout=stdout))
+    os.close(stdout)
+    assert (done.code, done.err) == (3 if is_full else 141, problem)
+
+
+@pytest.mark.parametrize(
+    "interrupted",
+    [
+        "builtins.__import__ = interrupt",  # while it begins
+        "import asyncpool._cli.doctor_command as it; it.examine = interrupt",
+    ],
+)
+def test_ctrl_c_at_any_moment_is_no_traceback(interrupted: str) -> None:
+    code = f"""
+import builtins, sys
+from asyncpool._cli import main
+def interrupt(*args, **kwargs): raise KeyboardInterrupt
+{interrupted}
+sys.argv = ["asyncpool", "doctor"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    command = (sys.executable, "-m", "asyncpool", "call", "math:factorial", "3")
+    done = subprocess.run(
+        ["sh", "-c", 'rmdir ../gone; exec "$@"', "sh", *command],
+        cwd=folder,
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    problem = "asyncpool: the current folder was removed: change to another\n"
+    assert (done.returncode, done.stderr) == (2, problem)
 
 
 def test_without_its_extra_it_says_what_to_install(folder: Path) -> None:
