@@ -215,6 +215,8 @@ class Pool(Caller):
             text = f"concurrency must be at most {MAX_LANES}, not {concurrency}"
             raise ValueError(f"{text}: have more workers instead")
         check_callable("initializer", initializer)
+        if restart is not None and not isinstance(restart, RestartPolicy):
+            raise TypeError(f"restart must be a RestartPolicy, not {restart!r}")
         self.name: str = name or f"pool-{next(_numbers)}"
         self._config = SupervisorConfig(
             workers=least_most,

@@ -20,6 +20,8 @@ NO_PICKLE = "cannot pickle '_thread.lock' object"
         ({"workers": 0}, ValueError, "workers must be at least 1, not 0"),
         ({"workers": 2.0}, TypeError, "workers must be an int, not 2.0"),
         ({"workers": "2"}, TypeError, "workers must be an int, not '2'"),
+        ({"restart": 3}, TypeError, "restart must be a RestartPolicy, not 3"),
+        ({"restart": {}}, TypeError, "restart must be a RestartPolicy, not {}"),
         ({"max_pending": -1}, ValueError, "max_pending must be at least 0, not -1"),
         ({"max_message": 10}, ValueError, "max_message must be at least 1024, not 10"),
         (
