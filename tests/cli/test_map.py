@@ -44,6 +44,14 @@ WORK = """
             sys.exit(3)
         return n
 
+    def counted(n):
+        with Path("attempts").open("a") as log:
+            log.write("+")
+        if n == 8:
+            held = bytearray(b"x") * (1 << 28)
+            time.sleep(60)
+        return picky(n)
+
     def keywords(name, size):
         return f"{name} has {size}"
 
@@ -132,6 +140,35 @@ def test_attempts(folder: Path) -> None:
     (failed,) = lines(folder / "failed.jsonl")
     assert failed["error"]["attempt"] == 3
     assert len(failed["error"]["crashes"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("item", "kind", "again"),
+    [
+        (1, "raised", "error"),
+        (2, "crash", "crash"),
+        (3, "timeout", "timeout"),
+        pytest.param(
+            8,
+            "out of memory",
+            "out-of-memory",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"),
+        ),
+    ],
+)
+def test_there_is_another_attempt_after_what_is_named_only(
+    folder: Path, item: int, kind: str, again: str
+) -> None:
+    (folder / "in.jsonl").write_text(f"{item}\n")
+    kinds = {"error", "crash", "hung", "timeout", "out-of-memory"}
+    for named, attempts in ((kinds - {again}, 1), ({again}, 2)):
+        asked = [word for name in sorted(named) for word in ("--retry-on", name)]
+        asked += ["--max-attempts", "2", "--timeout", "1", "--max-rss", "100M"]
+        (folder / "attempts").unlink(missing_ok=True)
+        run_command(folder, "map", "work:counted", "in.jsonl", *asked)
+        (failed,) = lines(folder / "failed.jsonl")
+        assert failed["error"]["kind"] == kind
+        assert (folder / "attempts").read_text() == "+" * attempts
 
 
 def test_csv_gives_keywords(folder: Path) -> None:
