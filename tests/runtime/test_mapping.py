@@ -349,15 +349,25 @@ def test_an_error_of_the_inputs_comes_last(
     assert found == list(range(count))
 
 
+class Kept(str):
+    """What happens to an item, and how many items there are."""
+
+    __slots__ = ()
+    alive = 0
+
+    def __init__(self, _: str) -> None:
+        Kept.alive += 1
+
+    def __del__(self) -> None:
+        Kept.alive -= 1
+
+
 def test_many_short_items_become_few_jobs_and_memory_is_bounded() -> None:
     async def main() -> None:
         pool = FakePool()
-        results = map_of(
-            pool,
-            zip(itertools.count(), itertools.repeat("ok")),
-            chunk=None,
-            window=None,
-        )
+        inputs = ((number, Kept("ok")) for number in itertools.count())
+        results = map_of(pool, inputs, chunk=None, window=None)
+        before = Kept.alive
         jobs = 0
         pending = asyncio.ensure_future(anext(results))
         for _ in range(200_000):
@@ -366,6 +376,8 @@ def test_many_short_items_become_few_jobs_and_memory_is_bounded() -> None:
                 if pool.open:
                     jobs += 1
                     pool.finish(0, 10**6)
+            # Of those that take 1 µs, 32 ms of work for each worker are under way.
+            assert Kept.alive - before <= 2 * 32_000
             pending = asyncio.ensure_future(anext(results))
         pending.cancel()
         await asyncio.wait([pending])
