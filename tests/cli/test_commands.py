@@ -188,6 +188,35 @@ def test_the_doctor_for_machines(folder: Path) -> None:
     assert "a worker that is killed" in {item["name"] for item in found["self_test"]}
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_the_doctor_ends_with_1_if_a_part_of_the_self_test_fails(
+    more: list[str],
+) -> None:
+    code = f"""
+import sys
+from asyncpool._cli import doctor_command, main
+from asyncpool._cli.doctor import Finding
+async def self_test(): return [Finding("a call", "bad", "it did not return")]
+doctor_command.self_test = self_test
+sys.argv = ["asyncpool", "doctor", *{more!r}]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    if more:
+        found = json.loads(done.stdout)
+        assert not found["ok"]
+        assert [item["state"] for item in found["self_test"]] == ["bad"]
+    else:
+        assert "it did not return" in done.stdout
+
+
 COMMANDS = ("map", "call", "doctor", "completion")
 SERVERS = ("serve", "status", "reload", "resize", "stop")
 
@@ -331,6 +360,13 @@ def test_progress_is_drawn_at_a_terminal(folder: Path) -> None:
     assert re.search(r" 60/60 .* 2 failed +1 restarts +\d+ MB", frames[-1])
     assert "60 done in 0:0" in screen
     assert "\x1b[" in done.err
+
+
+def test_nothing_is_drawn_beside_a_summary_for_machines(folder: Path) -> None:
+    (folder / "in.jsonl").write_text("".join(f"{n}\n" for n in range(20)))
+    done = in_terminal(folder, "map", "work:slow", "in.jsonl", "-o", "out", "--json")
+    assert done.code == 1
+    assert json.loads(done.err)["done"] == 20
 
 
 def test_ctrl_c_at_a_terminal(folder: Path) -> None:

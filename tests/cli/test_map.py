@@ -748,6 +748,26 @@ def test_a_module_that_crashes_costs_no_more_than_workers(folder: Path) -> None:
     assert "Traceback" not in err
 
 
+def test_unordered_results_are_written_as_they_are_finished(folder: Path) -> None:
+    write_module(
+        folder,
+        """
+        import time
+        from pathlib import Path
+
+        def f(n):
+            while n == 0 and not Path("out").stat().st_size:
+                time.sleep(0.01)
+        """,
+    )
+    numbers(folder, 4)
+    asked = ("in.jsonl", "-o", "out", "--unordered", "-w", "2", "--timeout", "10")
+    assert run_command(folder, "map", "work:f", *asked).code == 0
+    found = [line["index"] for line in lines(folder / "out")]
+    assert sorted(found) == [0, 1, 2, 3]
+    assert found[0] != 0
+
+
 def test_order_does_not_wait_for_room(folder: Path) -> None:
     """The first item is the last one to be done, behind more than is held back."""
     write_module(
