@@ -60,11 +60,11 @@ class Life:
             self._task.add_done_callback(self._release)
         supervisor = self.supervisor
         try:
-            await asyncio.shield(supervisor.up)
+            await asyncio.shield(supervisor.standing.up)
         except BaseException:
             await self.end_now()
             raise
-        if supervisor.done.done():
+        if supervisor.standing.done.done():
             raise PoolClosedError(f"the {self._what} is closed")
         return supervisor
 
@@ -79,7 +79,7 @@ class Life:
             return CloseSummary(finished=0, failed=0, killed=0)
         self.check_loop()
         self.supervisor.close(finish, timeout)
-        await asyncio.shield(self.supervisor.done)
+        await asyncio.shield(self.supervisor.standing.done)
         return self.supervisor.summary()
 
     async def leave(
@@ -111,9 +111,9 @@ class Life:
         # A cancelled scope of anyio's cancels in every turn of the loop, hence the
         # shield; each of asyncio's is kept until nothing is left to leak.
         with anyio.CancelScope(shield=True):
-            while not supervisor.done.done():
+            while not supervisor.standing.done.done():
                 try:
-                    await asyncio.shield(supervisor.done)
+                    await asyncio.shield(supervisor.standing.done)
                 except asyncio.CancelledError as error:
                     cancelled = error
         if cancelled is not None:

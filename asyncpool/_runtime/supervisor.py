@@ -47,11 +47,12 @@ from asyncpool._runtime.rotation import Rotator
 from asyncpool._runtime.segments import Segments
 from asyncpool._runtime.service import Service
 from asyncpool._runtime.stacks import Stacks
+from asyncpool._runtime.standing import Standing
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.template import LaunchError
 from asyncpool._runtime.threads import Threads
 from asyncpool._runtime.traffic import Traffic
-from asyncpool.errors import PoolBrokenError, PoolClosedError, ProtocolError
+from asyncpool.errors import PoolClosedError, ProtocolError
 
 __all__ = ["Supervisor"]
 
@@ -64,10 +65,7 @@ class Supervisor:
     """Everything that lives as long as a pool.
 
     Attributes:
-        up: Done when the first worker is ready, failed if the pool broke before.
-        done: Done when nothing of the pool is left.
-        over: The same; failed when the pool breaks, until it works again, or when this
-            supervisor fails.
+        standing: Whether the pool is up, broken or over.
         hub: The pool's events.
         submit: The way in for jobs, see :meth:`Traffic.submit`.
         leases: The way in for those with leases.
@@ -80,8 +78,6 @@ class Supervisor:
 
     def __init__(self, config: SupervisorConfig) -> None:
         loop = self._loop = asyncio.get_running_loop()
-        self.up: asyncio.Future[None] = loop.create_future()
-        self.done: asyncio.Future[None] = loop.create_future()
         self._config = config
         self._core = Supervision(
             workers=config.workers,
@@ -96,6 +92,7 @@ class Supervisor:
             serving=config.serving is not None,
         )
         self._state = PoolState(loop=loop, config=config, core=self._core)
+        self.standing = Standing(self._state)
         self._threads = Threads(loop)
         self._heartbeats = Heartbeats(self._state)
         self._segments = Segments(loop, config.max_shared_memory, self._threads)
@@ -158,7 +155,6 @@ class Supervisor:
             self._health = Health(self._state, self._last_words, timeout)
         self._coroner = Coroner(config.start_timeout)
         self._reporter = Reporter(loop, config.title, config.on_crash)
-        self.over: asyncio.Future[None] = loop.create_future()
         self._finished = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         # Not anyio's: workers are started from timers and readers too, where there
@@ -182,7 +178,7 @@ class Supervisor:
             await self._journal.finish()
         except Exception as error:
             _LOGGER.exception("the supervisor of %s failed", self._config.title)
-            reason = self._on_failure(error)
+            reason = self.standing.fail(error)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -204,9 +200,7 @@ class Supervisor:
             if self.service is not None:
                 self.service.close()
             self.hub.end()
-            for future in (self.up, self.over, self.done):
-                if not future.done():
-                    future.set_result(None)
+            self.standing.end()
 
     @property
     def most_workers(self) -> int:
@@ -249,7 +243,7 @@ class Supervisor:
     @decision
     def close(self, finish: Finish, timeout: float) -> None:
         """Begin to close, or close faster than was asked before."""
-        if not self._core.closing.over and not self.done.done():
+        if not self._core.closing.over and not self.standing.done.done():
             now = self._loop.time()
             if self.service is not None:
                 self.service.stop()
@@ -305,8 +299,7 @@ class Supervisor:
             self.service.ready(handle)
         self._rearm()  # it grows old from now on
         self.rotator.look()
-        if not self.up.done():
-            self.up.set_result(None)
+        self.standing.begin()
 
     @decision
     def _on_fault(self, handle: WorkerHandle) -> None:
@@ -441,12 +434,10 @@ class Supervisor:
                 self.rotator.carry_out(command)
             case cmd.LeaveEmpty() | cmd.Keep():
                 pass  # the crash report says so, if there is one
-            case cmd.GiveUp(reason):
-                self._give_up(reason)
+            case cmd.GiveUp():
+                self.standing.give_up(self._traffic.broken_errors()(None))
             case cmd.Recover(slot):
-                self.hub.publish(events.Recovered(slot))
-                if self.over.done():
-                    self.over = self._loop.create_future()
+                self.standing.recover(slot)
             case cmd.Finished():
                 self._finished.set()
             case cmd.Assign():
@@ -465,24 +456,6 @@ class Supervisor:
         for _ in steps:
             self._workers.create_task(_finish(steps), name="failing what is queued")
             break
-
-    def _give_up(self, reason: str) -> None:
-        _LOGGER.error("%s is broken: %s", self._config.title, reason)
-        self.hub.publish(events.GaveUp(reason, tuple(self._state.crashes)))
-        self._fail(self._traffic.broken_errors()(None))
-
-    def _on_failure(self, error: Exception) -> PoolClosedError:
-        """Take note that this supervisor fails; return what open jobs are told."""
-        text = f"the supervisor failed: {error!r}"
-        crashes = tuple(self._state.crashes)
-        self._fail(PoolBrokenError(reason=text, crashes=crashes, retry_after=None))
-        return PoolClosedError(text)
-
-    def _fail(self, error: PoolBrokenError) -> None:
-        for future in (self.up, self.over):
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # whoever waits for it may have left
 
     def _rearm(self) -> None:
         """Keep one timer, set to the core's next deadline."""

@@ -220,7 +220,7 @@ class Cluster:
         """
         supervisor = self._life.running()
         self._life.check_loop()
-        await asyncio.shield(supervisor.over)
+        await asyncio.shield(supervisor.standing.over)
 
     async def run(self, *, control: str | None = None) -> int:
         """Start, obey signals and commands, and return the exit code at the end.

@@ -1,0 +1,71 @@
+"""How a pool stands, for those who wait until it is up, or until it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from asyncpool import events
+from asyncpool._runtime.state import PoolState
+from asyncpool.errors import PoolBrokenError, PoolClosedError
+
+__all__ = ["Standing"]
+
+_LOGGER = logging.getLogger("asyncpool")
+
+
+class Standing:
+    """Whether a pool works, does not any more, or has failed.
+
+    Args:
+        state: The pool.
+
+    Attributes:
+        up: Done when the first worker is ready, failed if the pool broke before.
+        done: Done when nothing of the pool is left.
+        over: The same; failed when the pool breaks, until it works again, or when its
+            supervisor fails.
+    """
+
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self.up: asyncio.Future[None] = state.loop.create_future()
+        self.done: asyncio.Future[None] = state.loop.create_future()
+        self.over: asyncio.Future[None] = state.loop.create_future()
+
+    def begin(self) -> None:
+        """Take note that a worker is ready."""
+        if not self.up.done():
+            self.up.set_result(None)
+
+    def give_up(self, error: PoolBrokenError) -> None:
+        """Take note that the pool is broken."""
+        state = self._state
+        _LOGGER.error("%s is broken: %s", state.config.title, error.reason)
+        state.hub.publish(events.GaveUp(error.reason, error.crashes))
+        self._break(error)
+
+    def recover(self, slot: int) -> None:
+        """Take note that it is not any more, as the worker in *slot* is ready."""
+        self._state.hub.publish(events.Recovered(slot))
+        if self.over.done():
+            self.over = self._state.loop.create_future()
+
+    def fail(self, error: Exception) -> PoolClosedError:
+        """Take note that the supervisor fails; return what open jobs are told."""
+        text = f"the supervisor failed: {error!r}"
+        crashes = tuple(self._state.crashes)
+        self._break(PoolBrokenError(reason=text, crashes=crashes, retry_after=None))
+        return PoolClosedError(text)
+
+    def end(self) -> None:
+        """Take note that nothing of the pool is left."""
+        for future in (self.up, self.over, self.done):
+            if not future.done():
+                future.set_result(None)
+
+    def _break(self, error: PoolBrokenError) -> None:
+        for future in (self.up, self.over):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever waits for it may have left
