@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterator
 from typing import Any, assert_never
 
 import anyio
@@ -30,6 +29,7 @@ from asyncpool._runtime.callbacks import Reporter
 from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
+from asyncpool._runtime.failing import Failing, broken_errors
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.health import Health
 from asyncpool._runtime.heartbeats import Heartbeats
@@ -160,6 +160,9 @@ class Supervisor:
         # Not anyio's: workers are started from timers and readers too, where there
         # is no current task, which anyio needs.
         self._workers = asyncio.TaskGroup()
+        self._failing = Failing(
+            self._state, self._workers.create_task, self._traffic.times.late_error
+        )
 
     # The life of the workers.
 
@@ -425,7 +428,7 @@ class Supervisor:
             case cmd.Abandon(slot):
                 self._state.handles[slot].abandon()
             case cmd.FailJobs(jobs, why):
-                self._fail_jobs(jobs, why)
+                self._failing.fail(jobs, why)
             case cmd.ScheduleRestart(slot, delay):
                 self.hub.publish(events.Restarting(slot, delay))
             case cmd.ParkSlot(slot, reason, probe_in):
@@ -435,7 +438,7 @@ class Supervisor:
             case cmd.LeaveEmpty() | cmd.Keep():
                 pass  # the crash report says so, if there is one
             case cmd.GiveUp():
-                self.standing.give_up(self._traffic.broken_errors()(None))
+                self.standing.give_up(broken_errors(self._state)(None))
             case cmd.Recover(slot):
                 self.standing.recover(slot)
             case cmd.Finished():
@@ -450,12 +453,6 @@ class Supervisor:
         self._state.handles[slot] = handle
         self.broadcasts.on_spawn(slot)
         self._workers.create_task(self._tend(handle), name=f"slot {slot}")
-
-    def _fail_jobs(self, numbers: tuple[int, ...], why: str) -> None:
-        steps = self._traffic.fail_jobs(numbers, why)
-        for _ in steps:
-            self._workers.create_task(_finish(steps), name="failing what is queued")
-            break
 
     def _rearm(self) -> None:
         """Keep one timer, set to the core's next deadline."""
@@ -497,8 +494,3 @@ class Supervisor:
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""
         return self._state.book.summary(self._core.kills)
-
-
-async def _finish(steps: Iterator[None]) -> None:
-    for _ in steps:
-        await asyncio.sleep(0)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from asyncpool import events
@@ -20,19 +19,18 @@ from asyncpool._core.limits import Form, JobOptions
 from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
 from asyncpool._runtime.book import outcome_of
+from asyncpool._runtime.failing import broken_errors
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.heartbeats import Heartbeats
 from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
 from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.packing import Packer, Unpacker
-from asyncpool._runtime.postmortem import broken_error, deliveries
 from asyncpool._runtime.rounds import Rounds
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.threads import Threads
 from asyncpool._runtime.times import Times
 from asyncpool.errors import (
     JobNotPicklableError,
-    PoolBrokenError,
     PoolClosedError,
     PoolFullError,
     ProtocolError,
@@ -51,9 +49,6 @@ _FORMS: dict[Form, type[Job[Any]]] = {
     "stream": StreamJob,
 }
 
-# Failing a job takes some microseconds, and a queue may have a million of them.
-_FAILED_A_TURN = 500
-
 
 class Traffic:
     """The jobs of one pool, on their way.
@@ -67,6 +62,7 @@ class Traffic:
         on_crowd: Called when a job waits and there may be more workers.
 
     Attributes:
+        times: How long they may wait, run and be silent.
         saturated: Whether the queue was full, and has not been empty since.
     """
 
@@ -95,8 +91,8 @@ class Traffic:
             on_refused=self._on_refused,
         )
         self._unpacker = Unpacker(threads, self._on_loaded)
-        self._times = Times(state, perform, heartbeats, last_words, self._take_out)
-        self._rounds = Rounds(state, perform, begin_again=self._times.begin)
+        self.times = Times(state, perform, heartbeats, last_words, self._take_out)
+        self._rounds = Rounds(state, perform, begin_again=self.times.begin)
         self.saturated = False
 
     # A job's way in.
@@ -130,7 +126,7 @@ class Traffic:
                     raise self._too_large(payload)
             except StreamTooLongError:
                 state.book.enter(job)
-                if options.limits.timed and not self._times.wait(job):
+                if options.limits.timed and not self.times.wait(job):
                     return job
                 state.core.announce(job.id)
                 self._packer.add(job, (function, args, kwargs))
@@ -140,7 +136,7 @@ class Traffic:
                 state.book.refuse(job, error)
                 return job
             state.book.enter(job)
-            if options.limits.timed and not self._times.wait(job):
+            if options.limits.timed and not self.times.wait(job):
                 return job
             profile = (
                 job.profile
@@ -181,7 +177,7 @@ class Traffic:
         job: Job[Any] = Job(state.book.next_id(), function, options, self, state.loop)
         job.payload = payload
         state.book.enter(job)
-        if not options.limits.timed or self._times.wait(job):
+        if not options.limits.timed or self.times.wait(job):
             self._perform(state.core.errand(slot, job.id))
         return job
 
@@ -207,7 +203,7 @@ class Traffic:
                 )
             count += 1
         if self._state.book.timed:
-            self._times.begin_first(slot)
+            self.times.begin_first(slot)
         if in_hand == count:
             outbox.flush()  # it has nothing to do
         else:
@@ -238,7 +234,7 @@ class Traffic:
                 job.context,
                 credit=job.credit,
             )
-            self._times.begin(job)
+            self.times.begin(job)
         outbox.flush()
         if self._width > 1:
             self._perform(core.loaded(handle.slot, self._state.loop.time()))
@@ -268,7 +264,7 @@ class Traffic:
                 payload = frame.payload
                 if is_heavy(payload) and job.exceeded is None:
                     core.landing(job.id)
-                    self._times.end(job)
+                    self.times.end(job)
                     self._unpacker.add(job, frame)
                 else:
                     settled.append((job, frame))
@@ -278,7 +274,7 @@ class Traffic:
         self._rounds.leave_alone(handle)
         self._rounds.hurry()
         if book.timed:
-            self._times.begin_first(handle.slot)
+            self.times.begin_first(handle.slot)
         for job, frame in settled:
             if book.settle(job, outcome_of(job, handle, frame)):
                 self._perform(core.give_back({job.id: job.profile}, now))
@@ -354,7 +350,7 @@ class Traffic:
         if self._state.core.closing.finish is not None:
             raise PoolClosedError
         if self._state.core.broken is not None:
-            raise self.broken_errors()(None)
+            raise broken_errors(self._state)(None)
 
     def _check_admission(self, key: int | None) -> None:
         core, limit = self._state.core, self._state.config.max_pending
@@ -424,44 +420,7 @@ class Traffic:
         else:
             self._perform(commands)
 
-    # The end of many at once.
-
-    def fail_jobs(self, numbers: tuple[int, ...], why: str) -> Iterator[None]:
-        """Fail jobs; yield after each part of them, if there are more."""
-        jobs = iter([self._state.book.jobs[number] for number in numbers])
-        # From what is known now, not when it is their turn.
-        error_for: Callable[[Job[Any]], Exception] = self._closed_error
-        if why == "broken":
-            error_for = self.broken_errors()
-        elif why == "late":
-            error_for = self._times.late_error
-        some = list(itertools.islice(jobs, _FAILED_A_TURN))
-        while some:
-            for job in some:
-                self._state.book.fail(job, error_for(job))
-            some = list(itertools.islice(jobs, _FAILED_A_TURN))
-            if some:
-                yield
-
-    def broken_errors(self) -> Callable[[Job[Any] | None], PoolBrokenError]:
-        """Return what makes the error for each job, or for who has none."""
-        return functools.partial(
-            broken_error,
-            self._state.core.broken or "",
-            tuple(self._state.crashes),
-            self._state.config.restart.probe_after,
-        )
-
-    def _closed_error(self, job: Job[Any]) -> PoolClosedError:
-        delivery: events.Delivery = "never sent"
-        if job.slot is not None:
-            [delivery] = deliveries([job], self._state.handles[job.slot])
-        if job.attempt > (job.slot is not None):
-            delivery = "started"  # an earlier attempt, or it is being unpickled
-        text = f"the pool was closed before job {job.id} was done"
-        return PoolClosedError(text, job_id=job.id, delivery=delivery)
-
     def stop(self) -> None:
         """Look for nothing any more."""
-        self._times.stop()
+        self.times.stop()
         self._rounds.stop()

@@ -245,5 +245,5 @@ async def test_an_idle_pool_has_one_timer() -> None:
         assert supervisor._health is not None
         assert supervisor._core.next_deadline() is None
         assert not supervisor._traffic._rounds.on
-        assert supervisor._traffic._times._timeouts._timer is None
+        assert supervisor._traffic.times._timeouts._timer is None
         assert supervisor._heartbeats._timers == {}
