@@ -23,6 +23,7 @@ from asyncpool._core.outcome import load_value
 from asyncpool._core.parcels import is_heavy
 from asyncpool._core.slots import UP, SlotState
 from asyncpool._core.supervision import Supervision
+from asyncpool._runtime.admission import Admission
 from asyncpool._runtime.book import Loss
 from asyncpool._runtime.broadcasts import Broadcaster
 from asyncpool._runtime.callbacks import Reporter
@@ -69,7 +70,8 @@ class Supervisor:
         hub: The pool's events.
         submit: The way in for jobs, see :meth:`Traffic.submit`.
         leases: The way in for those with leases.
-        check_open: See :meth:`Traffic.check_open`.
+        check_open: See :meth:`Admission.check_open`.
+        room: See :meth:`Admission.room`.
         rotator: The way to planned exits.
         broadcasts: The way to calls for every worker.
         stacks: The way to where workers are.
@@ -93,6 +95,8 @@ class Supervisor:
         )
         self._state = PoolState(loop=loop, config=config, core=self._core)
         self.standing = Standing(self._state)
+        admission = Admission(self._state)
+        self.check_open, self.room = admission.check_open, admission.room
         self._threads = Threads(loop)
         self._heartbeats = Heartbeats(self._state)
         self._segments = Segments(loop, config.max_shared_memory, self._threads)
@@ -102,15 +106,15 @@ class Supervisor:
         self._traffic = Traffic(
             self._state,
             self._perform,
-            self._threads,
-            self._heartbeats,
-            self._last_words,
+            admission,
+            threads=self._threads,
+            heartbeats=self._heartbeats,
+            last_words=self._last_words,
             on_crowd=self.rotator.crowded,
         )
         self.hub = self._state.hub
         self.submit = self._traffic.submit
         self.leases = self._state.book.leases
-        self.check_open = self._traffic.check_open
         # What a launcher has imported is lost when it starts a fresh interpreter.
         ahead, later = (config.preload, ()) if config.fork else ((), config.preload)
         self._launcher = Launcher(loop, fork=config.fork, preload=ahead)
@@ -231,17 +235,6 @@ class Supervisor:
         return await self._threads.pickle(
             load_value, frame.payload, unwanted=job.cancelled
         )
-
-    async def room(self) -> None:
-        """Wait until the queue, which was full, is empty; or the pool is closed.
-
-        Cancellation:
-            Safe.
-        """
-        if self._traffic.saturated:
-            async for event in self.hub.listen(64):
-                if isinstance(event, events.Drained):
-                    return
 
     @decision
     def close(self, finish: Finish, timeout: float) -> None:

@@ -11,15 +11,14 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from asyncpool import events
 from asyncpool._core.commands import Command
 from asyncpool._core.frames import Frame
 from asyncpool._core.functions import Function, FunctionTable
 from asyncpool._core.limits import Form, JobOptions
 from asyncpool._core.outcome import pack_job
 from asyncpool._core.parcels import HEAVY, Parcel, StreamTooLongError, is_heavy
+from asyncpool._runtime.admission import Admission
 from asyncpool._runtime.book import outcome_of
-from asyncpool._runtime.failing import broken_errors
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.heartbeats import Heartbeats
 from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
@@ -31,8 +30,6 @@ from asyncpool._runtime.threads import Threads
 from asyncpool._runtime.times import Times
 from asyncpool.errors import (
     JobNotPicklableError,
-    PoolClosedError,
-    PoolFullError,
     ProtocolError,
 )
 
@@ -56,6 +53,7 @@ class Traffic:
     Args:
         state: The pool.
         perform: What carries out the core's commands.
+        admission: Who may come in.
         threads: Where large objects are pickled.
         heartbeats: What jobs say.
         last_words: What workers say before they are killed.
@@ -63,21 +61,22 @@ class Traffic:
 
     Attributes:
         times: How long they may wait, run and be silent.
-        saturated: Whether the queue was full, and has not been empty since.
     """
 
     def __init__(
         self,
         state: PoolState,
         perform: Callable[[list[Command]], None],
+        admission: Admission,
+        *,
         threads: Threads,
         heartbeats: Heartbeats,
         last_words: LastWords,
-        *,
         on_crowd: Callable[[], None],
     ) -> None:
         self._state = state
         self._perform = perform
+        self._admission = admission
         self._propagation = state.config.propagation
         self._max_payload = state.config.worker.max_payload
         self._sizing = state.core.rotation.sizing
@@ -93,7 +92,6 @@ class Traffic:
         self._unpacker = Unpacker(threads, self._on_loaded)
         self.times = Times(state, perform, heartbeats, last_words, self._take_out)
         self._rounds = Rounds(state, perform, begin_again=self.times.begin)
-        self.saturated = False
 
     # A job's way in.
 
@@ -111,7 +109,7 @@ class Traffic:
         # As @decision does, whose call costs 0.4 us.
         before, state.deciding = state.deciding, True
         try:
-            self._check_admission(options.key)
+            self._admission.check(options.key)
             known = self._functions.find(function)
             job: Job[Any] = _FORMS[options.form](
                 state.book.next_id(), known, options, self, state.loop
@@ -278,9 +276,8 @@ class Traffic:
         for job, frame in settled:
             if book.settle(job, outcome_of(job, handle, frame)):
                 self._perform(core.give_back({job.id: job.profile}, now))
-        if self.saturated and not core.waiting:
-            self.saturated = False
-            self._state.hub.publish(events.Drained())
+        if self._admission.saturated:
+            self._admission.relax()
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Find outcomes that a worker has noted, and was killed before it sent them."""
@@ -339,33 +336,6 @@ class Traffic:
         error.job_id = job.id
         self._state.book.fail(job, error)
         self._perform(self._state.core.drop(job.id, self._state.loop.time()))
-
-    def check_open(self) -> None:
-        """Check that there is a pool to do something with.
-
-        Raises:
-            PoolClosedError: If it is closed.
-            PoolBrokenError: If it is broken.
-        """
-        if self._state.core.closing.finish is not None:
-            raise PoolClosedError
-        if self._state.core.broken is not None:
-            raise broken_errors(self._state)(None)
-
-    def _check_admission(self, key: int | None) -> None:
-        core, limit = self._state.core, self._state.config.max_pending
-        if core.closing.finish is not None or core.broken is not None:
-            self.check_open()
-        if limit is None or core.dispatcher.has_idle_worker_for(key):
-            return
-        # Some will not wait: those still being pickled, for whom workers are idle.
-        waiting = core.waiting
-        not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
-        if waiting - not_for_long >= limit:
-            if not self.saturated:
-                self.saturated = True
-                self._state.hub.publish(events.Saturated(waiting))
-            raise PoolFullError(waiting=waiting, max_pending=limit)
 
     def _too_large(self, payload: bytes | Parcel) -> JobNotPicklableError:
         return JobNotPicklableError(

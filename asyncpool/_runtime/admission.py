@@ -1,0 +1,78 @@
+"""Who may come in: whether the pool is open, and has room for another job."""
+
+from __future__ import annotations
+
+from asyncpool import events
+from asyncpool._runtime.failing import broken_errors
+from asyncpool._runtime.state import PoolState
+from asyncpool.errors import PoolClosedError, PoolFullError
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """Admits jobs to a pool, or turns them away.
+
+    Args:
+        state: The pool.
+
+    Attributes:
+        saturated: Whether the queue was full, and has not been empty since.
+    """
+
+    def __init__(self, state: PoolState) -> None:
+        self._state = state
+        self._core = state.core
+        self._limit = state.config.max_pending
+        self.saturated = False
+
+    def check_open(self) -> None:
+        """Check that there is a pool to do something with.
+
+        Raises:
+            PoolClosedError: If it is closed.
+            PoolBrokenError: If it is broken.
+        """
+        if self._core.closing.finish is not None:
+            raise PoolClosedError
+        if self._core.broken is not None:
+            raise broken_errors(self._state)(None)
+
+    def check(self, key: int | None) -> None:
+        """Check that a job with this key, or none, may come in.
+
+        Raises:
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If it is broken.
+            PoolFullError: If too many wait.
+        """
+        core, limit = self._core, self._limit
+        if core.closing.finish is not None or core.broken is not None:
+            self.check_open()
+        if limit is None or core.dispatcher.has_idle_worker_for(key):
+            return
+        # Some will not wait: those still being pickled, for whom workers are idle.
+        waiting = core.waiting
+        not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
+        if waiting - not_for_long >= limit:
+            if not self.saturated:
+                self.saturated = True
+                self._state.hub.publish(events.Saturated(waiting))
+            raise PoolFullError(waiting=waiting, max_pending=limit)
+
+    def relax(self) -> None:
+        """Take note that jobs have left a queue that was full."""
+        if not self._core.waiting:
+            self.saturated = False
+            self._state.hub.publish(events.Drained())
+
+    async def room(self) -> None:
+        """Wait until the queue, which was full, is empty; or the pool is closed.
+
+        Cancellation:
+            Safe.
+        """
+        if self.saturated:
+            async for event in self._state.hub.listen(64):
+                if isinstance(event, events.Drained):
+                    return
