@@ -142,6 +142,7 @@ class JobBook:
 
     def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job that never was entered."""
+        error.job_id = job.id
         self._failed += 1
         job.set_exception(error)
 

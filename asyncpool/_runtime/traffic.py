@@ -22,8 +22,8 @@ from asyncpool._runtime.book import outcome_of
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.heartbeats import Heartbeats
 from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
+from asyncpool._runtime.large import Call, LargeObjects, too_large
 from asyncpool._runtime.last_words import LastWords
-from asyncpool._runtime.packing import Packer, Unpacker
 from asyncpool._runtime.rounds import Rounds
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.threads import Threads
@@ -83,13 +83,7 @@ class Traffic:
         self._width = state.config.worker.concurrency
         self._on_crowd = on_crowd
         self._functions = FunctionTable()
-        self._packer = Packer(
-            threads,
-            ahead=state.config.workers[1] + 1,
-            on_packed=self._on_packed,
-            on_refused=self._on_refused,
-        )
-        self._unpacker = Unpacker(threads, self._on_loaded)
+        self._large = LargeObjects(state, perform, threads, on_crowd)
         self.times = Times(state, perform, heartbeats, last_words, self._take_out)
         self._rounds = Rounds(state, perform, begin_again=self.times.begin)
 
@@ -117,35 +111,24 @@ class Traffic:
             try:
                 if self._propagation is not None:
                     job.context = self._propagation.add_to(job.context)
-                payload = job.payload = pack_job(
+                payload = pack_job(
                     function, args, kwargs, number=known.number, limit=HEAVY
                 )
                 if len(payload) > self._max_payload:
-                    raise self._too_large(payload)
+                    raise too_large(payload, self._max_payload)
             except StreamTooLongError:
-                state.book.enter(job)
-                if options.limits.timed and not self.times.wait(job):
-                    return job
-                state.core.announce(job.id)
-                self._packer.add(job, (function, args, kwargs))
-                return job
+                return self._submit_large(job, (function, args, kwargs))
             except JobNotPicklableError as error:
-                error.job_id = job.id
                 state.book.refuse(job, error)
                 return job
             state.book.enter(job)
             if options.limits.timed and not self.times.wait(job):
                 return job
-            profile = (
-                job.profile
-                if job.credit or type(payload) is not bytes or options.key is not None
-                else known.profile
-            )
-            slot = (
-                state.core.submit(job.id, profile, options.priority)
-                if options.key is None
-                else state.core.submit_keyed(job.id, profile, options.priority)
-            )
+            job.payload = payload
+            if type(payload) is bytes and options.key is None and not job.credit:
+                slot = state.core.submit(job.id, known.profile, options.priority)
+            else:
+                slot = self._place(job)
             if slot is not None:
                 self.send(slot, (job,))
             elif self._sizing.watching:
@@ -154,19 +137,18 @@ class Traffic:
         finally:
             state.deciding = before
 
-    @decision
-    def _on_packed(self, job: Job[Any], payload: bytes | Parcel) -> None:
-        """Queue a call that took too long to pickle for :meth:`submit`."""
-        if job.done():
-            return
-        if len(payload) > self._max_payload:
-            self._on_refused(job, self._too_large(payload))
-            return
-        job.payload = payload
-        now = self._state.loop.time()
-        self._perform(self._state.core.arrive(job.id, job.profile, now, job.priority))
-        if self._sizing.watching:
-            self._on_crowd()
+    def _submit_large(self, job: Job[Any], call: Call) -> Job[Any]:
+        """Have a call pickled in a thread before it is queued; return its future."""
+        self._state.book.enter(job)
+        if not job.limits.timed or self.times.wait(job):
+            self._large.pack(job, call)
+        return job
+
+    def _place(self, job: Job[Any]) -> int | None:
+        """Return the slot that gets a job, which is no plain one, or queue it."""
+        core = self._state.core
+        submit = core.submit if job.key is None else core.submit_keyed
+        return submit(job.id, job.profile, job.priority)
 
     @decision
     def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
@@ -214,7 +196,7 @@ class Traffic:
         """Have a worker, which gets nothing else meanwhile, see what a job needs."""
         send = functools.partial(self._send_loaded, handle, job, job.attempt, parcel)
         handle.outbox.load(parcel, send)
-        self._packer.go_on()
+        self._large.go_on()
 
     @decision
     def _send_loaded(
@@ -261,9 +243,8 @@ class Traffic:
                 job.slot = job.worker = None
                 payload = frame.payload
                 if is_heavy(payload) and job.exceeded is None:
-                    core.landing(job.id)
                     self.times.end(job)
-                    self._unpacker.add(job, frame)
+                    self._large.unpack(job, frame)
                 else:
                     settled.append((job, frame))
         # The worker gets its next jobs before these outcomes are even looked at.
@@ -320,35 +301,12 @@ class Traffic:
             handle = self._state.handles[job.slot]
             handle.give_credit(job.id, job.attempt, job.credit)
 
-    @decision
-    def _on_loaded(self, job: Job[Any], loaded: Any) -> None:
-        """Settle a job whose outcome took long to load."""
-        core, now = self._state.core, self._state.loop.time()
-        if self._state.book.settle(job, loaded):
-            self._perform(core.give_back({job.id: job.profile}, now))
-        self._perform(core.landed(job.id, now))
-
     # Where it may stop on its way.
-
-    @decision
-    def _on_refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
-        """End a job that cannot be sent."""
-        error.job_id = job.id
-        self._state.book.fail(job, error)
-        self._perform(self._state.core.drop(job.id, self._state.loop.time()))
-
-    def _too_large(self, payload: bytes | Parcel) -> JobNotPicklableError:
-        return JobNotPicklableError(
-            f"the call has {len(payload)} bytes when pickled, and max_message "
-            f"is {self._max_payload}",
-            direction="arguments",
-            name="the call",
-        )
 
     def is_running(self, job: Job[Any]) -> bool:
         """Tell whether *job* is one that its worker runs, or has run."""
         if job.slot is None:
-            return job.id in self._unpacker.jobs
+            return self._large.is_unpacking(job)
         return self._state.core.runs(job.slot, job.id)
 
     def on_cancel(self, job: Job[Any]) -> None:
@@ -365,7 +323,7 @@ class Traffic:
         if slot is None:
             self._perform(state.core.drop(job.id, now))
             self._perform(state.core.landed(job.id, now))
-            self._packer.go_on()
+            self._large.go_on()
         elif state.core.last(slot) == job.id and state.handles[slot].outbox.withdraw():
             self._perform(state.core.withdraw(slot, job.id, now))
         else:
