@@ -1,7 +1,8 @@
 """The traffic of jobs: into the workers' hands, and back to their callers.
 
-This is the way that every job takes, from :meth:`Traffic.submit` to
-:meth:`Traffic.on_outcomes`; what else can happen to one on its way is below.
+This is the way that every job takes: :meth:`Traffic.submit`, :meth:`Traffic.send`,
+:meth:`Traffic.on_outcomes`.  What else can happen to one on its way is told in
+``under_way.py``, and where large ones leave it for a while, in ``large.py``.
 """
 
 from __future__ import annotations
@@ -28,10 +29,8 @@ from asyncpool._runtime.rounds import Rounds
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.threads import Threads
 from asyncpool._runtime.times import Times
-from asyncpool.errors import (
-    JobNotPicklableError,
-    ProtocolError,
-)
+from asyncpool._runtime.under_way import UnderWay
+from asyncpool.errors import JobNotPicklableError, ProtocolError
 
 __all__ = ["Traffic"]
 
@@ -60,6 +59,7 @@ class Traffic:
         on_crowd: Called when a job waits and there may be more workers.
 
     Attributes:
+        under_way: What else can happen to them.
         times: How long they may wait, run and be silent.
     """
 
@@ -84,7 +84,9 @@ class Traffic:
         self._on_crowd = on_crowd
         self._functions = FunctionTable()
         self._large = LargeObjects(state, perform, threads, on_crowd)
-        self.times = Times(state, perform, heartbeats, last_words, self._take_out)
+        self.under_way = UnderWay(state, perform, self._large)
+        take_out = self.under_way.take_out
+        self.times = Times(state, perform, heartbeats, last_words, take_out)
         self._rounds = Rounds(state, perform, begin_again=self.times.begin)
 
     # A job's way in.
@@ -106,7 +108,7 @@ class Traffic:
             self._admission.check(options.key)
             known = self._functions.find(function)
             job: Job[Any] = _FORMS[options.form](
-                state.book.next_id(), known, options, self, state.loop
+                state.book.next_id(), known, options, self.under_way, state.loop
             )
             try:
                 if self._propagation is not None:
@@ -154,7 +156,9 @@ class Traffic:
     def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
         """Have the worker in *slot* run a pickled call before all other jobs."""
         state, function = self._state, Function(0, b"")
-        job: Job[Any] = Job(state.book.next_id(), function, options, self, state.loop)
+        job: Job[Any] = Job(
+            state.book.next_id(), function, options, self.under_way, state.loop
+        )
         job.payload = payload
         state.book.enter(job)
         if not options.limits.timed or self.times.wait(job):
@@ -273,80 +277,6 @@ class Traffic:
                 frames.append(frame)
         if frames:
             self.on_outcomes(handle, frames)
-
-    def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
-        """Hand over what a stream has yielded."""
-        for frame in frames:
-            try:
-                self._on_item(handle, frame)
-            except ProtocolError as error:
-                handle.accuse(str(error))
-                return
-
-    def _on_item(self, handle: WorkerHandle, frame: Frame) -> None:
-        if frame.job not in self._state.core.slots[handle.slot].flight.jobs:
-            raise ProtocolError(f"it sent an item of job {frame.job}, which it has not")
-        job = self._state.book.jobs.get(frame.job)
-        if job is None:
-            return  # its caller has given it up
-        if not isinstance(job, StreamJob) or job.attempt != frame.attempt:
-            raise ProtocolError(
-                f"it sent an item of attempt {frame.attempt} of {job!r}"
-            )
-        job.receive(frame)
-
-    def give_credit(self, job: StreamJob) -> None:
-        """Tell its worker how many items it may send in all."""
-        if job.slot is not None:
-            handle = self._state.handles[job.slot]
-            handle.give_credit(job.id, job.attempt, job.credit)
-
-    # Where it may stop on its way.
-
-    def is_running(self, job: Job[Any]) -> bool:
-        """Tell whether *job* is one that its worker runs, or has run."""
-        if job.slot is None:
-            return self._large.is_unpacking(job)
-        return self._state.core.runs(job.slot, job.id)
-
-    def on_cancel(self, job: Job[Any]) -> None:
-        """Take a job out of the queue, or out of its worker's hands."""
-        state, slot = self._state, job.slot
-        if state.deciding:
-            state.loop.call_soon(self.on_cancel, job)
-        elif state.book.cancelled(job):
-            self._take_out(job, slot)
-
-    def _take_out(self, job: Job[Any], slot: int | None) -> None:
-        """Have a job, which is settled, take up no place any more."""
-        state, now = self._state, self._state.loop.time()
-        if slot is None:
-            self._perform(state.core.drop(job.id, now))
-            self._perform(state.core.landed(job.id, now))
-            self._large.go_on()
-        elif state.core.last(slot) == job.id and state.handles[slot].outbox.withdraw():
-            self._perform(state.core.withdraw(slot, job.id, now))
-        else:
-            self._perform(
-                state.core.cancel(
-                    job.id,
-                    now,
-                    index=slot,
-                    begun=state.handles[slot].page.begun(job.id, job.attempt),
-                    press=job.limits.press,
-                )
-            )
-
-    @decision
-    def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
-        """Hear which jobs a worker will not begin."""
-        now = self._state.loop.time()
-        try:
-            commands = self._state.core.revoked(handle.slot, places, now)
-        except ProtocolError as error:
-            handle.accuse(str(error))
-        else:
-            self._perform(commands)
 
     def stop(self) -> None:
         """Look for nothing any more."""
