@@ -1,8 +1,9 @@
 """The task that owns a pool's workers, and carries out what the core decides.
 
 There is one place where commands become effects, :meth:`Supervisor._perform`, and
-what comes of them returns through the ``_on_...`` methods.  All of it runs on the
-loop's thread and none of it waits in between, so there are no locks.
+what comes of them returns through the ``_on_...`` methods, and in the end through
+``burial.py``.  All of it runs on the loop's thread and none of it waits in between, so
+there are no locks.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from asyncpool._core.parcels import is_heavy
 from asyncpool._core.slots import UP, SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.admission import Admission
-from asyncpool._runtime.book import Loss
 from asyncpool._runtime.broadcasts import Broadcaster
-from asyncpool._runtime.callbacks import Reporter
+from asyncpool._runtime.burial import Burial
 from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
@@ -38,12 +38,6 @@ from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.journal import Journal, explicit_levels
 from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.launcher import Launcher
-from asyncpool._runtime.postmortem import (
-    Coroner,
-    crash_error,
-    describe_next_step,
-    seen_by,
-)
 from asyncpool._runtime.rotation import Rotator
 from asyncpool._runtime.segments import Segments
 from asyncpool._runtime.service import Service
@@ -157,8 +151,9 @@ class Supervisor:
         if config.health_timeout is not None:
             timeout = config.health_timeout
             self._health = Health(self._state, self._last_words, timeout)
-        self._coroner = Coroner(config.start_timeout)
-        self._reporter = Reporter(loop, config.title, config.on_crash)
+        self._burial = Burial(
+            self._state, self._perform, self._heartbeats, self.rotator, self.service
+        )
         self._finished = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         # Not anyio's: workers are started from timers and readers too, where there
@@ -181,7 +176,7 @@ class Supervisor:
             async with self._workers:
                 self._perform(self._core.start(self._loop.time()))
                 await self._finished.wait()
-            await self._reporter.finish()
+            await self._burial.finish()
             await self._journal.finish()
         except Exception as error:
             _LOGGER.exception("the supervisor of %s failed", self._config.title)
@@ -254,7 +249,7 @@ class Supervisor:
             handle.detail = str(error)
             if handle.killed and not self._core.slots[handle.slot].planned:
                 self._launcher.accuse()  # it has not answered for start_timeout
-        self._on_ended(handle)
+        self._burial.bury(handle)
 
     def _make_service(self, worker: WorkerConfig) -> Service | None:
         serving = self._config.serving
@@ -277,7 +272,7 @@ class Supervisor:
 
     def _on_spawned(self, handle: WorkerHandle) -> None:
         self._state.book.spawned += 1
-        self._coroner.look()
+        self._burial.born()
         assert handle.pid is not None
         self.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
 
@@ -315,71 +310,6 @@ class Supervisor:
     def _on_stacks(self, handle: WorkerHandle, job: int | None) -> None:
         self.stacks.written(handle)
         self._perform(self._core.stacks_written(handle.slot, self._loop.time(), job))
-
-    @decision
-    def _on_ended(self, handle: WorkerHandle) -> None:
-        """Bury a worker: the one place where its job and its slot hear of it."""
-        self._heartbeats.look(handle)
-        slot, now = self._core.slots[handle.slot], self._loop.time()
-        planned, kind = slot.planned, self._coroner.kind_of(handle, slot)
-        was_ready = slot.ready_at is not None
-        losses = self._state.book.losses(handle, slot, kind)
-        begun = [loss.job for loss in losses if loss.attempt]
-        silent, doomed = slot.silent, next(iter(slot.doomed), None) if planned else None
-        blamed = bool(begun)
-        if self.service is not None:
-            blamed = self.service.ended(handle)
-        commands = self._core.ended(
-            handle.slot,
-            now,
-            started=blamed,
-            requeue=[loss.job.id for loss in losses if loss.again],
-            roll=random.random(),  # noqa: S311 - jitter
-        )
-        # One that was told to end may yet have died of something else, and with whatever it
-        # still served.  (A pool's has no job in hand then.)  Another comes as was planned.
-        served = self.service is not None and was_ready
-        crashed = not planned or (served and handle.failed)
-        step = describe_next_step(handle.slot, commands)
-        crash = self._coroner.report(
-            handle,
-            kind=kind,
-            jobs=sorted(begun, key=lambda job: job.id != silent),
-            doomed=doomed,
-            now=now,
-            next_step=step,
-        )
-        handle.page.close()
-        if not crashed:
-            self.hub.publish(events.Exited(handle.slot, handle.generation, handle.pid))
-        else:
-            self._state.crashes.append(crash)
-            self._state.book.crashes += 1
-            self.hub.publish(events.Crashed(crash))
-        # The next worker is on its way before anybody hears of this one, by logging,
-        # callback or future: that takes half a millisecond and more.
-        self._perform(commands)
-        if crashed:
-            self._reporter.report(crash)
-        for loss in losses:
-            self._settle_loss(loss, crash)
-        self._state.book.leases.worker_gone(handle.slot)
-        if not planned and not was_ready:
-            self.rotator.start_failed(crash)
-        self.rotator.look()
-
-    def _settle_loss(self, loss: Loss, crash: events.Crash) -> None:
-        job = loss.job
-        if not loss.touched or job.done():
-            return  # it only waited there, and waits elsewhere now; or was for it alone
-        if loss.error is None:
-            job.crashes += (seen_by(job, crash),)
-        if loss.again:
-            self._state.book.takeovers += 1
-            self.hub.publish(events.TakenOver(job.id, loss.attempt))
-        else:
-            error = loss.error or crash_error(job, loss.delivery)
-            self._state.book.fail(job, error)
 
     # Effects.
 
