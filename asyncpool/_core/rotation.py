@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from asyncpool._core.commands import (
     Command,
-    DropErrands,
     Keep,
     Resized,
     Retiring,
@@ -29,13 +28,14 @@ from asyncpool._core.commands import (
 )
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
+from asyncpool._core.errands import Errands
 from asyncpool._core.lives import EMPTY, Lives
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
 
-__all__ = ["Rotation", "drop_errands"]
+__all__ = ["Rotation"]
 
 _NOT_NEEDED = frozenset({SlotState.SPARE, SlotState.RETIRED})
 
@@ -47,6 +47,7 @@ class Rotation:
         lives: The slots.
         dispatcher: Which must not count on who leaves.
         seating: What is told when somebody comes or goes.
+        errands: Those of whoever leaves are dropped.
         sizing: How many workers there are to be.
         policy: How long to wait after a replacement that failed.
         surge: How many workers there may be beyond that.
@@ -60,6 +61,7 @@ class Rotation:
         lives: Lives,
         dispatcher: Dispatcher,
         seating: Seating,
+        errands: Errands,
         sizing: Sizing,
         *,
         policy: RestartPolicy,
@@ -73,6 +75,7 @@ class Rotation:
         self._lives = lives
         self._dispatcher = dispatcher
         self._seating = seating
+        self._errands = errands
         self._policy = policy
         self._surge = surge
         self._unavailable = unavailable
@@ -383,7 +386,7 @@ class Rotation:
             return []
         slot.leaving = True
         self._dispatcher.worker_gone(slot.index)
-        commands: list[Command] = [Retiring(slot.index, why), *drop_errands(slot)]
+        commands: list[Command] = [Retiring(slot.index, why), *self._errands.drop(slot)]
         if slot.state is SlotState.BUSY:
             if self._drain_timeout is not None:
                 slot.leave_by = now + self._drain_timeout
@@ -432,13 +435,6 @@ class Rotation:
     @property
     def _coming(self) -> int:
         return sum(slot.state is SlotState.STARTING for slot in self._slots)
-
-
-def drop_errands(slot: Slot) -> list[Command]:
-    """Forget what the worker of *slot* was to do for itself, since it goes."""
-    errands = tuple(slot.errands)
-    slot.errands.clear()
-    return [DropErrands(errands)] if errands else []
 
 
 def _ask_back(slot: Slot, jobs: list[int]) -> list[Command]:

@@ -23,13 +23,14 @@ from asyncpool._core.commands import (
 )
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
+from asyncpool._core.errands import Errands
 from asyncpool._core.flight import Flight
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import STOP_GRACE, Lives, fail_jobs
 from asyncpool._core.pressing import Pressing
 from asyncpool._core.profiles import ERRAND, REFILL, Profile
 from asyncpool._core.restart import Restart, RestartPolicy
-from asyncpool._core.rotation import Rotation, drop_errands
+from asyncpool._core.rotation import Rotation
 from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
@@ -88,12 +89,14 @@ class Supervision:
         )
         self.slots = self._lives.slots
         self.closing = Closing(self._lives, self.dispatcher)
+        self._errands = Errands(self.slots, self.dispatcher)
         self._pressing = Pressing(self._lives, self.dispatcher)
         self._seating = Seating(self.slots, self.dispatcher)
         self.rotation = Rotation(
             self._lives,
             self.dispatcher,
             self._seating,
+            self._errands,
             Sizing(least, most, idle_timeout),
             policy=policy,
             surge=surge,
@@ -139,12 +142,7 @@ class Supervision:
 
         It is the next when nothing is in its hands any more, in the order of these calls.
         """
-        slot = self.slots[index]
-        slot.errands.append(job)
-        if slot.state is SlotState.IDLE and not self.dispatcher.is_idle(index):
-            return []  # it hangs
-        self.dispatcher.worker_gone(index)
-        return self._run_errand(slot) if slot.state is SlotState.IDLE else []
+        return self._errands.add(self.slots[index], job)
 
     def announce(self, job: int) -> None:
         """Take note of a job that is being pickled; :meth:`arrive` submits it."""
@@ -277,7 +275,7 @@ class Supervision:
         old = None if slot.replaces is None else self.slots[slot.replaces]
         self.rotation.gone(slot)
         needed = self.rotation.needed(slot)
-        commands = drop_errands(slot)
+        commands = self._errands.drop(slot)
         commands += self._return({job: flight.jobs[job][2] for job in requeue})
         if self.closing.needs_nobody:
             pass  # nobody needs another worker
@@ -327,10 +325,9 @@ class Supervision:
         """Give up *job*, which may be in the queue, or on its way there."""
         commands: list[Command] = []
         if not self.dispatcher.discard(job):
-            for slot in self.slots:
-                if job in slot.errands:
-                    slot.errands.remove(job)
-                    commands += self.refill(slot.index, now)  # it may have a free lane
+            slot = self._errands.discard(job)
+            if slot is not None:
+                commands += self.refill(slot.index, now)  # it may have a free lane
         return [*commands, *self.closing.settle(now)]
 
     def cancel(
@@ -481,10 +478,10 @@ class Supervision:
     def close(self, finish: Finish, deadline: float, now: float) -> list[Command]:
         """Finish what *finish* says, by *deadline*, and stop every worker."""
         commands = self.rotation.stop("the pool was closed")
-        with_errands = [slot.index for slot in self.slots if slot.errands]
-        commands += fail_jobs(self._take_errands(), "closed")
+        errands = self._errands.take_all()
+        commands += fail_jobs(list(errands), "closed")
         commands += self.closing.begin(finish, deadline, now)
-        for index in with_errands:
+        for index in {slot.index: None for slot in errands.values()}:
             commands += self.refill(index, now)  # it may have free lanes
         return [*commands, *self.closing.settle(now)]
 
@@ -515,7 +512,7 @@ class Supervision:
         commands = self._lives.judge(slot, now, needed=needed, blamed=blamed, roll=roll)
         if self.broken != before:
             commands += self.rotation.suspend("the pool broke")
-            commands += fail_jobs(self._take_errands(), "broken")
+            commands += fail_jobs(list(self._errands.take_all()), "broken")
         return commands
 
     @staticmethod
@@ -538,7 +535,7 @@ class Supervision:
 
     def _feed(self, slot: Slot) -> list[Command]:
         if slot.errands:
-            return self._run_errand(slot)
+            return self._errands.begin(slot)
         jobs = self.dispatcher.refill(slot.index, slot.flight)
         if not jobs:
             return []
@@ -557,20 +554,3 @@ class Supervision:
         delay = verdict.delay if isinstance(verdict, Restart) else None
         delay = 0.0 if long else delay
         return self.rotation.break_off(slot, "uncaught exception", now, delay)
-
-    def _run_errand(self, slot: Slot) -> list[Command]:
-        if slot.flight.jobs:
-            return []
-        job = slot.errands.popleft()
-        slot.flight.add(job, ERRAND)
-        # It is no job that wears: each replacement would have one, too, and go again.
-        slot.wear = slot.wear._replace(jobs=slot.wear.jobs + 1)
-        self._begin(slot)
-        return [Assign(slot.index, (job,))]
-
-    def _take_errands(self) -> list[int]:
-        """Take what has not begun of what workers were to do for themselves."""
-        jobs = [job for slot in self.slots for job in slot.errands]
-        for slot in self.slots:
-            slot.errands.clear()
-        return jobs
