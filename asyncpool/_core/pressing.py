@@ -1,9 +1,10 @@
 """Jobs that are not to go on where they are, and workers that must die of them.
 
 A job in a worker's hands can be unwanted (cancelled), out of time, or silent.  One that
-only waits there is asked back; one that runs is *asked* to end by itself for a while, and
-then the worker is *doomed*: it is killed as soon as no other job can be spared that.  What
-ends in time is forgiven, and costs nothing.
+only waits there is asked back, as are those that wait behind one which turns out to be
+long; one that runs is *asked* to end by itself for a while, and then the worker is
+*doomed*: it is killed as soon as no other job can be spared that.  What ends in time is
+forgiven, and costs nothing.
 
 Those that run beside such a job go on, but nothing else begins there meanwhile, since it
 might be hurt too.
@@ -11,11 +12,20 @@ might be hurt too.
 
 from __future__ import annotations
 
-from asyncpool._core.commands import Command, Interrupt, Revoke, WriteStacks
+from collections.abc import Iterable
+
+from asyncpool._core.commands import (
+    Command,
+    Interrupt,
+    Revoke,
+    Unassign,
+    WriteStacks,
+)
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.limits import Press
-from asyncpool._core.lives import Lives
+from asyncpool._core.lives import Lives, fail_jobs
+from asyncpool._core.profiles import Profile
 from asyncpool._core.slots import UP, Ending, Slot, SlotState
 
 __all__ = ["REVOKE_GRACE", "STACK_GRACE", "Pressing"]
@@ -62,16 +72,42 @@ class Pressing:
             return []
         return [Revoke(slot.index, slot.flight.ask([job]))]
 
-    def kept(self, slot: Slot, jobs: list[int], now: float) -> list[Command]:
-        """Take note that these were asked back, and have begun."""
-        begun = [job for job in jobs if job in slot.unwanted]
-        if not begun or slot.state is not SlotState.BUSY:
-            return []
-        # Those before the last are done, and their outcomes are on their way.
+    def look_for_stalls(self) -> list[Command]:
+        """Ask back what has waited behind the same jobs since the last look."""
         commands: list[Command] = []
-        for job in begun[-slot.width :]:
-            commands += self._press(slot, job, slot.unwanted[job], now)
+        for slot in self._lives.slots:
+            flight, seen, slot.seen = slot.flight, slot.seen, slot.flight.running
+            if not seen or seen != slot.seen or slot.state is SlotState.STOPPING:
+                continue
+            behind = flight.behind()
+            if behind and not flight.asking:
+                flight.stall(slot.seen)
+                self._dispatcher.worker_gone(slot.index)
+                commands.append(Revoke(slot.index, flight.ask(behind)))
         return commands
+
+    def revoked(
+        self, slot: Slot, places: Iterable[int], now: float
+    ) -> tuple[list[Command], dict[int, Profile]]:
+        """Take the answer of *slot*'s worker to a :class:`Revoke`: what it will not begin.
+
+        Returns:
+            The commands; and those of the jobs that somebody still wants.
+
+        Raises:
+            ProtocolError: If it is no answer to that.
+        """
+        back, kept = slot.flight.answer(places)
+        late = [job for job in back if job in slot.late and job not in slot.unwanted]
+        gone = {*slot.unwanted, *late}
+        wanted = {job: back[job] for job in back if job not in gone}
+        if not slot.flight.asking:
+            slot.late.clear()
+        for job in back:
+            self.forgive(slot, job)
+        commands: list[Command] = [Unassign(tuple(back))] if back else []
+        commands += self._kept(slot, kept, now)
+        return [*commands, *fail_jobs(late, "late")], wanted
 
     def expire(self, slot: Slot, job: int, now: float, press: Press) -> list[Command]:
         """Make *job*, which *slot*'s worker runs, end."""
@@ -154,6 +190,17 @@ class Pressing:
                 self._doom(slot, job, now)
             if over:
                 commands += self.wind_up(slot, now)
+        return commands
+
+    def _kept(self, slot: Slot, jobs: list[int], now: float) -> list[Command]:
+        """Take note that these were asked back, and have begun."""
+        begun = [job for job in jobs if job in slot.unwanted]
+        if not begun or slot.state is not SlotState.BUSY:
+            return []
+        # Those before the last are done, and their outcomes are on their way.
+        commands: list[Command] = []
+        for job in begun[-slot.width :]:
+            commands += self._press(slot, job, slot.unwanted[job], now)
         return commands
 
     def _press(self, slot: Slot, job: int, press: Press, now: float) -> list[Command]:

@@ -14,13 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from asyncpool._core.closing import Closing, Finish
-from asyncpool._core.commands import (
-    Assign,
-    Command,
-    DropErrands,
-    Revoke,
-    Unassign,
-)
+from asyncpool._core.commands import Assign, Command, DropErrands, Unassign
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.errands import Errands
@@ -389,17 +383,7 @@ class Supervision:
 
     def look_for_stalls(self) -> list[Command]:
         """Take back what has waited behind the same jobs since the last look."""
-        commands: list[Command] = []
-        for slot in self.slots:
-            flight, seen, slot.seen = slot.flight, slot.seen, slot.flight.running
-            if not seen or seen != slot.seen or slot.state is SlotState.STOPPING:
-                continue
-            behind = flight.behind()
-            if behind and not flight.asking:
-                flight.stall(slot.seen)
-                self.dispatcher.worker_gone(slot.index)
-                commands.append(Revoke(slot.index, flight.ask(behind)))
-        return commands
+        return self._pressing.look_for_stalls()
 
     def revoked(self, index: int, places: Iterable[int], now: float) -> list[Command]:
         """Take a worker's answer to a :class:`Revoke`: what it will not begin.
@@ -408,17 +392,7 @@ class Supervision:
             ProtocolError: If it is no answer to that.
         """
         slot = self.slots[index]
-        back, kept = slot.flight.answer(places)
-        late = [job for job in back if job in slot.late and job not in slot.unwanted]
-        gone = {*slot.unwanted, *late}
-        wanted = {job: back[job] for job in back if job not in gone}
-        if not slot.flight.asking:
-            slot.late.clear()
-        for job in back:
-            self._pressing.forgive(slot, job)
-        commands: list[Command] = [Unassign(tuple(back))] if back else []
-        commands += self._pressing.kept(slot, kept, now)
-        commands += fail_jobs(late, "late")
+        commands, wanted = self._pressing.revoked(slot, places, now)
         if self.closing.finish is not None and self.closing.finish >= Finish.RUNNING:
             commands += fail_jobs(list(wanted), "closed")
         else:
