@@ -24,13 +24,13 @@ from asyncpool._core.commands import (
     Resized,
     Retiring,
     Revoke,
-    Rolled,
 )
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.errands import Errands
 from asyncpool._core.lives import EMPTY, Lives
 from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.roll import ROLL, Roll
 from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
@@ -84,8 +84,7 @@ class Rotation:
         self._more = 0  # by so many it has grown, and they have not been started
         self._failed = 0
         self._retry_at: float | None = None
-        self._to_roll: list[tuple[Slot, int]] | None = None
-        self._rolled = 0
+        self._roll = Roll(self._slots)
         self._stopped = False
 
     # What is asked.
@@ -121,7 +120,7 @@ class Rotation:
     @property
     def rolling(self) -> bool:
         """Whether there is a roll that is not over."""
-        return self._to_roll is not None
+        return self._roll.under_way
 
     # What happens.
 
@@ -177,14 +176,8 @@ class Rotation:
         return [*self._report(size), *self.step(now)]
 
     def roll(self, now: float) -> list[Command]:
-        """Replace every worker that is there now, as many at a time as the budget allows.
-
-        One that is being started counts, too: it may have read what is old by now.
-        """
-        there = UP | {SlotState.STARTING}
-        slots = [it for it in self._slots if it.state in there and not it.leaving]
-        self._to_roll = [(slot, slot.generation) for slot in slots]
-        self._rolled = 0
+        """Replace every worker that is there now, as many at a time as the budget allows."""
+        self._roll.begin()
         return self.step(now)
 
     def ready(self, slot: Slot, now: float) -> list[Command]:
@@ -214,9 +207,9 @@ class Rotation:
         slot.apply(SlotEvent.SPARE)
         self._failed += 1
         commands: list[Command] = []
-        if any(old is rolled for rolled, _ in self._to_roll or ()):
-            commands += self._end_roll("a replacement did not start")
-        if old.worn == "roll":  # of a roll that is over since another one has failed
+        if self._roll.has(old):
+            commands += self._roll.end("a replacement did not start")
+        if old.worn == ROLL:  # of a roll that is over since another one has failed
             old.worn = None
         self._age(now)
         if old.worn is None:
@@ -234,18 +227,7 @@ class Rotation:
         """Forget who was to replace whom."""
         for slot in self._slots:
             slot.replaces = slot.worn = None
-        return self._end_roll(why)
-
-    def _end_roll(self, why: str) -> list[Command]:
-        """End a roll, if there is one, for that reason, or since it is complete."""
-        if self._to_roll is None:
-            return []
-        self._to_roll = None
-        coming = {slot.replaces for slot in self._slots}
-        for slot in self._slots:
-            if slot.worn == "roll" and not slot.leaving and slot.index not in coming:
-                slot.worn = None
-        return [Rolled(self._rolled, why)]
+        return self._roll.end(why)
 
     # Time.
 
@@ -293,7 +275,7 @@ class Rotation:
         if self._grants_nothing:
             return []
         self._age(now)
-        return [*self._roll_on(), *self._replace(now)]
+        return [*self._roll.go_on(), *self._replace(now)]
 
     @property
     def _grants_nothing(self) -> bool:
@@ -363,21 +345,6 @@ class Rotation:
             elif self._spared() < self._unavailable:
                 commands += self._leave(slot, slot.worn, now)
         return commands
-
-    def _roll_on(self) -> list[Command]:
-        if self._to_roll is None:
-            return []
-        there = [
-            (slot, generation)
-            for slot, generation in self._to_roll
-            if slot.generation == generation and slot.state not in EMPTY
-        ]
-        self._rolled += len(self._to_roll) - len(there)
-        self._to_roll = there
-        for slot, _ in there:
-            if slot.state in UP and slot.worn is None:
-                slot.worn = "roll"
-        return [] if there else self._end_roll("")
 
     def _leave(
         self, slot: Slot, why: str, now: float, *, planned: bool = True
