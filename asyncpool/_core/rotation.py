@@ -5,9 +5,8 @@ the pool was resized, or is rolled.  All of them are granted here, out of one *b
 many workers there may be beyond the pool's size (*surge*), and how many may be missing
 (*unavailable*).  So planned exits never coincide.
 
-Whoever is to be replaced goes on working until the other one is ready; then it *leaves*:
-it gets no more jobs, gives back those that have not begun, finishes the one that has, and
-ends.  A seat that is not needed is *spare*; the replacement begins in a spare one.
+Whoever is to be replaced goes on working until the other one is ready; then it *leaves*
+(``leaving.py``).  A seat that is not needed is *spare*; the replacement begins in a spare one.
 
 Who serves, and fails, finishes what it has as well, but its end is a crash, and not granted:
 that it is followed at once costs nothing of the budget, for as many as there may be workers.
@@ -18,16 +17,10 @@ and cannot break it: a roll stops there, and everything else is tried again late
 
 from __future__ import annotations
 
-from asyncpool._core.commands import (
-    Command,
-    Keep,
-    Resized,
-    Retiring,
-    Revoke,
-)
+from asyncpool._core.commands import Command, Keep, Resized
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
-from asyncpool._core.errands import Errands
+from asyncpool._core.leaving import Leaving
 from asyncpool._core.lives import EMPTY, Lives
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.roll import ROLL, Roll
@@ -45,14 +38,13 @@ class Rotation:
 
     Args:
         lives: The slots.
-        dispatcher: Which must not count on who leaves.
+        dispatcher: Which knows how many jobs wait.
         seating: What is told when somebody comes or goes.
-        errands: Those of whoever leaves are dropped.
+        leaving: How they go.
         sizing: How many workers there are to be.
         policy: How long to wait after a replacement that failed.
         surge: How many workers there may be beyond that.
         unavailable: How many may be missing.
-        drain_timeout: Seconds that a leaving worker has; ``None`` for any time.
         serving: Workers serve: those that are down are missed, whatever is to be done.
     """
 
@@ -61,13 +53,12 @@ class Rotation:
         lives: Lives,
         dispatcher: Dispatcher,
         seating: Seating,
-        errands: Errands,
+        leaving: Leaving,
         sizing: Sizing,
         *,
         policy: RestartPolicy,
         surge: int,
         unavailable: int,
-        drain_timeout: float | None,
         serving: bool = False,
     ) -> None:
         self.sizing = sizing
@@ -75,11 +66,10 @@ class Rotation:
         self._lives = lives
         self._dispatcher = dispatcher
         self._seating = seating
-        self._errands = errands
+        self._leaving = leaving
         self._policy = policy
         self._surge = surge
         self._unavailable = unavailable
-        self._drain_timeout = drain_timeout
         self._serving = serving
         self._more = 0  # by so many it has grown, and they have not been started
         self._failed = 0
@@ -140,9 +130,10 @@ class Rotation:
         """
         if slot.state not in UP:
             return []
-        commands = self._leave(slot, why, now)
+        commands = self._leaving.begin(slot, why, now)
         # The first one may not have begun either.
-        commands += _ask_back(slot, [job for job in slot.flight.jobs if job != unsent])
+        not_begun = [job for job in slot.flight.jobs if job != unsent]
+        commands += self._leaving.ask_back(slot, not_begun)
         return [*commands, *self.step(now)]
 
     def break_off(
@@ -155,7 +146,7 @@ class Rotation:
         """
         if delay is None or self._failing >= self.sizing.size + self._surge:
             return self._lives.end(slot, Ending.STOPPED, now)
-        commands = self._leave(slot, why, now, planned=False)
+        commands = self._leaving.begin(slot, why, now, planned=False)
         if not self._let_stay(slot) and self.needed(slot):
             commands.append(self._lives.succeed(slot, self._spare(), delay, now))
         return [*commands, *self.step(now)]
@@ -189,7 +180,7 @@ class Rotation:
         if slot.replaces is not None:
             old, slot.replaces = self._slots[slot.replaces], None
             self._failed = 0
-            commands += self._leave(old, old.worn or "", now)
+            commands += self._leaving.begin(old, old.worn or "", now)
         return [*commands, *self._exchange(now), *self._seating.settle()]
 
     def gone(self, slot: Slot) -> None:
@@ -233,23 +224,16 @@ class Rotation:
 
     def next_deadline(self) -> float | None:
         """When to call :meth:`on_timer`; ``None`` if nothing is due."""
-        times = [_leave_by(slot) for slot in self._slots]
-        if not self._grants_nothing:
-            leaving = self._leaving > 0
-            times += [self.sizing.next_deadline(leaving=leaving), self._retry_at]
-            times += [_old_at(slot) for slot in self._slots]
-        return earliest(*times)
+        leave_by = self._leaving.next_deadline()
+        if self._grants_nothing:
+            return leave_by
+        resize_at = self.sizing.next_deadline(leaving=self._leaving.anybody)
+        old_at = [_old_at(slot) for slot in self._slots]
+        return earliest(leave_by, resize_at, self._retry_at, *old_at)
 
     def on_timer(self, now: float) -> list[Command]:
         """Do what is due."""
-        commands: list[Command] = []
-        for slot in self._slots:
-            leave_by = _leave_by(slot)
-            if leave_by is not None and leave_by <= now:
-                reason = (
-                    f"it was to leave, and had not within {self._drain_timeout:g} s"
-                )
-                commands += self._lives.end(slot, Ending.KILLED, now, reason=reason)
+        commands = self._leaving.on_timer(now)
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
         return [*commands, *self.step(now)]
@@ -308,14 +292,14 @@ class Rotation:
             slot = min((slot for slot in self._slots if _counts(slot)), key=_worth)
             if slot.state in EMPTY:
                 commands += self._lives.leave_empty(slot)
-            elif self._leaving or slot.state is SlotState.STOPPING:
+            elif self._leaving.anybody or slot.state is SlotState.STOPPING:
                 break  # whoever is gone then calls here again
             else:
-                commands += self._leave(slot, "resize", now)
+                commands += self._leaving.begin(slot, "resize", now)
         return commands
 
     def _let_idle_go(self, now: float) -> list[Command]:
-        if self._leaving:
+        if self._leaving.anybody:
             return []
         idle = [
             (slot.idle_since, slot.index)
@@ -326,7 +310,10 @@ class Rotation:
         index = self.sizing.shrink(now, idle)
         if index is None:
             return []
-        return [*self._report(size), *self._leave(self._slots[index], "idle", now)]
+        return [
+            *self._report(size),
+            *self._leaving.begin(self._slots[index], "idle", now),
+        ]
 
     def _replace(self, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -343,23 +330,8 @@ class Rotation:
                 commands.append(self._lives.spawn(spare, now))
                 spare.replaces = slot.index
             elif self._spared() < self._unavailable:
-                commands += self._leave(slot, slot.worn, now)
+                commands += self._leaving.begin(slot, slot.worn, now)
         return commands
-
-    def _leave(
-        self, slot: Slot, why: str, now: float, *, planned: bool = True
-    ) -> list[Command]:
-        if slot.leaving or slot.state not in UP | {SlotState.STARTING}:
-            return []
-        slot.leaving = True
-        self._dispatcher.worker_gone(slot.index)
-        commands: list[Command] = [Retiring(slot.index, why), *self._errands.drop(slot)]
-        if slot.state is SlotState.BUSY:
-            if self._drain_timeout is not None:
-                slot.leave_by = now + self._drain_timeout
-            return [*commands, *_ask_back(slot, slot.flight.behind())]
-        how = Ending.STOPPED if slot.state is SlotState.IDLE else Ending.TERMINATED
-        return [*commands, *self._lives.end(slot, how, now, planned=planned)]
 
     def _let_stay(self, slot: Slot) -> bool:
         """Let who was to replace the worker of *slot* be there in its own right, if any."""
@@ -376,10 +348,6 @@ class Rotation:
         if not self._serving:
             return 0
         return sum(it.faulty and it.leaving and not it.planned for it in self._slots)
-
-    @property
-    def _leaving(self) -> int:
-        return sum(slot.leaving for slot in self._slots)
 
     @property
     def _free(self) -> int:
@@ -404,19 +372,9 @@ class Rotation:
         return sum(slot.state is SlotState.STARTING for slot in self._slots)
 
 
-def _ask_back(slot: Slot, jobs: list[int]) -> list[Command]:
-    flight = slot.flight
-    not_asked = [job for job in jobs if not flight.asks_for(job)]
-    return [Revoke(slot.index, flight.ask(not_asked))] if not_asked else []
-
-
 def _counts(slot: Slot) -> bool:
     """Tell whether *slot* is one of those that make the size of the pool."""
     return slot.state not in _NOT_NEEDED and not slot.leaving and slot.replaces is None
-
-
-def _leave_by(slot: Slot) -> float | None:
-    return slot.leave_by if slot.state is SlotState.BUSY else None
 
 
 def _old_at(slot: Slot) -> float | None:

@@ -19,6 +19,7 @@ from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.errands import Errands
 from asyncpool._core.flight import Flight
+from asyncpool._core.leaving import Leaving
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import STOP_GRACE, Lives, fail_jobs
 from asyncpool._core.pressing import Pressing
@@ -90,12 +91,11 @@ class Supervision:
             self._lives,
             self.dispatcher,
             self._seating,
-            self._errands,
+            Leaving(self._lives, self.dispatcher, self._errands, limits.drain_timeout),
             Sizing(least, most, idle_timeout),
             policy=policy,
             surge=surge,
             unavailable=unavailable,
-            drain_timeout=limits.drain_timeout,
             serving=serving,
         )
         self._serving = serving
