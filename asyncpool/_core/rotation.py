@@ -1,9 +1,9 @@
 """Planned exits: which worker is to go, and when another one comes.
 
 There are four reasons: a worker is worn, has been idle for too long, is one too many since
-the pool was resized, or is rolled.  All of them are granted here, out of one *budget*: how
-many workers there may be beyond the pool's size (*surge*), and how many may be missing
-(*unavailable*).  So planned exits never coincide.
+the pool was resized, or is rolled.  All of them are granted here, out of one *budget*
+(``budget.py``): how many workers there may be beyond the pool's size (*surge*), and how many
+may be missing (*unavailable*).  So planned exits never coincide.
 
 Whoever is to be replaced goes on working until the other one is ready; then it *leaves*
 (``leaving.py``).  A seat that is not needed is *spare*; the replacement begins in a spare one.
@@ -17,6 +17,7 @@ and cannot break it: a roll stops there, and everything else is tried again late
 
 from __future__ import annotations
 
+from asyncpool._core.budget import Budget, counts
 from asyncpool._core.commands import Command, Keep, Resized
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
@@ -30,8 +31,6 @@ from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
 
 __all__ = ["Rotation"]
 
-_NOT_NEEDED = frozenset({SlotState.SPARE, SlotState.RETIRED})
-
 
 class Rotation:
     """Who goes, and who comes instead.
@@ -42,35 +41,29 @@ class Rotation:
         seating: What is told when somebody comes or goes.
         leaving: How they go.
         sizing: How many workers there are to be.
+        budget: How many may come and go meanwhile.
         policy: How long to wait after a replacement that failed.
-        surge: How many workers there may be beyond that.
-        unavailable: How many may be missing.
-        serving: Workers serve: those that are down are missed, whatever is to be done.
     """
 
     def __init__(
         self,
         lives: Lives,
         dispatcher: Dispatcher,
+        *,
         seating: Seating,
         leaving: Leaving,
         sizing: Sizing,
-        *,
+        budget: Budget,
         policy: RestartPolicy,
-        surge: int,
-        unavailable: int,
-        serving: bool = False,
     ) -> None:
         self.sizing = sizing
+        self.budget = budget
         self._slots = lives.slots
         self._lives = lives
         self._dispatcher = dispatcher
         self._seating = seating
         self._leaving = leaving
         self._policy = policy
-        self._surge = surge
-        self._unavailable = unavailable
-        self._serving = serving
         self._more = 0  # by so many it has grown, and they have not been started
         self._failed = 0
         self._retry_at: float | None = None
@@ -78,34 +71,6 @@ class Rotation:
         self._stopped = False
 
     # What is asked.
-
-    def needed(self, slot: Slot) -> bool:
-        """Tell whether a worker is to come into an empty *slot*."""
-        others = sum(_counts(other) for other in self._slots if other is not slot)
-        return others < self.sizing.size
-
-    @property
-    def settled(self) -> bool:
-        """Whether nobody comes or goes because of the pool's size.
-
-        Where jobs wait in a queue, a worker that comes back later is there all the same.
-        """
-        counted = [slot for slot in self._slots if _counts(slot)]
-        if self._serving and any(slot.state not in UP for slot in counted):
-            return False
-        return len(counted) == self.sizing.size and not any(
-            slot.leaving or slot.state is SlotState.STARTING for slot in self._slots
-        )
-
-    @property
-    def stuck(self) -> bool:
-        """Whether it takes longer than any restart until there are as many who serve."""
-        parked = (slot.state is SlotState.PARKED for slot in self._slots)
-        return self._serving and any(parked)
-
-    def misses(self, index: int) -> bool:
-        """Tell whether one is missing who serves, if the worker of a slot is gone."""
-        return self._serving and self._slots[index].state not in _NOT_NEEDED
 
     @property
     def rolling(self) -> bool:
@@ -144,10 +109,10 @@ class Rotation:
         Another one takes its place in *delay* seconds; when it is gone, if that is
         ``None`` or too many have failed and not finished yet: it has a seat for so long.
         """
-        if delay is None or self._failing >= self.sizing.size + self._surge:
+        if delay is None or not self.budget.can_fail:
             return self._lives.end(slot, Ending.STOPPED, now)
         commands = self._leaving.begin(slot, why, now, planned=False)
-        if not self._let_stay(slot) and self.needed(slot):
+        if not self._let_stay(slot) and self.budget.needs(slot):
             commands.append(self._lives.succeed(slot, self._spare(), delay, now))
         return [*commands, *self.step(now)]
 
@@ -160,7 +125,7 @@ class Rotation:
 
     def resize(self, least: int, most: int, now: float) -> list[Command]:
         """Keep the size between these from now on."""
-        self._lives.seat(most + self._surge)
+        self._lives.seat(self.budget.seats(most))
         self._lives.ledger.workers = most
         size = self.sizing.size
         self.sizing.limit(least, most, now)
@@ -190,7 +155,7 @@ class Rotation:
 
     def count(self, now: float) -> None:
         """Take note that a worker has come or gone: there may be jobs for which none is."""
-        if self.sizing.watching and self._dispatcher.crowd > self._coming:
+        if self.sizing.watching and self._dispatcher.crowd > self.budget.coming:
             self.sizing.crowded(now)
 
     def failed(self, slot: Slot, old: Slot, now: float, roll: float) -> list[Command]:
@@ -248,7 +213,7 @@ class Rotation:
         if self._grants_nothing:
             return []
         size, waiting = self.sizing.size, self._dispatcher.crowd
-        self.sizing.grow(now, waiting=waiting, coming=self._coming)
+        self.sizing.grow(now, waiting=waiting, coming=self.budget.coming)
         commands = self._report(size)
         commands += self._fill(now)
         commands += self._thin_out(now)
@@ -277,10 +242,10 @@ class Rotation:
         return [] if size == before else [Resized(size)]
 
     def _fill(self, now: float) -> list[Command]:
-        missing = self.sizing.size - sum(map(_counts, self._slots))
+        missing = self.budget.missing
         self._more = min(self._more, max(0, missing))
         commands: list[Command] = []
-        for _ in range(min(missing, self._free)):
+        for _ in range(min(missing, self.budget.free)):
             commands.append(self._lives.spawn(self._spare(), now, new=self._more > 0))
             self._more = max(0, self._more - 1)
         return commands
@@ -288,8 +253,8 @@ class Rotation:
     def _thin_out(self, now: float) -> list[Command]:
         """Let those go that are too many: who does not work yet, or not now, is first."""
         commands: list[Command] = []
-        while sum(map(_counts, self._slots)) > self.sizing.size:
-            slot = min((slot for slot in self._slots if _counts(slot)), key=_worth)
+        while self.budget.missing < 0:
+            slot = min((slot for slot in self._slots if counts(slot)), key=_worth)
             if slot.state in EMPTY:
                 commands += self._lives.leave_empty(slot)
             elif self._leaving.anybody or slot.state is SlotState.STOPPING:
@@ -325,11 +290,11 @@ class Rotation:
                 continue
             if slot.index in coming:
                 continue
-            if self._free > 0 and self._surge:
+            if self.budget.can_replace:
                 spare = self._spare()
                 commands.append(self._lives.spawn(spare, now))
                 spare.replaces = slot.index
-            elif self._spared() < self._unavailable:
+            elif self.budget.can_miss:
                 commands += self._leaving.begin(slot, slot.worn, now)
         return commands
 
@@ -342,39 +307,12 @@ class Rotation:
                 return True
         return False
 
-    @property
-    def _failing(self) -> int:
-        """How many have failed, and are followed before they have finished."""
-        if not self._serving:
-            return 0
-        return sum(it.faulty and it.leaving and not it.planned for it in self._slots)
-
-    @property
-    def _free(self) -> int:
-        """How many more workers the budget allows; those that fail are no part of it."""
-        seats = sum(slot.state not in _NOT_NEEDED for slot in self._slots)
-        return self.sizing.size + self._surge - seats + self._failing
-
-    def _spared(self) -> int:
-        """How many workers are missing."""
-        taking = sum(slot.state in UP and not slot.leaving for slot in self._slots)
-        return self.sizing.size - taking
-
     def _spare(self) -> Slot:
         for slot in self._slots:
             if slot.state is SlotState.SPARE:
                 return slot
         self._lives.seat(len(self._slots) + 1)
         return self._slots[-1]
-
-    @property
-    def _coming(self) -> int:
-        return sum(slot.state is SlotState.STARTING for slot in self._slots)
-
-
-def _counts(slot: Slot) -> bool:
-    """Tell whether *slot* is one of those that make the size of the pool."""
-    return slot.state not in _NOT_NEEDED and not slot.leaving and slot.replaces is None
 
 
 def _old_at(slot: Slot) -> float | None:

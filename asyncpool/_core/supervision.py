@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from asyncpool._core.budget import Budget
 from asyncpool._core.closing import Closing, Finish
 from asyncpool._core.commands import Assign, Command, DropErrands, Unassign
 from asyncpool._core.deadlines import earliest
@@ -87,16 +88,21 @@ class Supervision:
         self._errands = Errands(self.slots, self.dispatcher)
         self._pressing = Pressing(self._lives, self.dispatcher)
         self._seating = Seating(self.slots, self.dispatcher)
+        leaving = Leaving(
+            self._lives, self.dispatcher, self._errands, limits.drain_timeout
+        )
+        sizing = Sizing(least, most, idle_timeout)
+        budget = Budget(
+            self.slots, sizing, surge=surge, unavailable=unavailable, serving=serving
+        )
         self.rotation = Rotation(
             self._lives,
             self.dispatcher,
-            self._seating,
-            Leaving(self._lives, self.dispatcher, self._errands, limits.drain_timeout),
-            Sizing(least, most, idle_timeout),
+            seating=self._seating,
+            leaving=leaving,
+            sizing=sizing,
+            budget=budget,
             policy=policy,
-            surge=surge,
-            unavailable=unavailable,
-            serving=serving,
         )
         self._serving = serving
 
@@ -268,7 +274,7 @@ class Supervision:
         slot.apply(SlotEvent.EXITED)
         old = None if slot.replaces is None else self.slots[slot.replaces]
         self.rotation.gone(slot)
-        needed = self.rotation.needed(slot)
+        needed = self.rotation.budget.needs(slot)
         commands = self._errands.drop(slot)
         commands += self._return({job: flight.jobs[job][2] for job in requeue})
         if self.closing.needs_nobody:

@@ -138,14 +138,14 @@ class Rotator:
         """Tell those who wait for a size, if the pool has it."""
         if self._state.core.closing.finish is not None:
             return  # stop() tells them
-        if self._rotation.settled:
+        if self._rotation.budget.settled:
             self._sized_is(None)
-        elif self._rotation.stuck:
+        elif self._rotation.budget.stuck:
             self._sized_is(self._state.crashes[-1])
 
     def start_failed(self, crash: events.Crash) -> None:
         """Tell them why it does not have it, if that worker was for its size."""
-        if self._rotation.misses(crash.slot):
+        if self._rotation.budget.misses(crash.slot):
             self._sized_is(crash)
 
     def _sized_is(self, crash: events.Crash | None) -> None:

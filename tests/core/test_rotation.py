@@ -389,8 +389,8 @@ def test_a_pool_grows_at_once_when_it_is_resized() -> None:
     commands = core.rotation.resize(3, 3, 1.0)
     assert commands == [Resized(3), Spawn(1, 1), Spawn(2, 1)]
     core.ready(1, 1.1)
-    assert [core.rotation.settled, bool(core.ready(2, 1.1))] == [False, False]
-    assert core.rotation.settled
+    assert [core.rotation.budget.settled, bool(core.ready(2, 1.1))] == [False, False]
+    assert core.rotation.budget.settled
     core.rotation.resize(9, 9, 2.0)
     assert len(core.slots) == 10, "there is a spare seat"
 
@@ -406,9 +406,9 @@ def test_when_it_shrinks_the_idle_go_first_and_one_by_one() -> None:
     assert commands == [LeaveEmpty(1), Retiring(2, "resize")]
     core.outcome(2, 2)
     assert core.refill(2, 1.3) == [Stop(2)]
-    settled = [core.rotation.settled]
+    settled = [core.rotation.budget.settled]
     assert gone(core, 2, 1.4) == [LeaveEmpty(2)]
-    assert [*settled, core.rotation.settled] == [False, True]
+    assert [*settled, core.rotation.budget.settled] == [False, True]
     assert taking(core) == [3]
 
 

@@ -61,7 +61,9 @@ def end(
 
 
 def settled(core: Supervision) -> bool:
-    return core.rotation.settled  # here, since mypy believes that it does not change
+    return (
+        core.rotation.budget.settled
+    )  # here, since mypy believes that it does not change
 
 
 # By example.
@@ -203,8 +205,8 @@ def test_it_has_its_size_only_when_all_of_them_serve() -> None:
     end(core, 2, 3.0)
     assert core.slots[2].state is SlotState.VACANT
     assert not settled(core)
-    assert core.rotation.misses(2)
-    assert not core.rotation.stuck
+    assert core.rotation.budget.misses(2)
+    assert not core.rotation.budget.stuck
     core.on_timer(3.0 + POLICY.base)
     core.ready(2, 5.0)
     assert settled(core)
@@ -215,7 +217,7 @@ def test_a_replacement_that_does_not_start_is_not_missed() -> None:
     core.rotation.roll(1.0)
     assert core.slots[2].replaces == 0
     end(core, 2, 2.0)
-    assert not core.rotation.misses(2)
+    assert not core.rotation.budget.misses(2)
     assert settled(core)
 
 
@@ -228,7 +230,7 @@ def test_nobody_waits_for_a_parked_slot() -> None:
     core.ready(0, 0.0)
     end(core, 1, 1.0)
     assert core.slots[1].state is SlotState.PARKED
-    assert core.rotation.stuck
+    assert core.rotation.budget.stuck
     assert not settled(core)
 
 
@@ -462,7 +464,7 @@ class ServingMachine(RuleBasedStateMachine):
         assert worker.ready_at is not None
         long = self.now - worker.ready_at >= SERVED
         alone = all(other.replaces != slot for other in self.core.slots)
-        missed = alone and self.core.rotation.needed(self.core.slots[slot])
+        missed = alone and self.core.rotation.budget.needs(self.core.slots[slot])
         worker.failed = True
         commands = self.feed(self.core.faulty(slot, self.now))
         assert cmd.Stop(slot) in commands

@@ -1,0 +1,118 @@
+"""Tests of asyncpool/_core/budget.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncpool._core.budget import Budget, counts
+from asyncpool._core.sizing import Sizing
+from asyncpool._core.slots import Slot, SlotState
+
+S = SlotState
+
+
+def budget_of(
+    slots: list[Slot],
+    size: int,
+    *,
+    surge: int = 1,
+    unavailable: int = 0,
+    serving: bool = False,
+) -> Budget:
+    return Budget(
+        slots,
+        Sizing(size, size, 60.0),
+        surge=surge,
+        unavailable=unavailable,
+        serving=serving,
+    )
+
+
+def seats(*states: SlotState) -> list[Slot]:
+    return [Slot(index, state) for index, state in enumerate(states)]
+
+
+@pytest.mark.parametrize("state", list(SlotState))
+def test_who_is_needed_counts_unless_it_goes_or_replaces(state: SlotState) -> None:
+    needed = state not in {S.SPARE, S.RETIRED}
+    assert counts(Slot(0, state)) == needed
+    assert not counts(Slot(0, state, leaving=True))
+    assert not counts(Slot(0, state, replaces=1))
+
+
+@pytest.mark.parametrize(("size", "missing"), [(4, 1), (3, 0), (2, -1)])
+def test_who_is_missing_and_where_somebody_is_to_come(size: int, missing: int) -> None:
+    slots = seats(S.IDLE, S.VACANT, S.STARTING, S.SPARE)
+    budget = budget_of(slots, size)
+    assert (budget.missing, budget.coming) == (missing, 1)
+    found = [budget.needs(slot) for slot in slots]
+    # Who counts is needed unless there are enough others.
+    assert found == [missing >= 0] * 3 + [missing > 0]
+
+
+@pytest.mark.parametrize(
+    ("states", "settled"),
+    [
+        ((S.IDLE, S.BUSY), (True, True)),
+        ((S.IDLE, S.BUSY, S.SPARE), (True, True)),
+        ((S.IDLE, S.VACANT), (True, False)),
+        ((S.IDLE, S.PARKED), (True, False)),
+        ((S.IDLE, S.STARTING), (False, False)),
+        ((S.IDLE,), (False, False)),
+        ((S.IDLE, S.IDLE, S.IDLE), (False, False)),
+    ],
+)
+def test_a_pool_has_its_size(
+    states: tuple[SlotState, ...], settled: tuple[bool, bool]
+) -> None:
+    slots = seats(*states)
+    found = [budget_of(slots, 2, serving=serving).settled for serving in (False, True)]
+    assert tuple(found) == settled
+
+
+def test_a_pool_has_not_its_size_while_somebody_leaves() -> None:
+    slots = [*seats(S.IDLE, S.IDLE), Slot(2, S.BUSY, leaving=True)]
+    assert not budget_of(slots, 2).settled
+
+
+def test_only_who_serves_is_missed() -> None:
+    slots = seats(S.IDLE, S.SPARE, S.PARKED)
+    jobs, serving = budget_of(slots, 2), budget_of(slots, 2, serving=True)
+    assert [jobs.misses(index) for index in range(3)] == [False] * 3
+    assert [serving.misses(index) for index in range(3)] == [True, False, True]
+    seen = [jobs.stuck, serving.stuck]
+    slots[2].state = S.VACANT
+    assert [*seen, serving.stuck] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("surge", "unavailable", "can"),
+    [(0, 0, (False, False)), (1, 0, (True, False)), (0, 1, (False, True))],
+)
+def test_what_may_come_or_go_before_another_one_is_ready(
+    surge: int, unavailable: int, can: tuple[bool, bool]
+) -> None:
+    slots = seats(S.BUSY, S.IDLE, S.SPARE)
+    budget = budget_of(slots, 2, surge=surge, unavailable=unavailable)
+    assert (budget.can_replace, budget.can_miss) == can
+    assert (budget.free, budget.seats(5)) == (surge, 5 + surge)
+    slots[2].state, slots[0].leaving = S.STARTING, True  # that was all
+    assert (budget.can_replace, budget.can_miss) == (False, False)
+
+
+def test_a_seat_for_nobody_is_no_leave_to_replace() -> None:
+    assert not budget_of(seats(S.BUSY), 2, surge=0).can_replace
+
+
+def test_those_who_fail_while_they_serve_take_up_nothing_but_not_without_end() -> None:
+    slots = [
+        Slot(0, S.IDLE, faulty=True, leaving=True),
+        Slot(1, S.IDLE, faulty=True, leaving=True, planned=True),
+        Slot(2, S.IDLE, faulty=True),
+        Slot(3, S.IDLE, leaving=True),
+    ]
+    serving, jobs = budget_of(slots, 1, serving=True), budget_of(slots, 1)
+    assert (serving.free, jobs.free) == (-1, -2)
+    seen = [serving.can_fail, jobs.can_fail]
+    slots[2].leaving = True
+    assert [*seen, serving.can_fail, jobs.can_fail] == [True, True, False, True]
