@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from asyncpool._core.commands import Assign, Command, DropErrands
 from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.profiles import ERRAND
-from asyncpool._core.slots import Slot, SlotEvent, SlotState
+from asyncpool._core.slots import Slot, SlotState
 
 __all__ = ["Errands"]
 
@@ -44,8 +44,7 @@ class Errands:
         slot.flight.add(job, ERRAND)
         # It is no job that wears: each replacement would have one, too, and go again.
         slot.wear = slot.wear._replace(jobs=slot.wear.jobs + 1)
-        if slot.state is SlotState.IDLE:
-            slot.apply(SlotEvent.ASSIGN)
+        slot.assign()
         return [Assign(slot.index, (job,))]
 
     def discard(self, job: int) -> Slot | None:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from asyncpool._core.commands import Assign, Command
 from asyncpool._core.dispatch import Dispatcher
-from asyncpool._core.slots import UP, Slot, SlotEvent, SlotState
+from asyncpool._core.slots import UP, Slot, SlotState
 
 __all__ = ["Seating"]
 
@@ -68,8 +68,6 @@ class Seating:
         seats = {s.place: s.index for s in self._slots if s.place is not None}
         commands: list[Command] = []
         for index, job in self._dispatcher.seat(seats):
-            slot = self._slots[index]
-            if slot.state is SlotState.IDLE:
-                slot.apply(SlotEvent.ASSIGN)
+            self._slots[index].assign()
             commands.append(Assign(index, (job,)))
         return commands

@@ -201,6 +201,11 @@ class Slot:
         """
         self.state = next_state(self.state, event)
 
+    def assign(self) -> None:
+        """Take note that its worker has something in hand."""
+        if self.state is SlotState.IDLE:
+            self.apply(SlotEvent.ASSIGN)
+
     def renew(self) -> None:
         """Begin the next generation."""
         self.generation += 1

@@ -127,14 +127,14 @@ class Supervision:
         """Return the slot that gets *job* now, or queue it and return ``None``."""
         index = self.dispatcher.submit(job, profile, priority)
         if index is not None:
-            self._begin(self.slots[index])
+            self.slots[index].assign()
         return index
 
     def submit_keyed(self, job: int, profile: Profile, priority: int) -> int | None:
         """Do the same with a job that has a key."""
         index = self.dispatcher.submit_keyed(job, profile, priority)
         if index is not None:
-            self._begin(self.slots[index])
+            self.slots[index].assign()
         return index
 
     def errand(self, index: int, job: int) -> list[Command]:
@@ -495,11 +495,6 @@ class Supervision:
             commands += fail_jobs(list(self._errands.take_all()), "broken")
         return commands
 
-    @staticmethod
-    def _begin(slot: Slot) -> None:
-        if slot.state is SlotState.IDLE:
-            slot.apply(SlotEvent.ASSIGN)
-
     def _return(self, jobs: dict[int, Profile]) -> list[Command]:
         if self.broken is not None:
             return fail_jobs(list(jobs), "broken")
@@ -509,7 +504,7 @@ class Supervision:
             jobs = {job: jobs[job] for job in jobs if job not in errands}
             commands.append(DropErrands(errands))
         for index, job in self.dispatcher.give_back(jobs):
-            self._begin(self.slots[index])
+            self.slots[index].assign()
             commands.append(Assign(index, (job,)))
         return commands
 
@@ -519,7 +514,7 @@ class Supervision:
         jobs = self.dispatcher.refill(slot.index, slot.flight)
         if not jobs:
             return []
-        self._begin(slot)
+        slot.assign()
         return [Assign(slot.index, tuple(jobs))]
 
     def _let_finish(self, slot: Slot, now: float, roll: float) -> list[Command]:
