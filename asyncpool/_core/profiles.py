@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 # How much work may be in a worker's hands at once: so much that half of it bridges a
-# rest, see ``Supervision.may_rest``.  A job that waits there for a slow one is revoked
+# rest, see ``Balance.may_rest``.  A job that waits there for a slow one is revoked
 # after some milliseconds.
 BUDGET = 16000.0
 

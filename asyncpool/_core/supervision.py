@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from asyncpool._core.balance import Balance
 from asyncpool._core.budget import Budget
 from asyncpool._core.closing import Closing, Finish
 from asyncpool._core.commands import Assign, Command, DropErrands, Unassign
@@ -24,7 +25,7 @@ from asyncpool._core.leaving import Leaving
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import STOP_GRACE, Lives, fail_jobs
 from asyncpool._core.pressing import Pressing
-from asyncpool._core.profiles import ERRAND, REFILL, Profile
+from asyncpool._core.profiles import ERRAND, Profile
 from asyncpool._core.restart import Restart, RestartPolicy
 from asyncpool._core.rotation import Rotation
 from asyncpool._core.seating import Seating
@@ -104,6 +105,7 @@ class Supervision:
             budget=budget,
             policy=policy,
         )
+        self.balance = Balance(self.slots, self.dispatcher, sizing)
         self._serving = serving
 
     @property
@@ -188,17 +190,6 @@ class Supervision:
         if self.closing.finish is not None:
             commands += self.closing.settle(now)
         return commands
-
-    def may_rest(self, index: int) -> bool:
-        """Tell whether the worker in slot *index* may be left alone for a round.
-
-        It has enough to do until then, and where so many wait, a little later is not late.
-        """
-        flight = self.slots[index].flight
-        if flight.backlog <= REFILL or flight.assured <= REFILL:
-            return False
-        waiting = self.dispatcher.waiting_for(index)
-        return waiting >= len(flight.jobs) * self.rotation.sizing.size
 
     def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
         """Put *jobs* at the head of the queue, or send them to workers with room."""
@@ -433,25 +424,6 @@ class Supervision:
             return []
         flight.closed = False
         return self.refill(index, now)
-
-    @property
-    def waiting(self) -> int:
-        """How many jobs have not begun."""
-        ahead = sum(max(0, len(slot.flight.jobs) - slot.width) for slot in self.slots)
-        return self.dispatcher.waiting + ahead
-
-    @property
-    def pipelining(self) -> bool:
-        """Whether a job waits in a worker for its turn."""
-        return any(len(slot.flight.jobs) > slot.width for slot in self.slots)
-
-    @property
-    def unbalanced(self) -> bool:
-        """Whether a worker is idle while jobs wait behind others, and are not asked for."""
-        return self.dispatcher.idle > 0 and any(
-            len(slot.flight.jobs) > slot.width and not slot.flight.asking
-            for slot in self.slots
-        )
 
     # The end of the pool.
 

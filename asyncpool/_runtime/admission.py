@@ -52,7 +52,7 @@ class Admission:
         if limit is None or core.dispatcher.has_idle_worker_for(key):
             return
         # Some will not wait: those still being pickled, for whom workers are idle.
-        waiting = core.waiting
+        waiting = core.balance.waiting
         not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
         if waiting - not_for_long >= limit:
             if not self.saturated:
@@ -62,7 +62,7 @@ class Admission:
 
     def relax(self) -> None:
         """Take note that jobs have left a queue that was full."""
-        if not self._core.waiting:
+        if not self._core.balance.waiting:
             self.saturated = False
             self._state.hub.publish(events.Drained())
 

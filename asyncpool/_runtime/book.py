@@ -283,7 +283,7 @@ class JobBook:
             workers=core.rotation.sizing.size,
             idle=states.count(SlotState.IDLE),
             busy=states.count(SlotState.BUSY),
-            waiting=core.waiting,
+            waiting=core.balance.waiting,
             submitted=self._submitted,
             completed=self._completed,
             failed=self._failed,

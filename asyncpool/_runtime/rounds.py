@@ -50,6 +50,7 @@ class Rounds:
         begin_again: Callable[[Job[Any]], None],
     ) -> None:
         self._state = state
+        self._balance = state.core.balance
         self._perform = perform
         self._begin_again = begin_again
         self._timer: asyncio.TimerHandle | None = None
@@ -65,7 +66,7 @@ class Rounds:
         """Make a round soon."""
         if self._timer is None:
             state, resting = self._state, self._resting
-            self._soon = state.core.unbalanced
+            self._soon = self._balance.unbalanced
             every = REST if len(resting) == len(state.handles) else EVERY
             if self._soon:
                 every = SOON
@@ -73,7 +74,7 @@ class Rounds:
 
     def hurry(self) -> None:
         """Make the next round sooner, if a worker has become idle meanwhile."""
-        if self._timer is None or self._soon or not self._state.core.unbalanced:
+        if self._timer is None or self._soon or not self._balance.unbalanced:
             return
         self._timer.cancel()
         self._timer = None
@@ -81,7 +82,7 @@ class Rounds:
 
     def leave_alone(self, handle: WorkerHandle) -> None:
         """Read no outcomes of a worker's until the next round, if it has enough to do."""
-        if self._state.core.may_rest(handle.slot):
+        if self._balance.may_rest(handle.slot):
             if handle not in self._resting:
                 handle.rest()
                 self._resting.append(handle)
@@ -109,7 +110,7 @@ class Rounds:
     def _look_for_stalls(self) -> None:
         self._perform(self._state.core.look_for_stalls())
         watched = self._look_for_long_chunks()
-        if watched or self._resting or self._state.core.pipelining:
+        if watched or self._resting or self._balance.pipelining:
             self.go()
 
     def _look_for_long_chunks(self) -> bool:

@@ -139,25 +139,6 @@ def test_who_is_not_there_any_more_is_not_asked_for_what_is_late() -> None:
     assert not core.slots[0].late
 
 
-def test_a_worker_is_idle_beside_one_that_others_wait_in() -> None:
-    core = Supervision(workers=(2, 2), policy=RestartPolicy(), start_timeout=20.0)
-    core.start(0.0)
-    profile = Profile()
-    profile.cost = 10.0
-    core.ready(0, 0.0)
-    core.submit(1, profile)
-    core.submit(2, profile)
-    seen = {"nobody is idle": core.unbalanced}
-    core.ready(1, 0.0)
-    seen["one is"] = core.unbalanced
-    core.recall(2, 0)
-    seen["it is asked for"] = core.unbalanced
-    core.revoked(0, (), 1.0)
-    core.outcome(0, 1)
-    seen["nobody waits"] = core.unbalanced
-    assert [why for why, so in seen.items() if so] == ["one is"]
-
-
 def test_who_does_not_give_back_the_others_is_not_waited_for() -> None:
     core = busy(1, 2)
     assert core.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (2,))]

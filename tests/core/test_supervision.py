@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from typing import Any, ClassVar, get_args
 
-import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -38,7 +37,7 @@ from asyncpool._core.commands import (
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import EMPTY
 from asyncpool._core.pressing import REVOKE_GRACE
-from asyncpool._core.profiles import ALONE, LEAST, UNKNOWN, Profile
+from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, SlotState
 from asyncpool._core.supervision import Supervision
@@ -334,13 +333,13 @@ class SupervisionMachine(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(self.shell.slots("busy")))
         self.shell.processes[slot].begin()
 
-    @precondition(lambda self: self.shell.core.pipelining)
+    @precondition(lambda self: self.shell.core.balance.pipelining)
     @rule(times=st.integers(1, 3))
     def look_for_stalls(self, times: int) -> None:
         for _ in range(times):
             self.shell.look_for_stalls()
 
-    @precondition(lambda self: self.shell.core.pipelining)
+    @precondition(lambda self: self.shell.core.balance.pipelining)
     @rule(late=coins)
     def cancel_a_job_before_others(self, *, late: bool) -> None:
         for slot in self.shell.slots("busy"):
@@ -535,8 +534,8 @@ class SupervisionMachine(RuleBasedStateMachine):
             assert list(slot.errands) == shell.errands_before(slot.index)
         assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
-        assert core.waiting == len(shell.waiting) + ahead
-        assert core.pipelining == (ahead > 0)
+        assert core.balance.waiting == len(shell.waiting) + ahead
+        assert core.balance.pipelining == (ahead > 0)
         assert core.dispatcher.idle == len(shell.free())
         if not shell.broken:  # then nobody is given anything
             assert core.dispatcher.free == shell.lanes()
@@ -838,39 +837,6 @@ def test_errands_do_not_wear_a_worker() -> None:
     core.submit(2, Profile())
     core.outcome(0, 2)
     assert core.refill(0, 2.0) == [Spawn(1, 1)]
-
-
-@pytest.mark.parametrize(
-    ("workers", "cost", "waiting", "what"),
-    [
-        (1, 2000.0, 8, "rest"),
-        (1, 2000.0, 7, "work"),  # as many as it has in hand, or a little later is late
-        (2, 2000.0, 16, "rest"),
-        (2, 2000.0, 15, "work"),
-        (1, 5200.0, 10, "rest"),
-        (1, 5400.0, 10, "work"),  # one of two may be over soon
-        (1, 18000.0, 10, "work"),  # and so may the only one
-        (1, UNKNOWN, 10, "work"),
-        (1, 2.1 * LEAST, 1000, "rest"),
-        (1, LEAST, 1000, "work"),  # they may take much less than they count for
-    ],
-)
-def test_a_worker_rests_that_has_enough_to_do_when_many_wait(
-    workers: int, cost: float, waiting: int, what: str
-) -> None:
-    core = Supervision(
-        workers=(workers, workers), policy=RestartPolicy(), start_timeout=20.0
-    )
-    core.start(0.0)
-    for index in range(workers):
-        core.ready(index, 0.0)
-    profile = Profile()
-    profile.cost = profile.least = cost
-    job = 0
-    while core.dispatcher.waiting < waiting:
-        core.submit(job, profile)
-        job += 1
-    assert {core.may_rest(index) for index in range(workers)} == {what == "rest"}
 
 
 TestSupervision = SupervisionMachine.TestCase

@@ -44,17 +44,18 @@ class Crowd:
         self.woken: list[int] = []
         self.attended: list[int] = []
         self.handles = {slot: self._handle(slot) for slot in range(workers)}
-        self.core = SimpleNamespace(
+        self.balance = SimpleNamespace(
             may_rest=lambda slot: slot < busy,
-            look_for_stalls=list,
-            running=lambda _: (),
             pipelining=False,
             unbalanced=False,
+        )
+        core = SimpleNamespace(
+            balance=self.balance, look_for_stalls=list, running=lambda _: ()
         )
         state = SimpleNamespace(
             loop=self.timers,
             handles=self.handles,
-            core=self.core,
+            core=core,
             book=SimpleNamespace(jobs={}),
             deciding=False,
         )
@@ -101,12 +102,12 @@ def test_the_next_round_is_soon_if_a_worker_becomes_idle_beside_others() -> None
     crowd.rounds.go()
     crowd.rounds.hurry()
     assert crowd.timers.set == [EVERY]
-    crowd.core.unbalanced = crowd.core.pipelining = True
+    crowd.balance.unbalanced = crowd.balance.pipelining = True
     crowd.rounds.hurry()
     crowd.rounds.hurry()
     crowd.timers.fire()
     assert crowd.timers.set == [EVERY, SOON, SOON]
-    crowd.core.unbalanced = False
+    crowd.balance.unbalanced = False
     crowd.timers.fire()
     assert crowd.timers.set[3:] == [EVERY]
 
@@ -114,7 +115,7 @@ def test_the_next_round_is_soon_if_a_worker_becomes_idle_beside_others() -> None
 def test_one_that_is_heard_and_has_little_left_is_left_alone_no_more() -> None:
     crowd = Crowd(2, 2)
     crowd.rest()
-    crowd.core.may_rest = {1}.__contains__
+    crowd.balance.may_rest = {1}.__contains__
     crowd.handles[0].hear()
     crowd.handles[1].hear()
     assert crowd.attended == [0]
@@ -125,7 +126,7 @@ def test_one_that_is_heard_and_has_little_left_is_left_alone_no_more() -> None:
 def test_there_are_no_rounds_without_a_reason() -> None:
     crowd = Crowd(2, 2)
     crowd.rest()
-    crowd.core.may_rest = set().__contains__
+    crowd.balance.may_rest = set().__contains__
     crowd.timers.fire()
     assert not crowd.rounds.on
     crowd.rounds.go()
