@@ -1,0 +1,139 @@
+"""Tests of asyncpool/_runtime/admission.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from asyncpool import events
+from asyncpool._core.closing import Finish
+from asyncpool._core.restart import RestartPolicy
+from asyncpool._runtime.admission import Admission
+from asyncpool._runtime.hub import EventHub
+from asyncpool._runtime.state import PoolState
+from asyncpool.errors import PoolBrokenError, PoolClosedError, PoolFullError
+from tests.helpers.loops import BOTH_LOOPS
+
+pytestmark = BOTH_LOOPS
+
+
+class Door:
+    """The admission to a pool of which all that matters is said."""
+
+    def __init__(self, limit: int | None = 3) -> None:
+        self.idle_for: set[int | None] = set()
+        self.dispatcher = SimpleNamespace(
+            has_idle_worker_for=self.idle_for.__contains__, free=0, preparing=0
+        )
+        self.balance = SimpleNamespace(waiting=0)
+        self.core = SimpleNamespace(
+            closing=SimpleNamespace(finish=None),
+            broken=None,
+            dispatcher=self.dispatcher,
+            balance=self.balance,
+        )
+        self.hub: EventHub[events.Event] = EventHub()
+        self.heard = self.hub.listen(10)
+        config = SimpleNamespace(
+            max_pending=limit, restart=RestartPolicy(probe_after=7.0)
+        )
+        state = SimpleNamespace(
+            core=self.core, config=config, hub=self.hub, crashes=deque[Any]()
+        )
+        self.admission = Admission(cast("PoolState", state))
+
+    async def events(self) -> list[events.Event]:
+        """Return what was heard, and end that."""
+        self.hub.end()
+        return [event async for event in self.heard]
+
+
+async def test_as_many_may_wait_as_it_says() -> None:
+    door = Door(limit=3)
+    door.balance.waiting = 2
+    door.admission.check(None)
+    assert not door.admission.saturated
+    door.balance.waiting = 3
+    for _ in range(2):
+        with pytest.raises(PoolFullError) as info:
+            door.admission.check(None)
+        assert (info.value.waiting, info.value.max_pending) == (3, 3)
+        assert door.admission.saturated
+    assert await door.events() == [events.Saturated(3)]  # once
+
+
+async def test_without_a_limit_any_number_may() -> None:
+    door = Door(limit=None)
+    door.balance.waiting = 10**6
+    door.admission.check(None)
+
+
+async def test_for_whom_a_worker_is_idle_does_not_wait() -> None:
+    door = Door(limit=1)
+    door.balance.waiting = 5
+    door.idle_for.add(4)
+    door.admission.check(4)
+    with pytest.raises(PoolFullError):
+        door.admission.check(5)
+
+
+@pytest.mark.parametrize(("free", "preparing"), [(1, 2), (2, 1)])
+async def test_what_is_pickled_for_an_idle_worker_does_not_wait_for_long(
+    free: int, preparing: int
+) -> None:
+    door = Door(limit=3)
+    door.dispatcher.free, door.dispatcher.preparing = free, preparing
+    door.balance.waiting = 3
+    door.admission.check(None)
+    door.balance.waiting = 4
+    with pytest.raises(PoolFullError):
+        door.admission.check(None)
+
+
+async def test_a_closing_pool_admits_nobody() -> None:
+    door = Door(limit=None)
+    door.admission.check_open()
+    door.core.closing.finish = Finish.ALL
+    for check in (door.admission.check_open, lambda: door.admission.check(None)):
+        with pytest.raises(PoolClosedError):
+            check()
+
+
+async def test_a_broken_pool_admits_nobody_and_says_why() -> None:
+    door = Door(limit=None)
+    door.core.broken = "enough is enough"
+    for check in (door.admission.check_open, lambda: door.admission.check(None)):
+        with pytest.raises(PoolBrokenError) as info:
+            check()
+        assert (info.value.reason, info.value.retry_after) == ("enough is enough", 7.0)
+
+
+async def test_there_is_room_again_when_nobody_waits() -> None:
+    door = Door(limit=1)
+    await door.admission.room()  # it was never full
+    door.balance.waiting = 1
+    with pytest.raises(PoolFullError):
+        door.admission.check(None)
+    waiter = asyncio.create_task(door.admission.room())
+    await asyncio.sleep(0)
+    door.admission.relax()  # one waits still
+    seen = [door.admission.saturated]
+    door.balance.waiting = 0
+    door.admission.relax()
+    await waiter
+    assert [*seen, door.admission.saturated] == [True, False]
+    assert await door.events() == [events.Saturated(1), events.Drained()]
+
+
+async def test_nobody_waits_for_room_in_a_pool_that_ends() -> None:
+    door = Door(limit=0)
+    with pytest.raises(PoolFullError):
+        door.admission.check(None)
+    waiter = asyncio.create_task(door.admission.room())
+    await asyncio.sleep(0)
+    door.hub.end()
+    await waiter
