@@ -16,8 +16,11 @@ that without any sorting, since what joins one joins at its end, with the latest
 all; so the earliest of all is at one of two heads, and a tick costs the same with ten
 leases as with a hundred thousand.  Taking the earlier head is *earliest deadline
 first*, which is optimal: as long as there are no more leases than ticks in a cycle,
-every one has its turn within a cycle of the last (and of coming), however many come
-and go meanwhile.  With more of them the turns are just further apart, the same for all.
+every one has its turn within a cycle and a tick of the last (and of coming), however
+many come and go meanwhile.  (With *b* beats at a tick it is a cycle and ``2b - 1`` beats:
+those that came just before the end of the cycle can have had a whole tick, and the next
+one has no place for whoever had its last turn as one too many for a tick.)  With more
+of them the turns are just further apart, the same for all.
 A plain deque without the dues would not do: with many short jobs, those that come
 would take the ticks that the old ones need.
 

@@ -46,6 +46,11 @@ class Pace:
         """What leases are called: there may be too many for a cycle."""
         return range(self.capacity + 2)
 
+    @property
+    def lateness(self) -> float:
+        """By how much more than a cycle two beats of a lease may be apart."""
+        return (2 * self.at_a_tick - 1) / self.rate
+
 
 SLOW = Pace(rate=2.0, cycle=2.0, capacity=4, at_a_tick=1)
 FAST = Pace(rate=64.0, cycle=0.125, capacity=8, at_a_tick=2)
@@ -350,12 +355,20 @@ def test_if_a_cycle_has_a_beat_for_each_every_lease_gets_it_in_time(
     beats = play(pace, chosen, answer, end)
     for life in chosen:
         # From its coming to its first beat, from each answer to the next beat, and to
-        # its end: never more than a cycle, and the one tick that it began with.
+        # its end: never more than a cycle, and so many beats.
         starts = [life.comes, *(time + answer for time in beats[life.name])]
         stops = [*beats[life.name], life.goes]
         for start, stop in zip(starts, stops, strict=True):
-            tick = pace.at_a_tick / pace.rate
-            assert stop - start <= pace.cycle + tick + EPSILON
+            assert stop - start <= pace.cycle + pace.lateness + EPSILON
+
+
+def test_a_beat_is_as_late_as_that_if_others_come_just_before_the_cycle_ends() -> None:
+    beat, moment = 1 / FAST.rate, 1 / 1024
+    chosen = [Life(name, comes, 1.0) for name, comes in enumerate([0.0, beat, beat])]
+    # These two have a whole tick, and the three before them wait for the next one.
+    chosen += [Life(name, FAST.cycle - moment, 1.0) for name in (3, 4)]
+    first, second = play(FAST, chosen, 0.0, 2 * FAST.cycle)[2][:2]
+    assert second - first == FAST.cycle + FAST.lateness - moment
 
 
 @given(st.integers(4, 20))
