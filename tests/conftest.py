@@ -17,14 +17,21 @@ from tests.helpers.loops import loop_factories, skips, warm_up
 # These assert too, and are to say as much as a test when it fails.
 pytest.register_assert_rewrite("tests.helpers.pools", "tests.helpers.scripts")
 
-settings.register_profile("dev", max_examples=50, deadline=None)
+# How hard hypothesis tries: HYPOTHESIS_PROFILE=deep before a release.  No example has a
+# deadline: on a machine that is shared, that only measures others.
+settings.register_profile("dev", max_examples=60, deadline=None)
+settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
 settings.register_profile(
-    "ci",
-    max_examples=500,
+    "deep",
+    max_examples=3_000,
+    stateful_step_count=120,
     deadline=None,
+    print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+)
 
 
 def pytest_sessionstart() -> None:
