@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import importlib.util
 import itertools
 import math
 import os
@@ -15,6 +14,8 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 from rich.console import Console
+
+from asyncpool._runtime.machine import check_loop
 
 __all__ = [
     "Exit",
@@ -131,10 +132,10 @@ def size(text: str) -> int:
 
 def _loop(_: click.Context, __: click.Parameter, kind: str) -> str:
     """Check that there is such an event loop; the callback of an option."""
-    if kind == "uvloop" and importlib.util.find_spec("uvloop") is None:
-        raise click.BadParameter(
-            "uvloop is not installed: pip install 'asyncpool[uvloop]'"
-        )
+    try:
+        check_loop(kind)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
     return kind
 
 
