@@ -105,36 +105,37 @@ class Times:
     def _on_due(self, number: int, now: float) -> None:
         """Look at a job whose time may be over."""
         job = self._state.book.jobs.get(number)
-        if job is not None and job.slot is not None and not job.done():
+        if job is None:
+            return
+        if job.slot is not None:
             # Nobody is judged before what its worker has said by now is heard.
             began = job.began
             self._state.handles[job.slot].hear()
             if job.began != began:
                 return  # it has begun in time, and is watched as what runs
-        self._on_over(number, now)
+        self._on_over(job, now)
 
     @decision
-    def _on_over(self, number: int, now: float) -> None:
+    def _on_over(self, job: Job[Any], now: float) -> None:
         """Make a job end, or not begin, whose time is over; or find out if it is."""
-        state, job = self._state, self._state.book.jobs.get(number)
-        if job is None or job.done():
+        if job.done():
             return  # it is on its way out already
-        slot, began = job.slot, job.began
+        state, slot, began = self._state, job.slot, job.began
         if slot is not None and began is None and not self._must_go(job, slot):
-            self._timeouts.watch(number, now + _AGAIN)
+            self._timeouts.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may be here, and take long to load.
             state.book.fail(job, self.late_error(job))
             self._take_out(job, slot)
-        elif state.core.runs(slot, number):
+        elif state.core.runs(slot, job.id):
             end = job.limits.run_end(began)
             if end is None or now < end:
                 self._judge(job, slot, now)
                 return
             job.exceeded = job.limits.exceeded(now, running=True)
             press = job.limits.press
-            self._perform(state.core.expire(number, now, index=slot, press=press))
-            self._last_words.insist(state.handles[slot], now, number)
+            self._perform(state.core.expire(job.id, now, index=slot, press=press))
+            self._last_words.insist(state.handles[slot], now, job.id)
 
     def _must_go(self, job: Job[Any], slot: int) -> bool:
         """Tell whether a job that waits in a worker's hands can only be given up.
