@@ -21,15 +21,14 @@ from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.broadcasts import Broadcast, Remembered
 from asyncpool._core.limits import JobOptions
 from asyncpool._core.messages import MAX_BROADCASTS, WorkerConfig
-from asyncpool._core.outcome import describe
 from asyncpool._core.parcels import StreamTooLongError, dump
 from asyncpool._core.slots import UP, SlotState
 from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.packing import too_large, unpicklable
 from asyncpool._runtime.state import PoolState
 from asyncpool._runtime.threads import Pause, Threads
 from asyncpool.errors import (
     BroadcastError,
-    JobNotPicklableError,
     PoolBrokenError,
     PoolClosedError,
 )
@@ -68,7 +67,7 @@ class Broadcaster:
         send: Has the worker of a slot run a pickled call; see ``Traffic.send_errand``.
         threads: Where calls are pickled.
         config: What workers are told that are started before any broadcast.
-        check_open: See ``Traffic.check_open``.
+        check_open: See ``Admission.check_open``.
     """
 
     def __init__(
@@ -146,14 +145,12 @@ class Broadcaster:
                 "is large, from a file for example"
             ) from None
         except Exception as error:
-            raise _refusal(f"cannot be pickled: {describe(error)}") from error
+            raise unpicklable(error) from error
         finally:
             unwanted.set()
         most = self._config.max_payload
         if len(payload) > most:
-            raise _refusal(
-                f"has {len(payload)} bytes when pickled, and max_message is {most}"
-            )
+            raise too_large(len(payload), most)
         return payload
 
     # What happens to workers meanwhile.
@@ -217,9 +214,3 @@ class Broadcaster:
 def _pack(call: tuple[Any, ...], pause: Pause) -> bytes:
     # In one piece, which is the same for a job and for a configuration.
     return b"".join(dump(call, limit=MAX_BROADCASTS, pause=pause, whole=True).pieces)
-
-
-def _refusal(why: str) -> JobNotPicklableError:
-    return JobNotPicklableError(
-        f"the call {why}", direction="arguments", name="the call"
-    )

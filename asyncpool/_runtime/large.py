@@ -14,12 +14,12 @@ from asyncpool._core.commands import Command
 from asyncpool._core.frames import Frame
 from asyncpool._core.parcels import Parcel
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.packing import Packer, Unpacker
+from asyncpool._runtime.packing import Packer, Unpacker, too_large
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.threads import Threads
 from asyncpool.errors import JobNotPicklableError
 
-__all__ = ["Call", "LargeObjects", "too_large"]
+__all__ = ["Call", "LargeObjects"]
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
@@ -70,7 +70,7 @@ class LargeObjects:
         if job.done():
             return
         if len(payload) > self._max_payload:
-            self._on_refused(job, too_large(payload, self._max_payload))
+            self._on_refused(job, too_large(len(payload), self._max_payload))
             return
         job.payload = payload
         now = self._state.loop.time()
@@ -102,12 +102,3 @@ class LargeObjects:
         if self._state.book.settle(job, loaded):
             self._perform(core.give_back({job.id: job.profile}, now))
         self._perform(core.landed(job.id, now))
-
-
-def too_large(payload: bytes | Parcel, limit: int) -> JobNotPicklableError:
-    """Return the error for a call that is longer than the limit when pickled."""
-    return JobNotPicklableError(
-        f"the call has {len(payload)} bytes when pickled, and max_message is {limit}",
-        direction="arguments",
-        name="the call",
-    )

@@ -21,7 +21,7 @@ from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.threads import Pause, Threads
 from asyncpool.errors import JobNotPicklableError
 
-__all__ = ["Packer", "Unpacker"]
+__all__ = ["Packer", "Unpacker", "too_large", "unpicklable"]
 
 _Call = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
@@ -77,8 +77,10 @@ class Packer:
                 if isinstance(payload, Parcel):
                     self._ahead.append(job)
                 self._on_packed(job, payload)
+            elif isinstance(error, JobNotPicklableError):
+                self._on_refused(job, error)
             else:
-                self._on_refused(job, _as_refusal(error))
+                self._on_refused(job, unpicklable(error))
         self.go_on()
 
 
@@ -120,13 +122,19 @@ def _pack(job: Job[Any], call: _Call, pause: Pause) -> bytes | Parcel:
     return pack_job(function, args, kwargs, number=job.function.number, pause=pause)
 
 
-def _as_refusal(error: BaseException) -> JobNotPicklableError:
-    if isinstance(error, JobNotPicklableError):
-        return error
-    refusal = JobNotPicklableError(
-        f"the call cannot be pickled: {describe(error)}",
-        direction="arguments",
-        name="the call",
-    )
+def unpicklable(error: BaseException) -> JobNotPicklableError:
+    """Return the error for a call that pickle has raised *error* for."""
+    refusal = _refusal(f"cannot be pickled: {describe(error)}")
     refusal.__cause__ = error
     return refusal
+
+
+def too_large(size: int, max_message: int) -> JobNotPicklableError:
+    """Return the error for a call of *size* bytes."""
+    return _refusal(f"has {size} bytes when pickled, and max_message is {max_message}")
+
+
+def _refusal(why: str) -> JobNotPicklableError:
+    return JobNotPicklableError(
+        f"the call {why}", direction="arguments", name="the call"
+    )

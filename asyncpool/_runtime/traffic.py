@@ -23,8 +23,9 @@ from asyncpool._runtime.book import outcome_of
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.heartbeats import Heartbeats
 from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
-from asyncpool._runtime.large import Call, LargeObjects, too_large
+from asyncpool._runtime.large import Call, LargeObjects
 from asyncpool._runtime.last_words import LastWords
+from asyncpool._runtime.packing import too_large
 from asyncpool._runtime.rounds import Rounds
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.threads import Threads
@@ -117,7 +118,7 @@ class Traffic:
                     function, args, kwargs, number=known.number, limit=HEAVY
                 )
                 if len(payload) > self._max_payload:
-                    raise too_large(payload, self._max_payload)
+                    raise too_large(len(payload), self._max_payload)
             except StreamTooLongError:
                 return self._submit_large(job, (function, args, kwargs))
             except JobNotPicklableError as error:
