@@ -38,7 +38,7 @@ __all__ = ["call_command"]
 def _tell(problem: str, _: int) -> None:
     """Tell of a mistake as of a call that has failed."""
     error = {"kind": "failed", "type": "UsageError", "message": problem}
-    click.echo(json.dumps({"error": error, "seconds": 0.0}))
+    _print_error(error, seconds=0.0)
 
 
 @click.command("call", cls=JsonCommand, tell=_tell, short_help="Call a function once.")
@@ -82,6 +82,12 @@ def call_command(
         _show_failure(error, as_json=True, seconds=time.monotonic() - began)
         sys.exit(Exit.USAGE)
     except Interrupted as ended:
+        if as_json:
+            name = signal.Signals(ended.number).name
+            _print_error(
+                {"kind": "interrupted", "type": name, "message": f"ended by {name}"},
+                seconds=time.monotonic() - began,
+            )
         sys.exit(128 + ended.number)
     except (FunctionRaisedError, AsyncPoolError) as error:
         _show_failure(error, as_json=as_json, seconds=time.monotonic() - began)
@@ -153,6 +159,10 @@ def _exit_code(error: FunctionRaisedError | AsyncPoolError) -> Exit:
     return Exit.TIMEOUT if isinstance(error, JobTimeoutError) else Exit.FAILED
 
 
+def _print_error(error: dict[str, Any], *, seconds: float) -> None:
+    click.echo(json.dumps({"error": error, "seconds": round(seconds, 3)}))
+
+
 def _show_failure(
     error: TargetError | FunctionRaisedError | AsyncPoolError,
     *,
@@ -160,8 +170,7 @@ def _show_failure(
     seconds: float,
 ) -> None:
     if as_json:
-        text = json.dumps({"error": describe(error), "seconds": round(seconds, 3)})
-        click.echo(text)
+        _print_error(describe(error), seconds=seconds)
     elif isinstance(error, FunctionRaisedError):
         say(error.traceback.rstrip() or f"asyncpool: {error.message}")
     elif isinstance(error, PoolBrokenError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import (
+    Done,
     command_environment,
     finish_command,
     in_terminal,
     run_command,
     start_command,
+    wait_until,
     write_module,
 )
 
@@ -54,6 +57,8 @@ WORK = """
         return n
 
     def wait(n):
+        with open("begun", "a") as log:
+            print(n, file=log)
         time.sleep(60)
 """
 
@@ -131,6 +136,29 @@ def test_a_call_for_machines(folder: Path, asked: list[str], kind: str) -> None:
     assert (good["result"], sorted(good)) == ("hello x", ["result", "seconds"])
     bad = json.loads(run_command(folder, "call", *asked, "--json").out)
     assert bad["error"]["kind"] == kind
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_call_that_is_interrupted_is_told_to_machines(
+    folder: Path, name: str
+) -> None:
+    number = signal.Signals[name]
+    process = start_command(folder, "call", "work:wait", "1", "--json")
+    wait_until(folder / "begun", 1)
+    os.kill(process.pid, number)
+    done = finish_command(process)
+    assert (done.code, done.err) == (128 + number, "")
+    told = json.loads(done.out)
+    assert sorted(told) == ["error", "seconds"]
+    error = {"kind": "interrupted", "type": name, "message": f"ended by {name}"}
+    assert told["error"] == error
+
+
+def test_an_interrupted_call_says_nothing_to_people(folder: Path) -> None:
+    process = start_command(folder, "call", "work:wait", "1")
+    wait_until(folder / "begun", 1)
+    os.kill(process.pid, signal.SIGINT)
+    assert finish_command(process) == Done(128 + signal.SIGINT, "", "")
 
 
 def test_a_mistake_in_a_call(folder: Path) -> None:
