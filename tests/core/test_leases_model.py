@@ -160,6 +160,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 kept.place in {"flying", "again"} for kept in self.kept.values()
             )
             assert self.ledger.beat(self.now) is None
+            self.turn_over(self.now)  # for who asks for a beat ends the cycle, too
             return None
         if due > self.now and self.pace.at_a_tick == 1:
             early = self.now + (due - self.now) / 2
