@@ -10,7 +10,8 @@ from asyncpool._core.closing import Finish
 from asyncpool._core.lives import KILL_GRACE
 from asyncpool._core.pressing import STACK_GRACE
 from asyncpool._core.slots import Ending
-from tests.core.imaginary import ImaginaryShell, Process
+from tests.core.imaginary.process import Process
+from tests.core.imaginary.shell import ImaginaryShell
 
 __all__ = ["behave", "close_whatever_happens", "get_well"]
 

@@ -1,7 +1,7 @@
 """Tests of asyncpool/_core/supervision.py: a supervisor with imaginary workers.
 
 The rules are all that a shell can report; the promises are checked by the shell in
-``imaginary.py`` at each command, by the invariants below after each rule, and by
+``imaginary/`` at each command, by the invariants below after each rule, and by
 the teardown, which sees every story to a good end.
 """
 
@@ -43,7 +43,8 @@ from asyncpool._core.slots import Ending, SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._core.wear import WorkerLimits
 from tests.core.endings import close_whatever_happens, get_well
-from tests.core.imaginary import COSTS, START_TIMEOUT, ImaginaryShell
+from tests.core.imaginary.books import COSTS, START_TIMEOUT
+from tests.core.imaginary.shell import ImaginaryShell
 from tests.core.list_queue import PRIORITIES
 
 policies = st.builds(
@@ -117,6 +118,7 @@ class SupervisionMachine(RuleBasedStateMachine):
         manners: str,
     ) -> None:
         self.shell = ImaginaryShell(workers=workers, policy=policy, **plan)
+        self.shell.start()
         self.manners = manners
 
     @precondition(lambda self: self.shell.finished)
@@ -126,6 +128,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     ) -> None:
         self.seen.update(self.shell.seen)
         self.shell = ImaginaryShell(workers=workers, policy=policy, **plan)
+        self.shell.start()
 
     # The callers.
 

@@ -1,0 +1,204 @@
+"""What the shell knows of its pool: the books that every command is checked against."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+
+from asyncpool._core.affinity import choose
+from asyncpool._core.closing import Finish
+from asyncpool._core.profiles import LEAST, REFILL, UNKNOWN, Profile
+from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.slots import Ending
+from asyncpool._core.supervision import Supervision
+from asyncpool._core.wear import WorkerLimits
+from tests.core.imaginary.process import Process
+from tests.core.list_queue import ListQueue
+
+__all__ = ["COSTS", "IDLE_TIMEOUT", "START_TIMEOUT", "Books"]
+
+START_TIMEOUT = 20.0
+IDLE_TIMEOUT = 2.0
+
+# What jobs cost in these stories: those in the middle may share a worker.  Of one that
+# has large arguments this is infinite.
+COSTS = (UNKNOWN, 80.0, 650.0, 1_450.0, 2_900.0, 6_400.0)
+
+
+class Books:
+    """Everything that a shell keeps of a :class:`Supervision`, and what can be read there."""
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        policy: RestartPolicy,
+        more: int = 0,
+        limits: WorkerLimits | None = None,
+        width: int = 1,
+        surge: int = 1,
+        unavailable: int = 0,
+    ) -> None:
+        limits = limits or WorkerLimits()
+        self.core = Supervision(
+            workers=(workers, workers + more),
+            policy=policy,
+            start_timeout=START_TIMEOUT,
+            limits=limits,
+            idle_timeout=IDLE_TIMEOUT,
+            width=width,
+            surge=surge,
+            unavailable=unavailable,
+        )
+        self.workers = workers  # the size
+        self.surge = surge
+        self.width = width
+        self.drain_timeout = limits.drain_timeout or math.inf
+        self.rolling = False
+        self.policy = policy
+        self.now = 1_000.0
+        self.processes: dict[int, Process] = {}
+        self.generations: Counter[int] = Counter()
+        self.queue = ListQueue()
+        self.keys: dict[int, int] = {}  # of every job that has one
+        self.keyed: list[int] = []  # those that wait, in any order
+        self.back: set[int] = set()  # which of them came back
+        self.ranks: dict[int, int] = {}  # their priorities
+        self.seats: dict[int, int] = {}
+        self.seats_after: dict[int, int] = {}
+        self.large: set[int] = set()
+        self.errands: dict[int, int] = {}  # open jobs for one worker, and its slot
+        self.given_back: set[int] = set()  # which of them have left a worker's hands
+        self.late: set[int] = set()  # those that were announced
+        self.announced: list[int] = []  # open, but they cannot be sent yet
+        self.landing: list[int] = []  # open, but what has become of them is not known
+        self.open: set[int] = set()
+        self.profiles: dict[int, Profile] = {}
+        self.closing: Finish | None = None
+        self.close_at = math.inf
+        self.broken = False
+        self.finished = False
+        self.parked: set[int] = set()
+        # When a slot may have its next process.
+        self.not_before: defaultdict[int, float] = defaultdict(float)
+        self.interrupts = 0  # to be sent
+        self.seen: Counter[str] = Counter()
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs there have been."""
+        return len(self.profiles)
+
+    def free(self) -> list[int]:
+        """Return the slots whose workers have nothing to do and could run a job now."""
+        return [n for n in self.slots("idle") if not self.processes[n].hung]
+
+    def spacious(self) -> list[int]:
+        """Return the slots whose workers could run a job beside others now."""
+        found = [self.processes[slot] for slot in self.slots("busy")]
+        found = [process for process in found if self._able(process)]
+        return [
+            process.slot
+            for process in found
+            if self._lanes_free(process)
+            if not self.errands_before(process.slot)
+            if not any(job in self.errands for job in process.hand)
+        ]
+
+    def lanes(self) -> int:
+        """Return how many jobs could begin now."""
+        beside = [self.width - len(self.processes[n].hand) for n in self.spacious()]
+        return len(self.free()) * self.width + sum(beside)
+
+    def slots(self, *states: str, told: bool | None = False) -> list[int]:
+        """Return the slots whose processes are in one of *states*."""
+        return sorted(
+            process.slot
+            for process in self.processes.values()
+            if process.state in states
+            and (told is None or (process.told is not Ending.NO) is told)
+        )
+
+    @property
+    def waiting(self) -> list[int]:
+        """The jobs that have no worker, those included that cannot be sent yet."""
+        return [*self.queue, *self.keyed, *self.announced]
+
+    def loading(self) -> list[int]:
+        """Return the slots whose workers have a job in hand that was not sent."""
+        return [p.slot for p in self.processes.values() if p.loading is not None]
+
+    def writing(self) -> list[int]:
+        """Return the slots whose workers are asked where they are."""
+        return [p.slot for p in self.processes.values() if p.writes]
+
+    def asked(self) -> list[int]:
+        """Return the slots whose workers have a question to answer."""
+        return [p.slot for p in self.processes.values() if p.questions]
+
+    def answered(self) -> list[int]:
+        """Return the slots whose answers the pool has not heard."""
+        return [
+            p.slot for p in self.processes.values() if p.answers and p.told is Ending.NO
+        ]
+
+    @property
+    def time_is_over(self) -> bool:
+        return self.now >= self.close_at
+
+    def errands_before(self, slot: int) -> list[int]:
+        """Return the errands that a worker has to begin."""
+        hand = self.processes[slot].hand if slot in self.processes else ()
+        return [
+            job
+            for job, its in self.errands.items()
+            if its == slot and job in self.open and job not in hand
+            if job not in self.given_back
+        ]
+
+    @property
+    def waiting_errands(self) -> list[int]:
+        """The errands that have not begun."""
+        return [
+            job
+            for slot in {*self.errands.values()}
+            for job in self.errands_before(slot)
+        ]
+
+    def slot_for(self, job: int) -> int | None:
+        """Return the slot whose worker a job with a key belongs to."""
+        place = choose(self.keys[job], self.seats)
+        return None if place is None else self.seats[place]
+
+    def _end(self, job: int, how: str) -> None:
+        self.open.remove(job)  # a KeyError means that it has ended twice
+        self.seen[how] += 1
+
+    def _cost(self, process: Process) -> float:
+        return sum(
+            UNKNOWN if job in process.stalled else self._share(job)
+            for job in process.hand
+        )
+
+    def _share(self, job: int) -> float:
+        cost = self.profiles[job].cost
+        return cost if self.width == 1 else max(LEAST, cost / self.width)
+
+    def _able(self, process: Process) -> bool:
+        able = process.ready and not process.told and not process.faulty
+        return able and not (process.doomed or process.asked_to_end or process.leaving)
+
+    def _lanes_free(self, process: Process) -> bool:
+        return len(process.hand) < self.width and process.loading is None
+
+    def _has_room(self, process: Process) -> bool:
+        if process.loading is not None:
+            return False
+        if any(job in self.errands for job in process.hand):
+            return False
+        return self._able(process) and self._cost(process) <= REFILL
+
+    def _has_line(self, process: Process) -> bool:
+        """Tell whether somebody waits for *process*, or did when it was last given jobs."""
+        waits = any(self.slot_for(job) == process.slot for job in self.keyed)
+        return waits or process.line or bool(self.errands_before(process.slot))

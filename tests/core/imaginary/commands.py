@@ -1,0 +1,185 @@
+"""What is to be done: each command of the core, carried out and checked."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from asyncpool._core import commands as cmd
+from asyncpool._core.closing import Finish
+from asyncpool._core.slots import Ending
+from tests.core.imaginary.ends import Ends
+from tests.core.imaginary.process import Process
+
+__all__ = ["Commands"]
+
+
+class Commands(Ends):
+    """Carries out what a :class:`Supervision` wants done."""
+
+    def feed(self, commands: list[cmd.Command]) -> None:
+        self.seats_after = {
+            slot.place: slot.index for slot in self.core.slots if slot.place is not None
+        }
+        for command in commands:
+            assert not self.finished, "a command after Finished"
+            self.seen[type(command).__name__] += 1
+            self._carry_out(command)
+        self._look_at_places()
+
+    def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
+        match command:
+            case cmd.Spawn(slot, generation):
+                self._spawn(slot, generation)
+            case cmd.Assign(slot, jobs):
+                assert jobs
+                for job in jobs:
+                    if job in self.errands:
+                        assert self.errands_before(slot)[0] == job
+                        assert not self.processes[slot].hand
+                        self.seen["an errand that begins"] += 1
+                        self._begin(slot, job)
+                        continue
+                    if job in self.keys:
+                        self._leave_line(slot, job)
+                        continue
+                    first = min(self.queue.came, default=job)
+                    assert self.queue.pop() == job, "jobs begin in their order"
+                    self.seen["a job that overtakes others"] += job > first
+                    self._begin(slot, job)
+            case cmd.Unassign(jobs):
+                assert not any(
+                    job in p.hand for p in self.processes.values() for job in jobs
+                )
+                self._put_back([job for job in jobs if job in self.open])
+            case cmd.DropErrands(jobs):
+                for job in jobs:
+                    if job in self.given_back:
+                        self.given_back.remove(job)
+                        self.seen["an errand that came back"] += 1
+                    else:
+                        process = self.processes.get(self.errands[job])
+                        assert process is None or process.leaving or process.told
+                    self._end(job, "an errand that nobody runs")
+            case cmd.Revoke(slot, places):
+                assert places
+                self.processes[slot].questions.append(places)
+                self.processes[slot].pending.append(places)
+            case cmd.Interrupt(slot, place):
+                process = self.processes[slot]
+                assert place in [process.hand[job] for job in process.asked_to_end]
+                self.interrupts -= 1
+            case cmd.WriteStacks(slot, written):
+                process = self.processes[slot]
+                assert written in process.asked_to_end or process.hung
+                process.writes = True
+            case cmd.Stop(slot):
+                self._press(self.processes[slot], Ending.STOPPED)
+            case cmd.Terminate(slot):
+                self._press(self.processes[slot], Ending.TERMINATED)
+            case cmd.Kill(slot):
+                self._press(self.processes[slot], Ending.KILLED)
+            case cmd.Abandon(slot):
+                self._abandon(self.processes[slot])
+            case cmd.FailJobs(jobs, why):
+                self._fail(jobs, why)
+            case cmd.ScheduleRestart(slot, delay):
+                assert slot not in self.processes
+                assert 0 <= delay <= self.policy.cap
+                self.not_before[slot] = self.now + delay
+            case cmd.ParkSlot(slot, _, probe_in):
+                self._park(slot, probe_in)
+            case cmd.LeaveEmpty(slot) | cmd.Keep(slot, _):
+                assert slot not in self.processes
+                self.parked.discard(slot)
+                self.not_before.pop(slot, None)
+            case cmd.Retiring(slot, why):
+                self._leave(self.processes[slot], why)
+            case cmd.Resized(workers):
+                self.workers = workers
+            case cmd.Rolled(_, trouble):
+                assert self.rolling
+                self.rolling = False
+                self.seen["a roll in vain" if trouble else "a complete roll"] += 1
+            case cmd.GiveUp():
+                assert not self.broken
+                self.broken = True
+                self._postpone_the_probe()
+            case cmd.Recover(slot):
+                self._recover(slot)
+            case cmd.Finished():
+                self._finish()
+
+    def _spawn(self, slot: int, generation: int) -> None:
+        assert slot not in self.processes, "two processes in one slot"
+        assert generation == self.generations[slot] + 1
+        assert self.now >= self.not_before[slot], "before the delay was over"
+        assert self.now <= self.close_at
+        if self.closing is not None:
+            assert self.waiting or self.landing, "a worker that no job needs"
+        if self.broken:
+            self.seen["a probe of a broken pool"] += 1
+            probes = [
+                process
+                for process in self.processes.values()
+                if not process.excused and not (process.faulty and process.told)
+            ]
+            assert all(p.state == "busy" for p in probes), "one probe at a time"
+            self._postpone_the_probe()
+        staying = sum(not p.leaving for p in self.processes.values())
+        # Somebody must find out about a broken pool, too, while its last ones are busy.
+        budget = self.workers + self.surge + self.broken
+        assert self.closing or staying < budget, "over the budget"
+        self.generations[slot] = generation
+        self.processes[slot] = Process(slot, self.now, width=self.width)
+
+    def _fail(self, jobs: tuple[int, ...], why: str) -> None:
+        assert jobs
+        assert self.broken if why == "broken" else self.closing is not None
+        for job in jobs:
+            if job in self.waiting_errands or job in self.given_back:
+                self.given_back.discard(job)
+                self._end(job, why)
+                continue
+            self._end(job, why)
+            if job in self.waiting:
+                self._unqueue(job)
+                assert why == "broken" or self.closing or self.time_is_over
+            else:
+                assert self.closing is Finish.NONE or self.time_is_over
+                if job in self.landing:
+                    self.landing.remove(job)
+                    self.seen["closed while it landed"] += 1
+                for process in self.processes.values():
+                    if process.hand.pop(job, None) and process.loading == job:
+                        process.loading = None
+                        self.seen["closed before it was sent"] += 1
+
+    def _park(self, slot: int, probe_in: float | None) -> None:
+        assert slot not in self.processes
+        assert probe_in == self.policy.probe_after
+        self.parked.add(slot)
+        if not self.broken:  # then it probes as one
+            self.not_before[slot] = self.now + (probe_in or math.inf)
+
+    def _postpone_the_probe(self) -> None:
+        probe_at = self.now + (self.policy.probe_after or math.inf)
+        self.not_before = defaultdict(lambda: probe_at)
+
+    def _recover(self, slot: int) -> None:
+        assert self.processes[slot].state == "idle"
+        if self.broken:
+            self.seen["a broken pool recovered"] += 1
+            self.broken = False
+            self.parked.clear()
+            self.not_before.clear()
+            self.not_before.default_factory = float
+        else:
+            assert slot in self.parked
+            self.parked.remove(slot)
+
+    def _finish(self) -> None:
+        assert self.closing is not None
+        assert not self.processes, "a process outlives the pool"
+        assert not self.open, "a job outlives the pool"
+        self.finished = True

@@ -1,0 +1,130 @@
+"""How a worker comes to its end, and a job that it runs."""
+
+from __future__ import annotations
+
+from asyncpool._core.closing import Finish
+from asyncpool._core.limits import Press
+from asyncpool._core.lives import KILL_GRACE, STOP_GRACE, TERM_GRACE
+from asyncpool._core.pressing import REVOKE_GRACE
+from asyncpool._core.slots import Ending
+from tests.core.imaginary.books import START_TIMEOUT
+from tests.core.imaginary.lines import Lines
+from tests.core.imaginary.process import Process
+
+__all__ = ["Ends"]
+
+
+class Ends(Lines):
+    """Checks that nobody is pressed to end without a reason, or too hard, or too early."""
+
+    def _make_end(self, process: Process, job: int, press: Press) -> None:
+        """Expect a job to end by itself for a while, or its worker to die of it."""
+        if process.told is not Ending.NO or press.how == "wait":
+            return
+        if job in process.asked_to_end:
+            return
+        if job == process.silent:
+            process.hung, process.silent = False, None
+        if press.grace:
+            process.asked_to_end[job] = self.now + press.grace
+            process.doomed.pop(job, None)
+            process.stalled.add(job)
+            if press.how == "kill":
+                process.hopeless.add(job)
+            self.interrupts += press.how == "interrupt"
+        else:
+            self._doom(process, job)
+
+    def _doom(self, process: Process, job: int) -> None:
+        process.doomed.setdefault(job, self.now)
+        process.asked_to_end.pop(job, None)
+
+    def _forgive(self, process: Process, job: int, what: str) -> None:
+        """Take note that a job has left, of which the worker may have had to die."""
+        process.stalled.discard(job)
+        if job in process.asked_to_end:
+            self.seen[f"{what} of a job that was asked to end"] += 1
+            self.seen["hung no more"] += process.silent == job
+            del process.asked_to_end[job]
+        if job in process.unwanted:
+            self.seen[f"{what} that nobody wanted"] += 1
+            del process.unwanted[job]
+        process.doomed.pop(job, None)
+        process.hopeless.discard(job)
+        if job == process.silent:
+            process.hung, process.silent = False, None
+
+    def _notice_who_has_not_ended(self) -> None:
+        for process in self.processes.values():
+            for job, until in [*process.asked_to_end.items()]:
+                if until <= self.now and process.told is Ending.NO:
+                    self._doom(process, job)
+
+    def _leave(self, process: Process, why: str) -> None:
+        assert not process.leaving
+        assert process.told is Ending.NO
+        self.seen[f"left: {why}"] += 1
+        self.seen["left a job behind"] += bool(process.hand)
+        process.leaving = True
+        process.leave_by = self.now + self.drain_timeout
+
+    def _press(self, process: Process, how: Ending) -> None:
+        """Check that a process is pressed to end for a reason and step by step."""
+        told, told_at = process.told, process.told_at
+        assert told < how, "a step back, or the same one twice"
+        # Or it is killed for a job, in the moment before the timer.
+        over = self.time_is_over and not self.core.in_hand(process.slot)
+        if self.closing is Finish.NONE or (over and how is Ending.KILLED):
+            assert process.unwanted.keys() >= process.hand.keys(), "a job was forgotten"
+            process.hand.clear()
+            process.loading = None
+        if how is Ending.STOPPED:
+            assert not process.hand
+            assert self.closing is not None or self.broken or process.leaving
+            process.excused = True
+        elif how is Ending.TERMINATED:
+            assert not process.hand, "its jobs were not settled first"
+            early = self.closing is not None or process.leaving
+            assert early or told is Ending.STOPPED
+            assert told is Ending.NO or self.now >= told_at + STOP_GRACE
+            process.excused = True
+        elif told is not Ending.TERMINATED or self.now < told_at + TERM_GRACE:
+            self._shoot(process)
+        process.told, process.told_at = how, self.now
+
+    def _shoot(self, process: Process) -> None:
+        """Check that there is a reason for a SIGKILL out of turn."""
+        if process.faulty and (process.told or not process.hand):
+            return
+        if process.oversized:
+            self.seen["killed for its size"] += 1
+            return
+        if self.time_is_over and not process.hand:
+            # Two reasons may coincide.
+            hung = process.dies_at is not None and self.now >= process.dies_at
+            process.excused = not hung or self.core.slots[process.slot].planned
+            return
+        if process.doomed:
+            late = self.now >= min(process.doomed.values()) + REVOKE_GRACE
+            alone = len(process.hand) <= self.width
+            assert alone or late, "others might begin meanwhile"
+            self.seen["killed beside others"] += len(process.hand) > 1
+            self.seen["killed for a job, late" if late else "killed for a job"] += 1
+            self.seen["killed since it hung"] += process.hung
+            process.excused = not process.hung
+            return
+        if process.dies_at is not None:
+            assert self.now >= process.dies_at, "it was to say where it is"
+            return
+        if process.leaving and process.hand:
+            assert self.now >= process.leave_by, "it has time to finish its job"
+            self.seen["killed since it would not leave"] += 1
+            return
+        assert process.state == "starting", "killed for nothing"
+        assert self.now >= process.born_at + START_TIMEOUT
+
+    def _abandon(self, process: Process) -> None:
+        assert process.told is Ending.KILLED
+        assert self.now >= process.told_at + KILL_GRACE
+        assert not process.abandoned
+        process.abandoned = True

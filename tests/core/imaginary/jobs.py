@@ -1,0 +1,231 @@
+"""What happens to jobs."""
+
+from __future__ import annotations
+
+import math
+
+from asyncpool._core import commands as cmd
+from asyncpool._core.limits import KILL, Press
+from asyncpool._core.pressing import STACK_GRACE
+from asyncpool._core.profiles import LOADING, REFILL, UNKNOWN, Keyed, Profile
+from asyncpool._core.slots import Ending
+from tests.core.imaginary.commands import Commands
+from tests.core.imaginary.process import Process
+
+__all__ = ["Jobs"]
+
+
+class Jobs(Commands):
+    """Lets jobs come, go to workers and come back, and end."""
+
+    def submit(
+        self, cost: float = UNKNOWN, priority: int = 0, key: int | None = None
+    ) -> None:
+        job = self._come(cost, key)
+        self.seen["submit"] += 1
+        submit = self.core.submit if key is None else self.core.submit_keyed
+        slot = submit(job, self.profiles[job], priority)
+        self._enter(job, priority, slot)
+
+    def announce(self, cost: float, key: int | None = None) -> None:
+        """Let a job come that must be pickled first."""
+        job = self._come(cost, key)
+        self.seen["announced"] += 1
+        self.announced.append(job)
+        self.late.add(job)
+        self.core.announce(job)
+
+    def arrive(self, job: int, priority: int = 0) -> None:
+        """Let a job that was announced be pickled by now."""
+        self.announced.remove(job)
+        self.seen["arrived"] += 1
+        if self.closing is not None:
+            self.seen["arrived while the pool closes"] += 1
+        commands = self.core.arrive(job, self.profiles[job], self.now, priority)
+        match commands:
+            case [cmd.Assign(slot, (first,)), *rest]:
+                assert first == job
+                self._enter(job, priority, slot)
+                self.feed(rest)
+            case _:
+                self._enter(job, priority, None)
+                self.feed(commands)
+
+    def refuse(self, job: int) -> None:
+        """Let it turn out that a job which was announced cannot be pickled."""
+        self._end(job, "refused")
+        self.announced.remove(job)
+        self.feed(self.core.drop(job, self.now))
+
+    def errand(self, slot: int) -> None:
+        """Have a job come for one worker."""
+        process = self.processes[slot]
+        job = self._come(UNKNOWN, None)
+        self.errands[job] = slot
+        self.seen["an errand"] += 1
+        commands = self.core.errand(slot, job)
+        if slot in self.free():
+            assert commands == [cmd.Assign(slot, (job,))]
+        else:
+            assert commands == []
+            process.line = True
+        self.feed(commands)
+
+    def _come(self, cost: float, key: int | None) -> int:
+        job = self.jobs + 1
+        profile: Profile = LOADING
+        if cost == math.inf:
+            self.large.add(job)
+        if cost < math.inf:
+            profile = Profile()
+            profile.cost = profile.least = cost
+        if key is not None:
+            profile = Keyed(profile, key)
+            self.keys[job] = key
+        self.profiles[job] = profile
+        self.open.add(job)
+        return job
+
+    def load(self, slot: int) -> None:
+        """Let the arguments of a job have arrived where its worker sees them."""
+        process = self.processes[slot]
+        assert process.loading is not None
+        process.sent += 1
+        assert list(process.hand.items())[-1] == (process.loading, process.sent)
+        process.loading = None
+        self.seen["loaded"] += 1
+        self.feed(self.core.loaded(slot, self.now))
+
+    def outcome(
+        self, slot: int, *, count: int = 1, again: bool = False, heavy: bool = False
+    ) -> None:
+        """Let a worker answer *count* jobs.
+
+        *again* if they are to be retried, *heavy* if the answer must be loaded first.
+        """
+        process, errands = self.processes[slot], {*self.errands}
+        assert process.told is Ending.NO
+        jobs: list[int] = []
+        while len(jobs) < count and process.begin():
+            # Any of those that run may be the next one that ends.
+            jobs.append(process.running.pop(len(jobs) * 3 % len(process.running)))
+        for job in jobs:
+            self.core.outcome(slot, job)
+            del process.hand[job]
+            self.errands.pop(job, None)
+            self._forgive(process, job, "an outcome")
+        if self._cost(process) <= REFILL:
+            process.line = False
+        self.feed(self.core.refill(slot, self.now))
+        for job in jobs:
+            if job not in self.open:
+                continue  # its caller has left
+            if heavy:
+                self.landing.append(job)
+                self.core.landing(job)
+                continue
+            if not again or job in errands:
+                self._end(job, "completed")
+                continue
+            self._again(job)
+
+    def land(self, job: int, *, again: bool = False) -> None:
+        """Let an answer be loaded."""
+        self.landing.remove(job)
+        self.seen["landed"] += 1
+        self.seen["landed while the pool closes"] += self.closing is not None
+        if again:
+            self._again(job)
+        else:
+            self._end(job, "completed")
+        self.feed(self.core.landed(job, self.now))
+
+    def _again(self, job: int) -> None:
+        self.seen["an answer to retry after"] += 1
+        self._put_back([job])
+        self.feed(self.core.give_back({job: self.profiles[job]}, self.now))
+
+    def answer(self, slot: int) -> None:
+        """Let a worker answer what it was asked."""
+        self.processes[slot].answer()
+
+    def hear(self, slot: int) -> None:
+        """Let the pool hear such an answer."""
+        process = self.processes[slot]
+        won = process.answers.popleft()
+        back = [job for job, place in process.hand.items() if place in won]
+        for job in back:
+            del process.hand[job]
+        self.seen["a revoked job" if won else "a revoke in vain"] += 1
+        for job in back:
+            self._forgive(process, job, "a job given back")
+        answered = process.pending.popleft()
+        for job in process.running:
+            if job in process.unwanted and process.hand.get(job) in answered:
+                self._make_end(process, job, process.unwanted[job])
+        commands = self.core.revoked(slot, won, self.now)
+        left = [c.jobs for c in commands if isinstance(c, cmd.Unassign)]
+        assert left == [tuple(back)] * bool(back), "each is with no worker any more"
+        self.feed(commands)
+        # What was wanted is somewhere now.
+        placed = {job for p in self.processes.values() for job in p.hand}
+        assert self.open == placed.difference(
+            *(p.unwanted for p in self.processes.values())
+        ) | {*self.waiting, *self.landing, *self.waiting_errands}
+
+    def expire(self, slot: int, press: Press, job: int) -> None:
+        """Let the time of a job be over that a worker runs."""
+        process = self.processes[slot]
+        if press.how == "kill" or press.grace < STACK_GRACE:
+            self._make_end(process, job, Press("kill", STACK_GRACE))
+        else:
+            self._make_end(process, job, Press("interrupt", press.grace))
+        commands = self.core.expire(job, self.now, index=slot, press=press)
+        assert cmd.WriteStacks(slot, job) in commands or process.told is not Ending.NO
+        self.feed(commands)
+
+    def cancel(self, job: int, press: Press = KILL) -> None:
+        self._end(job, "cancelled")
+        if job in self.waiting:
+            self._unqueue(job)
+            self.feed(self.core.drop(job, self.now))
+            return
+        if job in self.landing:
+            self.landing.remove(job)
+            self.feed(self.core.landed(job, self.now))
+            return
+        if not any(job in p.hand for p in self.processes.values()):
+            self.feed(self.core.drop(job, self.now))
+            return
+        (process,) = (p for p in self.processes.values() if job in p.hand)
+        if job == process.loading:
+            self._withdraw(process)
+            return
+        process.unwanted[job] = press
+        begun = job in process.running
+        if begun:
+            self._make_end(process, job, press)
+        commands = self.core.cancel(
+            job, self.now, index=process.slot, begun=begun, press=press
+        )
+        self.feed(commands)
+        if begun and press is KILL and job in process.doomed:
+            alone = len(process.hand) <= self.width
+            asked = process.questions or process.answers
+            assert process.told or asked, "a job runs on that nobody wants"
+            assert process.told is Ending.KILLED or not alone
+
+    def _withdraw(self, process: Process) -> None:
+        """Give up a job of which its worker has never heard."""
+        job, process.loading = process.loading, None
+        assert job is not None
+        del process.hand[job]
+        self._forgive(process, job, "a job withdrawn")
+        commands = self.core.withdraw(process.slot, job, self.now)
+        assert commands[0] == cmd.Unassign((job,))
+        news = [type(command) for command in commands]
+        assert cmd.Revoke not in news, "there is nothing to ask for"
+        assert cmd.Kill not in news or process.faulty, "the worker has done nothing"
+        self.seen["withdrawn"] += 1
+        self.seen["withdrawn, and another one sent"] += cmd.Assign in news
+        self.feed(commands)

@@ -1,0 +1,159 @@
+"""Who waits, where, and in which order they go to a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from asyncpool._core.affinity import choose
+from asyncpool._core.profiles import BUDGET, REFILL
+from asyncpool._core.slots import Ending
+from tests.core.imaginary.books import Books
+
+__all__ = ["Lines"]
+
+
+class Lines(Books):
+    """Checks that every job waits, and begins, where and when it is its turn."""
+
+    def _enter(self, job: int, priority: int, slot: int | None) -> None:
+        if job in self.keys:
+            self._enter_line(job, priority, slot)
+            return
+        leads = self.queue.leads(priority)
+        if slot is not None:
+            assert leads, "a job overtook the queue"
+            self.seen["an urgent job that need not wait"] += bool(self.queue)
+            self.queue.pass_by(job)
+            self._begin(slot, job)
+            return
+        assert not self.free(), "a job waits while a worker is idle"
+        roomy = [p for p in self.processes.values() if p.hand and self._has_room(p)]
+        roomy = [p for p in roomy if not self._has_line(p)]
+        assert not leads or not any(map(self._lanes_free, roomy)), "a lane is free"
+        short = self.profiles[job].cost <= REFILL
+        assert not leads or not roomy or not short, "a short job might have gone"
+        self.queue.add(job, priority)
+        if self.core.rotation.sizing.watching:
+            self.core.rotation.sizing.crowded(self.now)
+
+    def _enter_line(self, job: int, priority: int, slot: int | None) -> None:
+        wanted = self.slot_for(job)
+        if slot is not None:
+            assert slot == wanted, "it is somebody else's"
+            rivals = [other for other in self.keyed if self.slot_for(other) == slot]
+            assert not rivals, "a job overtook its line"
+            idle = slot in self.free()
+            assert idle or self.queue.leads(priority), "a job overtook the queue"
+            self.queue.pass_by(job)
+            self.seen["a keyed job that need not wait"] += 1
+            self._begin(slot, job)
+            return
+        assert wanted not in self.free(), "a job waits for an idle worker"
+        self.keyed.append(job)
+        self.ranks[job] = priority
+        self.seen["a keyed job that waits"] += 1
+        self.seen["a keyed job that waits while others are idle"] += bool(self.free())
+        self.seen["a keyed job whom nobody is there for"] += wanted is None
+        if wanted is not None:
+            self.processes[wanted].line = True
+        dispatcher, sizing = self.core.dispatcher, self.core.rotation.sizing
+        if sizing.watching and dispatcher.crowd:
+            sizing.crowded(self.now)
+
+    def _begin(self, slot: int, job: int) -> None:
+        process = self.processes[slot]
+        assert process.ready
+        assert not process.leaving
+        assert process.told is Ending.NO, "a job for a worker that must go"
+        assert not process.faulty
+        assert not process.doomed
+        assert not process.asked_to_end, "a job behind one that is to end"
+        assert process.loading is None, "a job behind one that is not sent"
+        others = [errand for errand in self.errands_before(slot) if errand != job]
+        assert job in self.errands or not others, "a job before an errand"
+        assert job in self.open
+        assert not self.broken
+        self.seen["a job beside others"] += 0 < len(process.hand) < self.width
+        if len(process.hand) >= self.width:
+            cost = self._cost(process) + self._share(job)
+            assert cost <= BUDGET, "a job waits behind a long one"
+            self.seen["a job that travels ahead"] += 1
+        process.hand[job] = process.sent + 1
+        if job in self.large:
+            process.loading = job
+        else:
+            process.sent += 1
+
+    def _leave_line(self, slot: int, job: int) -> None:
+        """Check that a job with a key is sent where it belongs, and in its turn."""
+        self.keyed.remove(job)
+        key = self.keys[job]
+        now = choose(key, self.seats), choose(key, self.seats_after)
+        assert slot in {
+            None if now[0] is None else self.seats[now[0]],
+            None if now[1] is None else self.seats_after[now[1]],
+        }, "it is somebody else's"
+        if job not in self.back and job not in self.late:
+            for other in self.keyed:
+                if self.keys[other] == key and self.ranks.get(other) == self.ranks[job]:
+                    assert other > job or other in self.late, "not in their order"
+                    assert other not in self.back, "who comes back is first"
+        if job in self.back:
+            self.back.remove(job)
+        else:
+            self.queue.passed_by(job)
+        self.seen["a keyed job that had to wait"] += 1
+        self._begin(slot, job)
+
+    def _look_at_places(self) -> None:
+        """Take note of who has which place by now, and check who was meant to have it."""
+        before, self.seats = self.seats, {}
+        for slot in self.core.slots:
+            process = self.processes.get(slot.index)
+            if slot.place is None:
+                assert (
+                    process is None
+                    or not process.ready
+                    or (process.leaving or slot.replaces is not None or process.told)
+                ), "a worker without a place"
+                if process is not None:
+                    process.place = None
+                continue
+            assert slot.place not in self.seats, "two in one place"
+            assert process is not None, "nobody is there"
+            assert not process.leaving
+            assert slot.replaces is None, "it is not there yet"
+            assert process.place in {None, slot.place}, "a worker that works was moved"
+            process.place = slot.place
+            self.seats[slot.place] = slot.index
+        if self.seats != before:
+            self.seen["places that changed"] += 1
+            for process in self.processes.values():
+                process.line = process.line or bool(self.keyed)
+        assert self.core.dispatcher._lines.seats == self.seats
+
+    def _put_back(self, jobs: Iterable[int]) -> None:
+        """Let jobs wait before all others, each where it belongs."""
+        jobs = list(jobs)
+        self.given_back.update(job for job in jobs if job in self.errands)
+        jobs = [job for job in jobs if job not in self.errands]
+        back = [job for job in jobs if job in self.keys]
+        self.keyed += back
+        self.back.update(back)
+        for job in back:
+            self.seen["a keyed job that came back"] += 1
+            slot = self.slot_for(job)
+            if slot in self.processes:
+                self.processes[slot].line = True
+        self.queue.give_back([job for job in jobs if job not in self.keys])
+
+    def _unqueue(self, job: int) -> None:
+        if job in self.announced:
+            self.announced.remove(job)
+        elif job in self.keyed:
+            for process in self.processes.values():
+                process.line = process.line or process.slot == self.slot_for(job)
+            self.keyed.remove(job)
+            self.back.discard(job)
+        else:
+            self.queue.remove(job)

@@ -1,0 +1,198 @@
+"""What happens to workers, and to the pool as a whole."""
+
+from __future__ import annotations
+
+import copy
+
+from asyncpool._core import commands as cmd
+from asyncpool._core.closing import Finish
+from asyncpool._core.pressing import STACK_GRACE
+from asyncpool._core.slots import Ending
+from tests.core.imaginary.jobs import Jobs
+
+__all__ = ["ImaginaryShell"]
+
+
+class ImaginaryShell(Jobs):
+    """Feeds a :class:`Supervision` and carries out what it wants done."""
+
+    def start(self) -> None:
+        self.feed(self.core.start(self.now))
+        assert len(self.processes) == self.workers, "every worker is started"
+
+    def ready(self, slot: int) -> None:
+        process = self.processes[slot]
+        if process.told is not Ending.NO or process.ready:
+            self.seen["a late hello"] += 1
+            assert self.core.ready(slot, self.now) == []
+            return
+        process.ready = True
+        self.seen["ready"] += 1
+        self.feed(self.core.ready(slot, self.now))
+
+    def write(self, slot: int) -> None:
+        """Let a worker have said where it is."""
+        process = self.processes[slot]
+        process.writes = False
+        hopeless = [job for job in process.asked_to_end if job in process.hopeless]
+        if process.told is Ending.NO:
+            for job in hopeless:
+                self._doom(process, job)
+                self.seen["killed when it had said where it was"] += 1
+        if process.dies_at is not None:
+            process.dies_at = self.now
+        self.feed(self.core.stacks_written(slot, self.now))
+
+    def hang(self, slot: int, job: int | None = None) -> None:
+        """Let it be noticed that a worker is silent, or a job that it runs."""
+        process = self.processes[slot]
+        able = process.ready and process.told is Ending.NO
+        if not able or process.hung or process.doomed:
+            assert self.core.hang(slot, self.now, job) == []
+            return
+        due = self.now + STACK_GRACE
+        silent = next(iter(process.hand), None) if job is None else job
+        process.hung, process.silent = True, silent
+        self.seen["hung" if silent else "hung without a job"] += 1
+        if silent is None:
+            process.dies_at = due
+        else:
+            process.hopeless.add(silent)
+            if silent in process.asked_to_end:
+                self.seen["hung while it was to end"] += 1
+            until = process.asked_to_end.get(silent, due)
+            process.asked_to_end[silent] = min(until, due)
+            process.stalled.add(silent)
+        commands = self.core.hang(slot, self.now, job)
+        assert cmd.WriteStacks(slot, silent) in commands
+        self.feed(commands)
+
+    def fault(self, slot: int) -> None:
+        """Let an uncaught exception end one of a worker's other threads."""
+        self.processes[slot].faulty = True
+        self.seen["a fault"] += 1
+        self.feed(self.core.faulty(slot, self.now))
+
+    def look_for_stalls(self) -> None:
+        first = {p.slot: p.first() for p in self.processes.values()}
+        for command in self.core.look_for_stalls():
+            assert isinstance(command, cmd.Revoke)
+            process = self.processes[command.slot]
+            assert len(process.hand) > self.width
+            assert command.places == tuple(process.hand.values())[self.width :]
+            process.stalled.update(first[command.slot])
+            self.seen["a stall"] += 1
+            self.feed([command])
+
+    def die(  # noqa: PLR0915 - a story
+        self, slot: int, *, requeue: bool = False, roll: float = 0.5
+    ) -> None:
+        """End a process; *requeue* if its death is one to retry after."""
+        process = self.processes.pop(slot)
+        wanted = [job for job in process.hand if job not in process.unwanted]
+        started = any(job in wanted for job in process.running)
+        self.seen["died beside others"] += len(process.running) > 1
+        waits = next((job for job in process.first() if job not in process.running), 0)
+        back = []
+        for job in wanted:
+            touched = job in process.running or (job == waits and not process.excused)
+            if job == process.loading:
+                self.seen["requeued before it was sent"] += 1
+                back.append(job)
+            elif touched and not requeue:
+                self._end(job, "lost")
+            else:
+                self.seen["requeued" if touched else "untouched by a death"] += 1
+                back.append(job)
+        self._put_back(back)
+        self.seen[f"died {process.state}, told {process.told.name.lower()}"] += 1
+        ledger = copy.deepcopy(self.core._lives.ledger)
+        broken = self.broken
+        commands = self.core.ended(
+            slot, self.now, started=started, requeue=back, roll=roll
+        )
+        verdicts = [
+            command
+            for command in commands
+            if isinstance(
+                command,
+                cmd.ScheduleRestart | cmd.ParkSlot | cmd.LeaveEmpty | cmd.Keep,
+            )
+        ]
+        self.feed(commands)
+        if process.excused:
+            assert self.core._lives.ledger == ledger, "a planned exit was counted"
+            assert all(isinstance(verdict, cmd.LeaveEmpty) for verdict in verdicts)
+            verdicts = [verdict for verdict in verdicts if verdict.slot == slot]
+            if self.closing is None and not broken:
+                assert slot in self.processes or verdicts, "replaced at once"
+        elif self.closing is None:
+            assert [verdict.slot for verdict in verdicts] == [slot]
+            if started and not self.policy.count_blamed and not broken:
+                assert self.core._lives.ledger._window == ledger._window
+                assert isinstance(verdicts[0], cmd.ScheduleRestart | cmd.LeaveEmpty)
+            if isinstance(verdicts[0], cmd.Keep):
+                assert self.core._lives.ledger == ledger, "it cannot break the pool"
+
+    def wear_out(self, slot: int) -> None:
+        self.feed(self.core.rotation.wear_out(self.core.slots[slot], "worn", self.now))
+
+    def retire(self, slot: int) -> None:
+        process = self.processes[slot]
+        unsent, process.loading = process.loading, None
+        if not process.ready or process.told:
+            unsent, process.loading = None, unsent
+        rotation, core = self.core.rotation, self.core.slots[slot]
+        self.feed(rotation.retire(core, "asked", self.now, unsent=unsent))
+        assert process.leaving or not process.ready or process.told, "it goes at once"
+        if unsent is not None:
+            self.seen["retired before it was sent a job"] += 1
+            del process.hand[unsent]
+            self._forgive(process, unsent, "a job withdrawn")
+            self.feed(self.core.withdraw(slot, unsent, self.now))
+            profile = self.profiles[unsent]
+            self.feed(self.core.give_back({unsent: profile}, self.now))
+
+    def oversized(self, slot: int) -> None:
+        process = self.processes[slot]
+        if process.ready and process.told is Ending.NO:
+            process.oversized = True
+        self.feed(self.core.rotation.oversized(self.core.slots[slot], "", self.now))
+
+    def roll(self) -> None:
+        self.seen["roll"] += 1
+        self.rolling = True
+        self.feed(self.core.rotation.roll(self.now))
+
+    def resize(self, least: int, most: int) -> None:
+        self.seen["resize"] += 1
+        self.feed(self.core.rotation.resize(least, most, self.now))
+        assert least <= self.workers <= most
+
+    def close(self, finish: Finish, timeout: float) -> None:
+        self.seen["close again" if self.closing is not None else "close"] += 1
+        self.closing = max(finish, self.closing or Finish.ALL)
+        self.close_at = min(self.close_at, self.now + timeout)
+        self.feed(self.core.close(finish, self.now + timeout, self.now))
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        for _ in range(20_000):
+            self.bury_the_abandoned()
+            deadline = self.core.next_deadline()
+            if deadline is None or deadline > end:
+                break
+            self.now = max(self.now, deadline)
+            self.seen["a timer"] += 1
+            self._notice_who_has_not_ended()
+            commands = self.core.on_timer(self.now)
+            assert commands or self.core.next_deadline() != deadline, "a busy loop"
+            self.feed(commands)
+        else:
+            raise AssertionError("timers without end")
+        self.now = end
+
+    def bury_the_abandoned(self) -> None:
+        for process in list(self.processes.values()):
+            if process.abandoned:
+                self.die(process.slot)
