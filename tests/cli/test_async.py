@@ -7,17 +7,16 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.helpers.command import (
-    command_environment,
     finish_command,
+    lines,
+    numbers,
     run_command,
+    run_without,
     start_command,
     wait_until,
     write_module,
@@ -132,15 +131,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def numbers(folder: Path, count: int) -> None:
-    (folder / "in.jsonl").write_text("".join(f"{n}\n" for n in range(count)))
-
-
-def failures(folder: Path) -> list[Any]:
-    text = (folder / "failed.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def begun(folder: Path) -> list[int]:
     log = folder / "begun"
     return [int(n) for n in log.read_text().split()] if log.exists() else []
@@ -173,7 +163,7 @@ def test_each_failure_costs_one_item(folder: Path, several: list[str]) -> None:
     done = run_command(folder, *asked, *several)
     assert done.code == 1
     assert [json.loads(line)["index"] for line in done.out.splitlines()] == [0, 5]
-    failed = failures(folder)
+    failed = lines(folder / "failed.jsonl")
     assert [item["input"] for item in failed] == [1, 2, 3, 4]
     raised, cancelled, late, odd = (item["error"] for item in failed)
     assert (raised["kind"], raised["type"]) == ("raised", "ValueError")
@@ -195,7 +185,7 @@ def test_a_crash_takes_what_is_beside_it(folder: Path) -> None:
     asked = ("map", "work:die_together", "in.jsonl", "-w", "1", "--concurrency", "4")
     done = run_command(folder, *asked, "-o", "out", "--journal", "run.db")
     assert (done.code, (folder / "out").read_text()) == (1, "")
-    found = [item["error"] for item in failures(folder)]
+    found = [item["error"] for item in lines(folder / "failed.jsonl")]
     assert [error["kind"] for error in found] == ["crash"] * 4
     assert {len(error["crashes"][0]["beside"]) for error in found} == {3}
     assert all("beside which it ran jobs" in error["message"] for error in found)
@@ -282,20 +272,9 @@ def test_the_loop(folder: Path, asked: list[str], module: str) -> None:
 
 
 def test_a_loop_that_is_not_installed(folder: Path) -> None:
-    code = (
-        "import sys; sys.modules['uvloop'] = None\n"
-        "from asyncpool._cli import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "call", "work:loop", "1", "--loop", "uvloop"],
-        env=command_environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(
+    done = run_without(folder, "uvloop", "call", "work:loop", "1", "--loop", "uvloop")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith(
         "Error: Invalid value for '--loop': uvloop is not installed: "
         "pip install 'asyncpool[uvloop]'\n"
     )

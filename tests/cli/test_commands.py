@@ -18,6 +18,7 @@ from tests.helpers.command import (
     finish_command,
     in_terminal,
     run_command,
+    run_without,
     start_command,
     wait_until,
     write_module,
@@ -358,19 +359,9 @@ def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_without_its_extra_it_says_what_to_install(folder: Path) -> None:
-    code = (
-        "import sys; sys.modules['click'] = None\n"
-        "from asyncpool._cli import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=command_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
+    done = run_without(folder, "click")
+    assert done.code == 2
+    assert done.err == (
         "asyncpool: the command line needs click, which is not installed: "
         "pip install 'asyncpool[cli]'\n"
     )

@@ -10,13 +10,14 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.helpers.command import (
     command_environment,
     finish_command,
+    lines,
+    numbers,
     run_command,
     start_command,
     wait_until,
@@ -80,14 +81,6 @@ WORK = """
 def folder(tmp_path: Path) -> Path:
     write_module(tmp_path, WORK)
     return tmp_path
-
-
-def lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def numbers(folder: Path, count: int, name: str = "in.jsonl") -> None:
-    (folder / name).write_text("".join(f"{n}\n" for n in range(count)))
 
 
 def test_json_lines_in_their_order(folder: Path) -> None:

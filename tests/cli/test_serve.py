@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from tests.helpers.command import in_terminal, run_command
+from tests.helpers.command import in_terminal, run_command, run_without
 from tests.helpers.guards import few_descriptors
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serving import APP, Server, until, write_app
@@ -384,30 +384,11 @@ def test_numbers_that_are_too_large(option: str, most: int, folder: Path) -> Non
 
 @pytest.mark.parametrize("package", ["uvicorn", "watchfiles"])
 def test_what_is_not_installed(package: str, folder: Path) -> None:
-    # A finder that has never heard of it.
-    write_app(
-        folder,
-        f"""
-        import importlib.util, sys
-        find = importlib.util.find_spec
-        importlib.util.find_spec = lambda n, *a: None if n == "{package}" else find(n, *a)
-        from asyncpool._cli import main
-        main()
-        """,
-        "without",
-    )
-    done = subprocess.run(
-        [sys.executable, "without.py", "serve", "app:app", "--reload-on-change"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_without(folder, package, "serve", "app:app", "--reload-on-change")
     what = {"uvicorn": "--interface asgi", "watchfiles": "--reload-on-change"}[package]
     extra = {"uvicorn": "cluster", "watchfiles": "reload"}[package]
-    assert done.returncode == 2
-    assert done.stderr == (
+    assert done.code == 2
+    assert done.err == (
         f"asyncpool: {what} needs {package}, which is not installed: "
         f"pip install 'asyncpool[{extra}]'\n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import select
@@ -15,6 +16,7 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.helpers.patience import PATIENCE
 
@@ -24,7 +26,10 @@ __all__ = [
     "command_environment",
     "finish_command",
     "in_terminal",
+    "lines",
+    "numbers",
     "run_command",
+    "run_without",
     "start_command",
     "wait_until",
     "write_module",
@@ -55,12 +60,28 @@ def write_module(folder: Path, source: str, name: str = "work") -> None:
     (folder / f"{name}.py").write_text(textwrap.dedent(source))
 
 
+def numbers(folder: Path, count: int, name: str = "in.jsonl") -> None:
+    """Write an input that counts from 0."""
+    (folder / name).write_text("".join(f"{n}\n" for n in range(count)))
+
+
+def lines(path: Path) -> list[Any]:
+    """Return what a file of JSON lines holds."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def start_command(
     folder: Path, *args: str, stdout: int = subprocess.PIPE
 ) -> subprocess.Popen[str]:
     """Start ``asyncpool`` in *folder*, in a session of its own."""
+    return _start(folder, "-m", "asyncpool", *args, stdout=stdout)
+
+
+def _start(
+    folder: Path, *args: str, stdout: int = subprocess.PIPE
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "asyncpool", *args],
+        [sys.executable, "-W", "error", *args],
         cwd=folder,
         env=command_environment(),
         stdin=subprocess.PIPE,
@@ -86,6 +107,15 @@ def finish_command(process: subprocess.Popen[str], stdin: str = "") -> Done:
 def run_command(folder: Path, *args: str, stdin: str = "") -> Done:
     """Run ``asyncpool`` in *folder* to its end."""
     return finish_command(start_command(folder, *args), stdin)
+
+
+def run_without(folder: Path, package: str, *args: str) -> Done:
+    """Run ``asyncpool`` in *folder* as if *package* were not installed."""
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from asyncpool._cli import main; main()"
+    )
+    return finish_command(_start(folder, "-c", code, *args))
 
 
 def wait_until(path: Path, lines: int) -> None:
