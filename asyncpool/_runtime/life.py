@@ -57,7 +57,6 @@ class Life:
             self._task = asyncio.create_task(
                 self.supervisor.run(), name=f"asyncpool supervisor of {self._name}"
             )
-            self._task.add_done_callback(self._release)
         supervisor = self.supervisor
         try:
             await asyncio.shield(supervisor.standing.up)
@@ -118,18 +117,6 @@ class Life:
                     cancelled = error
         if cancelled is not None:
             raise cancelled
-
-    def _release(self, _: asyncio.Task[None]) -> None:
-        """Let nobody wait for a supervisor that has ended.
-
-        Cancelled in its last steps, as :func:`asyncio.run` cancels every task of a loop
-        that is to end, it comes no further, and does not say so itself.
-        """
-        supervisor = self.supervisor
-        assert supervisor is not None
-        for future in (supervisor.up, supervisor.over, supervisor.done):
-            if not future.done():
-                future.set_result(None)
 
     def check_loop(self) -> None:
         """Check that it was started in the loop that runs.

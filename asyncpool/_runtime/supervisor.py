@@ -182,27 +182,42 @@ class Supervisor:
             _LOGGER.exception("the supervisor of %s failed", self._config.title)
             reason = self.standing.fail(error)
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._traffic.stop()
-            self.rotator.stop()
-            if self._health is not None:
-                self._health.stop()
-            self._heartbeats.stop()
-            self._journal.close()
-            self._core.closing.abandon()
-            self._state.book.fail_all(reason)
-            self._segments.close()
-            for handle in self._state.handles.values():
-                handle.page.close()  # in case that it was not buried
+            await self._end(reason)
+
+    async def _end(self, reason: PoolClosedError) -> None:
+        """Let go of everything, and say so, also if this is cancelled on its way.
+
+        asyncio.run() does that to all tasks of a loop that is to end; no shield of anyio's
+        keeps it off.
+        """
+        try:
+            self._stop(reason)
             with anyio.CancelScope(shield=True):
-                await self._threads.close()
-                await self._launcher.close()
+                try:
+                    await self._threads.close()
+                finally:
+                    await self._launcher.close()
+        finally:
             self._state.book.leases.close()
             if self.service is not None:
                 self.service.close()
             self.hub.end()
             self.standing.end()
+
+    def _stop(self, reason: PoolClosedError) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._traffic.stop()
+        self.rotator.stop()
+        if self._health is not None:
+            self._health.stop()
+        self._heartbeats.stop()
+        self._journal.close()
+        self._core.closing.abandon()
+        self._state.book.fail_all(reason)
+        self._segments.close()
+        for handle in self._state.handles.values():
+            handle.page.close()  # in case that it was not buried
 
     @property
     def most_workers(self) -> int:

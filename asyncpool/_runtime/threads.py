@@ -128,12 +128,17 @@ class Threads:
 
         What runs the user's code, and does not come back, is left alone after some
         seconds; calls behind it are cancelled.
+
+        Cancellation:
+            Does the same at once.
         """
         running = self._copiers.running | self._picklers.running
-        if running:
-            await asyncio.wait(running, timeout=_GRACE)
-        for crew in (self._copiers, self._picklers):
-            crew.close()
+        try:
+            if running:
+                await asyncio.wait(running, timeout=_GRACE)
+        finally:
+            for crew in (self._copiers, self._picklers):
+                crew.close()
 
 
 class _Call(NamedTuple):

@@ -12,6 +12,7 @@ import pytest
 
 from asyncpool import CloseSummary, Crash, Job, Pool, PoolClosedError
 from asyncpool._runtime.launcher import Launcher
+from asyncpool._runtime.threads import Threads
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -295,21 +296,22 @@ async def test_cancelling_the_exit_kills_what_it_waits_for() -> None:
             await kept[0]
 
 
+@pytest.mark.parametrize("part", [Threads, Launcher])
 async def test_a_loop_that_ends_while_a_pool_closes_is_not_held_up(
-    monkeypatch: pytest.MonkeyPatch,
+    part: type[Threads | Launcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """asyncio.run() cancels all tasks, the supervisor's too, and waits for each."""
     last_steps = asyncio.Event()
-    close = Launcher.close
+    close: Any = part.close
 
-    async def close_later(launcher: Launcher) -> None:
+    async def close_later(closing: Threads | Launcher) -> None:
         last_steps.set()
         try:
             await asyncio.Event().wait()
         finally:
-            await close(launcher)
+            await close(closing)
 
-    monkeypatch.setattr(Launcher, "close", close_later)
+    monkeypatch.setattr(part, "close", close_later)
 
     async def use() -> None:
         async with Pool(1) as pool:

@@ -497,6 +497,23 @@ async def test_a_call_that_fails_does_not_keep_the_close_from_its_end() -> None:
     assert names() == []
 
 
+async def test_a_close_that_is_cancelled_ends_the_threads_as_well(
+    gate: threading.Event,
+) -> None:
+    found = new()
+    async with patience():
+        call = pickle(found, gate.wait, PATIENCE)
+        close = asyncio.create_task(found.close())
+        await asyncio.sleep(0)
+        close.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await close
+        gate.set()
+        assert await call
+        while names():  # noqa: ASYNC110 - a thread tells nobody of its end
+            await asyncio.sleep(0)
+
+
 async def test_what_does_not_come_back_is_left_alone(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
