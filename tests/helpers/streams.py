@@ -285,3 +285,51 @@ async def perhaps_wait_for_ever(item: tuple[str, int]) -> int:
         await wait_for_ever(gate)
     arrive(gate, f"passed {number}").close()
     return number
+
+
+# How each stream of `told` has ended, with the items that it had made by then.
+_told: list[tuple[str, int]] = []
+_kept: list[Any] = []
+
+
+def told(stop: int, error: str, loops: bool) -> Any:  # noqa: FBT001 - by position
+    """Return what yields numbers, raises *error* behind them, if any, and tells its end."""
+    made = _atold(stop, error) if loops else _told_plain(stop, error)
+    _kept[:] = [
+        made
+    ]  # or else it would be closed when it is dropped, whoever forgets that
+    return made
+
+
+def _told_plain(stop: int, error: str) -> Iterator[int]:
+    made, end = 0, "left"
+    try:
+        while made < stop:
+            made += 1
+            yield made - 1
+        end = "raised" if error else "done"
+        if error:
+            raise LookupError(error)
+    finally:
+        _told.append((end, made))
+
+
+async def _atold(stop: int, error: str) -> AsyncIterator[int]:
+    made, end = 0, "left"
+    try:
+        while made < stop:
+            made += 1
+            yield made - 1
+            await asyncio.sleep(0)
+        end = "raised" if error else "done"
+        if error:
+            raise LookupError(error)
+    finally:
+        _told.append((end, made))
+
+
+def last_told() -> tuple[str, int]:
+    """Return how the only stream since the last call has ended."""
+    [found] = _told
+    _told.clear()
+    return found

@@ -12,17 +12,18 @@ from asyncpool._worker import spare
 from tests.helpers.patience import PATIENCE
 
 
+def fork(await_fds: Callable[[], list[int]]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        await_fds()
+        os._exit(1)
+    return pid
+
+
 def test_it_ends_when_nobody_can_want_it_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(spare, "rehearse", lambda: None)
-
-    def fork(await_fds: Callable[[], list[int]]) -> int:
-        pid = os.fork()
-        if pid == 0:
-            await_fds()
-            os._exit(1)
-        return pid
 
     pid, door = spare.fork_spare(fork)
     pidfd = os.pidfd_open(pid)
@@ -33,3 +34,18 @@ def test_it_ends_when_nobody_can_want_it_any_more(
     _, status = os.waitpid(pid, 0)
     assert ended
     assert status == 0
+
+
+def test_it_has_rehearsed_before_anything_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it makes of its descriptors takes a third of the time then."""
+    told, tell = os.pipe()
+    monkeypatch.setattr(spare, "rehearse", lambda: os.write(tell, b"rehearsed"))
+
+    pid, door = spare.fork_spare(fork)
+    os.close(tell)
+    assert os.read(told, 100) == b"rehearsed"
+    os.close(told)
+    door.close()
+    os.waitpid(pid, 0)
