@@ -12,6 +12,7 @@ from functools import partial
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast
 
+from asyncpool._core.kinds import INT, SECONDS, check_kind, or_none
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._engine import Engine
 from asyncpool._results import chunks_of, flatten, results_of
@@ -79,6 +80,7 @@ class Executor(concurrent.futures.Executor):
         *,
         max_tasks_per_child: int | None = None,
     ) -> None:
+        check_kind("max_workers", max_workers, or_none(INT))
         if max_workers is not None and max_workers <= 0:
             raise ValueError("max_workers must be greater than 0")
         if initializer is not None and not callable(initializer):
@@ -155,13 +157,15 @@ class Executor(concurrent.futures.Executor):
         Raises:
             TimeoutError: By the iterator, if the next result is not there in time.
             ValueError: If *chunksize* or *buffersize* is less than 1.
-            TypeError: If *buffersize* is no int.
+            TypeError: If one of them is of the wrong kind.
             RuntimeError: As :meth:`submit` does.
 
         Whatever *fn* raises is raised when its result is due.  An iterator that ends
         before all results are there, also since nobody has it any more, cancels what is
         pending.
         """
+        check_kind("timeout", timeout, or_none(SECONDS))
+        check_kind("chunksize", chunksize, INT)
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if buffersize is not None and not isinstance(buffersize, int):

@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import anyio
 
+from asyncpool._core.kinds import NUMBER, SECONDS, check_kind, or_none
 from asyncpool._core.leases import (
     Gone,
     LeaseLedger,
@@ -21,7 +22,7 @@ from asyncpool._core.leases import (
     Slower,
     Verdict,
 )
-from asyncpool._runtime.arguments import check_int
+from asyncpool._runtime.arguments import check_callable, check_int
 from asyncpool._runtime.hub import EventHub, EventStream
 from asyncpool._runtime.lease_beats import Beats, Problem
 from asyncpool.events import (
@@ -104,7 +105,7 @@ class LeaseKeeper(Generic[L]):
 
     Raises:
         ValueError: If an argument is out of range, or a cycle too short for one beat.
-        TypeError: If *send* is not callable, or *max_retries* no int.
+        TypeError: If *send* is not callable, or a number is of the wrong kind.
     """
 
     def __init__(
@@ -119,6 +120,9 @@ class LeaseKeeper(Generic[L]):
         if not callable(send):
             raise TypeError(f"send must be callable, not {send!r}")
         check_int("max_retries", max_retries, at_least=0)
+        check_kind("rate", rate, NUMBER)
+        check_kind("cycle", cycle, SECONDS)
+        check_kind("timeout", timeout, or_none(SECONDS))
         if timeout is None:
             timeout = cycle / (2 * (1 + max_retries))
         for name, value in (("rate", rate), ("cycle", cycle), ("timeout", timeout)):
@@ -152,9 +156,11 @@ class LeaseKeeper(Generic[L]):
             on_gone: Called with the lease if it is lost.  What it raises is logged.
 
         Raises:
+            TypeError: If *on_gone* is not callable.
             ValueError: If the lease is here already.
             RuntimeError: If the keeper is not running, or in another event loop.
         """
+        check_callable("on_gone", on_gone)
         self._take(lease, _Hold(on_gone=on_gone))
 
     def keep(self, lease: L, job: asyncio.Future[Any]) -> None:

@@ -20,6 +20,7 @@ from typing import (
 
 from asyncpool._caller import Caller
 from asyncpool._core.closing import Finish
+from asyncpool._core.kinds import several
 from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.page import MAX_LANES
@@ -30,6 +31,7 @@ from asyncpool._runtime.arguments import (
     check_choice,
     check_int,
     check_seconds,
+    check_timeout,
     least_and_most,
     not_callable,
     pack_initializer,
@@ -196,7 +198,9 @@ class Pool(Caller):
         if not surge and not unavailable:
             raise ValueError("surge and unavailable cannot both be 0")
         check_seconds("idle_timeout", idle_timeout)
-        limits = check_crew(
+        limits, restart, modules = check_crew(
+            name=name,
+            restart=restart,
             limits=limits,
             launcher=launcher,
             loop=loop,
@@ -215,16 +219,15 @@ class Pool(Caller):
             text = f"concurrency must be at most {MAX_LANES}, not {concurrency}"
             raise ValueError(f"{text}: have more workers instead")
         check_callable("initializer", initializer)
-        if restart is not None and not isinstance(restart, RestartPolicy):
-            raise TypeError(f"restart must be a RestartPolicy, not {restart!r}")
+        initargs = several("initargs", initargs, "a tuple of arguments")
         self.name: str = name or f"pool-{next(_numbers)}"
         self._config = SupervisorConfig(
             workers=least_most,
             name=self.name,
-            restart=restart or RestartPolicy(),
+            restart=restart,
             on_crash=on_crash,
             fork=launcher == "forkserver",
-            preload=tuple(preload),
+            preload=modules,
             max_pending=max_pending,
             start_timeout=start_timeout,
             health_timeout=health_timeout,
@@ -237,7 +240,7 @@ class Pool(Caller):
             propagation=Propagation(propagate) if propagate else None,
             worker=WorkerConfig(
                 sys_path=module_path(),
-                initializer=pack_initializer(initializer, tuple(initargs)),
+                initializer=pack_initializer(initializer, initargs),
                 max_payload=max_message,
                 nice=limits.nice,
                 cpus=limits.cpus,
@@ -410,6 +413,7 @@ class Pool(Caller):
 
         Raises:
             ValueError: If an argument is out of range.
+            TypeError: If *timeout* is no number.
             RuntimeError: If the pool was started in another event loop.
 
         Cancellation:
@@ -419,10 +423,8 @@ class Pool(Caller):
             Any number of tasks may close.  They share one result, and a stricter
             *finish* or an earlier end tightens what the others asked for.
         """
-        if finish not in _FINISH:
-            check_choice("finish", finish, tuple(_FINISH))
-        if not timeout >= 0:
-            raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")
+        check_choice("finish", finish, tuple(_FINISH))
+        check_timeout(timeout)
         return await self._life.close(_FINISH[finish], timeout)
 
     async def __aenter__(self) -> Self:

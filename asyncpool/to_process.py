@@ -17,6 +17,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from asyncpool._core.functions import travels_by_name
 from asyncpool._core.outcome import is_flat, pack_job
 from asyncpool._core.parcels import HEAVY, StreamTooLongError
+from asyncpool._runtime.arguments import not_callable
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.kinship import also
 from asyncpool._worker.calls import call_packed
@@ -68,6 +69,7 @@ async def run_sync(
         NoEventLoopError: If no event loop runs in this thread; anyio's, of its newer
             versions.
         RuntimeError: If the event loop is not asyncio's.
+        TypeError: If *func* is not callable, or *limiter* no limiter.
 
     And whatever *func* raises: ``SystemExit`` and ``KeyboardInterrupt`` as well, which end
     the program of whoever does not catch them; ``StopIteration`` as a :exc:`RuntimeError`,
@@ -77,6 +79,10 @@ async def run_sync(
         If *cancellable*, the worker is killed by SIGKILL, and another one started when it
         is needed.  Otherwise the call is waited for, and cancelled is who waits, after it.
     """
+    if not callable(func):
+        raise not_callable("run_sync", func)
+    if limiter is not None and not hasattr(limiter, "__aenter__"):
+        raise TypeError(f"limiter must be an anyio.CapacityLimiter, not {limiter!r}")
     await checkpoint_if_cancelled()
     call = _packed(func, args)
     async with limiter or current_default_process_limiter():

@@ -1,17 +1,22 @@
-"""What a pool says to wrong arguments, before anything is started."""
+"""What is said to wrong arguments, before anything is started."""
 
 from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from asyncpool import JobNotPicklableError, Pool
+from asyncpool import Cluster, Executor, JobNotPicklableError, Pool, to_process
+from asyncpool.cluster import Worker, asgi, protocol, streams
 
 LOCK = threading.Lock()
 NO_PICKLE = "cannot pickle '_thread.lock' object"
+
+
+async def serve(*_: Worker) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,28 @@ NO_PICKLE = "cannot pickle '_thread.lock' object"
         ({"timeout": -1}, ValueError, "timeout must be > 0 seconds, not -1"),
         ({"on_crash": 3}, TypeError, "on_crash must be callable, not 3"),
         ({"initializer": "f"}, TypeError, "initializer must be callable, not 'f'"),
-        ({"preload": "numpy"}, TypeError, "preload takes names of modules: ('numpy',)"),
+        ({"initargs": 3}, TypeError, "initargs takes a tuple of arguments, not 3"),
+        ({"initargs": "ab"}, TypeError, "initargs takes several: ('ab',)"),
+        ({"preload": "numpy"}, TypeError, "preload takes several: ('numpy',)"),
+        ({"preload": 3}, TypeError, "preload takes names of modules, not 3"),
+        ({"preload": b"a"}, TypeError, "preload takes names of modules, not b'a'"),
+        ({"preload": ["re", 3]}, TypeError, "preload takes names of modules, not 3"),
+        ({"name": 3}, TypeError, "name must be a str or None, not 3"),
+        (
+            {"idle_timeout": "x"},
+            TypeError,
+            "idle_timeout must be a number of seconds, not 'x'",
+        ),
+        (
+            {"start_timeout": None},
+            TypeError,
+            "start_timeout must be a number of seconds, not None",
+        ),
+        (
+            {"health_timeout": [3]},
+            TypeError,
+            "health_timeout must be a number of seconds or None, not [3]",
+        ),
         (
             {"initializer": print, "initargs": (LOCK,)},
             JobNotPicklableError,
@@ -82,6 +108,137 @@ def test_a_wrong_argument_is_refused_at_once(
         Pool(**options)
 
 
+@pytest.mark.asyncio
+async def test_a_wrong_end_is_refused() -> None:
+    pool, cluster = Pool(1), Cluster(serve)
+    close: Any = pool.close
+    text = "timeout must be a number of seconds, not "
+    for wrong in ("x", None):
+        with pytest.raises(TypeError, match=f"^{text}{wrong!r}$"):
+            await close(timeout=wrong)
+    with pytest.raises(TypeError, match=f"^{text}'x'$"):
+        await cluster.close("x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^finish must be one of .*, not \[3\]$"):
+        await close(finish=[3])
+
+
+ADDRESSES = "bind takes an address, or several, such as '127.0.0.1:8000'"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"bind": 8000}, f"{ADDRESSES}, not 8000"),
+        ({"bind": None}, f"{ADDRESSES}, not None"),
+        ({"bind": [":0", 8000]}, f"{ADDRESSES}, not 8000"),
+        ({"bind": b":0"}, f"{ADDRESSES}, not b':0'"),
+        (
+            {"drain_timeout": "x"},
+            "drain_timeout must be a number of seconds, not 'x'",
+        ),
+        ({"restart": 3}, "restart must be a RestartPolicy, not 3"),
+        ({"limits": 3}, "limits must be a WorkerLimits, not 3"),
+        ({"preload": [3]}, "preload takes names of modules, not 3"),
+        ({"name": b"web"}, "name must be a str or None, not b'web'"),
+    ],
+)
+def test_a_cluster_refuses_a_wrong_argument_at_once(
+    options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        Cluster(serve, **options)
+
+
+@pytest.mark.asyncio
+async def test_a_cluster_is_run_and_sent_what_there_is() -> None:
+    cluster = Cluster(serve)
+    with pytest.raises(TypeError, match=r"^control must be a str or None, not 3$"):
+        await cluster.run(control=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^sock must be a socket, not 3$"):
+        await cluster.send_socket(0, 3)  # type: ignore[arg-type]
+
+
+MAKES = "a function that makes the context"
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (lambda: asgi(3), TypeError, "app must be an application, or its name, not 3"),
+        (lambda: asgi("a"), ValueError, "app must be 'package.module:name', not 'a'"),
+        (
+            lambda: streams(3),  # type: ignore[arg-type]
+            TypeError,
+            "handler must be a function, or its name, not 3",
+        ),
+        (
+            lambda: streams(serve, ssl=3),  # type: ignore[arg-type]
+            TypeError,
+            f"ssl must be {MAKES}, or its name, not 3",
+        ),
+        (
+            lambda: protocol(3),  # type: ignore[arg-type]
+            TypeError,
+            "factory must be a function, or its name, not 3",
+        ),
+        (
+            lambda: protocol("a:", ssl="a:b"),
+            ValueError,
+            "factory must be 'package.module:name', not 'a:'",
+        ),
+        (
+            lambda: protocol("a:b", ssl="a"),
+            ValueError,
+            "ssl must be 'package.module:name', not 'a'",
+        ),
+    ],
+)
+def test_a_target_is_made_of_what_can_be_called(
+    make: Callable[[], object], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_workers": "2"}, "max_workers must be an int or None, not '2'"),
+        ({"initargs": 3}, "initargs takes a tuple of arguments, not 3"),
+    ],
+)
+def test_an_executor_refuses_a_wrong_argument_at_once(
+    options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        Executor(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"timeout": "x"}, "timeout must be a number of seconds or None, not 'x'"),
+        ({"chunksize": 2.5}, "chunksize must be an int, not 2.5"),
+        ({"chunksize": None}, "chunksize must be an int, not None"),
+    ],
+)
+def test_a_map_of_an_executor_does_too(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        Executor(1).map(abs, [], **options)
+
+
+@pytest.mark.asyncio
+async def test_a_call_in_a_process_does_too() -> None:
+    run: Any = to_process.run_sync
+    with pytest.raises(
+        TypeError, match=r"^run_sync\(\) takes a callable first, not 3$"
+    ):
+        await run(3)
+    text = r"^limiter must be an anyio\.CapacityLimiter, not 3$"
+    with pytest.raises(TypeError, match=text):
+        await run(abs, -1, limiter=3)
+
+
 def test_an_initializer_that_carries_too_much_is_refused() -> None:
     text = r"have 6\d{7} bytes when pickled, and 67108864 is the most"
     with pytest.raises(ValueError, match=text):
@@ -94,6 +251,16 @@ def test_an_initializer_that_carries_too_much_is_refused() -> None:
         ({"max_attempts": 0}, ValueError, "max_attempts must be between 1 and"),
         ({"retry_on": "crash"}, TypeError, r"retry_on takes several: \('crash',\)"),
         ({"retry_on": OSError}, TypeError, "retry_on takes several: "),
+        (
+            {"retry_on": 3},
+            TypeError,
+            "^retry_on takes kinds of crashes and types of exceptions, not 3$",
+        ),
+        (
+            {"retry_on": [3]},
+            TypeError,
+            "^retry_on takes kinds of crashes and types of exceptions, not 3$",
+        ),
         ({"retry_on": ("bad",)}, ValueError, "bad"),
         ({"max_attempts": None}, TypeError, "max_attempts must be an int, not None"),
         ({"priority": 0.5}, TypeError, "priority must be an int, not 0.5"),

@@ -475,6 +475,14 @@ def test_nothing_is_held_on_to() -> None:
         ({"rate": float("nan")}, ValueError, "rate must be > 0 and finite, not nan"),
         ({"cycle": float("inf")}, ValueError, "cycle must be > 0 and finite, not inf"),
         ({"timeout": -1}, ValueError, "timeout must be > 0 and finite, not -1"),
+        ({"rate": "x"}, TypeError, "rate must be a number, not 'x'"),
+        ({"rate": None}, TypeError, "rate must be a number, not None"),
+        ({"cycle": "x"}, TypeError, "cycle must be a number of seconds, not 'x'"),
+        (
+            {"timeout": "x"},
+            TypeError,
+            "timeout must be a number of seconds or None, not 'x'",
+        ),
         ({"max_retries": -1}, ValueError, "max_retries must be at least 0, not -1"),
         ({"max_retries": 1.5}, TypeError, "max_retries must be an int, not 1.5"),
         (
@@ -503,6 +511,8 @@ def test_a_keeper_is_used_where_it_runs_and_only_once() -> None:
                 keeper.keep("a", job())
             with pytest.raises(TypeError, match=r"keep\(\) takes a future of asyncio"):
                 keeper.keep("b", reach(1))  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match=r"^on_gone must be callable, not 3$"):
+                keeper.add("a", on_gone=3)  # type: ignore[arg-type]
             with pytest.raises(ValueError, match="buffer must be at least 1, not 0"):
                 keeper.events(buffer=0)
         with pytest.raises(RuntimeError, match=not_running):

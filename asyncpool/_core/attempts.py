@@ -12,14 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncpool._core.frames import MAX_ATTEMPTS
+from asyncpool._core.kinds import INT, check_kind
 from asyncpool.events import CrashKind, Delivery
 
-__all__ = ["DEFAULT_RETRY_ON", "MAX_FREE_RETURNS", "AttemptPolicy"]
+__all__ = ["DEFAULT_RETRY_ON", "MAX_FREE_RETURNS", "RETRIED", "AttemptPolicy"]
 
 DEFAULT_RETRY_ON: tuple[CrashKind, ...] = ("crash", "hung")
 _KINDS: frozenset[str] = frozenset(
     ("crash", "failed start", "out of memory", "hung", "protocol")
 )
+
+# What an attempt may follow, in words.
+RETRIED = "kinds of crashes and types of exceptions"
 
 # How often a job may come back unbegun before that costs it an attempt.
 MAX_FREE_RETURNS = 3
@@ -44,8 +48,7 @@ class AttemptPolicy:
     retry_on: tuple[CrashKind | type[BaseException], ...] = DEFAULT_RETRY_ON
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_attempts, int):
-            raise TypeError(f"max_attempts must be an int, not {self.max_attempts!r}")
+        check_kind("max_attempts", self.max_attempts, INT)
         if not 1 <= self.max_attempts <= MAX_ATTEMPTS:
             raise ValueError(
                 f"max_attempts must be between 1 and {MAX_ATTEMPTS}, "
@@ -59,10 +62,7 @@ class AttemptPolicy:
                         f"there are: {', '.join(sorted(_KINDS))}"
                     )
             elif not _is_exception_type(item):
-                raise TypeError(
-                    "retry_on takes kinds of crashes and types of exceptions, "
-                    f"not {item!r}"
-                )
+                raise TypeError(f"retry_on takes {RETRIED}, not {item!r}")
 
     def after_crash(
         self, *, kind: CrashKind, delivery: Delivery, attempt: int, returns: int

@@ -10,6 +10,7 @@ from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.context import Context, end_of
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.frames import MAX_TAG
+from asyncpool._core.kinds import INT, SECONDS, check_kinds, or_none
 
 __all__ = [
     "KILL",
@@ -26,6 +27,13 @@ Limit = Literal["timeout", "queue_timeout", "deadline"]
 OnCancel = Literal["interrupt", "kill", "wait"]
 Form = Literal["call", "chunk", "stream"]
 _PERIODS = ("timeout", "queue_timeout", "heartbeat_timeout")
+_KINDS = {
+    "timeout": or_none(SECONDS),
+    "queue_timeout": or_none(SECONDS),
+    "heartbeat_timeout": or_none(SECONDS),
+    "deadline": or_none(SECONDS),
+    "cancel_grace": SECONDS,
+}
 _WAYS: tuple[OnCancel, ...] = ("interrupt", "kill", "wait")
 
 
@@ -89,12 +97,7 @@ class JobLimits:
     context: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in (*_PERIODS, "deadline", "cancel_grace"):
-            value = getattr(self, name)
-            optional = name != "cancel_grace"
-            if not isinstance(value, int | float) and not (optional and value is None):
-                kind = "a number of seconds" + " or None" * optional
-                raise TypeError(f"{name} must be {kind}, not {value!r}")
+        check_kinds(self, _KINDS)
         for name in _PERIODS:
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -181,10 +184,7 @@ class JobOptions:
     buffer: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("priority", "buffer"):
-            value = getattr(self, name)
-            if not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, not {value!r}")
+        check_kinds(self, {"priority": INT, "buffer": INT})
         if not 0 < self.buffer <= MAX_TAG:
             raise ValueError(f"buffer must be >= 1 item, not {self.buffer}")
         if self.lease is not None:

@@ -30,7 +30,23 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from asyncpool._core.kinds import INT, SECONDS, SWITCH, check_kinds, or_none
+
 __all__ = ["Break", "Park", "Restart", "RestartLedger", "RestartPolicy", "Verdict"]
+
+_KINDS = {
+    "base": SECONDS,
+    "cap": SECONDS,
+    "jitter": SWITCH,
+    "healthy_after": SECONDS,
+    "max_failed_starts": or_none(INT),
+    "max_short_runs": or_none(INT),
+    "max_crashes": or_none(INT),
+    "period": SECONDS,
+    "fruitless_limit": INT,
+    "count_blamed": SWITCH,
+    "probe_after": or_none(SECONDS),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +78,7 @@ class RestartPolicy:
     Raises:
         ValueError: If a value is out of range, or if the backoff of a slot is so
             slow that it can never reach *max_crashes* within *period*.
+        TypeError: If a value is of the wrong kind.
     """
 
     base: float = 0.5
@@ -77,6 +94,7 @@ class RestartPolicy:
     probe_after: float | None = 30.0
 
     def __post_init__(self) -> None:
+        check_kinds(self, _KINDS)
         if not 0 <= self.base <= self.cap:
             raise ValueError(
                 f"base must be between 0 and cap ({self.cap:g}), not {self.base:g}"

@@ -14,19 +14,24 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from asyncpool._core.kinds import INT, NUMBER, SECONDS, check_kinds, or_none
+
 __all__ = ["NEVER", "KernelLimit", "Wear", "WorkerLimits"]
 
 # A soft limit of the kernel's, or both, the soft and the hard one.
 KernelLimit = int | tuple[int, int]
 
-_INT = (int, "an int")
-_SECONDS = (int | float, "a number of seconds")
-_POSITIVE: dict[str, tuple[Any, str]] = {
-    "max_jobs": _INT,
-    "max_rss": _INT,
-    "hard_rss": _INT,
-    "max_age": _SECONDS,
-    "drain_timeout": _SECONDS,
+_POSITIVE = {
+    "max_jobs": or_none(INT),
+    "max_rss": or_none(INT),
+    "hard_rss": or_none(INT),
+    "max_age": or_none(SECONDS),
+    "drain_timeout": or_none(SECONDS),
+}
+_KINDS = _POSITIVE | {
+    "nice": INT,
+    "jitter": NUMBER,
+    "rlimits": ((Mapping,), "a mapping"),
 }
 
 # So many jobs that no worker ever runs them.
@@ -94,13 +99,10 @@ class WorkerLimits:
     drain_timeout: float | None = 600.0
 
     def __post_init__(self) -> None:
-        for name, (kinds, words) in _POSITIVE.items():
+        check_kinds(self, _KINDS)
+        for name in _POSITIVE:
             value = getattr(self, name)
-            if value is None:
-                continue
-            if not isinstance(value, kinds):
-                raise TypeError(f"{name} must be {words} or None, not {value!r}")
-            if not value > 0:
+            if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0 or None, not {value}")
         if not 0 <= self.jitter < 1:
             raise ValueError(
@@ -110,8 +112,6 @@ class WorkerLimits:
             raise ValueError(
                 f"hard_rss must be more than max_rss ({self.max_rss}), not {self.hard_rss}"
             )
-        if not isinstance(self.nice, int):
-            raise TypeError(f"nice must be an int, not {self.nice!r}")
         if self.cpu_affinity is not None:
             object.__setattr__(self, "cpu_affinity", _cpus(self.cpu_affinity))
         rlimits = {name: _rlimit(name, self.rlimits[name]) for name in self.rlimits}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from asyncpool._core.kinds import INT, SECONDS, check_kind, or_none
 from asyncpool._core.messages import MAX_INITIALIZER
 from asyncpool._core.outcome import dumps
 from asyncpool.errors import JobNotPicklableError
@@ -14,6 +15,7 @@ __all__ = [
     "check_choice",
     "check_int",
     "check_seconds",
+    "check_timeout",
     "least_and_most",
     "not_callable",
     "pack_initializer",
@@ -88,8 +90,7 @@ def check_int(name: str, value: int, *, at_least: int) -> None:
         TypeError: If it is no int.
         ValueError: If it is too small.
     """
-    if not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {value!r}")
+    check_kind(name, value, INT)
     if value < at_least:
         raise ValueError(f"{name} must be at least {at_least}, not {value}")
 
@@ -108,10 +109,22 @@ def check_seconds(name: str, value: float | None, *, optional: bool = False) -> 
     """Check an argument.
 
     Raises:
+        TypeError: If it is no number.
         ValueError: If it is no time at all.
     """
-    if value is None and optional:
-        return
-    if value is None or not value > 0:
-        or_none = " or None" if optional else ""
-        raise ValueError(f"{name} must be > 0 seconds{or_none}, not {value}")
+    check_kind(name, value, or_none(SECONDS) if optional else SECONDS)
+    if value is not None and not value > 0:
+        none = " or None" if optional else ""
+        raise ValueError(f"{name} must be > 0 seconds{none}, not {value}")
+
+
+def check_timeout(timeout: float) -> None:
+    """Check how long something may take that need not take any time.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is negative.
+    """
+    check_kind("timeout", timeout, SECONDS)
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import NamedTuple
 
+from asyncpool._core.kinds import TEXT, check_kind, or_none, several
+from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.arguments import (
     check_callable,
@@ -12,39 +14,47 @@ from asyncpool._runtime.arguments import (
 )
 from asyncpool._runtime.machine import check_limits, check_loop
 
-__all__ = ["check_crew"]
+__all__ = ["Crew", "check_crew"]
+
+
+class Crew(NamedTuple):
+    """What of these arguments has a default, or a shape to be brought into."""
+
+    limits: WorkerLimits
+    restart: RestartPolicy
+    preload: tuple[str, ...]
 
 
 def check_crew(
     *,
+    name: str | None,
+    restart: RestartPolicy | None,
     limits: WorkerLimits | None,
     launcher: str,
     loop: str,
     output: str,
     on_crash: object,
-    preload: Iterable[str],
+    preload: object,
     start_timeout: float,
     health_timeout: float | None,
-) -> WorkerLimits:
+) -> Crew:
     """Check the arguments that a pool and a cluster have in common.
-
-    Returns:
-        The limits, which are none by default.
 
     Raises:
         TypeError: If one is of the wrong kind.
         ValueError: If one is out of range, or is not to be had here.
     """
+    check_kind("name", name, or_none(TEXT))
+    restart = RestartPolicy() if restart is None else restart
+    check_kind("restart", restart, ((RestartPolicy,), "a RestartPolicy"))
     limits = WorkerLimits() if limits is None else limits
-    if not isinstance(limits, WorkerLimits):
-        raise TypeError(f"limits must be a WorkerLimits, not {limits!r}")
+    check_kind("limits", limits, ((WorkerLimits,), "a WorkerLimits"))
     check_limits(limits)
     check_choice("launcher", launcher, ("forkserver", "spawn"))
     check_loop(loop)
     check_choice("output", output, ("log", "inherit"))
     check_callable("on_crash", on_crash)
-    if isinstance(preload, str):
-        raise TypeError(f"preload takes names of modules: ({preload!r},)")
+    modules = several("preload", preload, "names of modules", each=str)
     check_seconds("start_timeout", start_timeout)
     check_seconds("health_timeout", health_timeout, optional=True)
-    return limits
+    return Crew(limits, restart, modules)

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 from typing import Any, TypedDict
 
 from asyncpool._core.affinity import hash_of
-from asyncpool._core.attempts import AttemptPolicy
+from asyncpool._core.attempts import RETRIED, AttemptPolicy
+from asyncpool._core.kinds import several
 from asyncpool._core.limits import JobLimits, JobOptions, Keeper, OnCancel
 from asyncpool.events import CrashKind
 
@@ -50,10 +51,9 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
     attempts = {name: value for name, value in given.items() if name in _ATTEMPTS}
     limits = {name: value for name, value in given.items() if name in _LIMITS}
     if "retry_on" in attempts:
-        retry_on = attempts["retry_on"]
-        if isinstance(retry_on, str | type):
-            raise TypeError(f"retry_on takes several: ({retry_on!r},)")
-        attempts["retry_on"] = tuple(retry_on)
+        attempts["retry_on"] = several(
+            "retry_on", attempts["retry_on"], RETRIED, single=(str, type)
+        )
     key = options.key
     if "key" in given:
         key = None if given["key"] is None else hash_of(given["key"])

@@ -10,12 +10,14 @@ from types import ModuleType
 from typing import Any
 
 from asyncpool._core.context import MAX_VARIABLES, with_variables
+from asyncpool._core.kinds import several
 from asyncpool._core.variables import pack_variables
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["Propagation"]
 
 _UNSET = object()
+_WORDS = "context variables and their names, such as 'package.module:name'"
 
 
 class Propagation:
@@ -31,9 +33,8 @@ class Propagation:
     """
 
     def __init__(self, variables: Iterable[ContextVar[Any] | str]) -> None:
-        if isinstance(variables, str | ContextVar):
-            raise TypeError(f"propagate takes several: ({variables!r},)")
-        self._variables = tuple(map(_resolve, variables))
+        given = several("propagate", variables, _WORDS, single=(str, ContextVar))
+        self._variables = tuple(map(_resolve, given))
         self._last = (b"", b"", b"")
 
     def add_to(self, context: bytes) -> bytes:
@@ -69,10 +70,7 @@ def _resolve(variable: object) -> tuple[str, ContextVar[Any]]:
     if isinstance(variable, str):
         return variable, _import(variable)
     if not isinstance(variable, ContextVar):
-        raise TypeError(
-            "propagate takes context variables and their names, such as "
-            f"'package.module:name', not {variable!r}"
-        )
+        raise TypeError(f"propagate takes {_WORDS}, not {variable!r}")
     return _find_name(variable), variable
 
 

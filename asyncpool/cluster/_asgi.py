@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from asyncpool._core.kinds import check_function
+
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     import asyncio
@@ -54,8 +56,11 @@ def asgi(app: Any, **options: Any) -> _Asgi:
             records go where those of workers go, and ``access_log`` is off.
 
     Raises:
-        TypeError: For an option that is the cluster's.
+        TypeError: If *app* is neither callable nor a name; for an option that is the
+            cluster's.
+        ValueError: If *app* is a name of nothing.
     """
+    check_function("app", app, "an application")
     foreign = sorted(_NOT_OURS & options.keys())
     if foreign:
         raise TypeError(f"these options are not for workers: {', '.join(foreign)}")

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asyncpool._core.addresses import parse_all
 from asyncpool._core.closing import Finish
+from asyncpool._core.kinds import TEXT, check_kind, or_none, several
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.outcome import dumps
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.wear import WorkerLimits
-from asyncpool._runtime.arguments import check_choice, check_int, check_seconds
+from asyncpool._runtime.arguments import (
+    check_choice,
+    check_int,
+    check_seconds,
+    check_timeout,
+)
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.config import ServingConfig, Spread, SupervisorConfig
 from asyncpool._runtime.crew import check_crew
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
     from asyncpool._worker.member import Worker
 
 __all__ = ["Cluster"]
+
+_ADDRESSES = "an address, or several, such as '127.0.0.1:8000'"
 
 # Seconds that a worker which is drained has beyond its own time.
 _GRACE = 1.0
@@ -113,7 +121,9 @@ class Cluster:
         check_int("backlog", backlog, at_least=1)
         check_int("surge", surge, at_least=1)
         check_seconds("drain_timeout", drain_timeout)
-        limits = check_crew(
+        limits, restart, modules = check_crew(
+            name=name,
+            restart=restart,
             limits=limits,
             launcher=launcher,
             loop=loop,
@@ -128,7 +138,8 @@ class Cluster:
                 "limits of a cluster take no drain_timeout: give it to the cluster itself"
             )
         self.name: str = name or f"cluster-{next(_numbers)}"
-        self._binds = (bind,) if isinstance(bind, str) else tuple(bind)
+        binds = (bind,) if isinstance(bind, str) else bind
+        self._binds = several("bind", binds, _ADDRESSES, each=str)
         if self._binds:
             parse_all(self._binds, once_per_place=spread == "reuseport")
         self._target = pack_target(target)
@@ -138,10 +149,10 @@ class Cluster:
         self._config = SupervisorConfig(
             workers=(workers, workers),
             name=self.name,
-            restart=restart or RestartPolicy(),
+            restart=restart,
             on_crash=on_crash,
             fork=launcher == "forkserver",
-            preload=tuple(preload),
+            preload=modules,
             max_pending=None,
             start_timeout=start_timeout,
             health_timeout=health_timeout,
@@ -235,11 +246,13 @@ class Cluster:
 
         Raises:
             OSError: If it cannot listen.
+            TypeError: If *control* is no str.
             RuntimeError: If this is not the main thread.
 
         Cancellation:
             Ends the cluster at once.
         """
+        check_kind("control", control, or_none(TEXT))
         from asyncpool.cluster._run import run  # noqa: PLC0415 - for main programs only
 
         return await run(self, control)
@@ -260,6 +273,7 @@ class Cluster:
 
         Raises:
             ValueError: If *timeout* is negative.
+            TypeError: If it is no number.
             RuntimeError: If the cluster was started in another event loop.
 
         Cancellation:
@@ -271,8 +285,7 @@ class Cluster:
         """
         if timeout is None:
             timeout = self._drain_timeout + _GRACE
-        if not timeout >= 0:
-            raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")
+        check_timeout(timeout)
         summary = await self._life.close(Finish.ALL, timeout)
         supervisor = self._life.supervisor
         if supervisor is None or supervisor.service is None:
@@ -366,12 +379,15 @@ class Cluster:
 
         Raises:
             NoWorkerError: If there is no such worker, or no other.
+            TypeError: If *sock* is no socket.
             PoolClosedError: If the cluster is closed.
             PoolBrokenError: If no worker can be kept alive.
 
         Cancellation:
             The socket may arrive nevertheless.
         """
+        if not hasattr(sock, "fileno"):  # those of asyncio's transports will do
+            raise TypeError(f"sock must be a socket, not {sock!r}")
         await self._service().spreader.send(worker, sock)
 
     def sockets(self) -> AsyncIterator[tuple[int, socket.socket]]:

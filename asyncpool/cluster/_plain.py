@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from asyncpool._core.kinds import check_function
+
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     import asyncio
@@ -28,7 +30,12 @@ def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Streams
         handler: ``async def handler(reader, writer)``, or where to import it from.
         ssl: A function that makes the TLS context, in the worker, or where to import it
             from: a context itself cannot travel.
+
+    Raises:
+        TypeError: If one of them is neither a function nor a name.
+        ValueError: If one is a name of nothing.
     """
+    check_function("handler", handler)
     return _Streams(handler, ssl)
 
 
@@ -40,7 +47,12 @@ def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> _Protoc
     Args:
         factory: Returns a protocol for each connection, or where to import it from.
         ssl: As for :func:`streams`.
+
+    Raises:
+        TypeError: If one of them is neither a function nor a name.
+        ValueError: If one is a name of nothing.
     """
+    check_function("factory", factory)
     return _Protocol(factory, ssl)
 
 
@@ -53,6 +65,8 @@ class _Plain:
     """
 
     def __init__(self, function: Any, ssl: Any) -> None:
+        if ssl is not None:
+            check_function("ssl", ssl, "a function that makes the context")
         self._function = function
         self._ssl = ssl
 

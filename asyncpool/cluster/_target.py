@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from asyncpool._core.kinds import check_function
 from asyncpool._core.messages import MAX_INITIALIZER
 from asyncpool._core.outcome import dumps
 from asyncpool.errors import JobNotPicklableError
@@ -19,15 +20,9 @@ def pack_target(target: str | Callable[..., object]) -> str | bytes:
         TypeError: If it is neither a name nor callable.
         JobNotPicklableError: If it cannot be pickled, or is too large.
     """
+    check_function("target", target)
     if isinstance(target, str):
-        module, colon, name = target.partition(":")
-        if not (module and colon and name):
-            raise ValueError(
-                f"target must be 'package.module:function', not {target!r}"
-            )
         return target
-    if not callable(target):
-        raise TypeError(f"target must be a function, or its name, not {target!r}")
     try:
         payload = dumps(target)
     except Exception as error:

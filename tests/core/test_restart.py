@@ -44,6 +44,28 @@ def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) 
         RestartPolicy(**options)
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "kind"),
+    [
+        ("base", "x", "a number of seconds"),
+        ("cap", None, "a number of seconds"),
+        ("jitter", 0.1, "True or False"),
+        ("healthy_after", None, "a number of seconds"),
+        ("max_failed_starts", "x", "an int or None"),
+        ("max_short_runs", 2.5, "an int or None"),
+        ("max_crashes", [3], "an int or None"),
+        ("period", None, "a number of seconds"),
+        ("fruitless_limit", None, "an int"),
+        ("count_blamed", "no", "True or False"),
+        ("probe_after", "x", "a number of seconds or None"),
+    ],
+)
+def test_values_of_another_kind_are_refused(name: str, wrong: Any, kind: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        RestartPolicy(**{name: wrong})
+    assert str(caught.value) == f"{name} must be {kind}, not {wrong!r}"
+
+
 def test_values_at_the_edge_are_accepted() -> None:
     RestartPolicy(base=0.0, cap=0.0, max_failed_starts=1, max_short_runs=1)
     RestartPolicy(base=30.0, cap=30.0, fruitless_limit=1, probe_after=None)

@@ -68,6 +68,9 @@ def test_a_worker_runs_at_least_one_job() -> None:
             "hard_rss must be more than max_rss (2), not 2",
         ),
         ({"jitter": 1.0}, ValueError, "jitter must be at least 0 and below 1, not 1.0"),
+        ({"jitter": None}, TypeError, "jitter must be a number, not None"),
+        ({"rlimits": 3}, TypeError, "rlimits must be a mapping, not 3"),
+        ({"rlimits": [3]}, TypeError, "rlimits must be a mapping, not [3]"),
         ({"nice": 0.5}, TypeError, "nice must be an int, not 0.5"),
         (
             {"cpu_affinity": []},

@@ -624,7 +624,7 @@ async def test_a_worker_whose_loop_is_blocked_is_replaced() -> None:
 
 async def test_arguments_are_checked() -> None:
     for wrong, text in (
-        ({"target": "no colon"}, "target must be 'package.module:function'"),
+        ({"target": "no colon"}, "target must be 'package.module:name'"),
         ({"workers": 0}, "workers must be at least 1, not 0"),
         ({"spread": "evenly"}, "spread must be one of handoff, shared, reuseport"),
         ({"surge": 0}, "surge must be at least 1, not 0"),

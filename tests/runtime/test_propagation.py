@@ -109,6 +109,14 @@ def test_what_cannot_be_carried_is_named() -> None:
             "propagate: 'tests.helpers.tracing:NO_VARIABLE' is no context variable: 7",
         ),
         (
+            7,
+            TypeError,
+            (
+                "propagate takes context variables and their names, such as "
+                "'package.module:name', not 7"
+            ),
+        ),
+        (
             [7],
             TypeError,
             (
