@@ -112,6 +112,8 @@ def _value(word: str) -> Any:
         return json.loads(word)
     except ValueError:
         return word
+    except RecursionError:
+        raise Trouble(f"an argument is nested too deeply: {word[:20]}…") from None
 
 
 async def _call(

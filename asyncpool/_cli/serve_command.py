@@ -216,6 +216,8 @@ def _asgi_options(words: tuple[str, ...], *, access_log: bool) -> dict[str, Any]
             found[name] = json.loads(value)
         except ValueError:
             found[name] = value
+        except RecursionError:
+            raise Trouble(f"--option: {name} is nested too deeply") from None
     if words:
         _check_known(found)
     return found

@@ -177,6 +177,14 @@ def test_a_mistake_in_a_call(folder: Path) -> None:
     [
         ([], "Missing argument 'MODULE:FUNCTION'."),
         (["--max-rss", "much"], "Invalid value for '--max-rss': 'much' is no size, {}"),
+        (
+            ["work:greet", "[" * 100_000],
+            f"an argument is nested too deeply: {'[' * 20}…",
+        ),
+        (
+            ["work:greet", "name=" + "[" * 100_000],
+            f"an argument is nested too deeply: {'[' * 20}…",
+        ),
     ],
 )
 def test_mistakes_in_a_call_are_told_to_machines(

@@ -348,6 +348,10 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
             ["app:app", "--max-rss", "2G", "--hard-rss", "1G"],
             "hard_rss must be more than max_rss (2147483648), not 1073741824\n",
         ),
+        (
+            ["app:app", "--option", "root_path=" + "[" * 100_000],
+            "--option: root_path is nested too deeply\n",
+        ),
         (["app:app", "--option", "workers=3"], "these options are not for workers: w"),
         (
             ["app:app", "--interface", "serve", "-o", "x=1", "--access-log"],
