@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -47,9 +48,20 @@ class Page:
         Raises:
             OSError: If this process lacks the means.
         """
-        fd = _anonymous_file(self._layout.size)
+        size = self._layout.size
         try:
-            self._memory = mmap.mmap(fd, self._layout.size)
+            fd = _anonymous_file(size)
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            # Nobody thinks of files here: the memory is one to the kernel.
+            raise OSError(
+                errno.EFBIG,
+                f"a worker shares {size} bytes of memory with its pool, and the limit of "
+                "file size (RLIMIT_FSIZE, ulimit -f) is lower",
+            ) from error
+        try:
+            self._memory = mmap.mmap(fd, size)
         except BaseException:
             os.close(fd)
             raise
@@ -156,8 +168,12 @@ def _anonymous_file(size: int) -> int:
             file.truncate(size)
             return os.dup(file.fileno())
     fd = os.memfd_create("asyncpool-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    # Else a job that finds the descriptor and truncates the page would have this
-    # process killed by SIGBUS when it looks there.
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    try:
+        os.ftruncate(fd, size)
+        # Else a job that finds the descriptor and truncates the page would have this
+        # process killed by SIGBUS when it looks there.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd

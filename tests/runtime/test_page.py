@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from asyncpool._core.chunks import LOG_HEAD
 from asyncpool._core.frames import Frame, Kind
 from asyncpool._core.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, Layout
 from asyncpool._runtime.page import Page
+from tests.helpers.guards import open_fds
 
 WIDTH = 3
 
@@ -120,3 +122,20 @@ def test_a_page_that_is_closed_has_nothing() -> None:
     page = Page(WIDTH)
     assert (page.beats(), page.outcomes(), page.stack(1, 1)) == ([], {}, "")
     assert not page.begun(0, 0)
+
+
+def test_a_limit_of_file_size_is_named() -> None:
+    size = Layout(1).size
+    before = open_fds()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, hard))
+    try:
+        with pytest.raises(OSError, match="RLIMIT_FSIZE") as caught:
+            Page().open()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(caught.value) == (
+        f"[Errno 27] a worker shares {size} bytes of memory with its pool, and the limit "
+        "of file size (RLIMIT_FSIZE, ulimit -f) is lower"
+    )
+    assert open_fds() == before
