@@ -74,6 +74,11 @@ class Launcher:
         if template.users == 1 or hangs:
             template.abort()
 
+    def drop_spare(self) -> None:
+        """Let go of two descriptors, which the process that was forked ahead needs."""
+        if self._template is not None:
+            self._template.drop_spare()
+
     def abort(self) -> None:
         """Kill a launcher that does not answer; workers that run go on."""
         if self._template is not None:

@@ -260,7 +260,10 @@ class Supervisor:
     async def _tend(self, handle: WorkerHandle) -> None:
         try:
             await handle.live()
-        except (LaunchError, OSError) as error:
+        except OSError as error:
+            handle.detail = str(error)
+            self._launcher.drop_spare()  # descriptors may be what it lacks
+        except LaunchError as error:
             handle.detail = str(error)
             if handle.killed and not self._core.slots[handle.slot].planned:
                 self._launcher.accuse()  # it has not answered for start_timeout

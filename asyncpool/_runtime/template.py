@@ -253,9 +253,10 @@ class Template:
             self._unwanted.remove(pid)
             process.close()
         elif self._spare is not None and self._spare.process is process:
-            self._drop_spare()
+            self.drop_spare()
 
-    def _drop_spare(self) -> None:
+    def drop_spare(self) -> None:
+        """Do without the process that was forked ahead, until one is asked for again."""
         if self._spare is not None:
             self._spare.close()
             self._spare = None
@@ -280,7 +281,7 @@ class Template:
         _fail(self.ready, error)
         for answer in list(self._requests.values()):
             _fail(answer, error)
-        self._drop_spare()
+        self.drop_spare()
         if self._quiet is not None:
             self._quiet.cancel()
         for pid, process in self._processes.items():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from asyncpool._runtime import template
 from tests.helpers.collecting import no_collector
 from tests.helpers.executors import clock, executor, make, room
 from tests.helpers.reports import no_stray_tasks, quiet_loop
@@ -15,3 +18,9 @@ __all__ = [
     "quiet_loop",
     "room",
 ]
+
+
+@pytest.fixture
+def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have launchers fork no process ahead, so that each worker is asked of them."""
+    monkeypatch.setattr(template, "_QUIET", 3600.0)

@@ -23,7 +23,15 @@ from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, crash_of, idle, launcher_of, until
+from tests.helpers.pools import (
+    assert_serves,
+    crash_of,
+    end_of,
+    idle,
+    launcher_of,
+    spare_of,
+    until,
+)
 
 pytestmark = BOTH_LOOPS
 
@@ -299,6 +307,7 @@ async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
     assert (summary.failed, summary.killed) == (1, 1)
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 async def test_a_launcher_that_hangs_is_replaced() -> None:
     async with patience(), Pool(1, start_timeout=0.5, restart=PATIENT) as pool:
         first = await launcher_of(pool)
@@ -310,6 +319,7 @@ async def test_a_launcher_that_hangs_is_replaced() -> None:
         assert await launcher_of(pool) != first
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 async def test_a_launcher_that_hangs_is_replaced_for_the_last_jobs_too() -> None:
     async with patience():
         pool = Pool(1, start_timeout=0.5, restart=PATIENT)
@@ -347,6 +357,7 @@ def descriptors_left(spare: int) -> Iterator[None]:
 
 # A dead worker leaves 5 behind, and the next one needs 9 to be started: it fails
 # at another step each time.
+@pytest.mark.usefixtures("nothing_ahead")
 @pytest.mark.parametrize("spare", [0, 1, 2, 3])
 async def test_without_descriptors_a_start_fails_and_is_tried_again(
     spare: int,
@@ -374,6 +385,7 @@ async def test_without_descriptors_a_start_fails_and_is_tried_again(
     assert {crash.pid for crash in failed} == {None}
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 async def test_a_worker_without_a_pidfd_is_a_worker_too() -> None:
     async with patience(), Pool(1, restart=PATIENT) as pool:
         with descriptors_left(4):
@@ -384,6 +396,20 @@ async def test_a_worker_without_a_pidfd_is_a_worker_too() -> None:
         job = pool.submit(time.sleep, 3600)
         job.cancel()
         await assert_serves(pool)
+
+
+async def test_what_was_forked_ahead_makes_room_for_a_worker() -> None:
+    crashes: list[Crash] = []
+    async with patience(), Pool(1, restart=PATIENT, on_crash=crashes.append) as pool:
+        spare = await spare_of(pool)
+        pid = await pool.submit(jobs.pid)
+        with descriptors_left(3):
+            os.kill(pid, signal.SIGKILL)
+            await until(pool, lambda stats: stats.spawned == 2)
+            await assert_serves(pool)
+        await end_of(spare)
+    assert [crash.kind for crash in crashes] == ["crash", "failed start"]
+    assert "Too many open files" in crashes[1].detail
 
 
 async def test_without_descriptors_a_pool_does_not_start() -> None:

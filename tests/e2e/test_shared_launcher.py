@@ -115,11 +115,10 @@ async def test_a_shared_launcher_that_is_killed_is_replaced_for_all() -> None:
 HASTY = RestartPolicy(base=0.01, cap=0.02, max_failed_starts=3, probe_after=None)
 
 
-async def test_a_pool_that_is_in_a_hurry_does_not_take_the_launcher_of_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Nothing is forked ahead: that would be killed, and the launcher not even asked.
-    monkeypatch.setattr("asyncpool._runtime.template._QUIET", 3600.0)
+@pytest.mark.usefixtures("nothing_ahead")
+async def test_a_pool_that_is_in_a_hurry_does_not_take_the_launcher_of_another() -> (
+    None
+):
     async with patience(), Pool(1) as other:
         launcher = await launcher_of(other)
         with pytest.raises(PoolBrokenError, match="did not answer in time"):
@@ -129,6 +128,7 @@ async def test_a_pool_that_is_in_a_hurry_does_not_take_the_launcher_of_another(
         await assert_serves(other)
 
 
+@pytest.mark.usefixtures("nothing_ahead")
 async def test_a_shared_launcher_that_hangs_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
