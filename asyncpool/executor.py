@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import operator
 import os
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast
+from typing import (
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    SupportsFloat,
+    SupportsIndex,
+    TypeVar,
+    cast,
+)
 
-from asyncpool._core.kinds import INT, SECONDS, check_kind, or_none
+from asyncpool._core.kinds import Kind, check_kind, or_none
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._engine import Engine
 from asyncpool._results import chunks_of, flatten, results_of
@@ -28,6 +38,10 @@ R = TypeVar("R")
 # Whoever waits for the first result of an executor whose initializer raises is told after
 # a third of a second, not after ten.
 _RESTART = RestartPolicy(base=0.1, max_failed_starts=3)
+
+# Whatever passes for one, as where this is dropped in: those of NumPy are none of Python's.
+_INT: Kind = ((SupportsIndex,), "an int")
+_SECONDS: Kind = ((SupportsFloat,), "a number of seconds")
 
 # Long enough for a worker that is terminated to be killed if that does not end it.
 _TERMINATION = 30.0
@@ -80,7 +94,7 @@ class Executor(concurrent.futures.Executor):
         *,
         max_tasks_per_child: int | None = None,
     ) -> None:
-        check_kind("max_workers", max_workers, or_none(INT))
+        check_kind("max_workers", max_workers, or_none(_INT))
         if max_workers is not None and max_workers <= 0:
             raise ValueError("max_workers must be greater than 0")
         if initializer is not None and not callable(initializer):
@@ -91,7 +105,8 @@ class Executor(concurrent.futures.Executor):
             if max_tasks_per_child <= 0:
                 raise ValueError("max_tasks_per_child must be >= 1")
         # By this name dask finds out how many calls it should have under way.
-        self._max_workers = usable_cpus() if max_workers is None else max_workers
+        workers = usable_cpus() if max_workers is None else max_workers
+        self._max_workers = operator.index(workers)
         self._limit = max_tasks_per_child
         # A worker whose time is over goes before its replacement comes, so that there are
         # never more calls at once than workers; none waits for another one's replacement.
@@ -164,8 +179,8 @@ class Executor(concurrent.futures.Executor):
         before all results are there, also since nobody has it any more, cancels what is
         pending.
         """
-        check_kind("timeout", timeout, or_none(SECONDS))
-        check_kind("chunksize", chunksize, INT)
+        check_kind("timeout", timeout, or_none(_SECONDS))
+        check_kind("chunksize", chunksize, _INT)
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if buffersize is not None and not isinstance(buffersize, int):

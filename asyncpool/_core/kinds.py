@@ -18,6 +18,7 @@ __all__ = [
     "SECONDS",
     "SWITCH",
     "TEXT",
+    "Kind",
     "check_function",
     "check_kind",
     "check_kinds",

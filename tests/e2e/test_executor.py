@@ -286,6 +286,12 @@ class TestArguments:
         with pytest.raises(ValueError, match="max_workers must be greater than 0"):
             make(workers)
 
+    def test_what_passes_for_a_number_is_one(self, make: Make) -> None:
+        two: Any = pytest.importorskip("numpy").int64(2)
+        with make(two) as executor:
+            found = executor.map(jobs.square, range(5), chunksize=two)
+            assert list(found) == [0, 1, 4, 9, 16]
+
     def test_an_initializer_runs_in_each_worker(self, make: Make) -> None:
         with make(2, initializer=os.putenv, initargs=("GREETING", "hello")) as ours:
             command = "sh -c 'exit $(test \"$GREETING\" = hello)'"
