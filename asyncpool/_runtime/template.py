@@ -145,9 +145,8 @@ class Template:
 
     def _ask_for_spare(self) -> None:
         if self._spare is None:
-            with contextlib.suppress(
-                OSError
-            ):  # then the next start takes a little longer
+            # Or else the next start takes a little longer.
+            with contextlib.suppress(OSError):
                 self._socket.send(header(Kind.SPARE, 0))
 
     async def _request(self, fds: list[int]) -> Process:

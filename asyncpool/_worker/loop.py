@@ -16,7 +16,7 @@ from types import CoroutineType
 from asyncpool._core import chunks
 from asyncpool._core.context import MAX_CONTEXT, Context
 from asyncpool._core.frames import Frame, Kind, header
-from asyncpool._core.messages import Failure, WorkerConfig
+from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._core.records import Record
 from asyncpool._worker.beats import Beats, install
@@ -35,7 +35,7 @@ from asyncpool._worker.segments import Segments
 from asyncpool._worker.sending import SMALL, send
 from asyncpool._worker.state import open_state
 from asyncpool._worker.streams import Credit, Streams
-from asyncpool._worker.tracebacks import format_error, print_error
+from asyncpool._worker.tracebacks import failure_of, print_error
 from asyncpool._worker.turns import Turns
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -201,8 +201,7 @@ def _initialize(config: WorkerConfig, control: Control, coroutines: Coroutines) 
             function, args, kwargs = pickle.loads(call)
             _await(function(*args, **kwargs), coroutines)
     except BaseException as error:
-        summary = f"{type(error).__qualname__}: {error}"
-        control.send(Kind.FAILED, Failure(stage, summary, format_error(error)).pack())
+        control.send(Kind.FAILED, failure_of(stage, error).pack())
         raise
 
 

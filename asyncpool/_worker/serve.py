@@ -10,13 +10,13 @@ import socket
 from functools import partial
 
 from asyncpool._core.frames import Kind
-from asyncpool._core.messages import Failure, WorkerConfig
+from asyncpool._core.messages import WorkerConfig
 from asyncpool._worker.control import Control
 from asyncpool._worker.coroutines import Coroutines
 from asyncpool._worker.member import Worker
 from asyncpool._worker.membership import Member
 from asyncpool._worker.tasks import task_stacks
-from asyncpool._worker.tracebacks import format_error, print_error
+from asyncpool._worker.tracebacks import failure_of, print_error
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ def _load(target: bytes | str) -> Target:
 
 
 def _announce(control: Control, error: BaseException) -> None:
-    summary = f"{type(error).__qualname__}: {error}"
-    failure = Failure("serve", summary, format_error(error))
-    control.send(Kind.FAILED, failure.pack())
+    control.send(Kind.FAILED, failure_of("serve", error).pack())
 
 
 class _Life:

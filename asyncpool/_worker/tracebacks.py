@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import traceback
 
+from asyncpool._core.messages import Failure
+
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["format_error", "print_error"]
+__all__ = ["failure_of", "print_error"]
 
 # What calls the user's code: the packages of such modules.
 _CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
 
 
-def format_error(error: BaseException) -> str:
-    """Return the traceback of *error*, from where it is the user's own.
+def failure_of(stage: str, error: BaseException) -> Failure:
+    """Return what the pool is told of *error*: its traceback from where it is the user's own.
 
     All of it, if it is nowhere: then the worker's own frames are all that is known.
     """
-    return "".join(traceback.format_exception(type(error), error, _users_own(error)))
+    lines = traceback.format_exception(type(error), error, _users_own(error))
+    return Failure(stage, f"{type(error).__qualname__}: {error}", "".join(lines))
 
 
 def print_error(error: BaseException) -> None:
-    """Print the same."""
+    """Print the same traceback."""
     traceback.print_exception(type(error), error, _users_own(error))
 
 

@@ -17,6 +17,7 @@ from tests.helpers.command import (
     command_environment,
     finish_command,
     in_terminal,
+    run_code,
     run_command,
     run_without,
     start_command,
@@ -227,7 +228,7 @@ def test_the_doctor_for_machines(folder: Path) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_the_doctor_ends_with_1_if_a_part_of_the_self_test_fails(
-    more: list[str],
+    more: list[str], tmp_path: Path
 ) -> None:
     code = f"""
 import sys
@@ -238,20 +239,14 @@ doctor_command.self_test = self_test
 sys.argv = ["asyncpool", "doctor", *{more!r}]
 main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=command_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (1, "")
+    done = run_code(tmp_path, code)
+    assert (done.code, done.err) == (1, "")
     if more:
-        found = json.loads(done.stdout)
+        found = json.loads(done.out)
         assert not found["ok"]
         assert [item["state"] for item in found["self_test"]] == ["bad"]
     else:
-        assert "it did not return" in done.stdout
+        assert "it did not return" in done.out
 
 
 COMMANDS = ("map", "call", "doctor", "completion")
@@ -331,7 +326,7 @@ def test_a_stdout_that_takes_nothing_is_told(
         "import asyncpool._cli.doctor_command as it; it.examine = interrupt",
     ],
 )
-def test_ctrl_c_at_any_moment_is_no_traceback(interrupted: str) -> None:
+def test_ctrl_c_at_any_moment_is_no_traceback(interrupted: str, tmp_path: Path) -> None:
     code = f"""
 import builtins, sys
 from asyncpool._cli import main
@@ -340,30 +335,17 @@ def interrupt(*args, **kwargs): raise KeyboardInterrupt
 sys.argv = ["asyncpool", "doctor"]
 main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=command_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    done = run_code(tmp_path, code)
+    assert (done.code, done.out, done.err) == (130, "", "")
 
 
 def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
-    command = (sys.executable, "-m", "asyncpool", "call", "math:factorial", "3")
-    done = subprocess.run(
-        ["sh", "-c", 'rmdir ../gone; exec "$@"', "sh", *command],
-        cwd=folder,
-        env=command_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    asked, within = ("call", "math:factorial", "3"), 'rmdir ../gone; exec "$@"'
+    done = finish_command(start_command(folder, *asked, within=within))
     problem = "asyncpool: the current folder was removed: change to another\n"
-    assert (done.returncode, done.stderr) == (2, problem)
+    assert (done.code, done.err) == (2, problem)
 
 
 def test_without_its_extra_it_says_what_to_install(folder: Path) -> None:

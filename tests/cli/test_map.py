@@ -501,17 +501,9 @@ def test_the_file_that_has_no_room_is_named(
 
 def test_a_closed_stdout_is_told(folder: Path) -> None:
     numbers(folder, 3)
-    command = (sys.executable, "-m", "asyncpool", "map", "work:double", "in.jsonl")
+    asked, within = ("map", "work:double", "in.jsonl"), 'exec "$@" >&-'
     for more, code in (((), 2), (("-o", "out"), 0)):
-        process = subprocess.Popen(
-            ["sh", "-c", 'exec "$@" >&-', "sh", *command, *more],
-            cwd=folder,
-            env=command_environment(),
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        done = finish_command(process)
+        done = finish_command(start_command(folder, *asked, *more, within=within))
         assert done.code == code
         assert ("stdout is closed: name a file by --output." in done.err) == (code == 2)
     assert len(lines(folder / "out")) == 3
@@ -531,17 +523,9 @@ def test_a_journal_without_room_loses_nothing(folder: Path) -> None:
         )
     numbers(folder, 300)
     asked = ("map", "limited:fill", "-", "--journal", "run.db", "--format", "jsonl")
-    command = (sys.executable, "-m", "asyncpool", *asked)
-    process = subprocess.Popen(
-        # SIGXFSZ would end it; what ignores it is told by the write.
-        ["sh", "-c", "trap '' XFSZ; echo $$ > pid; exec \"$@\"", "sh", *command],
-        cwd=folder,
-        env=command_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    # SIGXFSZ would end it; what ignores it is told by the write.
+    within = "trap '' XFSZ; echo $$ > pid; exec \"$@\""
+    process = start_command(folder, *asked, stdout=subprocess.DEVNULL, within=within)
     stdin = "".join(f"{n}\n" for n in range(300))
     done = finish_command(process, stdin)
     assert done.code == 3, done.err
@@ -563,15 +547,7 @@ def test_a_journal_that_has_no_room_at_first_is_told(
     numbers(folder, 3)
     limit = f'trap "" XFSZ; ulimit -f {2 * kilobytes}; exec "$@"'  # blocks of 512 bytes
     asked = ("map", "work:double", "in.jsonl", "-o", "out", "--journal", "run.db")
-    process = subprocess.Popen(
-        ["sh", "-c", limit, "sh", sys.executable, "-m", "asyncpool", *asked, *more],
-        cwd=folder,
-        env=command_environment(),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    done = finish_command(process)
+    done = finish_command(start_command(folder, *asked, *more, within=limit))
     assert done.code == 3
     assert done.err.startswith("asyncpool: cannot write run.db: ")
     assert run_command(folder, *asked).code == 0

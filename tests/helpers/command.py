@@ -28,6 +28,7 @@ __all__ = [
     "in_terminal",
     "lines",
     "numbers",
+    "run_code",
     "run_command",
     "run_without",
     "start_command",
@@ -71,17 +72,21 @@ def lines(path: Path) -> list[Any]:
 
 
 def start_command(
-    folder: Path, *args: str, stdout: int = subprocess.PIPE
+    folder: Path, *args: str, stdout: int = subprocess.PIPE, within: str = ""
 ) -> subprocess.Popen[str]:
-    """Start ``asyncpool`` in *folder*, in a session of its own."""
-    return _start(folder, "-m", "asyncpool", *args, stdout=stdout)
+    """Start ``asyncpool`` in *folder*, in a session of its own.
+
+    *within* is a line of shell that has ``"$@"`` for the command, say behind a limit.
+    """
+    return _start(folder, "-m", "asyncpool", *args, stdout=stdout, within=within)
 
 
 def _start(
-    folder: Path, *args: str, stdout: int = subprocess.PIPE
+    folder: Path, *args: str, stdout: int = subprocess.PIPE, within: str = ""
 ) -> subprocess.Popen[str]:
+    shell = ["sh", "-c", within, "sh"] if within else []
     return subprocess.Popen(
-        [sys.executable, "-W", "error", *args],
+        [*shell, sys.executable, "-W", "error", *args],
         cwd=folder,
         env=command_environment(),
         stdin=subprocess.PIPE,
@@ -115,6 +120,11 @@ def run_without(folder: Path, package: str, *args: str) -> Done:
         f"import sys; sys.modules[{package!r}] = None\n"
         "from asyncpool._cli import main; main()"
     )
+    return run_code(folder, code, *args)
+
+
+def run_code(folder: Path, code: str, *args: str) -> Done:
+    """Run *code*, which begins ``asyncpool`` in its own way, in *folder* to its end."""
     return finish_command(_start(folder, "-c", code, *args))
 
 
