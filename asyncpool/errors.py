@@ -189,13 +189,13 @@ class PoolFullError(AsyncPoolError):
 
 
 class PoolBrokenError(AsyncPoolError):
-    """The supervisor has given up: its workers cannot be kept alive.
+    """There is no worker, and none can be started.
 
     Attributes:
         reason: Which limit of the restart policy was reached.
         crashes: The last crashes, oldest first.
-        retry_after: Seconds between the probes by which a broken pool finds out
-            that it can work again; ``None`` if it never tries.
+        retry_after: Seconds until the pool tries to start a worker again, after which it
+            works again if that succeeds; ``None`` if it has given up for good.
     """
 
     reason: str

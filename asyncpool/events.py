@@ -194,7 +194,11 @@ class Restarting:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """*slot* is left empty, and is tried again in *probe_in* seconds, if ever."""
+    """*slot* is left empty, since starts fail; the pool tries again in *probe_in* seconds.
+
+    One parked slot tries for all of them, and all are filled when it succeeds.  ``None``: the
+    pool has given up.
+    """
 
     slot: int
     reason: str
@@ -214,7 +218,10 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The pool is broken: it refuses jobs until a probe of it succeeds."""
+    """The pool is broken: no worker can be started, and there is none.
+
+    It refuses jobs until a start succeeds, or for good, if its policy says so.
+    """
 
     reason: str
     crashes: tuple[Crash, ...]
@@ -222,7 +229,7 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A slot that was parked works again; if the pool was broken, it no longer is."""
+    """A start has succeeded in *slot* after others have failed; the pool is not broken."""
 
     slot: int
 

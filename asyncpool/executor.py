@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 # Whoever waits for the first result of an executor whose initializer raises is told after
 # a third of a second, not after ten.
-_RESTART = RestartPolicy(base=0.1, max_failed_starts=3)
+_RESTART = RestartPolicy(max_failed_starts=3)
 
 # Whatever passes for one, as where this is dropped in: those of NumPy are none of Python's.
 _INT: Kind = ((SupportsIndex,), "an int")

@@ -81,7 +81,7 @@ class Closing:
             return []
         self.due = None
         self.finish = Finish.NONE
-        self._lives.stop_probing()  # that may be due now, too
+        self._lives.stop_trying()  # that may be due now, too
         jobs = [*self._take_begun(), *self._dispatcher.empty()]
         commands = fail_jobs(jobs, "closed")
         for slot in self._lives.slots:

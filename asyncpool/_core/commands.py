@@ -142,7 +142,10 @@ class ScheduleRestart:
 
 @dataclass(frozen=True, slots=True)
 class ParkSlot:
-    """Tell listeners that *slot* stays empty, until a probe in *probe_in* seconds."""
+    """Tell listeners that *slot* stays empty, until starts succeed again.
+
+    The pool tries the next one in *probe_in* seconds; ``None`` for never.
+    """
 
     slot: int
     reason: str
@@ -192,14 +195,14 @@ class Rolled:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Refuse jobs from now on."""
+    """Refuse jobs from now on, since no worker can be started."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Tell listeners that *slot* works again; accept jobs."""
+    """Tell listeners that starts succeed again, with *slot*; accept jobs."""
 
     slot: int
 

@@ -25,8 +25,15 @@ from asyncpool._core.commands import (
 )
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
-from asyncpool._core.restart import Break, Park, RestartLedger, RestartPolicy, Verdict
-from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
+from asyncpool._core.restart import (
+    GiveUp as GiveUpVerdict,
+    Restart,
+    RestartLedger,
+    RestartPolicy,
+    Retry,
+    Verdict,
+)
+from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
 
 __all__ = ["EMPTY", "KILL_GRACE", "STOP_GRACE", "TERM_GRACE", "Lives", "fail_jobs"]
@@ -36,7 +43,9 @@ STOP_GRACE = 2.0
 TERM_GRACE = 2.0
 KILL_GRACE = 5.0
 
-_HOPELESS = frozenset({SlotState.PARKED, SlotState.SPARE, SlotState.RETIRED})
+# A broken pool that somebody wants to use tries a start this many seconds after the last
+# one, however long the backoff has become: it costs little, and the caller waits for it.
+WANTED_AGAIN = 1.0
 
 # No process is in these, and there may be one again.
 EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.SPARE})
@@ -58,7 +67,8 @@ class Lives:
 
     Attributes:
         slots: The slots.
-        broken: Why there is no hope for the pool, if there is none.
+        broken: Why no worker can be started, if that is so and there is none.
+        gave_up: Whether it has given up for good, and tries no more.
         kills: How many processes had to be killed.
         restarts: How many workers have come after others, or to replace them.
     """
@@ -80,10 +90,10 @@ class Lives:
         self.seat(workers, SlotState.VACANT)
         self.seat(seats, SlotState.SPARE)
         self.broken: str | None = None
+        self.gave_up = False
         self.kills = self.restarts = 0
         self.ledger = RestartLedger(policy, workers)
         self._limits = limits
-        self._policy = policy
         self._start_timeout = start_timeout
         self._grace = {
             Ending.STOPPED: stop_grace,
@@ -91,7 +101,8 @@ class Lives:
             Ending.KILLED: KILL_GRACE,
         }
         self._dispatcher = dispatcher
-        self._probe_at: float | None = None
+        self._retry_at: float | None = None
+        self._tried_at = float("-inf")
         self._announced: dict[int, Verdict] = {}
 
     def seat(self, seats: int, state: SlotState = SlotState.SPARE) -> None:
@@ -108,22 +119,35 @@ class Lives:
         slot.renew()
         self._announced.pop(slot.index, None)
         slot.wear = self._limits.wear(slot.index, slot.generation)
+        slot.began_at = now
         # Before the fork: a start that hangs anywhere is noticed.
         slot.due = now + self._start_timeout
         return Spawn(slot.index, slot.generation)
 
-    def probe_succeeded(self, slot: Slot, now: float) -> list[Command]:
-        """Take note that starting is possible again."""
-        slot.probing = False
-        commands: list[Command] = [Recover(slot.index)]
-        if self.broken is not None:
-            self.broken = self._probe_at = None
-            commands += [
-                self.spawn(other, now)
-                for other in self.slots
-                if other.state is SlotState.PARKED
-            ]
+    def came_up(self, slot: Slot, now: float) -> list[Command]:
+        """Take note that a worker is ready: starting is possible, for all slots."""
+        commands: list[Command] = []
+        if self.ledger.failures:
+            commands.append(Recover(slot.index))
+        self.ledger.ready(now - slot.began_at)
+        self.broken = self._retry_at = None
+        for other in self.slots:
+            other.probing = False
+            if other.state is SlotState.PARKED:
+                commands.append(self.spawn(other, now))
         return commands
+
+    def wanted(self, now: float) -> None:
+        """Take note that a caller was refused: if the pool is broken, the next try is soon."""
+        if self._retry_at is not None:
+            soon = max(now, self._tried_at + WANTED_AGAIN)
+            self._retry_at = min(self._retry_at, soon)
+
+    def retry_in(self, now: float) -> float | None:
+        """Return the seconds until the next start is tried; ``None`` if there is none."""
+        if self.gave_up:
+            return None
+        return 0.0 if self._retry_at is None else max(0.0, self._retry_at - now)
 
     # A worker goes.
 
@@ -141,8 +165,6 @@ class Lives:
             return []
         self._dispatcher.worker_gone(slot.index)
         slot.planned = slot.planned or planned
-        # What is stopped finds out nothing, and nobody may count on it.
-        slot.probing = slot.probing and not planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
         slot.ending, slot.asked = how, {}
@@ -160,15 +182,13 @@ class Lives:
         slot.due = slot.place = None
         return [LeaveEmpty(slot.index)]
 
-    def announce(self, slot: Slot, now: float, *, roll: float) -> Verdict:
-        """Judge a crash whose worker has something to finish before it ends."""
-        verdict = self._record(slot, now, blamed=False, roll=roll)
-        self._announced[slot.index] = verdict
+    def announce(self, slot: Slot, now: float) -> Verdict:
+        """Judge the death of a worker that has something to finish before it ends."""
+        verdict = self._announced[slot.index] = self.ledger.died(now, blamed=False)
         return verdict
 
-    def succeed(self, slot: Slot, heir: Slot, delay: float, now: float) -> Command:
-        """Have the next worker, after one whose crash is announced, in a spare slot."""
-        self.ledger.hand_over(slot.index, heir.index)
+    def succeed(self, heir: Slot, delay: float, now: float) -> Command:
+        """Have the next worker, after one whose death is announced, in a spare slot."""
         if delay <= 0:
             return self.spawn(heir, now)
         heir.apply(SlotEvent.SEAT)
@@ -178,102 +198,88 @@ class Lives:
     def judge(
         self, slot: Slot, now: float, *, needed: bool, blamed: bool, roll: float
     ) -> list[Command]:
-        """Decide what follows upon a crash in a slot in which a worker is *needed*."""
-        verdict = self._announced.pop(slot.index, None)
-        if verdict is None:
-            verdict = self._record(slot, now, blamed=blamed, roll=roll)
-        # A broken pool needs one seat at least, to find out whether that is over.
-        broken = self.broken is not None
-        spare = self._will_probe() if broken else not isinstance(verdict, Break)
-        if spare and not needed:
-            if broken:
-                self._probe_later(now)  # in another seat
+        """Decide what follows upon a death in a slot in which a worker is *needed*."""
+        verdict = self._verdict(slot, now, blamed=blamed, roll=roll)
+        if isinstance(verdict, GiveUpVerdict) and not self.gave_up:
+            self.gave_up, self._retry_at = True, None
+            parked = self.park(slot, verdict.reason, now)
+            return [*parked, *self._break(verdict.reason, now)]
+        # A broken pool needs one seat at least, to try again.
+        if not needed and (self.broken is None or self._will_try()):
             return self.leave_empty(slot)
-        if self.broken is not None:
-            return self._park(slot, self.broken, now)
-        if isinstance(verdict, Break):
-            return [*self._park(slot, verdict.reason, now), *self._break(verdict, now)]
-        if isinstance(verdict, Park):
-            commands = self._park(slot, verdict.reason, now)
-            if all(other.leaving or other.state in _HOPELESS for other in self.slots):
-                reason = f"every slot is parked: {verdict.reason}"
-                commands += self._break(Break(reason), now)
+        if isinstance(verdict, Retry):
+            commands = self.park(slot, verdict.reason, now)
+            if verdict.hopeless and self.broken is None and self._is_deserted():
+                commands += self._break(verdict.reason, now)
             return commands
+        if self.broken is not None:
+            return self.park(slot, self.broken, now)
+        assert isinstance(verdict, Restart)
         if verdict.delay > 0:
             slot.due = now + verdict.delay
             return [ScheduleRestart(slot.index, verdict.delay)]
         return [ScheduleRestart(slot.index, 0.0), self.spawn(slot, now)]
 
-    def _record(self, slot: Slot, now: float, *, blamed: bool, roll: float) -> Verdict:
-        return self.ledger.record(
-            slot.index,
-            now=now,
-            run=None if slot.ready_at is None else now - slot.ready_at,
-            blamed=blamed,
-            outcomes=slot.outcomes,
-            roll=roll,
-        )
+    def _verdict(self, slot: Slot, now: float, *, blamed: bool, roll: float) -> Verdict:
+        announced = self._announced.pop(slot.index, None)
+        if announced is not None:
+            return announced
+        if slot.ready_at is not None:
+            return self.ledger.died(now, blamed=blamed)
+        verdict = self.ledger.start_failed(slot.began_at, now, roll=roll)
+        self._tried_at = now
+        coming = self._retry_at is not None or self._is_trying()
+        if isinstance(verdict, Retry) and not coming:
+            self._retry_at = now + verdict.delay
+        return verdict
 
-    def _park(self, slot: Slot, reason: str, now: float) -> list[Command]:
+    def park(self, slot: Slot, reason: str, now: float) -> list[Command]:
+        """Leave an empty slot empty, until starts succeed again."""
         slot.apply(SlotEvent.PARK)
-        probe_after = self._policy.probe_after
-        if self.broken is None:
-            slot.due = None if probe_after is None else now + probe_after
-        else:
-            self._probe_later(now)
-        return [ParkSlot(slot.index, reason, probe_after)]
+        slot.due = None
+        return [ParkSlot(slot.index, reason, self.retry_in(now))]
 
-    def _probe_later(self, now: float) -> None:
-        probe_after = self._policy.probe_after
-        if self._probe_at is None and probe_after is not None and not self._probing():
-            self._probe_at = now + probe_after
-
-    def _break(self, verdict: Break, now: float) -> list[Command]:
-        self.broken = verdict.reason
-        commands: list[Command] = [GiveUp(verdict.reason)]
+    def _break(self, reason: str, now: float) -> list[Command]:
+        self.broken = reason
+        commands: list[Command] = [GiveUp(reason)]
         commands += fail_jobs(self._dispatcher.empty(), "broken")
         for slot in self.slots:
             if slot.state is SlotState.VACANT:
-                slot.apply(SlotEvent.PARK)
+                commands += self.park(slot, reason, now)
             elif slot.state in {SlotState.IDLE, SlotState.STARTING}:
                 commands += self.end(slot, Ending.STOPPED, now, planned=True)
-            if slot.state is SlotState.PARKED:
-                slot.due = None  # from here on the pool probes as one
-        if self._policy.probe_after is not None:
-            self._probe_at = now + self._policy.probe_after
         return commands
 
     # Time.
 
     def next_deadline(self) -> float | None:
         """When something is due; ``None`` if nothing is."""
-        return earliest(self._probe_at, *(slot.due for slot in self.slots))
+        return earliest(self._retry_at, *(slot.due for slot in self.slots))
 
     def on_timer(self, now: float) -> list[Command]:
         """Do what is due."""
         commands: list[Command] = []
-        if self._probe_at is not None and self._probe_at <= now:
-            self._probe_at = None
-            commands += self._probe(now)
+        if self._retry_at is not None and self._retry_at <= now:
+            self._retry_at = None
+            commands += self._try(now)
         for slot in self.slots:
             if slot.due is not None and slot.due <= now:
                 commands += self._slot_is_due(slot, now)
         return commands
 
-    def stop_probing(self) -> None:
-        """Find out no more whether a broken pool can start workers again."""
-        self._probe_at = None
+    def stop_trying(self) -> None:
+        """Find out no more whether workers can be started again."""
+        self._retry_at = None
 
     def retire_all(self) -> bool:
         """If every slot is retired, let nothing be due, and tell it."""
         if any(slot.state is not SlotState.RETIRED for slot in self.slots):
             return False
-        self._probe_at = None
+        self._retry_at = None
         return True
 
     def _slot_is_due(self, slot: Slot, now: float) -> list[Command]:
         if slot.state in EMPTY:
-            slot.probing = slot.state is SlotState.PARKED
             return [self.spawn(slot, now)]
         if slot.state is SlotState.STARTING:
             return self.end(slot, Ending.KILLED, now)
@@ -284,23 +290,32 @@ class Lives:
             return [Abandon(slot.index)]
         return self.end(slot, Ending(slot.ending + 1), now)
 
-    def _probing(self) -> bool:
-        return any(slot.probing for slot in self.slots)
-
-    def _will_probe(self) -> bool:
-        """Tell whether there is a seat for finding out about a broken pool."""
-        return any(
-            slot.probing or slot.state is SlotState.PARKED for slot in self.slots
-        )
-
-    def _probe(self, now: float) -> list[Command]:
+    def _try(self, now: float) -> list[Command]:
+        """Start one worker, to find out for all parked slots whether that is possible."""
         for slot in self.slots:
             if slot.state is SlotState.PARKED:
-                slot.probing = True
+                slot.probing, self._tried_at = True, now
                 return [self.spawn(slot, now)]
-        # Its last workers are on their way out; look again when they are.
-        self._probe_at = now + (self._policy.probe_after or 0.0)
         return []
+
+    def _is_trying(self) -> bool:
+        return any(slot.probing and not slot.planned for slot in self.slots)
+
+    def _will_try(self) -> bool:
+        """Tell whether there is a seat for the next start of a broken pool."""
+        parked = any(slot.state is SlotState.PARKED for slot in self.slots)
+        return parked or self._is_trying()
+
+    def _is_deserted(self) -> bool:
+        """Tell whether nobody takes jobs any more, or may do so soon."""
+        return all(
+            slot.leaving
+            or (
+                slot.state not in UP | {SlotState.STARTING}
+                and (slot.state is not SlotState.VACANT or slot.due is None)
+            )
+            for slot in self.slots
+        )
 
 
 def fail_jobs(

@@ -1,28 +1,23 @@
 """Decide whether a dead worker is replaced, and when.
 
-A worker must be replaced quickly, or the pool loses capacity; and not too often,
-or a broken program becomes a fork bomb.  The first question is whose fault it was.
+Three kinds of death are told apart, by what they say about the environment:
 
-* A crash in the middle of a job is blamed on that job.  The replacement comes at
-  once: this cannot spin, since each such crash consumes an attempt of a job, and
-  it must not be rationed, since then a few hostile inputs a minute would take the
-  service down.  Only when ``fruitless_limit`` generations of a slot in a row end
-  without a single outcome does its backoff begin: then it is the environment.  Not if
-  meanwhile a job kills a worker of another slot that had delivered some: then it is
-  the jobs.
-* Every other crash (failed start, failed initializer, death while idle) is the
-  pool's own.  Three counters judge it, because each alone can be defeated: failed
-  starts in a row (a slot that never comes up), short runs in a row (one that comes
-  up and dies at once, however long the backoff has become), and the crashes of the
-  whole pool in a sliding window (a storm over many slots).  The first two park the
-  slot, the third breaks the pool.
+* *In the middle of a job.*  That job is blamed, and the death has cost it one of its
+  attempts.  The replacement comes at once, however many such jobs there are: every
+  one of them uses up attempts, so this cannot spin.
+* *After readiness, without a job.*  The worker has proved that workers can be started,
+  so its replacement comes at once too.  A token bucket keeps a storm of such deaths from
+  turning into a storm of forks: some starts for each worker are free, and then they come
+  at the rate that costs a tenth of a core.
+* *Before readiness*: a failed start.  Only that speaks against the environment.  The delay
+  before the next start doubles with each failed start in a row, in the pool as a whole, and
+  one slot tries for all of them.  The first worker that is ready ends this.
 
-The delay doubles with each crash of the pool's own in a row whose worker had not
-served any job, is randomised by *equal jitter* (half fixed, half random: it never
-exceeds the cap, and workers that died together do not return together) and is absent
-at the first restart after a healthy run.  Only a run of ``healthy_after`` seconds resets the counters; were it
-the handshake, a worker that starts well and dies at once would loop at full speed.
-The window is Erlang/OTP's restart intensity.
+A pool whose starts fail, and that has no worker left, is *broken* after
+``max_failed_starts``: then it refuses jobs, and goes on trying in the same way.
+
+The limit that gives up for good, ``max_restarts`` within ``period``, counts deaths of every
+kind.  It is Erlang/OTP's restart intensity and Node's limited restart, and off by default.
 """
 
 from __future__ import annotations
@@ -30,272 +25,243 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from asyncpool._core.kinds import INT, SECONDS, SWITCH, check_kinds, or_none
+from asyncpool._core.kinds import INT, SECONDS, check_kinds, or_none
 
-__all__ = ["Break", "Park", "Restart", "RestartLedger", "RestartPolicy", "Verdict"]
+__all__ = ["GiveUp", "Restart", "RestartLedger", "RestartPolicy", "Retry", "Verdict"]
 
 _KINDS = {
-    "base": SECONDS,
-    "cap": SECONDS,
-    "jitter": SWITCH,
-    "healthy_after": SECONDS,
+    "initial_delay": SECONDS,
+    "max_delay": SECONDS,
     "max_failed_starts": or_none(INT),
-    "max_short_runs": or_none(INT),
-    "max_crashes": or_none(INT),
+    "max_restarts": or_none(INT),
     "period": SECONDS,
-    "fruitless_limit": INT,
-    "count_blamed": SWITCH,
-    "probe_after": or_none(SECONDS),
 }
+
+# So many restarts for each worker are free, if nothing has died for a while.
+BURST = 4
+
+# Further ones come at the rate at which their starts take a tenth of the time, but for
+# the slowest ones: a worker is not to be missed for longer than half a second.
+_SHARE = 0.1
+_INTERVALS = (0.02, 0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """How hard a supervisor tries to keep its workers alive.
+    """How a supervisor replaces workers that die, and when it gives up.
 
-    Durations are in seconds.
+    A worker that was ready and dies is replaced at once.  The arguments are about starts
+    that fail, since the worker ends, or raises, or says nothing for ``start_timeout``,
+    before it is ready; and about giving up, which a pool never does by default.
 
     Args:
-        base: Delay before the second restart in a row; it doubles from there.
-        cap: Upper bound of the delay.
-        jitter: Whether delays are randomised, between their half and themselves.
-        healthy_after: Length of a run after which all is forgiven.
-        max_failed_starts: Starts of a slot that may fail in a row before it is
-            parked; ``None`` for no limit.
-        max_short_runs: Runs of a slot shorter than *healthy_after* in a row, those
-            blamed on jobs aside, before it is parked; ``None`` for no limit.
-        max_crashes: Crashes of the pool's own within *period* before it breaks.
-            ``None`` means ``max(5, 1 + 2 * workers)``.
-        period: Length of the sliding window of *max_crashes*.
-        fruitless_limit: Generations of a slot that may end in a row without any
-            outcome of a job before its restarts are delayed, unless jobs kill workers
-            of other slots that have delivered some.
-        count_blamed: Count crashes in the middle of a job too, as if they were the
-            pool's own.
-        probe_after: How long a parked slot or a broken pool waits before it tries
-            one start; ``None`` means for ever.
+        initial_delay: Seconds before the next start after one that failed; they double with
+            each failed start in a row.  Delays are randomised between their half and
+            themselves.
+        max_delay: The most seconds between two starts.
+        max_failed_starts: After so many failed starts in a row a pool without any worker is
+            broken: its queued jobs fail with :exc:`asyncpool.PoolBrokenError`, new ones are
+            refused, and it works again as soon as a start succeeds.  ``None``: jobs wait.
+        max_restarts: How many workers may die within *period*, of whatever cause, before
+            the pool gives up for good; ``None`` for any number.
+        period: Length of the sliding window of *max_restarts*, in seconds.
 
     Raises:
-        ValueError: If a value is out of range, or if the backoff of a slot is so
-            slow that it can never reach *max_crashes* within *period*.
+        ValueError: If a value is out of range, or if starts that fail are delayed so much
+            that they can never exceed *max_restarts* within *period*.
         TypeError: If a value is of the wrong kind.
     """
 
-    base: float = 0.5
-    cap: float = 30.0
-    jitter: bool = True
-    healthy_after: float = 30.0
+    initial_delay: float = 0.05
+    max_delay: float = 30.0
     max_failed_starts: int | None = 5
-    max_short_runs: int | None = 8
-    max_crashes: int | None = None
+    max_restarts: int | None = None
     period: float = 60.0
-    fruitless_limit: int = 8
-    count_blamed: bool = False
-    probe_after: float | None = 30.0
 
     def __post_init__(self) -> None:
         check_kinds(self, _KINDS)
-        if not 0 <= self.base <= self.cap:
+        if not 0 <= self.initial_delay <= self.max_delay:
             raise ValueError(
-                f"base must be between 0 and cap ({self.cap:g}), not {self.base:g}"
+                f"initial_delay must be between 0 and max_delay ({self.max_delay:g}), "
+                f"not {self.initial_delay:g}"
             )
-        for name in ("period", "healthy_after", "probe_after"):
-            seconds = getattr(self, name)
-            if seconds is not None and not seconds > 0:
-                raise ValueError(f"{name} must be > 0, not {seconds:g}")
-        for name in ("max_failed_starts", "max_short_runs", "max_crashes"):
-            limit = getattr(self, name)
-            if limit is not None and limit < 1:
-                raise ValueError(f"{name} must be >= 1 or None, not {limit}")
-        if self.fruitless_limit < 1:
+        if not self.period > 0:
+            raise ValueError(f"period must be > 0, not {self.period:g}")
+        if self.max_failed_starts is not None and self.max_failed_starts < 1:
             raise ValueError(
-                f"fruitless_limit must be >= 1, not {self.fruitless_limit}"
+                f"max_failed_starts must be >= 1 or None, not {self.max_failed_starts}"
+            )
+        if self.max_restarts is not None and self.max_restarts < 1:
+            raise ValueError(
+                f"max_restarts must be >= 1 or None, not {self.max_restarts}"
+            )
+        if self.initial_delay == 0 and self.max_restarts is None:
+            raise ValueError(
+                "initial_delay=0 would start workers that never become ready without "
+                "any pause, and needs max_restarts"
             )
         self._refuse_unreachable()
 
     @classmethod
     def limited(cls, limit: int, during: float) -> RestartPolicy:
-        """Restart at once, at most *limit* times in *during* seconds.
+        """Restart at once, at most *limit* times in *during* seconds, then give up.
 
-        This is the rule of Node's limited restart and of an OTP supervisor: every
-        crash counts, whoever is to blame, and the next one breaks the pool.
+        Every death counts, whoever is to blame, failed starts included.  This is the rule
+        of Node's limited restart and of an OTP supervisor.
         """
         return cls(
-            base=0.0,
+            initial_delay=0.0,
             max_failed_starts=None,
-            max_short_runs=None,
-            max_crashes=limit,
+            max_restarts=limit,
             period=during,
-            count_blamed=True,
         )
 
-    def delay(self, streak: int, *, roll: float) -> float:
-        """Return the delay before restart number *streak* in a row, from 1.
+    def delay(self, failures: int, *, roll: float) -> float:
+        """Return how long to wait after so many failed starts in a row.
 
-        *roll* is a random number in ``[0, 1)``; the same one gives the same delay.
+        *roll* is a random number in ``[0, 1)``; 0 gives the longest delay.
         """
-        if streak <= 1:
-            return 0.0
-        # 2.0**1024 overflows; long before that the cap has won anyway.
-        full = min(self.base * 2.0 ** min(streak - 2, 1000), self.cap)
-        return full * (0.5 + 0.5 * roll) if self.jitter else full
-
-    def crash_limit(self, workers: int) -> int:
-        """Return how many crashes a pool of *workers* tolerates in the window."""
-        if self.max_crashes is not None:
-            return self.max_crashes
-        return max(5, 1 + 2 * workers)
+        # 2.0**1024 overflows; long before that the maximum has won anyway.
+        full = min(self.initial_delay * 2.0 ** min(failures - 1, 1000), self.max_delay)
+        return full * (1.0 - 0.5 * roll)
 
     def _refuse_unreachable(self) -> None:
-        # Instant crashes of one slot, at the longest delays: crash number n + 1
+        # Starts that fail one after another, at the longest delays: death number n + 1
         # comes at the sum of the first n delays.
-        if self.max_crashes is None or self.base == 0:
+        if self.max_restarts is None or self.initial_delay == 0:
             return
-        elapsed, fit = 0.0, 1
+        elapsed, deaths = 0.0, 1
         delays: list[str] = []
-        while fit <= self.max_crashes:
-            delay = self.delay(fit, roll=1.0)
+        while deaths <= self.max_restarts:
+            delay = self.delay(deaths, roll=0.0)
             elapsed += delay
             if elapsed > self.period:
                 break
             delays.append(f"{delay:g}")
-            fit += 1
-        if fit <= self.max_crashes:
+            deaths += 1
+        if deaths <= self.max_restarts:
             raise ValueError(
-                f"max_crashes={self.max_crashes} in period={self.period:g} s can never "
-                f"be exceeded: with base={self.base:g} and cap={self.cap:g} a slot is "
-                f"restarted after {', '.join(delays)} s, which makes at most {fit} "
-                f"crashes in {self.period:g} s; use a smaller max_crashes, a longer "
-                "period, or a smaller base or cap"
+                f"starts that fail never exceed max_restarts={self.max_restarts} in "
+                f"period={self.period:g} s: with initial_delay={self.initial_delay:g} and "
+                f"max_delay={self.max_delay:g} they are tried again after "
+                f"{', '.join(delays)} s, which makes at most {deaths} deaths in "
+                f"{self.period:g} s; use a smaller max_restarts, a longer period, or "
+                "smaller delays"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Verdict: start a new worker in the slot in *delay* seconds."""
+    """Verdict: start a new worker in *delay* seconds, in the same slot."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
-    """Verdict: leave the slot empty."""
+class Retry:
+    """Verdict: a start has failed; the pool tries the next one in *delay* seconds.
 
+    *hopeless* says that a pool without any worker is broken now.
+    """
+
+    delay: float
     reason: str
+    hopeless: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Break:
-    """Verdict: the pool as a whole has no hope."""
+class GiveUp:
+    """Verdict: start no worker any more."""
 
     reason: str
 
 
-Verdict = Restart | Park | Break
-
-
-@dataclass(slots=True)
-class _Record:
-    """What counts against one slot; each is a number in a row."""
-
-    failed_starts: int = 0
-    short_runs: int = 0
-    fruitless: int = 0
-    streak: int = 0
-    last_delay: float = 0.0
+Verdict = Restart | Retry | GiveUp
 
 
 @dataclass(slots=True)
 class RestartLedger:
-    """The crashes that still count against a :class:`RestartPolicy`.
+    """What a :class:`RestartPolicy` must remember of one pool.
 
     Args:
         policy: The rules.
-        workers: How many slots there are.
+        workers: How many workers there may be.
+
+    Attributes:
+        failures: How many starts have failed in a row.
     """
 
     policy: RestartPolicy
     workers: int
-    _records: dict[int, _Record] = field(default_factory=dict)
-    _window: deque[float] = field(default_factory=deque)
+    failures: int = 0
+    _failed_at: float = float("-inf")
+    _interval: float = _INTERVALS[0]
+    _free: float = field(default=float("inf"))  # restarts that need not wait
+    _filled_at: float = 0.0
+    _deaths: deque[float] = field(default_factory=deque)
 
-    def record(
-        self,
-        slot: int,
-        *,
-        now: float,
-        run: float | None,
-        blamed: bool,
-        outcomes: int,
-        roll: float,
-    ) -> Verdict:
-        """Enter a crash and say what to do about it.
+    def ready(self, took: float) -> None:
+        """Take note that a worker is ready, *took* seconds after it was forked."""
+        self.failures, self._failed_at = 0, float("-inf")
+        shortest, longest = _INTERVALS
+        self._interval = min(max(took / _SHARE, shortest), longest)
+
+    def start_failed(self, began: float, now: float, *, roll: float) -> Verdict:
+        """Enter the end of a worker that was never ready, and say what to do about it.
 
         Args:
-            slot: The slot in which it happened.
-            now: Current time, on a clock that never goes backwards.
-            run: Seconds from readiness to the end; ``None`` if it never was ready.
-            blamed: Whether it happened in the middle of a job.
-            outcomes: How many outcomes of jobs this worker had delivered.
+            began: When it was forked.
+            now: The time, on a clock that never goes backwards.
             roll: A random number in ``[0, 1)``.
         """
-        record = self._records.setdefault(slot, _Record())
-        healthy = max(self.policy.healthy_after, 2 * record.last_delay)
-        if run is not None and run >= healthy:
-            self._records[slot] = record = _Record()
-        if outcomes:
-            record.fruitless = 0
-        if outcomes and blamed:
-            # Workers that have served are killed by jobs, too: so it is the jobs.
-            for other in self._records.values():
-                other.fruitless = 0
-        if blamed and not self.policy.count_blamed:
-            return self._after_blamed(record, outcomes, roll)
-        return self._after_own(record, now, run, outcomes, roll)
-
-    def hand_over(self, slot: int, heir: int) -> None:
-        """Count what counts against *slot* against *heir*, which goes on in its place."""
-        self._records[heir] = self._records.pop(slot)
-
-    def _after_blamed(self, record: _Record, outcomes: int, roll: float) -> Verdict:
-        record.fruitless += not outcomes
-        record.failed_starts = 0
-        delay = self.policy.delay(
-            record.fruitless - self.policy.fruitless_limit + 2, roll=roll
+        # Starts that overlap fail of the same thing, and say no more than one of them.
+        if began >= self._failed_at:
+            self.failures += 1
+            self._failed_at = now
+        if self._is_one_too_many(now):
+            return self._give_up()
+        limit = self.policy.max_failed_starts
+        return Retry(
+            self.policy.delay(self.failures, roll=roll),
+            "the start failed"
+            if self.failures == 1
+            else f"{self.failures} starts failed in a row",
+            hopeless=limit is not None and self.failures >= limit,
         )
-        record.last_delay = delay
-        return Restart(delay)
 
-    def _after_own(
-        self,
-        record: _Record,
-        now: float,
-        run: float | None,
-        outcomes: int,
-        roll: float,
-    ) -> Verdict:
+    def died(self, now: float, *, blamed: bool) -> Verdict:
+        """Enter the death of a worker that was ready, and say what to do about it.
+
+        Args:
+            now: The time, on a clock that never goes backwards.
+            blamed: Whether a job is to blame.
+        """
+        if self._is_one_too_many(now):
+            return self._give_up()
+        return Restart(0.0 if blamed else self._wait(now))
+
+    def _wait(self, now: float) -> float:
+        """Take a restart out of the bucket; return the seconds until it is there."""
+        come = (now - self._filled_at) / self._interval
+        self._free = min(self._free + come, BURST * self.workers) - 1.0
+        self._filled_at = now
+        return max(0.0, -self._free * self._interval)
+
+    def _is_one_too_many(self, now: float) -> bool:
         policy = self.policy
-        record.streak += not outcomes
-        record.short_runs += 1
-        record.failed_starts = record.failed_starts + 1 if run is None else 0
-        limit = policy.crash_limit(self.workers)
-        self._window.append(now)
-        # One crash more than the limit is all that ever matters.
-        while self._window[0] < now - policy.period or len(self._window) > limit + 1:
-            self._window.popleft()
-        if len(self._window) > limit:
-            return Break(
-                f"{len(self._window)} workers crashed within {policy.period:g} s"
-            )
-        if _reached(record.failed_starts, policy.max_failed_starts):
-            return Park(f"{record.failed_starts} starts failed in a row")
-        if _reached(record.short_runs, policy.max_short_runs):
-            return Park(f"{record.short_runs} runs in a row were short")
-        # A worker that has served was no failing start: its end counts, in the window
-        # and among the short runs, but it need not be waited for.
-        record.last_delay = 0.0 if outcomes else policy.delay(record.streak, roll=roll)
-        return Restart(record.last_delay)
+        if policy.max_restarts is None:
+            return False
+        self._deaths.append(now)
+        # One death more than the limit is all that ever matters.
+        while (
+            self._deaths[0] < now - policy.period
+            or len(self._deaths) > policy.max_restarts + 1
+        ):
+            self._deaths.popleft()
+        return len(self._deaths) > policy.max_restarts
 
-
-def _reached(count: int, limit: int | None) -> bool:
-    return limit is not None and count >= limit
+    def _give_up(self) -> GiveUp:
+        return GiveUp(
+            f"{len(self._deaths)} workers died within {self.policy.period:g} s, "
+            f"and the policy allows {self.policy.max_restarts}"
+        )

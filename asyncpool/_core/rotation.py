@@ -113,7 +113,7 @@ class Rotation:
             return self._lives.end(slot, Ending.STOPPED, now)
         commands = self._leaving.begin(slot, why, now, planned=False)
         if not self._let_stay(slot) and self.budget.needs(slot):
-            commands.append(self._lives.succeed(slot, self._spare(), delay, now))
+            commands.append(self._lives.succeed(self._spare(), delay, now))
         return [*commands, *self.step(now)]
 
     def oversized(self, slot: Slot, reason: str, now: float) -> list[Command]:
@@ -170,7 +170,7 @@ class Rotation:
         self._age(now)
         if old.worn is None:
             return [Keep(slot.index, None), *commands]
-        delay = self._policy.delay(self._failed + 1, roll=roll)
+        delay = self._policy.delay(self._failed, roll=roll)
         self._retry_at = now + delay
         return [Keep(slot.index, delay), *commands]
 

@@ -154,6 +154,7 @@ class Slot:
         errands: Jobs for its worker alone, which it begins before any other.
         idle_since: Since when it has had nothing to do, if that is so.
         oversized: It had more memory than it may, and dies of that.
+        began_at: When it was started.
         ready_at: When it said hello; ``None`` before that.
         due: When the supervisor must look at the slot again, whatever happens: to
             start, to probe, or to take the next step in ending a process.
@@ -186,6 +187,7 @@ class Slot:
     errands: deque[int] = field(default_factory=deque)
     idle_since: float = 0.0
     oversized: bool = False
+    began_at: float = 0.0
     ready_at: float | None = None
     due: float | None = None
     planned: bool = False

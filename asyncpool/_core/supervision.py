@@ -33,10 +33,7 @@ from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
 
-__all__ = ["SERVED", "Supervision"]
-
-# Seconds of service after which a worker of a cluster has not failed at once.
-SERVED = 1.0
+__all__ = ["Supervision"]
 
 _NO_LIMITS = WorkerLimits()
 
@@ -225,9 +222,9 @@ class Supervision:
             return []
         slot.apply(SlotEvent.READY)
         slot.ready_at, slot.idle_since, slot.due = now, now, None
-        commands: list[Command] = []
-        if slot.probing:
-            commands += self._lives.probe_succeeded(slot, now)
+        was_broken = self.broken is not None
+        commands = self._lives.came_up(slot, now)
+        if was_broken:
             for other in self.slots:
                 if 0 < len(other.flight.jobs) < other.width:
                     commands += self.refill(other.index, now)  # it has lanes again
@@ -279,7 +276,7 @@ class Supervision:
         elif not needed:
             commands += self._lives.leave_empty(slot)
         elif self.broken is not None:
-            slot.apply(SlotEvent.PARK)
+            commands += self._lives.park(slot, self.broken, now)
         else:
             commands.append(self._lives.spawn(slot, now))
         commands += self.rotation.step(now)
@@ -294,10 +291,10 @@ class Supervision:
             return self.rotation.wear_out(slot, "max_jobs", now)
         return []
 
-    def faulty(self, index: int, now: float, *, roll: float = 0.0) -> list[Command]:
+    def faulty(self, index: int, now: float) -> list[Command]:
         """Replace the worker in slot *index*, once it has nothing more in hand.
 
-        One that serves is followed before that; *roll* is for the jitter of the delay.
+        One that serves is followed before that.
         """
         slot = self.slots[index]
         slot.faulty = True
@@ -306,9 +303,17 @@ class Supervision:
             return []
         if self._serving and slot.ready_at is not None:
             if slot.state is SlotState.IDLE:
-                return self._let_finish(slot, now, roll)
+                return self._let_finish(slot, now)
             return []  # it finishes already
         return self._lives.end(slot, Ending.KILLED, now)
+
+    def wanted(self, now: float) -> None:
+        """Take note that a caller was refused, since the pool is broken."""
+        self._lives.wanted(now)
+
+    def retry_in(self, now: float) -> float | None:
+        """Return the seconds until a broken pool tries to start a worker; ``None`` for never."""
+        return self._lives.retry_in(now)
 
     # Jobs that are not to go on where they are.
 
@@ -489,15 +494,8 @@ class Supervision:
         slot.assign()
         return [Assign(slot.index, tuple(jobs))]
 
-    def _let_finish(self, slot: Slot, now: float, roll: float) -> list[Command]:
-        """Let a faulty worker finish what it serves, while another takes its place.
-
-        Not at once if it has failed at once: then the ledger says when, and if at all.
-        """
-        assert slot.ready_at is not None
-        long = now - slot.ready_at >= SERVED
-        slot.outcomes = max(slot.outcomes, int(long))
-        verdict = self._lives.announce(slot, now, roll=roll)
+    def _let_finish(self, slot: Slot, now: float) -> list[Command]:
+        """Let a faulty worker finish what it serves, while another takes its place."""
+        verdict = self._lives.announce(slot, now)
         delay = verdict.delay if isinstance(verdict, Restart) else None
-        delay = 0.0 if long else delay
         return self.rotation.break_off(slot, "uncaught exception", now, delay)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from asyncpool import events
 from asyncpool._runtime.failing import broken_errors
 from asyncpool._runtime.state import PoolState
@@ -15,13 +17,15 @@ class Admission:
 
     Args:
         state: The pool.
+        rearm: What sets the pool's timer anew.
 
     Attributes:
         saturated: Whether the queue was full, and has not been empty since.
     """
 
-    def __init__(self, state: PoolState) -> None:
+    def __init__(self, state: PoolState, rearm: Callable[[], None]) -> None:
         self._state = state
+        self._rearm = rearm
         self._core = state.core
         self._limit = state.config.max_pending
         self.saturated = False
@@ -36,6 +40,8 @@ class Admission:
         if self._core.closing.finish is not None:
             raise PoolClosedError
         if self._core.broken is not None:
+            self._core.wanted(self._state.loop.time())
+            self._rearm()
             raise broken_errors(self._state)(None)
 
     def check(self, key: int | None) -> None:

@@ -88,5 +88,5 @@ def broken_errors(state: PoolState) -> Callable[[Job[Any] | None], PoolBrokenErr
         broken_error,
         state.core.broken or "",
         tuple(state.crashes),
-        state.config.restart.probe_after,
+        state.core.retry_in(state.loop.time()),
     )

@@ -188,18 +188,18 @@ def broken_error(
 
 def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
     """Say in words what the supervisor does about the end of a worker."""
-    parked = ""
     for command in commands:
         match command:
-            case cmd.GiveUp(reason):
-                return f"giving up: {reason}"
             case cmd.ScheduleRestart(index, delay) if index == slot:
                 return f"restarting in {delay:.2g} s" if delay else "restarting at once"
             case cmd.Spawn(index, _) if index == slot:
                 return "restarting at once"
             case cmd.ParkSlot(index, reason, probe_in) if index == slot:
-                again = f", next try in {probe_in:g} s" if probe_in else ""
-                parked = f"parking the slot: {reason}{again}"
+                return (
+                    f"giving up: {reason}"
+                    if probe_in is None
+                    else f"{reason}, next try in {probe_in:.2g} s"
+                )
             case cmd.LeaveEmpty(index) if index == slot:
                 return "no replacement: there are enough workers"
             case cmd.Keep(index, again_in) if index == slot:
@@ -207,7 +207,7 @@ def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
                 return f"the worker that it was to replace stays{again}"
             case _:
                 pass
-    return parked or "no replacement: the pool is closing"
+    return "no replacement: the pool is closing"
 
 
 def _signal_name(number: int) -> str:

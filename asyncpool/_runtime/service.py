@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from asyncpool._core.commands import Command
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.slots import UP
-from asyncpool._core.supervision import SERVED
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.config import ServingConfig
 from asyncpool._runtime.handle import WorkerHandle
@@ -131,10 +130,6 @@ class Service:
             return False  # there were no descriptors for it
         spread = self.spreader.core
         served, open_now = spread.taken_by(line.slot)
-        ready_at = slot.ready_at
-        if served and ready_at is not None:
-            long = self._state.loop.time() - ready_at >= SERVED
-            slot.outcomes = max(slot.outcomes, int(long))
         del self.lines[line.slot]
         line.shut()
         self.spreader.gone(line)
@@ -142,8 +137,6 @@ class Service:
         self._fill_in()
         if self._stopped:
             self._cut += open_now
-        # Whatever has killed one that has served: no server is to end because of that, but
-        # only one whose workers get nowhere.
         return served > 0 and not slot.faulty
 
     def _on_shut(self, line: Line) -> None:

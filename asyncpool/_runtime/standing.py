@@ -23,8 +23,7 @@ class Standing:
     Attributes:
         up: Done when the first worker is ready, failed if the pool broke before.
         done: Done when nothing of the pool is left.
-        over: The same; failed when the pool breaks, until it works again, or when its
-            supervisor fails.
+        over: The same; failed when the pool gives up for good, or its supervisor fails.
     """
 
     def __init__(self, state: PoolState) -> None:
@@ -40,16 +39,17 @@ class Standing:
 
     def give_up(self, error: PoolBrokenError) -> None:
         """Take note that the pool is broken."""
-        state = self._state
-        _LOGGER.error("%s is broken: %s", state.config.title, error.reason)
+        state, again = self._state, error.retry_after
+        then = "given up" if again is None else f"next try in {again:.2g} s"
+        _LOGGER.error("%s is broken: %s, %s", state.config.title, error.reason, then)
         state.hub.publish(events.GaveUp(error.reason, error.crashes))
-        self._break(error)
+        if again is None or not self.up.done():
+            self._break(error)
 
     def recover(self, slot: int) -> None:
-        """Take note that it is not any more, as the worker in *slot* is ready."""
+        """Take note that starts succeed again, since the worker in *slot* is ready."""
+        _LOGGER.info("%s starts workers again", self._state.config.title)
         self._state.hub.publish(events.Recovered(slot))
-        if self.over.done():
-            self.over = self._state.loop.create_future()
 
     def fail(self, error: Exception) -> PoolClosedError:
         """Take note that the supervisor fails; return what open jobs are told."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from typing import Any, assert_never
 
 import anyio
@@ -89,7 +88,7 @@ class Supervisor:
         )
         self._state = PoolState(loop=loop, config=config, core=self._core)
         self.standing = Standing(self._state)
-        admission = Admission(self._state)
+        admission = Admission(self._state, self._rearm)
         self.check_open, self.room = admission.check_open, admission.room
         self._threads = Threads(loop)
         self._heartbeats = Heartbeats(self._state)
@@ -312,8 +311,7 @@ class Supervisor:
 
     @decision
     def _on_fault(self, handle: WorkerHandle) -> None:
-        now, roll = self._loop.time(), random.random()  # noqa: S311 - jitter
-        self._perform(self._core.faulty(handle.slot, now, roll=roll))
+        self._perform(self._core.faulty(handle.slot, self._loop.time()))
 
     def _on_pong(self, handle: WorkerHandle) -> None:
         if self._health is None:

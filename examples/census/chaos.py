@@ -23,7 +23,6 @@ WAYS: tuple[Callable[[], object], ...] = (
 
 # Somebody who kills workers for sport is no sign of a broken program, which is
 # what the default policy protects from: restart at once, however often.
-POLICY = asyncpool.RestartPolicy(base=0.0, max_short_runs=None, max_crashes=1_000_000)
 
 
 def measure_or_die(root: str, path: str, rate: float, seed: int) -> Finding:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import asyncpool
 from census.account import Account
-from census.chaos import POLICY, Saboteur, attempts_needed, measure_or_die
+from census.chaos import Saboteur, attempts_needed, measure_or_die
 from census.library import Library
 from census.measure import Finding, measure
 from census.progress import Ticker
@@ -54,7 +54,6 @@ class PooledCensus:
             asyncpool.Pool(
                 workers=self.workers,
                 name="census",
-                restart=POLICY if self.chaos else asyncpool.RestartPolicy(),
                 on_crash=self.account.crashes.append,
                 preload=("census.chaos",),  # once, not in every new worker
             ) as pool,

@@ -71,21 +71,18 @@ def get_well(shell: ImaginaryShell) -> None:
         process.faulty or process.hung or process.questions or process.answers
         for process in shell.processes.values()
     )
-    hopeless = shell.policy.probe_after is None
     for _ in range(200 + 2 * shell.jobs):
         if behave(shell, "kind"):
             continue
         missing = shell.workers - len(shell.free())
-        if missing <= 0 or (
-            hopeless and (shell.broken or missing <= len(shell.parked))
-        ):
+        if missing <= 0 or shell.gave_up:
             break
         deadline = shell.core.next_deadline()
         assert deadline is not None, "nobody looks at the empty slots"
         shell.advance(deadline - shell.now)
     else:
         raise AssertionError("the pool has not come back")
-    patience = max(shell.policy.cap, shell.policy.probe_after or 0.0)
+    patience = max(shell.policy.max_delay, 0.5 * len(shell.core.slots))
     assert shell.now <= began + patience + STACK_GRACE  # who hangs goes first
     assert not shell.open
     assert shell.seen["broken"] == broken or not healthy

@@ -13,9 +13,7 @@ from asyncpool._core.supervision import Supervision
 
 def pool_with(jobs: int) -> Supervision:
     """Return a pool of one worker, which has the first of so many jobs."""
-    core = Supervision(
-        workers=(1, 1), policy=RestartPolicy(jitter=False), start_timeout=20.0
-    )
+    core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
     core.start(0.0)
     core.ready(0, 0.0)
     assert [core.submit(job, Profile()) for job in range(jobs)][:1] == [0]

@@ -13,7 +13,7 @@ from asyncpool._core.commands import Command
 from asyncpool._core.context import Context
 from asyncpool._core.frames import Frame
 from asyncpool._core.messages import Failure, LauncherConfig, WorkerConfig
-from asyncpool._core.restart import Break, Park, Restart, RestartPolicy
+from asyncpool._core.restart import GiveUp, Restart, RestartPolicy, Retry
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._worker.context import CurrentJob
 
@@ -21,7 +21,7 @@ POLICIES = [AttemptPolicy, RestartPolicy, WorkerLimits]
 DATA = [
     *get_args(Command),
     *POLICIES,
-    *(Break, Park, Restart),
+    *(GiveUp, Restart, Retry),
 ]
 RECORDS = [Context, CurrentJob, Failure, Frame, LauncherConfig, WorkerConfig]
 

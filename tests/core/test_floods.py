@@ -1,46 +1,69 @@
-"""Floods of jobs that kill their workers, and what they must not do to the others."""
+"""Floods of deaths, and what they must not do to honest jobs."""
 
 from __future__ import annotations
+
+import pytest
 
 from asyncpool._core.commands import ScheduleRestart, Spawn
 from asyncpool._core.profiles import Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.supervision import Supervision
 
-POLICY = RestartPolicy(base=1.0, cap=4.0, jitter=False, max_crashes=3)
 
-
-def test_hostile_jobs_are_served_for_ever_without_delay_as_long_as_others_succeed() -> (
-    None
-):
-    core = Supervision(workers=(1, 1), policy=POLICY, start_timeout=20.0)
-    now, generation, job = 0.0, 1, 0
-    assert core.start(now) == [Spawn(0, 1)]
-    for _ in range(2_000):
-        core.ready(0, now)
-        for again in range(2):
-            job += 1
-            now += 0.001
-            assert core.submit(job, Profile()) == 0
-            if not again:
-                core.outcome(0, job)
-                assert core.refill(0, now) == []
-        generation += 1
-        commands = core.ended(0, now, started=True, requeue=(), roll=0.0)
-        assert commands == [ScheduleRestart(0, 0.0), Spawn(0, generation)]
-
-
-def test_jobs_that_all_kill_their_workers_are_served_ever_more_slowly() -> None:
-    core = Supervision(workers=(1, 1), policy=POLICY, start_timeout=20.0)
+def pool(workers: int) -> Supervision:
+    core = Supervision(
+        workers=(workers, workers), policy=RestartPolicy(), start_timeout=20.0
+    )
     core.start(0.0)
-    delays, now = [], 0.0
-    for job in range(12):
-        core.ready(0, now)
-        assert core.submit(job, Profile()) == 0
-        restart = core.ended(0, now, started=True, requeue=(), roll=0.0)[0]
-        assert isinstance(restart, ScheduleRestart)
-        delays.append(restart.delay)
-        if restart.delay:
-            now = core.next_deadline() or 0.0
-            core.on_timer(now)
-    assert delays == [0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 4, 4]
+    for index in range(workers):
+        core.ready(index, 0.0)
+    return core
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("succeed", [False, True], ids=["none", "every other"])
+def test_jobs_that_kill_their_workers_keep_nobody_waiting_for_a_timer(
+    workers: int, *, succeed: bool
+) -> None:
+    core = pool(workers)
+    now, job, generations = 0.0, 0, [1] * workers
+    for number in range(2_000):
+        index = number % workers
+        now += 0.001
+        if succeed:
+            job += 1
+            assert core.submit(job, Profile()) is not None
+            [busy] = [it.index for it in core.slots if it.flight.jobs]
+            core.outcome(busy, job)
+            assert core.refill(busy, now) == []
+        job += 1
+        index = core.submit(job, Profile()) or 0
+        generations[index] += 1
+        commands = core.ended(index, now, started=True, requeue=(), roll=0.0)
+        assert commands == [
+            ScheduleRestart(index, 0.0),
+            Spawn(index, generations[index]),
+        ]
+        core.ready(index, now)
+    assert core.broken is None
+
+
+def test_idle_workers_that_are_killed_for_an_hour_break_nothing() -> None:
+    core = pool(2)
+    now, longest = 0.0, 0.0
+    for _ in range(18_000):
+        now += 0.2
+        for index in (0, 1):
+            if core.slots[index].ready_at is None:
+                continue
+            [restart, *_] = core.ended(index, now, started=False, requeue=(), roll=0.0)
+            assert isinstance(restart, ScheduleRestart)
+            longest = max(longest, restart.delay)
+        while (due := core.next_deadline()) is not None and due < now + 0.2:
+            for command in core.on_timer(due):
+                assert isinstance(command, Spawn)
+        for slot in core.slots[:2]:
+            if slot.ready_at is None:
+                core.ready(slot.index, slot.began_at + 0.004)
+    assert core.broken is None
+    assert longest <= 0.5

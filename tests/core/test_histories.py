@@ -191,28 +191,16 @@ def close(finish: Finish, timeout: float) -> Event:
     return lambda core, now: core.close(finish, now + timeout, now)
 
 
-# Delays of 1, 2, 4 s; the second failed start in a row parks.
-POLICY = RestartPolicy(
-    base=1.0, cap=4.0, jitter=False, max_failed_starts=2, max_crashes=3, probe_after=10
-)
+# Delays of 1, 2, 4 s; the second failed start in a row breaks a pool without workers.
+POLICY = RestartPolicy(initial_delay=1.0, max_delay=4.0, max_failed_starts=2)
+
+FAILED, TWICE = "the start failed", "2 starts failed in a row"
 
 ONE: History = [(0.0, start, [Spawn(0, 1)]), (0.1, ready(0), [])]
 TWO: History = [
     (0.0, start, [Spawn(0, 1), Spawn(1, 1)]),
     (0.1, ready(0), []),
     (0.1, ready(1), []),
-]
-# One worker is at work, and the other slot is on the brink.
-THREE_CRASHES: History = [
-    *TWO,
-    (1.0, submit(1), [Assign(1, (1,))]),
-    (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
-    (1.1, ready(0), []),
-    (2.0, died(0), [ScheduleRestart(0, 1.0)]),
-    (3.0, timer, [Spawn(0, 3)]),
-    (3.1, ready(0), []),
-    (4.0, died(0), [ScheduleRestart(0, 2.0)]),
-    (6.0, timer, [Spawn(0, 4)]),
 ]
 
 HISTORIES: dict[str, History] = {
@@ -391,85 +379,65 @@ HISTORIES: dict[str, History] = {
         (2.0, outcome(0), [Assign(0, (2,))]),
         (3.0, retry(0, 2), [Assign(0, (2,))]),
     ],
-    "workers that die while idle come back at longer and longer intervals": [
+    "workers that die while idle come back at once": [
         *ONE,
         (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
         (1.1, ready(0), []),
-        (2.0, died(0), [ScheduleRestart(0, 1.0)]),
-        (3.0, timer, [Spawn(0, 3)]),
-        (3.1, ready(0), []),
-        (40.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 4)]),  # it was healthy
+        (2.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 3)]),
+        (2.1, ready(0), []),
+        (3.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 4)]),
     ],
-    "a start that fails again and again parks the slot; the others work on": [
+    "starts that fail park their slot, later and later; the others work on": [
         *TWO[:2],
-        (0.2, died(1), [ScheduleRestart(1, 0.0), Spawn(1, 2)]),
-        (
-            0.4,
-            died(1),
-            [ParkSlot(1, "2 starts failed in a row", 10)],
-        ),
+        (0.25, died(1), [ParkSlot(1, FAILED, 1.0)]),
         (1.0, submit(1), [Assign(0, (1,))]),
         (1.0, submit(2), []),
-        (10.4, timer, [Spawn(1, 3)]),
-        (10.5, ready(1), [Recover(1), Assign(1, (2,))]),
+        (1.25, timer, [Spawn(1, 2)]),
+        (1.5, died(1), [ParkSlot(1, TWICE, 2.0)]),
+        (3.5, timer, [Spawn(1, 3)]),
+        (3.75, died(1), [ParkSlot(1, "3 starts failed in a row", 4.0)]),
+        (7.75, timer, [Spawn(1, 4)]),
+        (8.0, ready(1), [Recover(1), Assign(1, (2,))]),
+    ],
+    "one slot tries for all, and the first worker that is ready brings them back": [
+        (0.0, start, [Spawn(0, 1), Spawn(1, 1)]),
+        (0.1, died(0), [ParkSlot(0, FAILED, 1.0)]),
+        (0.1, died(1), [ParkSlot(1, FAILED, 1.0)]),
+        (0.2, submit(1), []),
+        (1.1, timer, [Spawn(0, 2)]),
+        (1.2, ready(0), [Recover(0), Spawn(1, 2), Assign(0, (1,))]),
     ],
     "a start that takes too long is ended by force": [
         (0.0, start, [Spawn(0, 1)]),
         (20.0, timer, [Kill(0)]),
         (20.1, ready(0), []),  # too late
-        (20.2, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (20.2, died(0), [ParkSlot(0, FAILED, 1.0)]),
+        (21.2, timer, [Spawn(0, 2)]),
     ],
-    "too many crashes in the window break the pool; a probe brings it back": [
+    "a pool whose starts fail is broken when its last worker is gone": [
         *TWO,
         (1.0, submit(1), [Assign(1, (1,))]),
         (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
-        (1.1, ready(0), []),
-        (2.0, died(0), [ScheduleRestart(0, 1.0)]),
-        (3.0, timer, [Spawn(0, 3)]),
-        (3.1, ready(0), []),
-        (4.0, submit(2), [Assign(0, (2,))]),
-        (4.0, submit(3), []),
-        (4.5, died(0), [ScheduleRestart(0, 2.0)]),
+        (1.5, died(0), [ParkSlot(0, FAILED, 1.0)]),
+        (2.5, timer, [Spawn(0, 3)]),
+        (2.75, died(0), [ParkSlot(0, TWICE, 2.0)]),
+        (3.0, submit(2), []),
+        (3.5, died(1, started=True), [ScheduleRestart(1, 0.0), Spawn(1, 2)]),
         (
-            5.0,
+            4.0,
             died(1),
             [
-                ParkSlot(1, "4 workers crashed within 60 s", 10),
-                GiveUp("4 workers crashed within 60 s"),
-                FailJobs((3,), "broken"),
+                ParkSlot(1, "3 starts failed in a row", 0.75),
+                GiveUp("3 starts failed in a row"),
+                FailJobs((2,), "broken"),
             ],
         ),
-        (15.0, timer, [Spawn(0, 4)]),
-        (
-            15.1,
-            died(0),
-            [ParkSlot(0, "4 workers crashed within 60 s", 10)],
-        ),
-        (25.1, timer, [Spawn(0, 5)]),
-        (25.2, ready(0), [Recover(0), Spawn(1, 2)]),
-        (25.3, ready(1), []),
-        (26.0, submit(4), [Assign(1, (4,))]),
-    ],
-    "a pool that breaks lets its last jobs finish": [
-        *TWO,
-        (1.0, submit(1), [Assign(1, (1,))]),
-        (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
-        (1.1, died(0), [ScheduleRestart(0, 1.0)]),
-        (2.1, timer, [Spawn(0, 3)]),
-        (2.2, ready(0), []),
-        (3.0, died(0), [ScheduleRestart(0, 2.0)]),
-        (5.0, timer, [Spawn(0, 4)]),
-        (
-            5.1,
-            died(0),
-            [
-                ParkSlot(0, "4 workers crashed within 60 s", 10),
-                GiveUp("4 workers crashed within 60 s"),
-            ],
-        ),
-        (6.0, outcome(1), [Stop(1)]),
-        (6.1, died(1), []),
-        (15.1, timer, [Spawn(0, 5)]),
+        (4.75, timer, [Spawn(0, 4)]),
+        (5.0, died(0), [ParkSlot(0, "4 starts failed in a row", 4.0)]),
+        (9.0, timer, [Spawn(0, 5)]),
+        (9.0, ready(0), [Recover(0), Spawn(1, 3)]),
+        (9.0, ready(1), []),
+        (9.0, submit(4), [Assign(1, (4,))]),
     ],
     "cancelling a queued job costs nothing, a running one its worker": [
         *ONE,
@@ -588,15 +556,16 @@ HISTORIES: dict[str, History] = {
     ],
     "a pool that breaks has no hope for what is being pickled": [
         (0.0, start, [Spawn(0, 1)]),
-        (0.1, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (0.1, died(0), [ParkSlot(0, FAILED, 1.0)]),
         (0.2, announce(1), []),
         (0.2, submit(2), []),
+        (1.1, timer, [Spawn(0, 2)]),
         (
-            0.3,
+            1.2,
             died(0),
             [
-                ParkSlot(0, "2 starts failed in a row", 10),
-                GiveUp("every slot is parked: 2 starts failed in a row"),
+                ParkSlot(0, TWICE, 2.0),
+                GiveUp(TWICE),
                 FailJobs((2, 1), "broken"),
             ],
         ),
@@ -698,40 +667,10 @@ HISTORIES: dict[str, History] = {
         (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
         (1.1, submit(1), [Assign(1, (1,))]),
         (1.1, submit(2), []),
-        (1.2, died(0), [ScheduleRestart(0, 1.0)]),
-        (1.2, close(ALL, 1.0), []),
-        (2.2, timer, [FailJobs((1, 2), "closed"), Kill(1)]),
-        (2.3, died(1), [Finished()]),
-    ],
-    "a broken pool probes with one start at a time": [
-        *THREE_CRASHES,
-        (
-            6.1,
-            died(0),
-            [
-                ParkSlot(0, "4 workers crashed within 60 s", 10),
-                GiveUp("4 workers crashed within 60 s"),
-            ],
-        ),
-        (16.1, timer, [Spawn(0, 5)]),
-        (17.0, died(1), [ParkSlot(1, "4 workers crashed within 60 s", 10)]),
-        (36.1, timer, [Kill(0)]),
-    ],
-    "a pool whose time is over does not probe, though that is due just then": [
-        *THREE_CRASHES,
-        (6.4, outcome_to_load(1), []),
-        (
-            6.5,
-            died(0),
-            [
-                ParkSlot(0, "4 workers crashed within 60 s", 10),
-                GiveUp("4 workers crashed within 60 s"),
-                Stop(1),
-            ],
-        ),
-        (6.5, close(ALL, 10.0), []),
-        (6.6, died(1), []),
-        (16.5, timer, [FailJobs((1,), "closed"), Finished()]),
+        (1.5, died(0), [ParkSlot(0, FAILED, 1.0)]),
+        (1.5, close(ALL, 1.0), []),
+        (2.5, timer, [FailJobs((1, 2), "closed"), Kill(1)]),
+        (2.6, died(1), [Finished()]),
     ],
     "the last slot of a closing pool cannot be filled: its queue hears it": [
         *TWO,
@@ -743,13 +682,14 @@ HISTORIES: dict[str, History] = {
             died(1, started=True, requeue=True),
             [ScheduleRestart(1, 0.0), Spawn(1, 2)],
         ),
-        (3.1, died(1), [ScheduleRestart(1, 0.0), Spawn(1, 3)]),
+        (3.5, died(1), [ParkSlot(1, FAILED, 1.0)]),
+        (4.5, timer, [Spawn(1, 3)]),
         (
-            3.2,
+            5.0,
             died(1),
             [
-                ParkSlot(1, "2 starts failed in a row", 10),
-                GiveUp("every slot is parked: 2 starts failed in a row"),
+                ParkSlot(1, TWICE, 2.0),
+                GiveUp(TWICE),
                 FailJobs((1,), "broken"),
                 Finished(),
             ],

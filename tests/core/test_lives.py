@@ -13,7 +13,6 @@ from asyncpool._core.commands import (
     LeaveEmpty,
     ParkSlot,
     Recover,
-    ScheduleRestart,
     Spawn,
     Stop,
     Terminate,
@@ -31,17 +30,17 @@ from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.slots import Ending, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
 
-POLICY = RestartPolicy(
-    base=1.0, cap=4.0, jitter=False, max_failed_starts=2, max_crashes=3, probe_after=10
-)
+POLICY = RestartPolicy(initial_delay=1.0, max_delay=4.0, max_failed_starts=2)
 
 
-def lives_of(workers: int, dispatcher: Dispatcher | None = None) -> Lives:
+def lives_of(
+    workers: int, dispatcher: Dispatcher | None = None, policy: RestartPolicy = POLICY
+) -> Lives:
     lives = Lives(
         workers=workers,
         seats=workers,
         limits=WorkerLimits(),
-        policy=POLICY,
+        policy=policy,
         start_timeout=20.0,
         stop_grace=STOP_GRACE,
         width=1,
@@ -110,61 +109,88 @@ def test_a_worker_that_goes_gets_no_more_jobs() -> None:
     assert dispatcher.submit(1, profile) is None
 
 
-def test_a_slot_that_cannot_start_is_parked_and_probed() -> None:
+FAILED, TWICE = "the start failed", "2 starts failed in a row"
+
+
+def test_slots_that_cannot_start_are_parked_and_one_tries_for_all() -> None:
     lives = lives_of(2)
-    assert bury(lives, 0, 1.0) == [ScheduleRestart(0, 0.0), Spawn(0, 2)]
-    text = "2 starts failed in a row"
-    assert bury(lives, 0, 2.0) == [ParkSlot(0, text, 10)]
+    assert bury(lives, 0, 1.0) == [ParkSlot(0, FAILED, 1.0)]
+    assert bury(lives, 1, 1.5) == [ParkSlot(1, FAILED, 0.5)]
     assert lives.broken is None
-    assert lives.on_timer(12.0) == [Spawn(0, 3)]
+    assert lives.on_timer(2.0) == [Spawn(0, 2)]
     slot = lives.slots[0]
     assert slot.probing
     slot.apply(SlotEvent.READY)
-    assert lives.probe_succeeded(slot, 13.0) == [Recover(0)]
+    assert lives.came_up(slot, 2.5) == [Recover(0), Spawn(1, 2)]
     assert not slot.probing
 
 
-def test_a_pool_without_hope_gives_up_and_comes_back() -> None:
+def test_a_pool_without_hope_breaks_and_comes_back() -> None:
     dispatcher = Dispatcher()
     lives = lives_of(2, dispatcher)
     for job in (1, 2):
         dispatcher.submit(job, Profile())
     bury(lives, 0, 1.0)
-    bury(lives, 0, 1.0)
     bury(lives, 1, 1.0)
-    text = "2 starts failed in a row"
-    assert bury(lives, 1, 1.0)[:3] == [
-        ParkSlot(1, lives.broken or "", 10),
-        GiveUp(lives.broken or ""),
+    assert lives.on_timer(2.0) == [Spawn(0, 2)]
+    assert lives.retry_in(2.0) == 0.0, "just now"
+    assert bury(lives, 0, 2.0) == [
+        ParkSlot(0, TWICE, 2.0),
+        GiveUp(TWICE),
         FailJobs((1, 2), "broken"),
     ]
-    assert lives.broken in {
-        f"every slot is parked: {text}",
-        "4 workers crashed within 60 s",
-    }
+    assert lives.broken == TWICE
     assert dispatcher.waiting == 0
-    assert lives.next_deadline() == 11.0
-    assert lives.on_timer(11.0) == [Spawn(0, 3)]
+    assert lives.next_deadline() == 4.0
+    assert lives.retry_in(3.0) == 1.0
+    assert lives.on_timer(4.0) == [Spawn(0, 3)]
     lives.slots[0].apply(SlotEvent.READY)
-    assert lives.probe_succeeded(lives.slots[0], 12.0) == [Recover(0), Spawn(1, 3)]
+    assert lives.came_up(lives.slots[0], 5.0) == [Recover(0), Spawn(1, 2)]
     assert lives.broken is None
 
 
-def test_a_broken_pool_goes_on_probing_in_a_seat_that_it_does_not_need() -> None:
+def test_a_pool_with_a_worker_is_not_broken_however_often_starts_fail() -> None:
+    lives = lives_of(2)
+    lives.slots[1].apply(SlotEvent.READY)
+    lives.slots[1].due = None
+    now = 1.0
+    for _ in range(20):
+        [parked] = bury(lives, 0, now)
+        assert isinstance(parked, ParkSlot)
+        due = lives.next_deadline()
+        assert due is not None
+        now = due
+        assert [type(it) for it in lives.on_timer(now)] == [Spawn]
+    assert lives.broken is None
+
+
+def test_a_pool_that_gives_up_tries_no_more() -> None:
+    lives = lives_of(2, policy=RestartPolicy.limited(1, 60.0))
+    assert bury(lives, 0, 1.0) == [ParkSlot(0, FAILED, 0.0)]
+    text = "2 workers died within 60 s, and the policy allows 1"
+    assert bury(lives, 1, 1.0) == [ParkSlot(1, text, None), GiveUp(text)]
+    assert (lives.broken, lives.gave_up) == (text, True)
+    lives.wanted(2.0)
+    assert lives.next_deadline() is None
+    assert lives.retry_in(2.0) is None
+
+
+def test_a_broken_pool_goes_on_trying_in_a_seat_that_it_does_not_need() -> None:
     lives = lives_of(3)
     bury(lives, 0, 1.0)
-    bury(lives, 0, 1.0)
     bury(lives, 1, 1.0)
-    bury(lives, 1, 1.0, needed=False)
-    assert lives.broken == "4 workers crashed within 60 s"
-    assert bury(lives, 2, 1.0, needed=False) == [LeaveEmpty(2)], "0 and 1 are there"
-    slot = lives.slots[1]
-    slot.apply(SlotEvent.SPARE)
-    for probe in range(3):
-        now = 1.0 + 10 * (probe + 1)
+    bury(lives, 2, 1.0)
+    lives.on_timer(2.0)
+    assert GiveUp(TWICE) in bury(lives, 0, 2.0)
+    assert lives.on_timer(4.0) == [Spawn(0, 3)]
+    assert bury(lives, 0, 4.0, needed=False) == [LeaveEmpty(0)], "1 and 2 are there"
+    lives.slots[2].apply(SlotEvent.SPARE)
+    for number in range(3):
+        now = 8.0 + 4 * number
         assert lives.next_deadline() == now
-        assert lives.on_timer(now) == [Spawn(0, 3 + probe)]
-        assert bury(lives, 0, now, needed=False) == [ParkSlot(0, lives.broken, 10)]
+        assert lives.on_timer(now) == [Spawn(1, 2 + number)]
+        text = f"{4 + number} starts failed in a row"
+        assert bury(lives, 1, now, needed=False) == [ParkSlot(1, text, 4.0)]
 
 
 def test_when_every_slot_is_retired_nothing_is_due() -> None:

@@ -1,10 +1,10 @@
-"""The restart ledger against a model that remembers every crash for ever."""
+"""The restart ledger against a model that remembers every death for ever."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypothesis import given, strategies as st
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -12,136 +12,115 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.restart import Break, Park, Restart, RestartLedger, RestartPolicy
+from asyncpool._core.restart import (
+    GiveUp,
+    Restart,
+    RestartLedger,
+    RestartPolicy,
+    Retry,
+    Verdict,
+)
 
 WORKERS = 3
 
-policies = st.builds(
-    RestartPolicy,
-    base=st.sampled_from([0.0, 0.5]),
-    cap=st.sampled_from([0.5, 2.0]),
-    jitter=st.booleans(),
-    healthy_after=st.sampled_from([3.0, 10.0]),
-    max_failed_starts=st.none() | st.integers(1, 4),
-    max_short_runs=st.none() | st.integers(1, 6),
-    max_crashes=st.none() | st.integers(1, 8),
-    period=st.just(60.0),
-    fruitless_limit=st.integers(1, 4),
-    count_blamed=st.booleans(),
+limits = st.one_of(
+    st.builds(
+        RestartPolicy,
+        initial_delay=st.sampled_from([0.05, 0.5]),
+        max_delay=st.sampled_from([0.5, 2.0]),
+        max_failed_starts=st.none() | st.integers(1, 4),
+        max_restarts=st.none() | st.integers(1, 8),
+    ),
+    st.builds(RestartPolicy.limited, st.integers(1, 8), st.just(60.0)),
 )
 
 
 @dataclass(frozen=True)
-class Past:
-    """A crash."""
+class Start:
+    """A start that has failed."""
 
-    time: float
-    run: float | None
-    blamed: bool
-    outcomes: int
-    number: int
+    began: float
+    ended: float
 
 
 class LedgerMachine(RuleBasedStateMachine):
     """Ask for verdicts, and derive each from the whole history."""
 
-    @initialize(policy=policies)
+    @initialize(policy=limits)
     def start(self, policy: RestartPolicy) -> None:
         self.policy = policy
         self.ledger = RestartLedger(policy, WORKERS)
-        self.now = 0.0
-        self.counted: list[float] = []  # times of the pool's own crashes
-        self.lives: list[list[Past]] = [[] for _ in range(WORKERS)]
-        self.last_delay = [0.0] * WORKERS
-        self.crashes = 0
-        self.absolved = 0  # the last one of a worker that had served, by a job
+        self.now = 100.0
+        self.deaths: list[float] = []
+        self.row: list[Start] = []  # the failed starts since the last readiness
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 12.0, 60.0]))
+    def time_goes_by(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(took=st.sampled_from([0.0, 0.004, 0.04, 3.0]))
+    def one_is_ready(self, took: float) -> None:
+        self.ledger.ready(took)
+        self.row.clear()
+
+    @rule()
+    def one_dies_idle(self) -> None:
+        self.deaths.append(self.now)
+        verdict = self.ledger.died(self.now, blamed=False)
+        given_up = self.given_up()
+        # How long it waits is the matter of a test of its own.
+        assert verdict == given_up or (
+            given_up is None and isinstance(verdict, Restart)
+        )
 
     @rule(
-        slot=st.integers(0, WORKERS - 1),
-        wait=st.sampled_from([0.0, 0.0, 1.0, 12.0, 60.0]),
-        run=st.sampled_from([None, 0.0, 2.9, 3.0, 4.5, 11.0]),
-        blamed=st.booleans(),
-        outcomes=st.sampled_from([0, 0, 1]),
+        ago=st.sampled_from([0.0, 0.005, 0.2, 13.0]),
         roll=st.floats(0, 1, exclude_max=True),
     )
-    def crash(
-        self,
-        slot: int,
-        wait: float,
-        run: float | None,
-        *,
-        blamed: bool,
-        outcomes: int,
-        roll: float,
-    ) -> None:
-        self.now += wait
-        blamed = blamed and run is not None
-        outcomes = 0 if run is None else outcomes
-        policy, life = self.policy, self.lives[slot]
-        if run is not None and run >= max(
-            policy.healthy_after, 2 * self.last_delay[slot]
-        ):
-            life.clear()
-            self.last_delay[slot] = 0.0
-        counts = policy.count_blamed or not blamed
-        self.crashes += 1
-        if blamed and outcomes:
-            self.absolved = self.crashes
-        life.append(Past(self.now, run, not counts, outcomes, self.crashes))
-        if counts:
-            self.counted.append(self.now)
-        verdict = self.ledger.record(
-            slot, now=self.now, run=run, blamed=blamed, outcomes=outcomes, roll=roll
-        )
-        assert verdict == self.expected(life, roll)
-        if isinstance(verdict, Restart):
-            self.last_delay[slot] = verdict.delay
-
-    def expected(self, life: list[Past], roll: float) -> Restart | Park | Break:
-        policy = self.policy
-        own = [past for past in life if not past.blamed]
-        if life[-1].blamed:
-            fruitless = 0
-            for past in life:
-                barren = past.blamed and past.number > self.absolved
-                fruitless = 0 if past.outcomes else fruitless + barren
-            return Restart(
-                policy.delay(max(0, fruitless - policy.fruitless_limit + 2), roll=roll)
+    def a_start_fails(self, ago: float, roll: float) -> None:
+        self.row.append(Start(self.now - ago, self.now))
+        self.deaths.append(self.now)
+        verdict = self.ledger.start_failed(self.now - ago, self.now, roll=roll)
+        failures, last = 0, float("-inf")
+        for it in self.row:
+            if it.began >= last:
+                failures, last = failures + 1, it.ended
+        expected = self.given_up()
+        if expected is None:
+            most = self.policy.max_failed_starts
+            expected = Retry(
+                self.policy.delay(failures, roll=roll),
+                f"{failures} starts failed in a row"
+                if failures > 1
+                else "the start failed",
+                hopeless=most is not None and failures >= most,
             )
-        recent = sum(time >= self.now - policy.period for time in self.counted)
-        limit = policy.crash_limit(WORKERS)
-        if recent > limit:
-            # However many there were, more than one above the limit say nothing.
-            return Break(f"{min(recent, limit + 1)} workers crashed within 60 s")
-        failed = 0
-        for past in life:
-            failed = failed + 1 if past.run is None else 0
-        if policy.max_failed_starts is not None and failed >= policy.max_failed_starts:
-            return Park(f"{failed} starts failed in a row")
-        if policy.max_short_runs is not None and len(own) >= policy.max_short_runs:
-            return Park(f"{len(own)} runs in a row were short")
-        streak = sum(not past.outcomes for past in own)
-        return Restart(0.0 if own[-1].outcomes else policy.delay(streak, roll=roll))
+        assert verdict == expected
+
+    def given_up(self) -> Verdict | None:
+        most, period = self.policy.max_restarts, self.policy.period
+        if most is None:
+            return None
+        recent = sum(time >= self.now - period for time in self.deaths)
+        if recent <= most:
+            return None
+        # However many there were, more than one above the limit say nothing.
+        return GiveUp(
+            f"{min(recent, most + 1)} workers died within 60 s, "
+            f"and the policy allows {most}"
+        )
+
+    @rule()
+    def one_dies_in_a_job(self) -> None:
+        self.deaths.append(self.now)
+        verdict = self.ledger.died(self.now, blamed=True)
+        assert verdict == (self.given_up() or Restart(0.0))
 
     @invariant()
     def its_memory_is_bounded(self) -> None:
         if hasattr(self, "ledger"):
-            assert len(self.ledger._window) <= self.policy.crash_limit(WORKERS) + 1
-            assert len(self.ledger._records) <= WORKERS
+            most = self.policy.max_restarts
+            assert len(self.ledger._deaths) <= (0 if most is None else most + 1)
 
 
 TestLedger = LedgerMachine.TestCase
-
-
-@given(st.lists(st.floats(0, 0.5), min_size=1, max_size=60))
-def test_what_counts_is_forgotten_when_all_is_calm(waits: list[float]) -> None:
-    policy = RestartPolicy(base=0.0, max_failed_starts=None, max_short_runs=None)
-    ledger = RestartLedger(policy, WORKERS)
-    now = 0.0
-    for wait in waits:
-        now += wait
-        ledger.record(0, now=now, run=0.0, blamed=False, outcomes=0, roll=0.0)
-    now += policy.period + 1
-    verdict = ledger.record(1, now=now, run=0.0, blamed=False, outcomes=0, roll=0.0)
-    assert verdict == Restart(0.0)
-    assert list(ledger._window) == [now]

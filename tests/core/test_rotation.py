@@ -14,6 +14,7 @@ from asyncpool._core.commands import (
     Keep,
     Kill,
     LeaveEmpty,
+    ParkSlot,
     Resized,
     Retiring,
     Revoke,
@@ -29,7 +30,7 @@ from asyncpool._core.slots import SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._core.wear import WorkerLimits
 
-POLICY = RestartPolicy(jitter=False)
+POLICY = RestartPolicy(initial_delay=0.5)
 
 
 def pool(
@@ -64,7 +65,7 @@ def short(cost: float = 10.0) -> Profile:
 
 
 def gone(core: Supervision, slot: int, now: float) -> list[Command]:
-    return core.ended(slot, now, started=False, requeue=(), roll=0.5)
+    return core.ended(slot, now, started=False, requeue=(), roll=0.0)
 
 
 def wear_out(core: Supervision, slot: int, now: float) -> list[Command]:
@@ -208,8 +209,9 @@ def test_then_it_is_no_replacement_any_more() -> None:
     core = pool(1)
     wear_out(core, 0, 1.0)
     assert gone(core, 0, 1.1) == [LeaveEmpty(0)]
-    assert gone(core, 1, 1.2) == [ScheduleRestart(1, 0.0), Spawn(1, 2)]
-    assert gone(core, 1, 1.3) == [ScheduleRestart(1, 0.5)]
+    [parked] = gone(core, 1, 1.2)
+    assert isinstance(parked, ParkSlot)
+    assert (parked.slot, parked.reason) == (1, "the start failed")
 
 
 def test_who_asks_to_be_retired_gets_no_job_whoever_is_there() -> None:
@@ -363,7 +365,7 @@ def test_who_is_old_when_a_roll_fails_is_replaced_later(rolled_at: float) -> Non
     commands = core.on_timer(20.0) if rolled_at > 20.0 else []
     commands += core.rotation.roll(rolled_at)
     assert commands == [Spawn(1, 1)]
-    delay = POLICY.delay(2, roll=0.5)
+    delay = POLICY.delay(1, roll=0.0)
     trouble = Rolled(0, "a replacement did not start")
     assert gone(core, 1, 21.0) == [Keep(1, delay), trouble]
     assert core.next_deadline() == 21.0 + delay
@@ -372,7 +374,7 @@ def test_who_is_old_when_a_roll_fails_is_replaced_later(rolled_at: float) -> Non
 
 
 def test_a_pool_that_breaks_is_not_rolled() -> None:
-    core = pool(2, policy=RestartPolicy(max_crashes=1, base=0.0))
+    core = pool(2, policy=RestartPolicy.limited(1, 60.0))
     core.rotation.roll(1.0)
     assert gone(core, 0, 1.1) == [LeaveEmpty(0), Spawn(0, 2)]
     commands = gone(core, 1, 1.2)
@@ -380,7 +382,8 @@ def test_a_pool_that_breaks_is_not_rolled() -> None:
     assert Rolled(1, "the pool broke") in commands
     assert not core.rotation.rolling
     assert gone(core, 0, 1.3) == [LeaveEmpty(0)]
-    assert gone(core, 2, 1.3) == []
+    text = "2 workers died within 60 s, and the policy allows 1"
+    assert gone(core, 2, 1.3) == [ParkSlot(2, text, None)]
     assert core.slots[2].state is SlotState.PARKED
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncpool._core.affinity import choose
-from asyncpool._core.commands import Assign, Resized
+from asyncpool._core.commands import Assign, Recover, Resized
 from asyncpool._core.profiles import Keyed, Profile
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.sizing import GROW_EVERY
@@ -77,14 +77,14 @@ def test_in_a_backoff_the_next_choice_has_the_keys_and_then_they_come_back() -> 
 def test_jobs_wait_for_the_first_that_is_there_if_nobody_is() -> None:
     core = pool_of(1)
     core.ended(0, 1.0, started=False, requeue=(), roll=0.5)
-    core.ended(0, 1.0, started=False, requeue=(), roll=0.5)
+    core.ended(0, 1.0, started=False, requeue=(), roll=0.5)  # this start has failed
     assert places(core) == {}
     assert submit(core, 1, 7) is None
     assert core.dispatcher.waiting == 1
     deadline = core.next_deadline()
     assert deadline is not None
     core.on_timer(deadline)
-    assert core.ready(0, deadline) == [Assign(0, (1,))]
+    assert core.ready(0, deadline) == [Recover(0), Assign(0, (1,))]
 
 
 def test_a_replacement_has_the_place_when_it_is_ready() -> None:

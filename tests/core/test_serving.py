@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,14 +22,17 @@ from hypothesis.stateful import (
 from asyncpool._core import commands as cmd
 from asyncpool._core.closing import Finish
 from asyncpool._core.lives import KILL_GRACE, TERM_GRACE
-from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.restart import BURST, RestartPolicy
 from asyncpool._core.slots import Ending, SlotState
-from asyncpool._core.supervision import SERVED, Supervision
+from asyncpool._core.supervision import Supervision
 from asyncpool._core.wear import WorkerLimits
 
 GRACE = 6.0
 START_TIMEOUT = 20.0
-POLICY = RestartPolicy(base=1.0, jitter=False)
+POLICY = RestartPolicy(initial_delay=1.0)
+
+# So long they have worked, where that is to make no difference.
+SERVED = 1.0
 
 
 def core_of(
@@ -57,7 +61,7 @@ def serving(workers: int, **options: int) -> Supervision:
 def end(
     core: Supervision, index: int, now: float, *, started: bool = False
 ) -> list[cmd.Command]:
-    return core.ended(index, now, started=started, requeue=(), roll=0.5)
+    return core.ended(index, now, started=started, requeue=(), roll=0.0)
 
 
 def settled(core: Supervision) -> bool:
@@ -155,35 +159,48 @@ def test_one_that_fails_while_its_replacement_comes_has_that_one() -> None:
     ]
     assert core.slots[3].replaces == 1
     # It is no replacement any more, and its failure the cluster's own.
-    assert end(core, 2, 6.0) == [cmd.ScheduleRestart(2, 0.0), cmd.Spawn(2, 2)]
+    assert end(core, 2, 6.0) == [cmd.ParkSlot(2, "the start failed", 1.0)]
+    assert core.on_timer(7.0) == [cmd.Spawn(2, 2)]
     core.ready(2, 7.0)
     assert end(core, 0, 8.0) == [cmd.LeaveEmpty(0)]
     assert core.ready(3, 9.0) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
     assert end(core, 1, 10.0) == [cmd.LeaveEmpty(1), cmd.Rolled(2, "")]
 
 
-def test_one_that_fails_at_once_is_followed_after_the_delay_of_the_rules() -> None:
+def test_those_that_fail_at_once_wait_behind_the_limit_of_forks() -> None:
     core = serving(1)
-    failing = [cmd.Retiring(0, "uncaught exception"), cmd.Stop(0)]
-    assert core.faulty(0, 0.5) == [*failing, cmd.Spawn(1, 1)]
-    assert end(core, 0, 0.6) == [cmd.LeaveEmpty(0)]
-    core.ready(1, 1.0)
-    # The seat is another one, but it is the second in a row.
-    failing = [cmd.Retiring(1, "uncaught exception"), cmd.Stop(1)]
-    assert core.faulty(1, 1.1) == [*failing, cmd.ScheduleRestart(0, POLICY.base)]
-    assert core.next_deadline() == 1.1 + POLICY.base
-    # However long it takes to finish what it has.
-    assert core.on_timer(1.1 + POLICY.base) == [cmd.Spawn(0, 2)]
-    core.ready(0, 3.0)
-    assert end(core, 1, 3.1) == [cmd.LeaveEmpty(1)]
-    core.faulty(0, 3.2)
-    assert core.next_deadline() == 3.2 + 2 * POLICY.base
+    slot, now, waited = 0, 0.0, 0.0
+    for number in range(BURST + 1):
+        now += 0.001
+        commands = core.faulty(slot, now)
+        assert commands[:2] == [
+            cmd.Retiring(slot, "uncaught exception"),
+            cmd.Stop(slot),
+        ]
+        heir = 1 - slot
+        if number < BURST:
+            assert isinstance(commands[2], cmd.Spawn)
+        else:
+            [restart] = commands[2:]
+            assert isinstance(restart, cmd.ScheduleRestart)
+            assert core.next_deadline() == now + restart.delay
+            assert [type(it) for it in core.on_timer(now + restart.delay)] == [
+                cmd.Spawn
+            ]
+            waited = restart.delay
+        assert end(core, slot, now) == [cmd.LeaveEmpty(slot)]
+        core.ready(heir, now + waited)
+        slot = heir
+    assert 0 < waited <= 0.5
+    assert core.broken is None
 
 
-def test_the_last_of_those_that_fail_at_once_is_waited_for() -> None:
-    policy = RestartPolicy(base=0.0, max_short_runs=2)
+def test_the_last_one_of_a_limited_policy_is_waited_for() -> None:
     core = Supervision(
-        workers=(1, 1), policy=policy, start_timeout=START_TIMEOUT, serving=True
+        workers=(1, 1),
+        policy=RestartPolicy.limited(1, 60.0),
+        start_timeout=START_TIMEOUT,
+        serving=True,
     )
     core.start(0.0)
     core.ready(0, 0.0)
@@ -193,7 +210,7 @@ def test_the_last_of_those_that_fail_at_once_is_waited_for() -> None:
     end(core, 0, 5.0)
     assert core.broken is None  # its report is the reason that is told
     end(core, 1, 6.0)
-    assert core.broken == "every slot is parked: 2 runs in a row were short"
+    assert core.broken == "2 workers died within 60 s, and the policy allows 1"
 
 
 def test_it_has_its_size_only_when_all_of_them_serve() -> None:
@@ -201,13 +218,12 @@ def test_it_has_its_size_only_when_all_of_them_serve() -> None:
     assert settled(core)
     core.rotation.resize(3, 3, 1.0)
     assert not settled(core)
-    end(core, 2, 2.0)  # at once, and again
-    end(core, 2, 3.0)
-    assert core.slots[2].state is SlotState.VACANT
+    end(core, 2, 2.0)
+    assert core.slots[2].state is SlotState.PARKED
     assert not settled(core)
     assert core.rotation.budget.misses(2)
-    assert not core.rotation.budget.stuck
-    core.on_timer(3.0 + POLICY.base)
+    assert core.rotation.budget.stuck
+    core.on_timer(2.0 + POLICY.initial_delay)
     core.ready(2, 5.0)
     assert settled(core)
 
@@ -222,10 +238,7 @@ def test_a_replacement_that_does_not_start_is_not_missed() -> None:
 
 
 def test_nobody_waits_for_a_parked_slot() -> None:
-    policy = RestartPolicy(base=0.0, max_failed_starts=1)
-    core = Supervision(
-        workers=(2, 2), policy=policy, start_timeout=START_TIMEOUT, serving=True
-    )
+    core = core_of(2)
     core.start(0.0)
     core.ready(0, 0.0)
     end(core, 1, 1.0)
@@ -248,31 +261,32 @@ def test_one_that_fails_before_it_is_ready_is_killed() -> None:
     assert core.faulty(0, 5.0) == [cmd.Kill(0)]
 
 
-def test_failing_again_and_again_breaks_the_cluster_however_much_was_served() -> None:
-    """It is no poison in a request: those are the crashes with open connections."""
-    policy = RestartPolicy(base=0.0, max_crashes=2, max_short_runs=None)
+@pytest.mark.parametrize("limited", [False, True])
+def test_failing_again_and_again_breaks_a_cluster_only_if_it_is_limited(
+    *, limited: bool
+) -> None:
     core = Supervision(
-        workers=(1, 1), policy=policy, start_timeout=START_TIMEOUT, serving=True
+        workers=(1, 1),
+        policy=RestartPolicy.limited(2, 60.0) if limited else RestartPolicy(),
+        start_timeout=START_TIMEOUT,
+        serving=True,
     )
     core.start(0.0)
     index, now = 0, 0.0
-    for _ in range(3):
+    for _ in range(3 if limited else 300):
         assert core.broken is None
         core.ready(index, now)
         core.served(index, 100, now)
         now += 2 * SERVED
-        [spawned] = [c for c in core.faulty(index, now) if isinstance(c, cmd.Spawn)]
+        commands = core.faulty(index, now)
         end(core, index, now)
-        index = spawned.slot
-    assert core.broken == "3 workers crashed within 60 s"
+        [index] = [c.slot for c in commands if isinstance(c, cmd.Spawn)] or [index]
+    text = "3 workers died within 60 s, and the policy allows 2"
+    assert core.broken == (text if limited else None)
 
 
-def test_a_crash_while_it_served_somebody_is_not_rationed() -> None:
-    policy = RestartPolicy(base=0.0, max_crashes=2)
-    core = Supervision(
-        workers=(1, 1), policy=policy, start_timeout=START_TIMEOUT, serving=True
-    )
-    core.start(0.0)
+def test_a_crash_while_it_served_somebody_is_followed_at_once_always() -> None:
+    core = serving(1)
     for n in range(100):
         core.ready(0, n / 10)
         core.served(0, 1, n / 10)
@@ -289,23 +303,22 @@ def test_connections_wear() -> None:
     assert cmd.Stop(0) in core.ready(1, 2.0)
 
 
-def test_a_probe_that_is_not_needed_any_more_is_followed_by_another() -> None:
-    policy = RestartPolicy(base=0.0, max_crashes=2, probe_after=10.0)
+def test_a_try_that_is_not_needed_any_more_is_followed_by_another() -> None:
     core = Supervision(
-        workers=(3, 3), policy=policy, start_timeout=START_TIMEOUT, serving=True
+        workers=(3, 3),
+        policy=RestartPolicy(initial_delay=8.0, max_failed_starts=1),
+        start_timeout=START_TIMEOUT,
+        serving=True,
     )
     core.start(0.0)
     for index in range(3):
-        end(core, index, 0.0)
-    assert core.broken is not None
-    for slot in core.slots:
-        if slot.state is SlotState.STOPPING:
-            end(core, slot.index, 0.0)
-    [probe] = [c for c in core.on_timer(10.0) if isinstance(c, cmd.Spawn)]
+        end(core, index, 0.5)
+    assert core.broken == "the start failed"
+    assert core.on_timer(8.5) == [cmd.Spawn(0, 2)]
     core.rotation.resize(1, 1, 11.0)
-    assert end(core, probe.slot, 12.0) == [cmd.LeaveEmpty(probe.slot)]
-    assert core.next_deadline() == 22.0
-    [again] = core.on_timer(22.0)
+    assert end(core, 0, 12.0) == [cmd.LeaveEmpty(0)]
+    assert core.next_deadline() == 12.0 + 16.0
+    [again] = core.on_timer(28.0)
     assert isinstance(again, cmd.Spawn)
 
 
@@ -462,7 +475,6 @@ class ServingMachine(RuleBasedStateMachine):
             return
         worker, failing = self.workers[slot], self.failing()
         assert worker.ready_at is not None
-        long = self.now - worker.ready_at >= SERVED
         alone = all(other.replaces != slot for other in self.core.slots)
         missed = alone and self.core.rotation.budget.needs(self.core.slots[slot])
         worker.failed = True
@@ -471,10 +483,10 @@ class ServingMachine(RuleBasedStateMachine):
         assert not self.core.slots[slot].planned
         came = any(isinstance(command, cmd.Spawn) for command in commands)
         if missed and failing <= self.size:
-            assert came or not long
+            waits = any(isinstance(it, cmd.ScheduleRestart) for it in commands)
+            assert came or waits
             self.seen["replaced at once"] += came
             self.seen["replaced at once, beside others"] += came and failing > 0
-            waits = any(isinstance(it, cmd.ScheduleRestart) for it in commands)
             self.seen["replaced later"] += waits
 
     def failing(self) -> int:

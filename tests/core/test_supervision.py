@@ -28,7 +28,9 @@ from asyncpool._core.commands import (
     Command,
     DropErrands,
     FailJobs,
+    GiveUp,
     ParkSlot,
+    Recover,
     Revoke,
     Spawn,
     Stop,
@@ -49,15 +51,10 @@ from tests.core.list_queue import PRIORITIES
 
 policies = st.builds(
     RestartPolicy,
-    base=st.sampled_from([0.0, 0.5]),
-    cap=st.sampled_from([1.0, 8.0]),
-    healthy_after=st.sampled_from([5.0, 30.0]),
-    max_failed_starts=st.sampled_from([None, 2, 5]),
-    max_short_runs=st.sampled_from([None, 8, 2]),
-    max_crashes=st.sampled_from([7, None, None, 2]),
-    fruitless_limit=st.sampled_from([2, 8]),
-    count_blamed=st.sampled_from([False, False, True]),
-    probe_after=st.sampled_from([10.0, 10.0, 30.0, None]),
+    initial_delay=st.sampled_from([0.05, 0.5]),
+    max_delay=st.sampled_from([1.0, 8.0]),
+    max_failed_starts=st.sampled_from([2, 1, 5, None]),
+    max_restarts=st.sampled_from([None, None, None, 2, 7]),
 )
 limits = st.builds(
     WorkerLimits,
@@ -659,27 +656,26 @@ class SupervisionMachine(RuleBasedStateMachine):
         for slot in shell.core.slots:
             if slot.index in shell.processes or slot.state in UNUSED:
                 continue
-            if shell.broken:
-                assert slot.state is SlotState.PARKED
-                assert slot.due is None
-            elif slot.index in shell.parked and shell.policy.probe_after is None:
+            assert (slot.state is SlotState.PARKED) is (slot.index in shell.parked)
+            if slot.state is SlotState.PARKED:
                 assert slot.due is None
             else:
+                assert not shell.broken
                 assert slot.due is not None
                 assert slot.due == shell.not_before[slot.index]
 
     @invariant()
     def no_job_waits_for_a_worker_that_will_never_come(self) -> None:
-        if self.shell.waiting:
+        core = self.shell.core
+        if self.shell.waiting and core._lives._retry_at is None:
             hopeless = {SlotState.PARKED, *UNUSED}
-            assert not all(slot.state in hopeless for slot in self.shell.core.slots)
+            assert not all(slot.state in hopeless for slot in core.slots)
 
     @invariant()
-    def a_broken_pool_has_hope(self) -> None:
-        shell = self.shell
-        if shell.broken and shell.closing is None and shell.policy.probe_after:
-            probing = [p for p in shell.processes.values() if not p.excused]
-            assert probing or shell.core._lives._probe_at is not None
+    def somebody_tries_for_the_parked_slots(self) -> None:
+        shell, lives = self.shell, self.shell.core._lives
+        if shell.parked and not shell.gave_up and shell.closing is None:
+            assert shell.trying or lives._retry_at is not None
 
     def teardown(self) -> None:
         if not hasattr(self, "shell"):
@@ -729,27 +725,35 @@ def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
     assert commands or deadline < 30.0, "nobody is there for it until the time is over"
 
 
-def test_a_broken_pool_does_not_count_on_a_probe_that_was_stopped() -> None:
-    policy = RestartPolicy(
-        base=0.0, max_failed_starts=1, max_crashes=2, probe_after=1.0
-    )
+def test_a_caller_of_a_broken_pool_brings_the_next_try_forward() -> None:
+    policy = RestartPolicy(initial_delay=16.0, max_failed_starts=1)
     core = Supervision(workers=(2, 2), policy=policy, start_timeout=20.0)
 
-    def die(slot: int, now: float) -> list[Command]:
+    def fail(slot: int, now: float) -> list[Command]:
         return core.ended(slot, now, started=False, requeue=(), roll=0.0)
 
     core.start(0.0)
-    assert die(0, 1.0) == [ParkSlot(0, "1 starts failed in a row", 1.0)]
-    core.ready(1, 1.0)
+    text = "the start failed"
+    assert fail(0, 1.0) == [ParkSlot(0, text, 16.0)]
+    assert core.broken is None, "the other one may come up"
+    assert fail(1, 1.0) == [ParkSlot(1, text, 16.0), GiveUp(text)]
+    assert core.next_deadline() == 17.0
+    core.wanted(1.5)
+    assert core.next_deadline() == 2.0, "a second after the last try"
+    assert core.retry_in(1.5) == 0.5
     assert core.on_timer(2.0) == [Spawn(0, 2)]
-    die(1, 2.0)
-    core.ready(1, 2.0)
-    assert Stop(0) in die(1, 2.0)
-    assert core.broken is not None
-    assert core.on_timer(3.0) == [Spawn(1, 3)]
-    die(1, 3.0)
-    assert die(0, 3.5) == []
-    assert core.next_deadline() == 4.0
+    core.wanted(2.1)
+    assert core.next_deadline() == 22.0, "somebody tries: until start_timeout"
+    again = "2 starts failed in a row"
+    assert fail(0, 9.0) == [ParkSlot(0, again, 30.0)]
+    core.wanted(9.5)
+    core.wanted(50.0)
+    assert core.next_deadline() == 10.0
+    assert core.on_timer(50.0) == [Spawn(0, 3)]
+    assert core.ready(0, 50.1) == [Recover(0), Spawn(1, 2)]
+    assert core.broken is None
+    core.wanted(50.2)
+    assert core.next_deadline() == 70.1
 
 
 def test_errands_are_run_one_by_one_before_all_other_jobs() -> None:

@@ -299,9 +299,7 @@ async def test_a_worker_that_cannot_run_it_at_its_start_has_failed_to_start(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "there"
-    policy = RestartPolicy(
-        base=0.0, max_failed_starts=2, max_crashes=None, probe_after=None
-    )
+    policy = RestartPolicy(max_failed_starts=2)
     async with patience(), Pool(1, restart=policy) as pool:
         await pool.broadcast(jobs.configure_unless, str(path), "a")
         path.touch()

@@ -8,6 +8,8 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from asyncpool import (
     RestartPolicy,
     WorkerLimits,
 )
+from asyncpool._core.restart import BURST
 from asyncpool.cluster import ClusterStats
 from asyncpool.events import Crashed, Exited, GaveUp, Ready, Retiring, Spawned
 from tests.helpers import serves
@@ -125,48 +128,49 @@ async def test_a_worker_that_is_killed_costs_its_own_connections_only() -> None:
 @in_each_way
 async def test_connections_wait_while_all_workers_are_dead(spread: str) -> None:
     """The listening sockets are the master's."""
-    slow = RestartPolicy(base=0.2, cap=0.2, jitter=False)
-    async with (
-        patience(),
-        cluster_of(workers=1, spread=spread, restart=slow) as cluster,
-    ):
-        for generation in range(2, 4):
-            pid = (await who(cluster))[2]
-            events = cluster.events()
-            os.kill(pid, signal.SIGKILL)
-            await next_of(events, Crashed)
-            assert not any(slot.ready for slot in cluster.stats().slots)
-            async with clients(cluster, 5) as some:
-                for client in some:
-                    assert (await client.who())[1] == generation
+    async with patience(), Gate() as gate:
+        target = partial(serves.talk_behind, gate.path)
+        cluster = cluster_of(target, workers=1, spread=spread)
+        start = asyncio.create_task(cluster.start())
+        (await gate.visitor("0.1")).release()
+        await start
+        async with cluster:
+            for generation in range(2, 4):
+                os.kill((await who(cluster))[2], signal.SIGKILL)
+                successor = await gate.visitor(f"0.{generation}")
+                assert not any(slot.ready for slot in cluster.stats().slots)
+                async with clients(cluster, 5) as some:
+                    successor.release()
+                    for client in some:
+                        assert (await client.who())[1] == generation
 
 
 async def test_others_serve_in_the_place_of_one_that_is_dead() -> None:
-    late = RestartPolicy(base=1000.0, cap=1000.0, jitter=False)
-    async with patience(), cluster_of(spread="reuseport", restart=late) as cluster:
-        events = cluster.events()
-        for _ in range(2):  # the second end of a slot is the one with a backoff
+    async with patience(), Gate() as gate:
+        target = partial(serves.talk_behind, gate.path)
+        cluster = cluster_of(target, spread="reuseport")
+        start = asyncio.create_task(cluster.start())
+        for name in ("0.1", "1.1"):
+            (await gate.visitor(name)).release()
+        await start
+        async with cluster:
             pid = pid_in(await all_ready(cluster), 0)
             os.kill(pid, signal.SIGSTOP)
             # Half of them wait in its queue, and of those below they would.
             async with clients(cluster, 20) as some:
                 os.kill(pid, signal.SIGKILL)
-                await next_of(events, Crashed)
+                successor = await gate.visitor("0.2")
                 for client in some:
                     await client.who()
-        async with clients(cluster, 20) as some:
-            assert {(await client.who())[0] for client in some} == {1}
-        assert not any(it.ready for it in cluster.stats().slots if it.slot == 0)
+            async with clients(cluster, 20) as some:
+                assert {(await client.who())[0] for client in some} == {1}
+            assert not any(it.ready for it in cluster.stats().slots if it.slot == 0)
+            successor.release()
 
 
 @pytest.mark.parametrize("spread", ["shared", "reuseport"])
 async def test_who_accepts_by_itself_is_handed_nothing(spread: str) -> None:
-    slow = RestartPolicy(base=0.2, cap=0.2, jitter=False)
-    target = serves.talk_by_itself
-    async with (
-        patience(),
-        cluster_of(target, spread=spread, restart=slow) as cluster,
-    ):
+    async with patience(), cluster_of(serves.talk_by_itself, spread=spread) as cluster:
         events = cluster.events()
         for _ in range(2):
             pid = pid_in(await all_ready(cluster), 0)
@@ -298,16 +302,16 @@ async def test_where_all_fail_others_serve_at_once(
         assert (await all_ready(cluster)).crashes == 2
 
 
-async def test_one_that_fails_at_once_is_restarted_by_the_rules() -> None:
-    policy = RestartPolicy(
-        base=0.01, cap=0.02, max_failed_starts=None, max_short_runs=3, probe_after=None
-    )
+async def test_one_that_fails_at_once_gives_up_if_the_policy_says_so() -> None:
     crashes: list[Crash] = []
     cluster = cluster_of(
-        serves.fail_at_once, workers=1, restart=policy, on_crash=crashes.append
+        serves.fail_at_once,
+        workers=1,
+        restart=RestartPolicy.limited(2, during=60),
+        on_crash=crashes.append,
     )
     async with patience(), cluster:
-        with pytest.raises(PoolBrokenError, match="3 runs in a row were short"):
+        with pytest.raises(PoolBrokenError, match="3 workers died within 60 s"):
             await cluster.wait()
         with pytest.raises(PoolBrokenError):
             await cluster.wait()
@@ -317,8 +321,18 @@ async def test_one_that_fails_at_once_is_restarted_by_the_rules() -> None:
     ] * 3
 
 
+async def test_one_that_fails_at_once_is_followed_for_ever_otherwise() -> None:
+    async with patience(), cluster_of(serves.fail_at_once, workers=1) as cluster:
+        waiter = asyncio.create_task(cluster.wait())
+        stats = await until(cluster, lambda stats: stats.crashes > BURST + 2)
+        assert stats.state == "running"
+        assert not waiter.done()
+        await cluster.close()
+        await waiter
+
+
 async def test_one_that_never_is_ready_breaks_the_start() -> None:
-    policy = RestartPolicy(base=0.01, cap=0.02, max_failed_starts=2, probe_after=None)
+    policy = RestartPolicy(initial_delay=0.01, max_failed_starts=2)
     cluster = cluster_of(serves.fail_before, restart=policy)
     async with patience():
         with pytest.raises(PoolBrokenError, match="before it was ready") as caught:
@@ -330,7 +344,7 @@ async def test_one_that_never_is_ready_breaks_the_start() -> None:
 
 
 async def test_one_that_is_not_ready_in_time() -> None:
-    policy = RestartPolicy(base=0.01, cap=0.02, max_failed_starts=1, probe_after=None)
+    policy = RestartPolicy(max_failed_starts=1)
     cluster = cluster_of(serves.not_yet, workers=1, restart=policy, start_timeout=0.5)
     async with patience():
         with pytest.raises(PoolBrokenError, match=r"not ready within 0\.5 s"):
@@ -365,7 +379,7 @@ async def test_a_worker_that_retires_is_replaced_at_once() -> None:
 
 
 async def test_giving_up_is_heard_of_and_told() -> None:
-    policy = RestartPolicy(base=0.0, max_crashes=2, probe_after=None)
+    policy = RestartPolicy.limited(2, during=60)
     async with patience(), cluster_of(restart=policy) as cluster:
         await all_ready(cluster)
         waiter = asyncio.create_task(cluster.wait())
@@ -377,35 +391,48 @@ async def test_giving_up_is_heard_of_and_told() -> None:
             os.kill(pid, signal.SIGKILL)
             await until(cluster, lambda s, n=stats.crashes: s.crashes > n)  # type: ignore[misc]
         gave_up = await next_of(events, GaveUp)
-        assert gave_up.reason == "3 workers crashed within 60 s"
-        with pytest.raises(PoolBrokenError, match="3 workers crashed"):
+        assert gave_up.reason == ("3 workers died within 60 s, and the policy allows 2")
+        with pytest.raises(PoolBrokenError, match="3 workers died"):
             await waiter
 
 
-async def test_no_number_of_kills_ends_a_cluster_whose_workers_have_served() -> None:
-    policy = RestartPolicy(base=0.0, max_crashes=1)
-    async with patience(), cluster_of(workers=1, restart=policy) as cluster:
-        for _ in range(4):
-            pid = (await who(cluster))[2]
-            await connected(cluster, 0)
-            os.kill(pid, signal.SIGKILL)
-        assert (await who(cluster))[1] == 5
-        assert cluster.stats().state == "running"
-
-
-async def test_a_broken_cluster_that_recovers_is_waited_for_again() -> None:
-    policy = RestartPolicy(base=0.0, max_crashes=1, probe_after=0.1, count_blamed=True)
-    async with patience(), cluster_of(workers=1, restart=policy) as cluster:
-        for _ in range(2):
-            pid = (await who(cluster))[2]
-            await connected(cluster, 0)
-            os.kill(pid, signal.SIGKILL)
-        with pytest.raises(PoolBrokenError):
-            await cluster.wait()
-        assert (await who(cluster))[1] == 3
+async def test_no_number_of_kills_ends_a_cluster() -> None:
+    async with patience(), cluster_of(workers=1) as cluster:
         waiter = asyncio.create_task(cluster.wait())
-        await asyncio.sleep(0)
+        for number in range(10):
+            pid = (await who(cluster))[2]
+            if number % 2:
+                await connected(cluster, 0)
+            os.kill(pid, signal.SIGKILL)
+        assert (await who(cluster))[1] == 11
+        assert cluster.stats().state == "running"
         assert not waiter.done()
+        await cluster.close()
+        await waiter
+
+
+async def test_a_cluster_that_was_ready_once_never_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "ap_served.py"
+    module.write_text("from tests.helpers.serves import talk as serve\n")
+    policy = RestartPolicy(initial_delay=0.01, max_delay=0.02, max_failed_starts=2)
+    async with (
+        patience(),
+        cluster_of("ap_served:serve", workers=1, restart=policy) as cluster,
+    ):
+        waiter = asyncio.create_task(cluster.wait())
+        pid = (await who(cluster))[2]
+        events = cluster.events()
+        module.write_text("raise ValueError('a bad deploy')\n")
+        os.kill(pid, signal.SIGKILL)
+        assert (await next_of(events, GaveUp)).reason == "2 starts failed in a row"
+        assert cluster.stats().state == "broken"
+        assert not waiter.done()
+        module.write_text("from tests.helpers.serves import talk as serve\n")
+        assert (await who(cluster))[2] != pid
+        assert cluster.stats().state == "running"
         await cluster.close()
         await waiter
 
@@ -424,7 +451,7 @@ async def test_a_broken_cluster_that_recovers_is_waited_for_again() -> None:
 async def test_no_descriptor_to_listen_is_a_start_that_failed(
     spread: str, culprit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = RestartPolicy(base=0.01, cap=0.01)
+    policy = RestartPolicy(initial_delay=0.01)
     async with (
         patience(),
         cluster_of(workers=1, spread=spread, restart=policy) as cluster,

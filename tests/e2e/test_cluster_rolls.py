@@ -460,13 +460,7 @@ async def test_a_resize_says_that_a_worker_does_not_start(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     write(tmp_path, "1")
-    stubborn = RestartPolicy(
-        base=0.05,
-        cap=0.05,
-        max_failed_starts=None,
-        max_short_runs=None,
-        max_crashes=500,
-    )
+    stubborn = RestartPolicy(max_delay=0.05, max_failed_starts=None)
     async with patience(), cluster_of("served:serve", restart=stubborn) as cluster:
         await all_ready(cluster)
         write(tmp_path, "", BROKEN["it raises"][0])
@@ -481,7 +475,7 @@ async def test_a_resize_says_that_a_worker_does_not_start(
 
 
 async def test_a_resize_of_a_parked_slot_does_not_wait_for_its_probe() -> None:
-    never = RestartPolicy(base=0.0, max_failed_starts=1, probe_after=None)
+    never = RestartPolicy(initial_delay=30.0)
     async with patience(), Gate() as gate:
         target = partial(serves.talk_behind, gate.path)
         cluster = cluster_of(target, restart=never)
@@ -498,8 +492,7 @@ async def test_a_resize_of_a_parked_slot_does_not_wait_for_its_probe() -> None:
 
 
 async def test_a_worker_that_was_killed_is_no_reason_to_shrink() -> None:
-    slow = RestartPolicy(base=0.05, cap=0.05, jitter=False)
-    async with patience(), cluster_of(workers=2, restart=slow) as cluster:
+    async with patience(), cluster_of(workers=2) as cluster:
         stats = await all_ready(cluster)
         events = cluster.events()
         for slot in stats.slots:

@@ -55,7 +55,7 @@ pytestmark = IN_TURNS
 
 KIB, MIB = 1 << 10, 1 << 20
 
-QUICK = RestartPolicy(base=0.01, cap=0.02)
+QUICK = RestartPolicy(initial_delay=0.01, max_delay=0.02)
 KILLED = Fault("killed", lambda: None, signal="SIGKILL")
 
 
@@ -209,8 +209,7 @@ async def test_a_death_while_an_argument_is_loaded_costs_no_attempt(way: str) ->
 @pytest.mark.usefixtures("fill_passes_by")
 async def test_a_job_outlives_any_number_of_workers_that_it_did_not_get_to() -> None:
     block = Block(pattern(3 * MIB))
-    policy = RestartPolicy(base=0.0, cap=0.0, max_short_runs=None, max_crashes=100)
-    async with patience(), Pool(1, restart=policy) as pool:
+    async with patience(), Pool(1) as pool:
         with Stop("filled") as stop:
             job = pool.submit(large.checksum, block)
             await _kill_while_loading(pool, job, times=6)
@@ -222,7 +221,7 @@ async def test_a_job_outlives_any_number_of_workers_that_it_did_not_get_to() -> 
 
 @pytest.mark.usefixtures("fill_passes_by")
 async def test_a_job_that_gets_to_no_worker_ends_with_the_pool() -> None:
-    policy = RestartPolicy(base=0.0, cap=0.0, max_short_runs=None, max_crashes=2)
+    policy = RestartPolicy.limited(2, during=60)
     async with patience(), Pool(1, restart=policy) as pool:
         with Stop("filled") as stop:
             job = pool.submit(large.checksum, Block(pattern(3 * MIB)))
@@ -559,13 +558,7 @@ async def test_a_cancellation_may_come_at_any_moment(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_death_may_come_at_any_moment(seed: int) -> None:
     dice = random.Random(seed)
-    policy = RestartPolicy(
-        base=0.0,
-        cap=0.0,
-        max_failed_starts=None,
-        max_short_runs=None,
-        max_crashes=1000,
-    )
+    policy = RestartPolicy(max_delay=0.1, max_failed_starts=None)
     submitted: list[tuple[Job[Any], Any]] = []
     async with patience(), Pool(2, restart=policy) as pool:
         view = pool.options(max_attempts=100)

@@ -35,15 +35,8 @@ from tests.helpers.pools import (
 
 pytestmark = BOTH_LOOPS
 
-HASTY = RestartPolicy(base=0.01, cap=0.02, max_failed_starts=3, probe_after=None)
-PATIENT = RestartPolicy(
-    base=0.01,
-    cap=0.05,
-    max_failed_starts=None,
-    max_short_runs=None,
-    max_crashes=1000,
-    period=600,
-)
+HASTY = RestartPolicy(initial_delay=0.01, max_failed_starts=3)
+PATIENT = RestartPolicy(initial_delay=0.01, max_delay=0.05, max_failed_starts=None)
 
 Launcher = Literal["forkserver", "spawn"]
 both_launchers = pytest.mark.parametrize("launcher", ["forkserver", "spawn"])
@@ -123,7 +116,7 @@ async def test_a_thread_that_threading_does_not_know_is_refused_too(
         "_thread.start_new_thread(lock.acquire, ())\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    once = RestartPolicy(max_failed_starts=1, probe_after=None)
+    once = RestartPolicy(max_failed_starts=1)
     async with patience():
         with pytest.raises(PoolBrokenError, match="threads behind: gremlin; a process"):
             await Pool(1, preload=["ap_threads"], restart=once).start()

@@ -284,7 +284,7 @@ async def test_not_before_the_workers_of_a_closing_pool_are_dead(
 
 async def test_not_with_the_hope_of_its_pool(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    policy = RestartPolicy(base=0.01, cap=0.02, max_crashes=2, probe_after=None)
+    policy = RestartPolicy.limited(2, during=60)
     broken = {"restart": policy, "initializer": jobs.fail_if_there}
     async with leasing(2, on_cancel="wait", initargs=(str(flag),), **broken) as (
         gate,

@@ -112,7 +112,7 @@ async def test_a_shared_launcher_that_is_killed_is_replaced_for_all() -> None:
         assert await launcher_of(first) == await launcher_of(second) != launcher
 
 
-HASTY = RestartPolicy(base=0.01, cap=0.02, max_failed_starts=3, probe_after=None)
+HASTY = RestartPolicy(initial_delay=0.01, max_failed_starts=3)
 
 
 @pytest.mark.usefixtures("nothing_ahead")
@@ -133,9 +133,7 @@ async def test_a_shared_launcher_that_hangs_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("asyncpool._runtime.launcher._SILENCE", 1.0)
-    patient = RestartPolicy(
-        base=0.01, cap=0.05, max_failed_starts=None, max_crashes=1000, period=600
-    )
+    patient = RestartPolicy(initial_delay=0.01, max_delay=0.05, max_failed_starts=None)
     async with (
         patience(),
         Pool(1) as other,

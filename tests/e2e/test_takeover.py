@@ -160,7 +160,7 @@ async def test_a_job_that_waits_for_its_next_attempt_can_be_cancelled() -> None:
 
 
 async def test_a_job_that_no_worker_began_loses_no_attempt() -> None:
-    quick = RestartPolicy(base=0.01, cap=0.02)
+    quick = RestartPolicy(initial_delay=0.01, max_delay=0.02)
     async with patience(), Pool(1, restart=quick) as pool:
         events = pool.events()
         for _ in range(3):

@@ -11,7 +11,6 @@ import pytest
 
 from asyncpool import events
 from asyncpool._core.closing import Finish
-from asyncpool._core.restart import RestartPolicy
 from asyncpool._runtime.admission import Admission
 from asyncpool._runtime.hub import EventHub
 from asyncpool._runtime.state import PoolState
@@ -38,13 +37,19 @@ class Door:
         )
         self.hub: EventHub[events.Event] = EventHub()
         self.heard = self.hub.listen(10)
-        config = SimpleNamespace(
-            max_pending=limit, restart=RestartPolicy(probe_after=7.0)
-        )
         state = SimpleNamespace(
-            core=self.core, config=config, hub=self.hub, crashes=deque[Any]()
+            loop=SimpleNamespace(time=lambda: 100.0),
+            core=self.core,
+            config=SimpleNamespace(max_pending=limit),
+            hub=self.hub,
+            crashes=deque[Any](),
         )
-        self.admission = Admission(cast("PoolState", state))
+        self.rearmed: list[float] = []
+        self.core.wanted = self.rearmed.append
+        self.core.retry_in = lambda now: now - 93.0
+        self.admission = Admission(
+            cast("PoolState", state), lambda: self.rearmed.append(0.0)
+        )
 
     async def events(self) -> list[events.Event]:
         """Return what was heard, and end that."""
@@ -110,6 +115,7 @@ async def test_a_broken_pool_admits_nobody_and_says_why() -> None:
         with pytest.raises(PoolBrokenError) as info:
             check()
         assert (info.value.reason, info.value.retry_after) == ("enough is enough", 7.0)
+    assert door.rearmed == [100.0, 0.0] * 2, "it is told that somebody wants to come in"
 
 
 async def test_there_is_room_again_when_nobody_waits() -> None:

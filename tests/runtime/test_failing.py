@@ -12,7 +12,6 @@ import pytest
 
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobOptions
-from asyncpool._core.restart import RestartPolicy
 from asyncpool._runtime.book import JobBook
 from asyncpool._runtime.failing import Failing
 from asyncpool._runtime.jobs import Job
@@ -29,7 +28,7 @@ class Ending:
 
     def __init__(self) -> None:
         self.book = JobBook()
-        self.core = SimpleNamespace(broken=None)
+        self.core = SimpleNamespace(broken=None, retry_in=lambda now: now - 93.0)
         self.tasks: list[asyncio.Task[None]] = []
         self.page = SimpleNamespace(begun=lambda number, _: number == 2)
         outbox = SimpleNamespace(unsent=0, loading=False)
@@ -38,7 +37,7 @@ class Ending:
             book=self.book,
             core=self.core,
             crashes=deque([SimpleNamespace(kind="crash", stderr_tail=())]),
-            config=SimpleNamespace(restart=RestartPolicy(probe_after=7.0)),
+            loop=SimpleNamespace(time=lambda: 100.0),
             handles={0: handle},
         )
         self.failing = Failing(cast("PoolState", state), self.spawn, self.late)

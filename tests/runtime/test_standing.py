@@ -65,29 +65,24 @@ async def test_a_pool_that_breaks_tells_everybody(
     assert how(pool) == [BROKEN, BROKEN, "waits"]
     assert await anext(heard) == events.GaveUp("no hope", ())
     assert caplog.record_tuples == [
-        ("asyncpool", logging.ERROR, "pool x is broken: no hope")
+        ("asyncpool", logging.ERROR, "pool x is broken: no hope, given up")
     ]
     pool.end()
     assert how(pool) == [BROKEN, BROKEN, None]
 
 
-async def test_one_that_works_again_may_break_again() -> None:
+async def test_one_that_was_up_is_over_only_when_it_gives_up() -> None:
     pool, heard = standing()
     pool.begin()
-    pool.give_up(BROKEN)
+    soon = PoolBrokenError(reason="no hope", crashes=(), retry_after=2.0)
+    pool.give_up(soon)
+    assert how(pool) == [None, "waits", "waits"]
     pool.recover(3)
     assert how(pool) == [None, "waits", "waits"]
     assert isinstance(await anext(heard), events.GaveUp)
     assert await anext(heard) == events.Recovered(3)
     pool.give_up(BROKEN)
     assert how(pool) == [None, BROKEN, "waits"]
-
-
-async def test_who_waits_goes_on_to_wait_when_a_slot_recovers_in_a_whole_pool() -> None:
-    pool, _ = standing()
-    over = pool.over
-    pool.recover(3)
-    assert pool.over is over
 
 
 async def test_a_supervisor_that_fails_breaks_the_pool_and_closes_it_for_jobs() -> None:

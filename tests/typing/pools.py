@@ -46,7 +46,7 @@ def accepted(alarm: Alarm) -> None:
     Pool(on_crash=lambda crash: print(crash.stderr_tail))
     Pool(initializer=load, initargs=("model",), preload=["numpy"], launcher="spawn")
     Pool(propagate=[request, "shop.tracing:tenant"])
-    Pool(restart=RestartPolicy(base=0.1, max_crashes=None), output="inherit")
+    Pool(restart=RestartPolicy(initial_delay=0.1, max_restarts=None), output="inherit")
     Pool(restart=RestartPolicy.limited(5, during=60))
     Pool(limits=WorkerLimits(max_jobs=100, max_age=3600.5, cpu_affinity={0, 1}))
     Pool(
@@ -108,14 +108,14 @@ def rejected() -> None:
 
 def policies_rejected(policy: RestartPolicy, limits: WorkerLimits) -> None:
     RestartPolicy(0.5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    RestartPolicy(base="0.5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    RestartPolicy(max_restarts=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    RestartPolicy(initial_delay="0.5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    RestartPolicy(max_crashes=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     RestartPolicy.limited(3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     WorkerLimits(100)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     WorkerLimits(max_jobs=1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     WorkerLimits(max_memory=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     WorkerLimits(rlimits={"RLIMIT_AS": "1G"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
-    policy.base = 1.0  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+    policy.max_delay = 1.0  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     limits.max_jobs = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
 
 

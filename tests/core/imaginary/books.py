@@ -28,7 +28,7 @@ COSTS = (UNKNOWN, 80.0, 650.0, 1_450.0, 2_900.0, 6_400.0)
 class Books:
     """Everything that a shell keeps of a :class:`Supervision`, and what can be read there."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - the books
         self,
         *,
         workers: int,
@@ -78,8 +78,11 @@ class Books:
         self.close_at = math.inf
         self.broken = False
         self.finished = False
+        self.gave_up = False
         self.parked: set[int] = set()
-        # When a slot may have its next process.
+        self.retry_at = -math.inf  # when one of them may have its next process
+        self.last_try: int | None = None  # which of them has one
+        # When another slot may have its next process.
         self.not_before: defaultdict[int, float] = defaultdict(float)
         self.interrupts = 0  # to be sent
         self.seen: Counter[str] = Counter()
@@ -88,6 +91,12 @@ class Books:
     def jobs(self) -> int:
         """How many jobs there have been."""
         return len(self.profiles)
+
+    @property
+    def trying(self) -> bool:
+        """Whether a parked slot tries for all of them, and may find out something."""
+        process = self.processes.get(-1 if self.last_try is None else self.last_try)
+        return process is not None and not process.excused
 
     def free(self) -> list[int]:
         """Return the slots whose workers have nothing to do and could run a job now."""

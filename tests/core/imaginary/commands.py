@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-
 from asyncpool._core import commands as cmd
 from asyncpool._core.closing import Finish
 from asyncpool._core.slots import Ending
@@ -85,7 +82,8 @@ class Commands(Ends):
                 self._fail(jobs, why)
             case cmd.ScheduleRestart(slot, delay):
                 assert slot not in self.processes
-                assert 0 <= delay <= self.policy.cap
+                assert 0 <= delay <= 0.5 * len(self.core.slots), "a refusal"
+                self.seen["a restart behind the limit of forks"] += delay > 0
                 self.not_before[slot] = self.now + delay
             case cmd.ParkSlot(slot, _, probe_in):
                 self._park(slot, probe_in)
@@ -102,9 +100,10 @@ class Commands(Ends):
                 self.rolling = False
                 self.seen["a roll in vain" if trouble else "a complete roll"] += 1
             case cmd.GiveUp():
-                assert not self.broken
+                assert not self.gave_up
+                self.gave_up = self.core.retry_in(self.now) is None
+                assert self.gave_up or not self.broken
                 self.broken = True
-                self._postpone_the_probe()
             case cmd.Recover(slot):
                 self._recover(slot)
             case cmd.Finished():
@@ -113,19 +112,18 @@ class Commands(Ends):
     def _spawn(self, slot: int, generation: int) -> None:
         assert slot not in self.processes, "two processes in one slot"
         assert generation == self.generations[slot] + 1
+        if slot in self.parked:
+            assert not self.gave_up
+            assert self.now >= self.retry_at, "before the delay was over"
+            assert not self.trying, "one tries for all"
+            self.parked.remove(slot)
+            self.last_try = slot
         assert self.now >= self.not_before[slot], "before the delay was over"
         assert self.now <= self.close_at
         if self.closing is not None:
             assert self.waiting or self.landing, "a worker that no job needs"
         if self.broken:
             self.seen["a probe of a broken pool"] += 1
-            probes = [
-                process
-                for process in self.processes.values()
-                if not process.excused and not (process.faulty and process.told)
-            ]
-            assert all(p.state == "busy" for p in probes), "one probe at a time"
-            self._postpone_the_probe()
         staying = sum(not p.leaving for p in self.processes.values())
         # Somebody must find out about a broken pool, too, while its last ones are busy.
         budget = self.workers + self.surge + self.broken
@@ -157,26 +155,18 @@ class Commands(Ends):
 
     def _park(self, slot: int, probe_in: float | None) -> None:
         assert slot not in self.processes
-        assert probe_in == self.policy.probe_after
         self.parked.add(slot)
-        if not self.broken:  # then it probes as one
-            self.not_before[slot] = self.now + (probe_in or math.inf)
-
-    def _postpone_the_probe(self) -> None:
-        probe_at = self.now + (self.policy.probe_after or math.inf)
-        self.not_before = defaultdict(lambda: probe_at)
+        if probe_in is None:
+            return
+        assert probe_in <= self.policy.max_delay
+        if not self.trying:
+            self.retry_at = self.now + probe_in
 
     def _recover(self, slot: int) -> None:
         assert self.processes[slot].state == "idle"
-        if self.broken:
-            self.seen["a broken pool recovered"] += 1
-            self.broken = False
-            self.parked.clear()
-            self.not_before.clear()
-            self.not_before.default_factory = float
-        else:
-            assert slot in self.parked
-            self.parked.remove(slot)
+        assert not self.gave_up
+        self.seen["a broken pool recovered"] += self.broken
+        self.broken = False
 
     def _finish(self) -> None:
         assert self.closing is not None

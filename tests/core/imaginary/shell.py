@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 from asyncpool._core import commands as cmd
 from asyncpool._core.closing import Finish
@@ -28,6 +29,9 @@ class ImaginaryShell(Jobs):
             return
         process.ready = True
         self.seen["ready"] += 1
+        # Starts succeed, for all of them.
+        self.parked.clear()
+        self.retry_at, self.last_try = -math.inf, None
         self.feed(self.core.ready(slot, self.now))
 
     def write(self, slot: int) -> None:
@@ -84,11 +88,13 @@ class ImaginaryShell(Jobs):
             self.seen["a stall"] += 1
             self.feed([command])
 
-    def die(  # noqa: PLR0915 - a story
+    def die(  # noqa: C901, PLR0915 - a story
         self, slot: int, *, requeue: bool = False, roll: float = 0.5
     ) -> None:
         """End a process; *requeue* if its death is one to retry after."""
         process = self.processes.pop(slot)
+        if self.last_try == slot:
+            self.last_try = None
         wanted = [job for job in process.hand if job not in process.unwanted]
         started = any(job in wanted for job in process.running)
         self.seen["died beside others"] += len(process.running) > 1
@@ -122,15 +128,18 @@ class ImaginaryShell(Jobs):
         self.feed(commands)
         if process.excused:
             assert self.core._lives.ledger == ledger, "a planned exit was counted"
-            assert all(isinstance(verdict, cmd.LeaveEmpty) for verdict in verdicts)
+            allowed = cmd.LeaveEmpty | cmd.ParkSlot if broken else cmd.LeaveEmpty
+            assert all(isinstance(verdict, allowed) for verdict in verdicts)
             verdicts = [verdict for verdict in verdicts if verdict.slot == slot]
             if self.closing is None and not broken:
                 assert slot in self.processes or verdicts, "replaced at once"
         elif self.closing is None:
             assert [verdict.slot for verdict in verdicts] == [slot]
-            if started and not self.policy.count_blamed and not broken:
-                assert self.core._lives.ledger._window == ledger._window
+            if process.ready and not self.broken:
                 assert isinstance(verdicts[0], cmd.ScheduleRestart | cmd.LeaveEmpty)
+            if started and isinstance(verdicts[0], cmd.ScheduleRestart):
+                assert verdicts[0].delay == 0, "a job is to blame"
+            self.seen["parked"] += isinstance(verdicts[0], cmd.ParkSlot)
             if isinstance(verdicts[0], cmd.Keep):
                 assert self.core._lives.ledger == ledger, "it cannot break the pool"
 
