@@ -1,6 +1,6 @@
 """An aiohttp application whose workers share a port and are replaced while it serves.
 
-    pip install asyncpool aiohttp
+    pip install asyncpool-supervised aiohttp
     python examples/aiohttp_cluster.py
 
 Ctrl-C ends it; a SIGHUP to the first process replaces its workers, one after the other.
