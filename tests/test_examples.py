@@ -1,21 +1,14 @@
-"""What the README and the examples show is what happens."""
+"""What the examples show is what happens."""
 
 from __future__ import annotations
 
-import ast
-import json
-import os
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+from tests.helpers.scripts import ROOT, promised
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -29,55 +22,11 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def promised(source: str) -> str:
-    _, _, output = source.partition("# Output:\n")
-    return "".join(f"{line.removeprefix('# ')}\n" for line in output.splitlines())
-
-
 @pytest.mark.parametrize("name", ["quickstart", "resume", "with_dask", "with_joblib"])
 def test_the_short_examples_print_what_they_say(name: str) -> None:
     path = ROOT / "examples" / f"{name}.py"
     done = run(str(path))
     assert (done.returncode, done.stdout) == (0, promised(path.read_text()))
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_the_programs_of_the_readme_run(program: str, tmp_path: Path) -> None:
-    path = tmp_path / "program.py"
-    path.write_text(program)
-    done = run(str(path))
-    assert (done.returncode, done.stdout) == (0, promised(program)), done.stderr
-
-
-def test_the_first_command_of_the_readme_runs(tmp_path: Path) -> None:
-    command, *_ = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    (tmp_path / "examples").mkdir()
-    shutil.copy(ROOT / "examples" / "count_nodes.py", tmp_path / "examples")
-    for name, words in (("python", ""), ("asyncpool", "-m asyncpool ")):
-        shim = tmp_path / name
-        shim.write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
-        shim.chmod(0o755)
-    done = subprocess.run(
-        ["sh", "-ec", command],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "examples" / "nodes.jsonl").read_text().splitlines()
-    found = {
-        Path(line["input"]).name: line["result"] for line in map(json.loads, lines)
-    }
-    assert len(found) > 100
-    tree = ast.parse(Path(ast.__file__).read_text())
-    assert found["ast.py"] == sum(1 for _ in ast.walk(tree))
 
 
 def test_the_census_survives_its_chaos() -> None:

@@ -85,7 +85,7 @@ def as_markdown(cells: Sequence[CellResult], timeout: float) -> str:
 
 
 def as_matrix(cells: Sequence[CellResult]) -> str:
-    """Give the table in its smallest form, as the README shows it."""
+    """Give the table in its smallest form, of which the README shows some rows."""
     peers = list(dict.fromkeys(cell.peer for cell in cells))
     lines = [f"| | {' | '.join(peers)} |", "|---" + "|:-:" * len(peers) + "|"]
     for fault, row in by_fault(cells).items():
