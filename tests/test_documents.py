@@ -94,6 +94,46 @@ def test_what_the_guides_show_runs(document: str, tmp_path: Path) -> None:
     Reader(tmp_path).read(shown)
 
 
+ASK = """
+import re, signal
+from starlette.testclient import TestClient
+import app
+
+def ask(path, pattern, text):
+    answer = client.post(path, json={"pattern": pattern, "text": text})
+    print(answer.status_code, answer.text.strip().splitlines())
+
+ENDLESS = "(a+)+$", "a" * 64 + "b"
+with TestClient(app.app) as client:
+    for path in ("/find", "/find-each"):
+        ask(path, "a+", "aa b a")
+        ask(path, "c", "aa b a")
+        ask(path, "(", "")
+        ask(path, *ENDLESS)
+    print(client.get("/health").json()["state"])
+"""
+
+ANSWERS = """\
+200 ['["aa","a"]']
+200 ['[]']
+422 ['{"error":"missing ), unterminated subpattern at position 0"}']
+504 ['{"error":"this was not done in time"}']
+200 ['aa', 'a']
+200 []
+422 ['{"error":"missing ), unterminated subpattern at position 0"}']
+504 ['{"error":"this was not done in time"}']
+running
+"""
+
+
+def test_the_service_of_the_guide_answers_as_it_says(tmp_path: Path) -> None:
+    for language, text in blocks("docs/web-service.md"):
+        if language == "python":
+            name, _, _ = text.removeprefix("# ").partition("\n")
+            (tmp_path / name).write_text(text)
+    assert Reader(tmp_path).run("python", "-c", ASK) == ANSWERS
+
+
 @pytest.mark.parametrize(
     ("language", "text"),
     [("python", "print(1)\n# Output:\n# 2\n"), ("python", "1 / 0"), ("sh", "false")],
