@@ -90,7 +90,7 @@ $(VENV)/.installed-demo: EXTRAS := demo
 $(VENV)/.installed-test: EXTRAS := demo,test,uvloop
 $(VENV)/.installed-bench: EXTRAS := demo,bench
 $(VENV)/.installed-%: pyproject.toml | $(PY)
-	@echo "installing asyncpool[$(EXTRAS)] into $(VENV) ..."
+	@echo "installing asyncpool-supervised[$(EXTRAS)] into $(VENV) ..."
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable ".[$(EXTRAS)]"
 	@touch $@

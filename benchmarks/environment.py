@@ -32,7 +32,10 @@ def describe(distributions: Iterable[str] = DISTRIBUTIONS) -> dict[str, object]:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "commit": commit(),
-        "versions": {name: installed(name) for name in ("asyncpool", *distributions)},
+        "versions": {
+            "asyncpool": installed("asyncpool-supervised"),
+            **{name: installed(name) for name in distributions},
+        },
     }
 
 

@@ -1,9 +1,10 @@
 """An aiohttp application whose workers share a port and are replaced while it serves.
 
-    pip install asyncpool aiohttp
+    pip install asyncpool-supervised aiohttp
     python examples/aiohttp_cluster.py
 
-Ctrl-C ends it; a SIGHUP to the first process replaces its workers, one after the other.
+Ctrl-C ends it; a SIGHUP to the process that it names replaces its workers, one after the
+other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 from aiohttp import web
 
 from asyncpool.cluster import Cluster, Worker
+
+ADDRESS = "127.0.0.1:8000"
 
 # How long a client may take for a last request on a connection, in seconds.
 PATIENCE = 1.0
@@ -61,7 +64,8 @@ async def serve(worker: Worker) -> None:
 
 async def main() -> int:
     """Run the cluster until a signal ends it."""
-    cluster = Cluster("aiohttp_cluster:serve", bind="127.0.0.1:8000", workers=4)
+    cluster = Cluster("aiohttp_cluster:serve", bind=ADDRESS, workers=4)
+    print(f"serving http://{ADDRESS}/ from process {os.getpid()}", flush=True)
     return await cluster.run()
 
 

@@ -24,16 +24,29 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[
             return 1
         return n_jobs if n_jobs > 0 else max(1, joblib.cpu_count() + 1 + n_jobs)
 
-    def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
-        """Begin a ``Parallel``."""
+    def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
+        """Begin a ``Parallel``; of joblib's options only the initializer means something."""
         self.parallel = parallel
         workers = self.effective_n_jobs(n_jobs)
-        self.executor = asyncpool.Executor(workers)
+        options = {**self.backend_kwargs, **options}
+        self.executor = asyncpool.Executor(
+            workers,
+            initializer=options.get("initializer"),
+            initargs=options.get("initargs", ()),
+        )
         return workers
 
     def terminate(self) -> None:
         """End it."""
         self.executor.shutdown(cancel_futures=True)
+        self.reset_batch_stats()
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: FBT001, FBT002 - joblib's
+        """End what is running, since a call has failed or ``timeout`` is over."""
+        self.executor.kill_workers()
+        self.executor.shutdown()
+        if ensure_ready:
+            self.configure(self.parallel.n_jobs, self.parallel)
 
     def submit(
         self, func: Callable[[], Any], callback: Callable[[Future[Any]], None]

@@ -83,6 +83,74 @@ def test_the_readme_shows_the_plots_of_the_published_run() -> None:
         assert (IMAGES / name).stat().st_size > 10_000
 
 
+def thousands(number: float, digits: int = 2) -> str:
+    """Write a number as the README does: 97 000."""
+    whole = round(number, digits - len(str(int(number))))
+    return f"{whole:,.0f}".replace(",", " ")
+
+
+def test_the_readme_says_what_the_published_run_has_measured() -> None:
+    summary = json.loads(LATEST.read_text())["summary"]
+
+    def of(question: str, figure: str, *rows: str) -> list[float]:
+        return [summary[question][row]["figures"][figure] for row in rows]
+
+    pair = OURS, "ppe-fork"
+    latency, theirs = of("latency", "p50_us", *pair)
+    jobs, their_jobs = of("throughput", "jobs_per_s", *pair)
+    bandwidth, their_bandwidth = of("bandwidth", "gb_per_s", *pair)
+    [recovery] = of("recovery", "p50_ms", OURS)
+    assert summary["recovery"]["ppe-fork"]["status"] == "breaks"
+    start = of(
+        "start", "first_ms", *pair, "ppe-forkserver", "mp-pool", "pebble", "anyio"
+    )
+    imports = of("imports", "whole_ms", *pair, "mp-pool", "pebble", "anyio")
+    idle = [
+        sum(of("idle", figure, row)[0] for figure in ("own", "others"))
+        for row in (*pair, "mp-pool", "anyio")
+    ]
+    readme = " ".join((ROOT / "README.md").read_text().replace("**", "").split())
+    for claim in (
+        f"no-op call takes {latency:.0f} µs ({theirs:.0f})",
+        f"{thousands(jobs)} no-op jobs pass in a second ({thousands(their_jobs)})",
+        f"there and back {bandwidth:.1f} GB/s ({their_bandwidth:.1f})",
+        f"{recovery:.0f} ms after a SIGKILL",
+        "| {:.0f} ms | {:.0f} ms (fork), {:.0f} ms (forkserver) | {:.0f} ms | {:.0f} ms | "
+        "{:.0f} ms |".format(*start),
+        "| {:.0f} ms | {:.0f} ms | {:.0f} ms | {:.0f} ms | {:.0f} ms |".format(
+            *imports
+        ),
+        "in 10 s | {:.0f} | {:.0f} | {:.0f} | - | {:.0f} |".format(*idle),
+    ):
+        assert claim in readme
+
+
+def test_the_readme_says_what_the_published_servers_did() -> None:
+    summary = json.loads((LATEST.parent / "cluster.json").read_text())["summary"]
+    found = {
+        (trial, server): rows[f"{server}+uvloop"]["figures"]
+        for trial, rows in summary.items()
+        for server in ("handoff", "uvicorn", "gunicorn")
+    }
+    ours, uvicorn, gunicorn = (
+        thousands(found["speed", server]["rate"], 3)
+        for server in ("handoff", "uvicorn", "gunicorn")
+    )
+    reloads = found["reloads", "handoff"]
+    kills, theirs = found["kills", "handoff"], found["kills", "gunicorn"]
+    assert (reloads["failed"], kills["lost"]) == (0, 0)
+    requests = thousands(reloads["requests"], 9)
+    killed, their_killed = (thousands(of["requests"], 9) for of in (kills, theirs))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for claim in (
+        f"{ours} requests/s (uvicorn {uvicorn}, gunicorn {gunicorn})",
+        f"none of {requests} requests failed, the longest took {reloads['max_ms']:.0f} ms",
+        f"{kills['failed']} of {killed} failed, with one retry none",
+        f"(gunicorn: {theirs['failed']} of {their_killed}, and {theirs['lost']})",
+    ):
+        assert claim in readme
+
+
 # Draws it, and prints what is in each panel.  In a process of its own, since what draws
 # keeps its fonts open.
 DRAW = """

@@ -18,16 +18,27 @@ _INTERRUPTED = 130
 def main() -> None:
     """Run the command line, or say how to install what it needs."""
     try:
+        from asyncpool._cli.namesake import CURE, is_intact  # noqa: PLC0415 - see above
+
+        if not is_intact():
+            _tell(
+                "another project's package 'asyncpool' was installed over this one, "
+                f"which is 'asyncpool-supervised': {CURE}"
+            )
+            sys.exit(_USAGE)
         from asyncpool._cli.app import command  # noqa: PLC0415 - click may be missing
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _NEEDED:
             raise
-        print(  # noqa: T201 - there is no console yet
-            f"asyncpool: the command line needs {error.name}, which is not installed: "
-            "pip install 'asyncpool[cli]'",
-            file=sys.stderr,
+        _tell(
+            f"the command line needs {error.name}, which is not installed: "
+            "pip install 'asyncpool-supervised[cli]'"
         )
         sys.exit(_USAGE)
     except KeyboardInterrupt:  # while all that is imported
         sys.exit(_INTERRUPTED)
     command(prog_name="asyncpool")
+
+
+def _tell(problem: str) -> None:
+    print(f"asyncpool: {problem}", file=sys.stderr)  # noqa: T201 - there is no console yet

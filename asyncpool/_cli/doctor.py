@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncpool import heartbeat
+from asyncpool import __version__, heartbeat
+from asyncpool._cli.namesake import CURE, find_namesake
 from asyncpool._memory import available
 from asyncpool._runtime.machine import check_platform, memory_limit, usable_cpus
 from asyncpool.errors import (
@@ -59,6 +60,7 @@ def examine() -> list[Finding]:
 def _facts() -> Iterator[Finding]:
     yield Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
     yield Finding("system", "ok", f"{platform.system()} {platform.release()}")
+    yield _package()
     try:
         check_platform()
         yield Finding("pools", "ok", "everything that they cannot do without is here")
@@ -92,11 +94,23 @@ def _facts() -> Iterator[Finding]:
         "uvloop",
         importlib.util.find_spec("uvloop") is not None,
         "installed; asyncpool works on it and on asyncio's loop",
-        "not installed; asyncio's loop does (asyncpool[uvloop])",
+        "not installed; asyncio's loop does (asyncpool-supervised[uvloop])",
     )
     yield Finding("SQLite", "ok", f"{sqlite3.sqlite_version}, for journals")
     free = shutil.disk_usage(Path.cwd()).free
     yield Finding("free disk space here", "ok", f"{free / (1 << 30):,.1f} GB")
+
+
+def _package() -> Finding:
+    other = find_namesake()
+    if other is None:
+        return Finding("asyncpool-supervised", "ok", __version__)
+    return Finding(
+        "asyncpool-supervised",
+        "bad",
+        f"{__version__}; another project's package, asyncpool {other}, is installed in "
+        f"the same folder, and each breaks the other: {CURE}",
+    )
 
 
 def _feature(name: str, here: bool, gain: str, loss: str) -> Finding:  # noqa: FBT001

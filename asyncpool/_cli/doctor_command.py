@@ -25,7 +25,7 @@ _MARKS = {"ok": ("✓", "green"), "note": ("-", "yellow"), "bad": ("✗", "red")
 def doctor_command(*, as_json: bool) -> None:
     """Tell what this platform offers, and test in seconds that pools work here.
 
-    The exit code is 1 if a part of the self-test fails.
+    The exit code is 1 if anything that pools need is missing or fails.
     """
     facts = examine()
     # What the dying workers of the test print is no news.

@@ -33,14 +33,15 @@ def life_options(function: F) -> F:
             "--hard-rss",
             type=size,
             metavar="SIZE",
-            help="Kill a worker that has more memory to itself (Linux).",
+            help="Kill a worker that has more memory to itself, and cut its connections off "
+            "(Linux).",
         ),
         click.option(
             "--max-rss",
             type=size,
             metavar="SIZE",
-            help="Replace a worker that has more memory to itself, such as 512M or 2G, "
-            "when its successor is ready (Linux).",
+            help="Replace a worker that has more memory to itself, such as 512M or 2G: it "
+            "drains when its successor is ready (Linux).",
         ),
         click.option(
             "--max-connections",

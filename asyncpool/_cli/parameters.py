@@ -146,8 +146,9 @@ def pool_options(function: F) -> F:
             "--max-rss",
             type=size,
             metavar="SIZE",
-            help="Kill a worker that has more memory to itself, such as 512M or 2G "
-            "(Linux).",
+            help="Kill a worker that has more memory to itself, such as 512M or 2G; what it "
+            "ran fails.  (As --hard-rss of 'asyncpool serve', whose --max-rss has it "
+            "drain instead.)  Linux only.",
         ),
         click.option(
             "--timeout",

@@ -201,7 +201,7 @@ def _check_installed(interface: str, *, reload_on_change: bool) -> None:
         if importlib.util.find_spec(package) is None:
             raise Trouble(
                 f"{what} needs {package}, which is not installed: "
-                f"pip install 'asyncpool[{extra}]'"
+                f"pip install 'asyncpool-supervised[{extra}]'"
             )
 
 

@@ -80,7 +80,9 @@ def check_loop(kind: str) -> None:
     """
     check_choice("loop", kind, ("asyncio", "uvloop"))
     if kind == "uvloop" and importlib.util.find_spec("uvloop") is None:
-        raise ValueError("uvloop is not installed: pip install 'asyncpool[uvloop]'")
+        raise ValueError(
+            "uvloop is not installed: pip install 'asyncpool-supervised[uvloop]'"
+        )
 
 
 def module_path() -> tuple[str, ...]:

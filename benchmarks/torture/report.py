@@ -85,13 +85,21 @@ def as_markdown(cells: Sequence[CellResult], timeout: float) -> str:
 
 
 def as_matrix(cells: Sequence[CellResult]) -> str:
-    """Give the table in its smallest form, as the README shows it."""
+    """Give the table in its smallest form, of which the README shows some rows and the sums."""
     peers = list(dict.fromkeys(cell.peer for cell in cells))
     lines = [f"| | {' | '.join(peers)} |", "|---" + "|:-:" * len(peers) + "|"]
     for fault, row in by_fault(cells).items():
         marks = " | ".join(MARKS.get(cell.verdict, "") for cell in row)
         lines.append(f"| {FAULTS[fault].title} | {marks} |")
-    return "\n".join([*lines, ""])
+    faults = len(by_fault(cells))
+    totals = " | ".join(good_of(cells, peer, faults) for peer in peers)
+    return "\n".join([*lines, f"| of all {faults} faults | {totals} |", ""])
+
+
+def good_of(cells: Sequence[CellResult], peer: str, faults: int) -> str:
+    verdicts = [cell.verdict for cell in cells if cell.peer == peer]
+    good, asked = verdicts.count("good"), faults - verdicts.count("not applicable")
+    return f"{good}" if asked == faults else f"{good} of {asked}"
 
 
 def seen_in_full(cells: Sequence[CellResult]) -> list[str]:

@@ -276,7 +276,7 @@ def test_a_loop_that_is_not_installed(folder: Path) -> None:
     assert (done.code, done.out) == (2, "")
     assert done.err.endswith(
         "Error: Invalid value for '--loop': uvloop is not installed: "
-        "pip install 'asyncpool[uvloop]'\n"
+        "pip install 'asyncpool-supervised[uvloop]'\n"
     )
 
 

@@ -353,7 +353,7 @@ def test_without_its_extra_it_says_what_to_install(folder: Path) -> None:
     assert done.code == 2
     assert done.err == (
         "asyncpool: the command line needs click, which is not installed: "
-        "pip install 'asyncpool[cli]'\n"
+        "pip install 'asyncpool-supervised[cli]'\n"
     )
 
 

@@ -394,7 +394,7 @@ def test_what_is_not_installed(package: str, folder: Path) -> None:
     assert done.code == 2
     assert done.err == (
         f"asyncpool: {what} needs {package}, which is not installed: "
-        f"pip install 'asyncpool[{extra}]'\n"
+        f"pip install 'asyncpool-supervised[{extra}]'\n"
     )
 
 

@@ -47,7 +47,9 @@ async def test_a_loop_that_is_not_installed_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=r"pip install 'asyncpool\[uvloop\]'"):
+    with pytest.raises(
+        ValueError, match=r"pip install 'asyncpool-supervised\[uvloop\]'"
+    ):
         Pool(1, loop="uvloop")
     with pytest.raises(ValueError, match="loop must be one of asyncio, uvloop"):
         Pool(1, loop="trio")  # type: ignore[arg-type]

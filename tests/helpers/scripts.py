@@ -11,13 +11,19 @@ from pathlib import Path
 
 from tests.helpers.patience import PATIENCE
 
-__all__ = ["ROOT", "finish", "run_script", "start_script"]
+__all__ = ["ROOT", "finish", "promised", "run_script", "start_script"]
 
 ROOT = Path(__file__).parents[2]
 
 # Python's own complaints at exit (a coroutine that was never awaited, a transport
 # that was never closed) count as output too.
 _FLAGS = ("-W", "error")
+
+
+def promised(program: str) -> str:
+    """Return what a program says at its end that it prints."""
+    _, _, output = program.partition("# Output:\n")
+    return "".join(f"{line.removeprefix('# ')}\n" for line in output.splitlines())
 
 
 def start_script(

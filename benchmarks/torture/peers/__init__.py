@@ -37,7 +37,7 @@ class Entry:
 
 
 PEERS = {
-    OURS: Entry("natives:AsyncPool", "asyncpool", "asyncpool"),
+    OURS: Entry("natives:AsyncPool", "asyncpool", "asyncpool-supervised"),
     "ProcessPoolExecutor": Entry("executors:Standard"),
     "multiprocessing.Pool": Entry("pools:Multiprocessing"),
     "loky": Entry("executors:Loky", "loky", "loky"),
