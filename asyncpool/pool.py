@@ -34,11 +34,11 @@ from asyncpool._runtime.arguments import (
     check_timeout,
     least_and_most,
     not_callable,
-    pack_initializer,
 )
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.crew import check_crew
+from asyncpool._runtime.handover import Handover
 from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.life import Life
@@ -220,6 +220,7 @@ class Pool(Caller):
             raise ValueError(f"{text}: have more workers instead")
         check_callable("initializer", initializer)
         initargs = several("initargs", initargs, "a tuple of arguments")
+        handover = Handover(initializer, initargs)
         self.name: str = name or f"pool-{next(_numbers)}"
         self._config = SupervisorConfig(
             workers=least_most,
@@ -240,7 +241,7 @@ class Pool(Caller):
             propagation=Propagation(propagate) if propagate else None,
             worker=WorkerConfig(
                 sys_path=module_path(),
-                initializer=pack_initializer(initializer, initargs),
+                initializer=handover.payload,
                 max_payload=max_message,
                 nice=limits.nice,
                 cpus=limits.cpus,
@@ -248,6 +249,7 @@ class Pool(Caller):
                 loop=loop,
                 concurrency=concurrency,
             ),
+            handover=handover,
         )
         self._options = JobOptions(
             limits=JobLimits(
