@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from asyncpool._descriptors import Handed
 
-__all__ = ["Relatives", "descriptor_of", "semaphore_at"]
+__all__ = ["Mappings", "descriptor_of", "semaphore_at"]
 
 _CURE = "make what has it by multiprocessing.get_context('forkserver')"
 
@@ -53,32 +53,46 @@ _lock = threading.Lock()
 _descriptors: weakref.WeakKeyDictionary[SemLock, int] = weakref.WeakKeyDictionary()
 
 
-class Relatives:
-    """The processes that this one may share a semaphore with, by a fork.
+class Mappings:
+    """Where semaphores are: in this process, and in those that may share them by a fork.
 
-    They run the same program.  To look through all processes takes milliseconds, so one
-    look is to do for all semaphores that are moved together.
+    These run the same program.  To look takes milliseconds, so one look is to do for all
+    semaphores that are moved together.
     """
 
     def __init__(self) -> None:
-        self._mappings: dict[int, str] | None = None
+        self._here: list[str] = []
+        self._there: dict[int, str] | None = None
+
+    def file_at(self, handle: int) -> str | None:
+        """Return the file of the semaphore at *handle*, as mappings show it."""
+        return self._find(handle) or self._find(handle, again=True)
 
     def sharing(self, file: str) -> int | None:
-        """Return one that has mapped *file*, if there is one."""
+        """Return another process that has mapped *file*, if there is one."""
         found = self._look(file)
         if found is not None:
             time.sleep(_EXEC)
-            self._mappings = None
+            self._there = None
             found = self._look(file)
         return found
 
+    def _find(self, handle: int, *, again: bool = False) -> str | None:
+        if again:
+            self._here = _mappings("self")
+        for line in self._here:
+            if line.startswith(f"{handle:x}-"):
+                device, inode = line.split()[3:5]
+                return f" {device} {inode} "
+        return None
+
     def _look(self, file: str) -> int | None:
-        if self._mappings is None:
-            self._mappings = dict(_mappings_of_relatives())
-        return next((pid for pid, text in self._mappings.items() if file in text), None)
+        if self._there is None:
+            self._there = dict(_mappings_elsewhere())
+        return next((pid for pid, text in self._there.items() if file in text), None)
 
 
-def descriptor_of(lock: SemLock, relatives: Relatives) -> int:
+def descriptor_of(lock: SemLock, mappings: Mappings) -> int:
     """Return a descriptor of the memory that the semaphore of *lock* is in.
 
     It belongs to *lock*.  The semaphore may be in use meanwhile, in any thread.
@@ -90,7 +104,7 @@ def descriptor_of(lock: SemLock, relatives: Relatives) -> int:
     with _lock:
         fd = _descriptors.get(lock)
         if fd is None:
-            fd = _move(lock._semlock.handle, relatives)  # type: ignore[attr-defined] # noqa: SLF001
+            fd = _move(lock._semlock.handle, mappings)  # type: ignore[attr-defined] # noqa: SLF001
             _own(lock, fd)
         return fd
 
@@ -118,9 +132,16 @@ def _own(lock: SemLock, fd: int) -> None:
     weakref.finalize(lock, os.close, fd)
 
 
-def _move(handle: int, relatives: Relatives) -> int:
+def _move(handle: int, mappings: Mappings) -> int:
     """Put the semaphore at *handle* into other memory; return the descriptor of that."""
-    process = relatives.sharing(_file_at(handle))
+    known = sys.platform == "linux" and ctypes.sizeof(_address) == 2 * _WAITERS
+    known = known and sys.byteorder == "little" and hasattr(os, "memfd_create")
+    file = mappings.file_at(handle) if known else None
+    if file is None:
+        raise RuntimeError(
+            f"a lock or semaphore of the context 'fork' cannot be sent from here: {_CURE}"
+        )
+    process = mappings.sharing(file)
     if process is not None:
         raise RuntimeError(
             f"a lock or semaphore of the context 'fork' is shared with process {process} "
@@ -155,26 +176,13 @@ def _replace(handle: int, new: int) -> None:
     _call("munmap", _int, old, _size(_SIZE))
 
 
-def _file_at(handle: int) -> str:
-    """Return the file of the semaphore at *handle*, as mappings show it."""
-    known = sys.platform == "linux" and ctypes.sizeof(_address) == 2 * _WAITERS
-    if known and sys.byteorder == "little" and hasattr(os, "memfd_create"):
-        for line in _mappings("self"):
-            if line.startswith(f"{handle:x}-"):
-                device, inode = line.split()[3:5]
-                return f" {device} {inode} "
-    raise RuntimeError(
-        f"a lock or semaphore of the context 'fork' cannot be sent from here: {_CURE}"
-    )
-
-
 def _mappings(process: str) -> list[str]:
     """Return the lines that tell of semaphores."""
     with open(f"/proc/{process}/maps", errors="replace") as lines:  # noqa: PTH123 - workers import this
         return [line for line in lines if _PLACE in line]
 
 
-def _mappings_of_relatives() -> Iterator[tuple[int, str]]:
+def _mappings_elsewhere() -> Iterator[tuple[int, str]]:
     program = os.readlink("/proc/self/exe")  # noqa: PTH115
     for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdecimal() and int(name) != os.getpid():

@@ -71,7 +71,7 @@ class Executor(concurrent.futures.Executor):
             worker start as a new interpreter.  With any other one, and with ``None``,
             workers are forked from a clean process, and inherit nothing of this one.
         initializer: Called in each new worker before its first call.
-        initargs: The arguments of *initializer*.
+        initargs: The arguments of *initializer*; see :class:`Pool`.
         max_tasks_per_child: How many calls a worker makes at the most before another one
             takes its place; ``None`` for any number.
 

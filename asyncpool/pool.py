@@ -119,7 +119,9 @@ class Pool(Caller):
             death of a worker.  May be async.  What it raises is logged.
         initializer: Called in each new worker before its first job; what it puts into
             :func:`asyncpool.worker_state`, jobs find there.  It may be async.
-        initargs: The arguments of *initializer*.
+        initargs: The arguments of *initializer*.  Queues, locks, pipes and whatever else
+            :mod:`multiprocessing` makes may be among them; the pool keeps them until it is
+            closed.
         launcher: ``"forkserver"`` forks workers from a clean process that has
             imported *preload*; ``"spawn"`` starts a new interpreter for each,
             which takes some 50 ms longer.

@@ -15,7 +15,7 @@ import pytest
 
 from asyncpool import _semaphores
 from asyncpool._descriptors import HANDED, Handed
-from asyncpool._semaphores import Relatives, descriptor_of, semaphore_at
+from asyncpool._semaphores import Mappings, descriptor_of, semaphore_at
 from tests.helpers.executors import FORKS
 from tests.helpers.guards import open_fds
 from tests.helpers.patience import PATIENCE
@@ -30,7 +30,7 @@ def other() -> Iterator[Callable[[Any], Any]]:
     """Return a lock's double, as a worker has it."""
 
     def make(lock: Any) -> Any:
-        HANDED.append(os.dup(descriptor_of(lock, Relatives())))
+        HANDED.append(os.dup(descriptor_of(lock, Mappings())))
         semaphore = lock._semlock
         what = type(lock), semaphore.kind, semaphore.maxvalue, Handed(len(HANDED) - 1)
         return semaphore_at(*what)
@@ -126,7 +126,7 @@ def _move_while_used() -> None:
         thread.start()
     while not all(counts):
         pass
-    descriptor_of(lock, Relatives())
+    descriptor_of(lock, Mappings())
     before = counts[:]
     while any(count <= old for count, old in zip(counts, before, strict=True)):
         pass
@@ -140,7 +140,7 @@ def _move_while_used() -> None:
 
 def test_a_process_that_is_forked_later_shares_it() -> None:
     lock = CONTEXT.Lock()
-    descriptor_of(lock, Relatives())
+    descriptor_of(lock, Mappings())
     child = os.fork()
     if child == 0:
         os._exit(3 if lock.acquire(block=False) else 4)
@@ -151,8 +151,8 @@ def test_a_process_that_is_forked_later_shares_it() -> None:
 def test_the_descriptor_is_the_locks() -> None:
     before = open_fds()
     lock = CONTEXT.Lock()
-    fd = descriptor_of(lock, Relatives())
-    assert descriptor_of(lock, Relatives()) == fd
+    fd = descriptor_of(lock, Mappings())
+    assert descriptor_of(lock, Mappings()) == fd
     assert len(open_fds()) == len(before) + 1
     del lock
     gc.collect()
@@ -169,7 +169,7 @@ def test_what_is_unknown_is_left_alone_and_refused(
     else:
         monkeypatch.setattr(_semaphores, "_PLACE", place)
     with pytest.raises(RuntimeError) as caught:
-        descriptor_of(lock, Relatives())
+        descriptor_of(lock, Mappings())
     assert str(caught.value) == (
         "a lock or semaphore of the context 'fork' cannot be sent from here: make what "
         "has it by multiprocessing.get_context('forkserver')"

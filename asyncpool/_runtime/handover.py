@@ -23,7 +23,7 @@ from asyncpool.errors import JobNotPicklableError
 
 if TYPE_CHECKING:
     from asyncpool._core.reducers import Reducers
-    from asyncpool._semaphores import Relatives
+    from asyncpool._semaphores import Mappings
 
 __all__ = ["Handover"]
 
@@ -74,7 +74,7 @@ class _Spawning:
 
     def __init__(self) -> None:
         self.fds: list[int] = []
-        self._relatives: Relatives | None = None
+        self._mappings: Mappings | None = None
 
     def duplicate_for_child(self, fd: int) -> int:
         """Have a descriptor handed over, and return its number there."""
@@ -98,8 +98,8 @@ class _Spawning:
         # With ctypes, which few pools need.
         from asyncpool import _semaphores  # noqa: PLC0415
 
-        self._relatives = self._relatives or _semaphores.Relatives()
-        fd = _semaphores.descriptor_of(lock, self._relatives)
+        self._mappings = self._mappings or _semaphores.Mappings()
+        fd = _semaphores.descriptor_of(lock, self._mappings)
         handed = Handed(self.duplicate_for_child(fd))
         what = type(lock), semaphore.kind, semaphore.maxvalue, handed
         return _semaphores.semaphore_at, what

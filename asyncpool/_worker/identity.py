@@ -1,6 +1,6 @@
 """Be who the pool says that this worker is.
 
-``multiprocessing`` costs a worker 8 ms and 2 MB, so this waits until a job imports it.
+``multiprocessing`` costs a worker 4 ms and 1.2 MB, so this waits until a job imports it.
 """
 
 from __future__ import annotations
