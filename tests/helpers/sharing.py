@@ -25,6 +25,7 @@ __all__ = [
     "keep",
     "put",
     "take",
+    "told",
 ]
 
 
@@ -193,3 +194,14 @@ def identity() -> dict[str, object]:
         "key": bytes(this.authkey),
         "child": (child.name, child.exitcode),
     }
+
+
+def told() -> tuple[object, ...]:
+    """Return what this process was told about itself."""
+    this: Any = multiprocessing.current_process()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    method = multiprocessing.get_start_method(allow_none=True)
+    key = bytes(this.authkey)
+    number, argv = this._identity, sys.argv
+    return this.name, number, parent.pid, parent.name, key, method, argv
