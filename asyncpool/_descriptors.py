@@ -1,14 +1,43 @@
-"""Receive descriptors over a Unix socket; both sides of the launcher do."""
+"""Pass descriptors on, over Unix sockets and in pickles."""
 
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 
-__all__ = ["receive_fds"]
+__all__ = ["HANDED", "Handed", "receive_fds"]
 
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+# Those that this process got for what it is to unpickle; None where one was lost.
+HANDED: list[int | None] = []
+
+
+class Handed:
+    """Stands for a descriptor in a pickle.
+
+    Args:
+        number: Which one it is of those that go along.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def detach(self) -> int:
+        """Return the descriptor, which belongs to the caller.
+
+        Raises:
+            OSError: If it was lost on its way, since this process may open no more.
+        """
+        fd = HANDED[self._number]
+        if fd is None:
+            text = "a descriptor for the initializer cannot be received"
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {text}")
+        return fd
 
 
 def receive_fds(

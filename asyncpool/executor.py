@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from typing import (
     Any,
     Literal,
@@ -19,7 +17,6 @@ from typing import (
     SupportsFloat,
     SupportsIndex,
     TypeVar,
-    cast,
 )
 
 from asyncpool._core.kinds import Kind, check_kind, or_none
@@ -74,7 +71,7 @@ class Executor(concurrent.futures.Executor):
             worker start as a new interpreter.  With any other one, and with ``None``,
             workers are forked from a clean process, and inherit nothing of this one.
         initializer: Called in each new worker before its first call.
-        initargs: The arguments of *initializer*.
+        initargs: The arguments of *initializer*; see :class:`Pool`.
         max_tasks_per_child: How many calls a worker makes at the most before another one
             takes its place; ``None`` for any number.
 
@@ -111,16 +108,15 @@ class Executor(concurrent.futures.Executor):
         # A worker whose time is over goes before its replacement comes, so that there are
         # never more calls at once than workers; none waits for another one's replacement.
         surge, unavailable = (1, 0) if self._limit is None else (0, self._max_workers)
-        with _as_for_a_child():
-            self._pool = Pool(
-                self._max_workers,
-                restart=_RESTART,
-                surge=surge,
-                unavailable=unavailable,
-                initializer=initializer,
-                initargs=initargs,
-                launcher=_launcher(mp_context),
-            )
+        self._pool = Pool(
+            self._max_workers,
+            restart=_RESTART,
+            surge=surge,
+            unavailable=unavailable,
+            initializer=initializer,
+            initargs=initargs,
+            launcher=_launcher(mp_context),
+        )
         self._engine: Engine | None = None
         self._shut_down = False
 
@@ -269,21 +265,6 @@ def _launcher(mp_context: StartMethod | None) -> Literal["forkserver", "spawn"]:
         )
     inherits = get_start_method() in {"fork", "forkserver"}
     return "forkserver" if inherits else "spawn"
-
-
-@contextlib.contextmanager
-def _as_for_a_child() -> Generator[None]:
-    """Have the locks of :mod:`multiprocessing` let themselves be pickled.
-
-    They refuse unless a process is being started in this thread.  Its queues need more
-    than that: descriptors, see :func:`_refuse`.
-    """
-    before, anything = get_spawning_popen(), cast(Any, object())
-    set_spawning_popen(anything)
-    try:
-        yield
-    finally:
-        set_spawning_popen(before)
 
 
 def _after_shutdown() -> Exception:

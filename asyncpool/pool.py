@@ -34,11 +34,11 @@ from asyncpool._runtime.arguments import (
     check_timeout,
     least_and_most,
     not_callable,
-    pack_initializer,
 )
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.crew import check_crew
+from asyncpool._runtime.handover import Handover
 from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.life import Life
@@ -119,7 +119,9 @@ class Pool(Caller):
             death of a worker.  May be async.  What it raises is logged.
         initializer: Called in each new worker before its first job; what it puts into
             :func:`asyncpool.worker_state`, jobs find there.  It may be async.
-        initargs: The arguments of *initializer*.
+        initargs: The arguments of *initializer*.  Queues, locks, pipes and whatever else
+            :mod:`multiprocessing` makes may be among them; the pool keeps them until it is
+            closed.
         launcher: ``"forkserver"`` forks workers from a clean process that has
             imported *preload*; ``"spawn"`` starts a new interpreter for each,
             which takes some 50 ms longer.
@@ -220,6 +222,7 @@ class Pool(Caller):
             raise ValueError(f"{text}: have more workers instead")
         check_callable("initializer", initializer)
         initargs = several("initargs", initargs, "a tuple of arguments")
+        handover = Handover(initializer, initargs)
         self.name: str = name or f"pool-{next(_numbers)}"
         self._config = SupervisorConfig(
             workers=least_most,
@@ -240,7 +243,7 @@ class Pool(Caller):
             propagation=Propagation(propagate) if propagate else None,
             worker=WorkerConfig(
                 sys_path=module_path(),
-                initializer=pack_initializer(initializer, initargs),
+                initializer=handover.payload,
                 max_payload=max_message,
                 nice=limits.nice,
                 cpus=limits.cpus,
@@ -248,6 +251,7 @@ class Pool(Caller):
                 loop=loop,
                 concurrency=concurrency,
             ),
+            handover=handover,
         )
         self._options = JobOptions(
             limits=JobLimits(

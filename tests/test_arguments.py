@@ -97,7 +97,7 @@ async def serve(*_: Worker) -> None: ...
         (
             {"initializer": print, "initargs": (LOCK,)},
             JobNotPicklableError,
-            f"initializer or initargs cannot be pickled: {NO_PICKLE}",
+            f"initargs[0] cannot be pickled: TypeError: {NO_PICKLE}",
         ),
     ],
 )

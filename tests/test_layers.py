@@ -46,9 +46,18 @@ MAY_IMPORT = {
     "_core": {"errors", "events"},
     "_descriptors": set(),
     "_memory": set(),
+    "_semaphores": {"_descriptors"},
     "_signals": set(),
     "_worker": {"_core", "_descriptors", "_memory", "_signals", "errors", "events"},
-    "_runtime": {"_core", "_descriptors", "_memory", "_signals", "errors", "events"},
+    "_runtime": {
+        "_core",
+        "_descriptors",
+        "_memory",
+        "_semaphores",
+        "_signals",
+        "errors",
+        "events",
+    },
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")

@@ -62,7 +62,7 @@ class Kind(enum.IntEnum):
     """What a frame means."""
 
     # Control channels, of workers and of the launcher.
-    CONFIG = 1  # pool: who you are and how to begin
+    CONFIG = 1  # pool: how to begin
     HELLO = 2  # worker, launcher: ready
     FAILED = 3  # worker, launcher: something outside any job went wrong
     # The launcher's channel; *job* is the number of the request.
@@ -80,6 +80,8 @@ class Kind(enum.IntEnum):
     CREDIT = 36  # pool: the next stream may send *tag* items
     BEAT = 33  # worker: the last beat of the job whose outcome is next
     # Control channels of workers again.
+    IDENTITY = 46  # pool: who you are; ahead of the CONFIG
+    HANDED = 47  # pool: a descriptor for the initializer is along; ahead of the CONFIG
     REVOKE = 11  # pool: do not begin the jobs that came in these places
     REVOKED = 12  # worker: these of them will not begin
     INTERRUPT = 23  # pool: end the job that came in this place, if it is running

@@ -24,6 +24,7 @@ __all__ = [
     "MAX_CONFIG",
     "MAX_INITIALIZER",
     "Failure",
+    "Identity",
     "LauncherConfig",
     "WorkerConfig",
     "pack_exit",
@@ -115,6 +116,35 @@ class WorkerConfig(Record):
     @classmethod
     def unpack(cls, payload: bytes) -> WorkerConfig:
         """Read the payload of a ``CONFIG`` frame; it must come from the pool."""
+        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
+
+
+class Identity(Record):
+    """Who a worker is to those in it who ask.
+
+    Attributes:
+        name: What ``multiprocessing.current_process()`` is called there.
+        number: Its place among the pool's, from 1 on.
+        parent: The pid of the pool's process, and what that is called.
+        authkey: The key by which processes of :mod:`multiprocessing` know each other.
+        start_method: The one that was set in the pool's process, if one was.
+        argv: The command line there.
+    """
+
+    name: str
+    number: int
+    parent: tuple[int, str]
+    authkey: bytes
+    start_method: str | None
+    argv: tuple[str, ...]
+
+    def pack(self) -> bytes:
+        """Return the payload of an ``IDENTITY`` frame."""
+        return pickle.dumps(tuple(self))
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Identity:
+        """Read the payload of an ``IDENTITY`` frame; it must come from the pool."""
         return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
 
 

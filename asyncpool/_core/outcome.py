@@ -33,6 +33,8 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from typing import Any
 
+    from asyncpool._core.reducers import Reducers
+
 __all__ = [
     "describe",
     "dumps",
@@ -48,21 +50,36 @@ __all__ = [
 # What holds nothing else.
 _SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
 
+# What is said of objects that descriptors, or the start of a process, can pass on.
+_ONLY_AT_A_START = (
+    "through inheritance",
+    "a descriptor of this process",
+    "'socket' object",
+    "'mmap.mmap' object",
+)
+_HINT = "; workers can have it from their start on, in the pool's initargs"
 
-def dumps(value: object) -> bytes:
+
+def dumps(value: object, others: Callable[[], Reducers] | None = None) -> bytes:
     """Pickle *value*, by value where a reference would not be found.
+
+    Args:
+        value: Anything.
+        others: Called for each try; returns how to reduce what pickle knows nothing of.
 
     Raises:
         Exception: Whatever the value's own methods raise, or the serializer's.
     """
     try:
-        if reducers.possible():
-            data = _dumps_with(pickle.Pickler, value)
+        if others is not None or reducers.possible():
+            data = _dumps_with(pickle.Pickler, value, others=others)
         else:
             data = pickle.dumps(value, 5)
     except Exception:
-        return _dumps_by_value(value)
-    return data if data.find(MAIN) < 0 else _dumps_by_value(value)  # faster than "in"
+        data = MAIN
+    if data.find(MAIN) < 0:  # faster than "in"
+        return data
+    return _dumps_by_value(value, others=others)
 
 
 def pack_job(
@@ -104,8 +121,10 @@ def pack_job(
         raise
     except Exception as error:
         name, culprit = _find_culprit(function, args, kwargs, error, pause)
+        why = describe(culprit)
+        hint = _HINT if any(text in why for text in _ONLY_AT_A_START) else ""
         raise JobNotPicklableError(
-            f"{name} cannot be pickled: {describe(culprit)}",
+            f"{name} cannot be pickled: {why}{hint}",
             direction="arguments",
             name=name,
         ) from culprit
@@ -219,20 +238,25 @@ def _pack(value: object) -> bytes | Parcel:
     return Parcel([data], buffers) if buffers or len(data) > HEAVY else data
 
 
-def _dumps_by_value(value: object, keep: Any = None) -> bytes:
+def _dumps_by_value(
+    value: object,
+    keep: Any = None,
+    others: Callable[[], Reducers] | None = None,
+) -> bytes:
     import cloudpickle  # noqa: PLC0415 - 20 ms that most workers never need
 
-    return _dumps_with(cloudpickle.Pickler, value, keep)
+    return _dumps_with(cloudpickle.Pickler, value, keep, others)
 
 
 def _dumps_with(
     pickler: Any,
     value: object,
     keep: Callable[[pickle.PickleBuffer], bool] | None = None,
+    others: Callable[[], Reducers] | None = None,
 ) -> bytes:
     file = BytesIO()
     made = pickler(file, 5, buffer_callback=keep)
-    reducers.teach(made)
+    reducers.teach(made, None if others is None else others())
     made.dump(value)
     return file.getvalue()
 

@@ -14,7 +14,10 @@ from asyncpool._core import arrays
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from collections.abc import Callable
+    from typing import Any, NoReturn, TypeAlias
+
+    Reducers: TypeAlias = dict[type, Callable[[Any], Any]]
 
 __all__ = ["possible", "teach"]
 
@@ -29,9 +32,12 @@ def possible() -> bool:
     return _ARRAYS in sys.modules or _CONNECTIONS in sys.modules
 
 
-def teach(pickler: Any) -> None:
-    """Have *pickler* reduce them as is said here."""
-    table = {}
+def teach(pickler: Any, others: Reducers | None = None) -> None:
+    """Have *pickler* reduce them as is said here.
+
+    *others* are for what it knows nothing of, and go before what is said here.
+    """
+    table: Reducers = {}
     for name, cls, reduce in (
         (_ARRAYS, "ndarray", arrays.reduce),
         (_CONNECTIONS, "Connection", _refuse),
@@ -40,10 +46,11 @@ def teach(pickler: Any) -> None:
         found = getattr(sys.modules.get(name), cls, None)
         if found is not None:
             table[found] = reduce
-    if table:
+    if table or others:
         known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
         # cloudpickle's class has one too, which hides that of the instance.
-        _DISPATCH_TABLE.__set__(pickler, {**known, **table})
+        table = {**known, **table} if others is None else {**table, **others, **known}
+        _DISPATCH_TABLE.__set__(pickler, table)
 
 
 def _refuse(connection: object) -> NoReturn:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from asyncpool._core.kinds import INT, SECONDS, check_kind, or_none
-from asyncpool._core.messages import MAX_INITIALIZER
-from asyncpool._core.outcome import dumps
-from asyncpool.errors import JobNotPicklableError
 
 __all__ = [
     "check_callable",
@@ -18,7 +12,6 @@ __all__ = [
     "check_timeout",
     "least_and_most",
     "not_callable",
-    "pack_initializer",
 ]
 
 
@@ -27,34 +20,6 @@ def not_callable(verb: str, function: object) -> TypeError:
     called = hasattr(function, "__await__") or hasattr(function, "__aiter__")
     hint = ": pass the function, and its arguments behind it" if called else ""
     return TypeError(f"{verb}() takes a callable first, not {function!r}{hint}")
-
-
-def pack_initializer(
-    initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
-) -> bytes | None:
-    """Pickle what each new worker calls first.
-
-    Raises:
-        JobNotPicklableError: If that cannot be done.
-        ValueError: If it is too large.
-    """
-    if initializer is None:
-        return None
-    try:
-        payload = dumps((initializer, initargs))
-    except Exception as error:
-        raise JobNotPicklableError(
-            f"initializer or initargs cannot be pickled: {error}",
-            direction="arguments",
-            name="initializer",
-        ) from error
-    if len(payload) > MAX_INITIALIZER:
-        raise ValueError(
-            f"initializer and initargs have {len(payload)} bytes when pickled, and "
-            f"{MAX_INITIALIZER} is the most, since every new worker gets them: have "
-            "the initializer load what is large, from a file for example"
-        )
-    return payload
 
 
 def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:

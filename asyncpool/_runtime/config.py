@@ -10,6 +10,7 @@ from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.callbacks import CrashCallback
+from asyncpool._runtime.handover import Handover
 from asyncpool._runtime.listeners import Listeners
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.propagation import Propagation
@@ -59,6 +60,7 @@ class SupervisorConfig:
     worker: WorkerConfig
     stop_grace: float = STOP_GRACE
     serving: ServingConfig | None = None
+    handover: Handover | None = None
 
     @property
     def title(self) -> str:

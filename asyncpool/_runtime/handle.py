@@ -14,13 +14,13 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import anyio
 
 from asyncpool._core.frames import Frame, Kind, header
-from asyncpool._core.messages import Failure, pack_numbers, unpack_numbers
+from asyncpool._core.messages import Failure, Identity, pack_numbers, unpack_numbers
 from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.journal import Journal, Notes
@@ -52,6 +52,8 @@ class WorkerSetup:
 
     launcher: Launcher
     config: Callable[[WorkerHandle], bytes]
+    identity: Callable[[int], Identity]
+    handed: Collection[int]
     buffer: memoryview
     max_payload: int
     concurrency: int
@@ -311,6 +313,10 @@ class WorkerHandle:
         self._stdout = Output(self._loop, out, setup.output, err=False)
         err, err_end = _pipe(theirs)
         self._stderr = Output(self._loop, err, setup.output, err=True)
+        for fd in setup.handed:
+            self._control.put_descriptor(header(Kind.HANDED, 0), fd, keep=True)
+        identity = setup.identity(self.slot).pack()
+        self._control.put(header(Kind.IDENTITY, len(identity)), identity)
         self._say(Kind.CONFIG, setup.config(self))
         return [job_end, control_end, page, out_end, err_end]
 

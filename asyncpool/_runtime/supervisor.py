@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, assert_never
 
 import anyio
@@ -33,6 +34,7 @@ from asyncpool._runtime.failing import Failing, broken_errors
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.health import Health
 from asyncpool._runtime.heartbeats import Heartbeats
+from asyncpool._runtime.identity import identity_of
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.journal import Journal, explicit_levels
 from asyncpool._runtime.last_words import LastWords
@@ -125,6 +127,8 @@ class Supervisor:
         self._setup = WorkerSetup(
             launcher=self._launcher,
             config=self._config_of,
+            identity=partial(identity_of, config.name),
+            handed=() if config.handover is None else config.handover.fds,
             buffer=memoryview(bytearray(READ_SIZE)),
             max_payload=config.worker.max_payload,
             concurrency=config.worker.concurrency,
@@ -198,6 +202,8 @@ class Supervisor:
                     await self._launcher.close()
         finally:
             self._state.book.leases.close()
+            if self._config.handover is not None:
+                self._config.handover.close()
             if self.service is not None:
                 self.service.close()
             self.hub.end()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -39,6 +40,9 @@ _ELSEWHERE = (
     "submit() must be called in the pool's event loop; from another thread use "
     "asyncio.run_coroutine_threadsafe() or loop.call_soon_threadsafe()"
 )
+
+_MANAGERS = "multiprocessing.managers"
+_modules = sys.modules
 
 _FORMS: dict[Form, type[Job[Any]]] = {
     "call": Job,
@@ -92,7 +96,7 @@ class Traffic:
 
     # A job's way in.
 
-    def submit(
+    def submit(  # noqa: C901 - the shortest way
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...],
@@ -111,6 +115,9 @@ class Traffic:
             job: Job[Any] = _FORMS[options.form](
                 state.book.next_id(), known, options, self.under_way, state.loop
             )
+            if _MANAGERS in _modules:
+                # A manager forgets what nobody has a proxy of, and the worker has none yet.
+                job.add_done_callback(functools.partial(_keep, args, kwargs))
             try:
                 if self._propagation is not None:
                     job.context = self._propagation.add_to(job.context)
@@ -283,3 +290,7 @@ class Traffic:
         """Look for nothing any more."""
         self.times.stop()
         self._rounds.stop()
+
+
+def _keep(_args: object, _kwargs: object, _: object) -> None:
+    """Do nothing; the arguments are kept for as long as this is to be called."""

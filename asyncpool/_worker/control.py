@@ -21,10 +21,11 @@ from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import (
     MAX_CONFIG,
     Failure,
+    Identity,
     pack_numbers,
     unpack_numbers,
 )
-from asyncpool._descriptors import receive_fds
+from asyncpool._descriptors import HANDED, receive_fds
 from asyncpool._worker.interrupts import Interrupts
 from asyncpool._worker.receiving import decoder, receive
 from asyncpool._worker.segments import Segments
@@ -61,6 +62,7 @@ class Control:
     Attributes:
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
         call_soon: Has the event loop call something, if one serves here.
+        identity: Who this worker is, if the pool has said so.
         interrupts: As above.
         credit: As above.
     """
@@ -82,18 +84,34 @@ class Control:
         self._records: deque[bytes] = deque()
         self.on_thread_death: Callable[[], None] | None = None
         self.call_soon: Callable[..., object] | None = None
+        self.identity: Identity | None = None
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
 
     def receive_config(self) -> Frame:
-        """Wait for the first frame, the configuration.
+        """Wait for the configuration, and for what is ahead of it.
 
         Raises:
             SystemExit: If the pool is gone before it comes.
         """
-        for frame in receive(self._socket, self._decoder):
-            return frame
-        raise SystemExit(0)
+        while True:
+            fds: list[int] = []
+            if self._decoder.target is not None:
+                frames = receive(self._socket, self._decoder)
+                gone = not frames
+            else:
+                data, fds, _ = receive_fds(self._socket, 65536, 1)
+                frames = self._decoder.feed(data)
+                gone = not data
+            if gone:
+                raise SystemExit(0)
+            for frame in frames:
+                if frame.kind is Kind.HANDED:
+                    HANDED.append(fds.pop() if fds else None)
+                elif frame.kind is Kind.IDENTITY:
+                    self.identity = Identity.unpack(frame.payload)
+                else:
+                    return frame
 
     def start(self) -> None:
         """Start to watch the channel, and the other threads of this process."""

@@ -5,16 +5,15 @@ A worker does not import ``logging``, which costs it 2 MB: it waits until a job 
 
 from __future__ import annotations
 
-import contextlib
 import sys
+from functools import partial
+
+from asyncpool._worker.imports import Lookout
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from importlib.abc import Loader
-    from importlib.machinery import ModuleSpec
-    from logging import Handler
-    from types import ModuleType
+    from logging import Handler, LogRecord
     from typing import Any
 
 __all__ = ["Journal"]
@@ -24,8 +23,6 @@ _LOGGING = "logging"
 
 class Journal:
     """Has the root logger send home what reaches it, as soon as there is one.
-
-    As an entry of ``sys.meta_path`` it sees when ``logging`` is imported.
 
     Args:
         send: Sends the payload of a ``RECORD`` frame.
@@ -42,38 +39,33 @@ class Journal:
         self._whose = whose
         self._levels: Sequence[tuple[str, int]] = ()
         self._disabled = 0
+        self._process_name = ""
         self._handler: Handler | None = None
+        self._lookout: Lookout | None = None
 
-    def open(self, levels: Sequence[tuple[str, int]], disabled: int) -> None:
+    def open(
+        self,
+        levels: Sequence[tuple[str, int]],
+        disabled: int,
+        process_name: str = "",
+    ) -> None:
         """Begin, now or when there are loggers.
 
         Args:
             levels: The levels that they have at home, by name.
             disabled: The level up to which they are silent there.
+            process_name: What records call this process.
         """
         self._levels, self._disabled = levels, disabled
-        if _LOGGING in sys.modules:
-            self._attach()
-        else:
-            sys.meta_path.insert(0, self)
+        self._process_name = process_name
+        self._lookout = Lookout(_LOGGING, self._attach)
 
     def leave(self) -> None:
         """Leave all loggers alone, in a process that is not the worker."""
-        self._look_no_more()
+        if self._lookout is not None:
+            self._lookout.end()
         if self._handler is not None:
             vars(sys.modules[_LOGGING])["root"].removeHandler(self._handler)
-
-    def find_spec(self, name: str, *details: Any) -> ModuleSpec | None:
-        """Find ``logging`` as the others do, and be told when it is there."""
-        if name != _LOGGING:
-            return None
-        for finder in sys.meta_path:
-            if finder is not self:
-                spec = finder.find_spec(name, *details)
-                if spec is not None and spec.loader is not None:
-                    spec.loader = _Watched(spec.loader, self._attach)  # type: ignore[assignment]
-                    return spec
-        return None
 
     def _attach(self) -> None:
         import logging  # noqa: PLC0415 - here it costs nothing
@@ -85,26 +77,16 @@ class Journal:
         logging.disable(self._disabled)
         self._handler = RecordHandler(self._send, self._whose)
         logging.getLogger().addHandler(self._handler)
-        self._look_no_more()
-
-    def _look_no_more(self) -> None:
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)
+        if self._process_name:
+            make = logging.getLogRecordFactory()
+            logging.setLogRecordFactory(partial(_named, make, self._process_name))
 
 
-class _Watched:
-    """A loader that tells when it has loaded its module, and is gone then."""
-
-    def __init__(self, loader: Loader, loaded: Callable[[], None]) -> None:
-        self._loader = loader
-        self._loaded = loaded
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._loaded()
+def _named(
+    make: Callable[..., LogRecord], process_name: str, *args: Any, **kwargs: Any
+) -> LogRecord:
+    """Make a record, which knows the name of its process from ``multiprocessing`` alone."""
+    record = make(*args, **kwargs)
+    if record.processName and "multiprocessing" not in sys.modules:
+        record.processName = process_name
+    return record

@@ -26,6 +26,7 @@ from asyncpool._worker.chunks import Log, run_chunk
 from asyncpool._worker.control import Control
 from asyncpool._worker.coroutines import Coroutines
 from asyncpool._worker.execute import Executor
+from asyncpool._worker.identity import assume
 from asyncpool._worker.interrupts import Interrupts
 from asyncpool._worker.journal import Journal
 from asyncpool._worker.kernel import adopt_orphans
@@ -122,7 +123,11 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
     )
     try:
         config = WorkerConfig.unpack(control.receive_config().payload)
-        journal.open(config.levels, config.disabled)
+        identity = control.identity
+        if identity is not None:
+            assume(identity)
+        name = "" if identity is None else identity.name
+        journal.open(config.levels, config.disabled, name)
         coroutines.kind = config.loop
         _begin(config, jobs, control, coroutines)
         control.send(Kind.HELLO)

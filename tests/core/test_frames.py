@@ -241,6 +241,8 @@ def test_the_bytes_on_the_wire() -> None:
         "LOAD": 43,
         "RETURN": 44,
         "SPARE": 45,
+        "IDENTITY": 46,
+        "HANDED": 47,
         "INTERRUPT": 23,
         "STACKS": 24,
         "RETIRE": 27,

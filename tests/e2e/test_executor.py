@@ -307,6 +307,28 @@ class TestArguments:
             executor.submit(int).result()
         assert path.read_text().split() == ["1", "1"]
 
+    @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn", ""])
+    @pytest.mark.parametrize("kind", ["Lock", "Queue", "Event"])
+    def test_an_initializer_has_what_multiprocessing_makes(
+        self, make: Make, tmp_path: Path, method: str, kind: str
+    ) -> None:
+        source = """
+            if __name__ == "__main__":
+                context = multiprocessing.get_context(sys.argv[2] or None)
+                thing = getattr(context, sys.argv[1])()
+                use = {"Lock": "acquire", "Queue": "put", "Event": "set"}[sys.argv[1]]
+                use = operator.methodcaller(use, *[3][sys.argv[1] != "Queue":])
+                with make(1, context, use, (thing,)) as executor:
+                    print(executor.submit(abs, -1).result())
+                    if sys.argv[1] == "Queue":
+                        print(thing.get())
+                    else:
+                        ask = {"Lock": "acquire", "Event": "wait"}[sys.argv[1]]
+                        print(int(getattr(thing, ask)(sys.argv[1] == "Event")) + 2)
+            """
+        out = run_either(tmp_path, make, source, kind, method)
+        assert out == ("1\n2\n" if kind == "Lock" else "1\n3\n")
+
     def test_an_initializer_must_be_callable(self, make: Make) -> None:
         with pytest.raises(TypeError, match="initializer must be a callable"):
             make(1, initializer="no function")

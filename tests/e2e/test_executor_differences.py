@@ -50,8 +50,7 @@ DIFFERENCES = {
     "buffersize": "map() has it with every Python, not from 3.14 on",
     "coroutine": "coroutine functions are awaited, and their result is the call's",
     "set_start_method": "mp_context=None means a forkserver of ours, whatever is set",
-    "descriptors": "sockets and connections of this process cannot be sent",
-    "initargs": "queues cannot be initargs, and locks only those of a 'forkserver'",
+    "descriptors": "calls have no sockets and connections of this process; initializers do",
     "callbacks": "run in the thread of the loop that submitted, as a rule",
     "Ctrl-C": "does not reach workers, and calls that were handed ahead still run",
     "forced end": "kill_workers() and terminate_workers() are there with every Python, work "
@@ -237,27 +236,6 @@ class TestDifferences:
             """
         out = run_either(tmp_path, make, source)
         assert out == ("True False\n" if make is process_pool else "False True\n")
-
-    @shows("initargs")
-    @pytest.mark.parametrize("method", ["fork", "forkserver"])
-    @pytest.mark.parametrize("kind", ["Lock", "Queue", "SimpleQueue"])
-    def test_initargs(self, make: Make, tmp_path: Path, method: str, kind: str) -> None:
-        source = """
-            if __name__ == "__main__":
-                context = multiprocessing.get_context(sys.argv[1])
-                thing = getattr(context, sys.argv[2])()
-                use = operator.methodcaller("acquire")
-                if sys.argv[2] != "Lock":
-                    use = operator.methodcaller("put", 3)
-                try:
-                    with make(1, context, use, (thing,)) as executor:
-                        print(executor.submit(abs, -1).result())
-                except Exception as error:
-                    print(type(error).__name__)
-            """
-        out = run_either(tmp_path, make, source, method, kind)
-        works = make is process_pool or (method, kind) == ("forkserver", "Lock")
-        assert out == ("1\n" if works else "JobNotPicklableError\n")
 
     @shows("descriptors")
     @pytest.mark.parametrize("kind", ["connection", "socket"])

@@ -66,6 +66,7 @@ class Worker:
         initializer: Callable[..., object] | None = None,
         *,
         max_payload: int = 1 << 20,
+        ahead: bytes = b"",
         **options: Any,
     ) -> None:
         self.jobs, jobs_end = socket.socketpair()
@@ -93,7 +94,7 @@ class Worker:
             max_payload=max_payload,
             **options,
         ).pack()
-        self.control.sendall(encode(Kind.CONFIG, config))
+        self.control.sendall(ahead + encode(Kind.CONFIG, config))
 
     def send(self, job: int, function: Callable[..., object], *args: object) -> None:
         self.jobs.sendall(job_frame(job, function, *args))

@@ -7,14 +7,16 @@ import select
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from asyncpool._core.frames import Kind
-from asyncpool._core.messages import Failure
-from tests.helpers import faults, jobs
+from asyncpool._core.messages import Failure, Identity
+from asyncpool._descriptors import Handed
+from tests.helpers import faults, jobs, sharing
 from tests.helpers.patience import PATIENCE
-from tests.worker.by_hand import Worker
+from tests.worker.by_hand import Worker, encode
 
 
 def test_it_says_hello_and_answers_one_job_after_the_other(worker: Worker) -> None:
@@ -71,6 +73,35 @@ def test_a_failing_initializer_is_told_instead_of_a_hello(
     code, err = worker.ended()
     assert code == 1
     assert err.rstrip().endswith("LookupError: badly")
+
+
+def test_a_descriptor_that_was_lost_is_told_instead_of_a_hello(
+    hire: Callable[..., Worker],
+) -> None:
+    """It was, if the frame is there without it: this process may open no more."""
+    worker = hire(Handed(0).detach, ahead=encode(Kind.HANDED, b""))
+    frame = worker.heard(worker.control)
+    assert frame is not None
+    assert frame.kind is Kind.FAILED
+    failure = Failure.unpack(frame.payload)
+    assert failure.stage == "initializer"
+    assert failure.summary == (
+        "OSError: [Errno 24] Too many open files: a descriptor for the initializer "
+        "cannot be received"
+    )
+
+
+def test_it_is_who_it_is_told_to_be(hire: Callable[..., Worker]) -> None:
+    """However long the configuration is that comes behind that."""
+    identity = Identity("images-worker-2", 3, (1, "main"), b"key", "spawn", ("a", "b"))
+    ahead = encode(Kind.IDENTITY, identity.pack())
+    worker = hire(partial(len, bytes(3 << 20)), ahead=ahead)
+    worker.hello()
+    worker.send(1, sharing.told)
+    assert worker.result() == (
+        1,
+        ("images-worker-2", (3,), 1, "main", b"key", "spawn", ["a", "b"]),
+    )
 
 
 def test_an_exception_in_a_thread_is_told(worker: Worker) -> None:

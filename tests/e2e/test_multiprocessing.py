@@ -1,0 +1,335 @@
+"""What ``multiprocessing`` makes works in workers, and they look like its own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import operator
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.managers import SyncManager
+from typing import Any, Literal
+
+import pytest
+
+from asyncpool import (
+    Executor,
+    JobNotPicklableError,
+    Pool,
+    WorkerCrashedError,
+    to_process,
+)
+from tests.helpers import sharing
+from tests.helpers.executors import FORKS
+from tests.helpers.gate import Gate
+from tests.helpers.guards import open_fds
+from tests.helpers.loops import BOTH_LOOPS, IN_TURNS
+from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.pools import assert_serves, kill_worker, spare_of
+from tests.helpers.sharing import KINDS
+
+Launcher = Literal["forkserver", "spawn"]
+Run = Callable[..., Awaitable[Any]]
+
+pytestmark = BOTH_LOOPS
+
+CONTEXTS = ["fork", "forkserver", "spawn"]
+LAUNCHERS: list[Launcher] = ["forkserver", "spawn"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_stays() -> Iterator[None]:
+    """Have what ``multiprocessing`` makes with the first name or value, and keeps."""
+    resource_tracker.ensure_running()
+    multiprocessing.RawValue("i")
+    yield
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def of_pool(initargs: tuple[Any, ...], **options: Any) -> AsyncIterator[Run]:
+    pool = Pool(1, initializer=sharing.keep, initargs=initargs, **options)
+    del initargs
+    async with pool:
+        yield pool.submit
+
+
+@asynccontextmanager
+async def of_executor(initargs: tuple[Any, ...], method: str) -> AsyncIterator[Run]:
+    context = multiprocessing.get_context(method)
+    executor = Executor(1, context, sharing.keep, initargs)
+    del initargs
+    yield lambda *call: asyncio.wrap_future(executor.submit(*call))
+    await asyncio.to_thread(executor.shutdown)
+
+
+FACES: dict[str, Callable[[tuple[Any, ...]], Any]] = {
+    "Pool": of_pool,
+    "Pool, spawn": lambda args: of_pool(args, launcher="spawn"),
+    "Pool, two at once": lambda args: of_pool(args, concurrency=2),
+    "Executor": lambda args: of_executor(args, "fork"),
+    "Executor, spawn": lambda args: of_executor(args, "spawn"),
+}
+
+
+class TestInitargs:
+    """Objects that can only be passed on to a process that is being started."""
+
+    pytestmark = IN_TURNS
+
+    @pytest.mark.parametrize("method", CONTEXTS)
+    @pytest.mark.parametrize("face", FACES)
+    async def test_all_workers_have_what_nobody_else_has(
+        self, face: str, method: str
+    ) -> None:
+        """One that is killed with locks in its hands is replaced like any other."""
+        context = multiprocessing.get_context(method)
+        things = {name: kind.make(context) for name, kind in KINDS.items()}
+        async with patience(), FACES[face]((things,)) as run:
+            ends = things["socket"]  # which want to be closed
+            del things
+            gc.collect()
+            first = await run(sharing.begin)
+            with pytest.raises(WorkerCrashedError):
+                await run(signal.raise_signal, signal.SIGKILL)
+            assert await run(sharing.go_on) == dict.fromkeys(KINDS, True)
+            assert await run(os.getpid) != first
+        for end in ends:
+            end.close()
+
+    @pytest.mark.parametrize("method", CONTEXTS)
+    async def test_a_process_that_was_forked_ahead_has_it_too(
+        self, method: str
+    ) -> None:
+        lock = multiprocessing.get_context(method).Lock()
+        pool = Pool(1, initializer=sharing.keep, initargs=({"Lock": lock},))
+        async with patience(), pool:
+            spare = await spare_of(pool)
+            await kill_worker(pool)
+            assert await pool.submit(os.getpid) == spare
+            with lock:
+                assert not await pool.submit(sharing.is_free)
+            assert await pool.submit(sharing.is_free)
+
+    @pytest.mark.parametrize("method", CONTEXTS)
+    async def test_values_cross_both_ways(self, method: str) -> None:
+        context = multiprocessing.get_context(method)
+        there, back = context.Queue(), context.SimpleQueue()
+        things = {"Queue": there, "SimpleQueue": back}
+        async with (
+            patience(),
+            Pool(2, initializer=sharing.keep, initargs=(things,)) as pool,
+        ):
+            for item in ("hello", bytes(1 << 17)):
+                there.put(item)
+                job = pool.submit(sharing.answer)
+                assert await asyncio.to_thread(back.get) == [item]
+                await job
+        there.close()
+        there.join_thread()
+        back.close()
+
+    @pytest.mark.parametrize("method", CONTEXTS)
+    async def test_a_lock_excludes_all_others(self, method: str) -> None:
+        lock = multiprocessing.get_context(method).Lock()
+        things = ({"Lock": lock},)
+        async with (
+            patience(),
+            Gate() as gate,
+            Pool(2, initializer=sharing.keep, initargs=things) as pool,
+            Pool(1, initializer=sharing.keep, initargs=things) as other,
+        ):
+            assert await pool.submit(sharing.is_free)
+            held = pool.submit(sharing.hold, gate.path)
+            visitor = await gate.visitor()
+            assert not lock.acquire(block=False)
+            assert not await pool.submit(sharing.is_free)
+            assert not await other.submit(sharing.is_free)
+            visitor.release()
+            await held
+            assert await asyncio.to_thread(lock.acquire, timeout=PATIENCE)
+            assert not await other.submit(sharing.is_free)
+            lock.release()
+            assert await pool.submit(sharing.is_free)
+
+    async def test_a_pool_that_is_closed_has_let_go(self) -> None:
+        before = open_fds()
+        pipe = multiprocessing.Pipe()
+        with pipe[0], pipe[1]:
+            pool = Pool(1, initializer=sharing.keep, initargs=({"Pipe": pipe},))
+            assert len(open_fds()) == len(before) + 4
+            async with patience(), pool:
+                await pool.submit(int)
+        left = {fd: what for fd, what in open_fds().items() if before.get(fd) != what}
+        assert not left
+        assert pool.stats().state == "closed"
+
+    async def test_one_that_never_began_has_let_go_too(self) -> None:
+        one, other = multiprocessing.Pipe()
+        before = open_fds()
+        with one, other:
+            Pool(1, initializer=sharing.keep, initargs=({"Pipe": (one, other)},))
+            gc.collect()
+            assert open_fds() == before
+
+    async def test_what_goes_by_value_has_nothing_sent_twice(self) -> None:
+        """It is pickled in a second try: what the first one took is not sent."""
+        one, other = multiprocessing.Pipe()
+        before = len(open_fds())
+        with one, other:
+            pool = Pool(1, initializer=operator.is_, initargs=(one, lambda: 1))
+            assert len(open_fds()) == before + 1
+            async with patience(), pool:
+                await assert_serves(pool)
+
+    @FORKS
+    async def test_what_is_shared_with_a_fork_is_refused(self) -> None:
+        """To move its semaphore would part the two, and nobody would be told."""
+        event = multiprocessing.get_context("fork").Event()
+        wait_in, wait_out = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(wait_out)
+            os.read(wait_in, 1)
+            os._exit(0)
+        with pytest.raises(JobNotPicklableError) as caught:
+            Pool(initializer=sharing.keep, initargs=(1, event))
+        os.close(wait_out)
+        os.close(wait_in)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        assert str(caught.value) == (
+            "initargs[1] cannot be pickled: RuntimeError: a lock or semaphore of the "
+            f"context 'fork' is shared with process {child} by a fork, and cannot be "
+            "shared with workers as well: make what has it by "
+            "multiprocessing.get_context('forkserver')"
+        )
+        assert caught.value.name == "initargs[1]"
+
+    @pytest.mark.parametrize("name", ["Queue", "Lock", "Value", "RawArray", "Pipe"])
+    async def test_a_job_cannot_have_it_and_is_told_who_can(self, name: str) -> None:
+        thing = KINDS[name].make(multiprocessing)
+        async with patience(), Pool(1) as pool:
+            with pytest.raises(JobNotPicklableError) as caught:
+                await pool.submit(print, thing)
+        assert str(caught.value).startswith("args[0] cannot be pickled: ")
+        assert str(caught.value).endswith(
+            "; workers can have it from their start on, in the pool's initargs"
+        )
+        if name == "Pipe":
+            for end in thing:
+                end.close()
+
+
+@pytest.fixture(scope="module")
+def manager() -> Iterator[SyncManager]:
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        yield manager
+
+
+class TestManagers:
+    """Proxies, which connect to a manager with the key of the service."""
+
+    @pytest.mark.parametrize("launcher", LAUNCHERS)
+    async def test_a_job_has_a_proxy_and_returns_it(
+        self, manager: SyncManager, launcher: Launcher
+    ) -> None:
+        queue = manager.Queue()
+        async with patience(), Pool(1, launcher=launcher) as pool:
+            again = await pool.submit(sharing.put, [queue], 3)
+            assert await asyncio.to_thread(again.get, timeout=PATIENCE) == 3
+            await pool.submit(sharing.put, nested=[again], item=bytes(1 << 21))
+            assert await asyncio.to_thread(queue.get, timeout=PATIENCE) == bytes(
+                1 << 21
+            )
+            assert await pool.map(sharing.put, [[queue]], [4], chunk=1)
+            assert queue.get() == 4
+
+    async def test_it_may_be_the_only_one(self, manager: SyncManager) -> None:
+        """The manager forgets an object with its last proxy, so the job keeps that."""
+        async with patience(), Pool(1) as pool:
+            for make in (manager.Event, manager.dict, manager.Lock):
+                assert await pool.submit(str, make())
+            job = pool.submit(sharing.put, [manager.Queue()], 3)
+            assert (await job).get() == 3
+
+    async def test_initargs_are_proxies(self, manager: SyncManager) -> None:
+        queue = manager.Queue()
+        for face in FACES.values():
+            queue.put("hello")
+            async with patience(), face((queue,)) as run:
+                assert await run(sharing.take) == "hello"
+
+    async def test_calls_without_a_pool(self, manager: SyncManager) -> None:
+        queue = manager.Queue()
+        with Executor(1) as executor:
+            assert executor.submit(str, manager.dict()).result(PATIENCE) == "{}"
+            executor.submit(sharing.put, [queue], 5).result(PATIENCE)
+        assert queue.get() == 5
+
+    async def test_calls_of_to_process(self, manager: SyncManager) -> None:
+        queue = manager.Queue()
+        async with patience():
+            await to_process.run_sync(sharing.put, [queue], 6)
+        assert queue.get() == 6
+        [mine] = [
+            resident.pool
+            for loop, resident in to_process._residents.items()
+            if loop is asyncio.get_running_loop()
+        ]
+        await mine.close()
+
+
+class TestIdentity:
+    """Who a worker is to those in it who ask."""
+
+    @pytest.mark.parametrize("launcher", LAUNCHERS)
+    async def test_a_worker_is_a_child_of_the_service(
+        self, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["service", "--verbose"])
+        async with patience(), Pool(1, launcher=launcher, name="images") as pool:
+            assert await pool.submit(sharing.identity) == {
+                "name": "images-worker-0",
+                "daemon": False,
+                "parent": (os.getpid(), "MainProcess", True),
+                "argv": ["service", "--verbose"],
+                "start method": multiprocessing.get_start_method(allow_none=True),
+                "key": bytes(multiprocessing.current_process().authkey),
+                "child": ("ForkProcess-1:1", 0),
+            }
+
+    async def test_also_with_a_launcher_that_has_it_imported(self) -> None:
+        async with patience(), Pool(2, preload=["multiprocessing"]) as pool:
+            names = await pool.broadcast(sharing.identity)
+        found = {slot: who["name"] for slot, who in names.items()}
+        assert found == {slot: f"{pool.name}-worker-{slot}" for slot in (0, 1)}
+
+    async def test_the_start_method_is_that_of_the_service(self) -> None:
+        multiprocessing.set_start_method("spawn", force=True)
+        try:
+            async with patience(), Pool(1) as pool:
+                who = await pool.submit(sharing.identity)
+        finally:
+            multiprocessing.set_start_method(None, force=True)
+        assert who["start method"] == "spawn"
+
+    @pytest.mark.parametrize("launcher", LAUNCHERS)
+    async def test_records_have_the_name(
+        self, launcher: Launcher, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        log = (
+            "[__import__('logging').warning('hello'), 'multiprocessing' in "
+            "__import__('sys').modules, __import__('multiprocessing') and "
+            "__import__('logging').warning('again')]"
+        )
+        with caplog.at_level(logging.WARNING):
+            async with patience(), Pool(1, launcher=launcher, name="images") as pool:
+                assert await pool.submit(eval, log) == [None, False, None]
+        found = [(record.msg, record.processName) for record in caplog.records]
+        assert found == [("hello", "images-worker-0"), ("again", "images-worker-0")]
