@@ -76,7 +76,12 @@ def _sealed_file(size: int) -> int | None:
             os.close(fd)
         if not is_refusal(error):
             raise
-        tell_once("memfd_create", error, "workers share plain files with their pool")
+        tell_once(
+            "memfd_create",
+            error,
+            "workers share plain files with their pool, and large objects go through "
+            "sockets",
+        )
         return None
     return fd
 
