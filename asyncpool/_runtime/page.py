@@ -19,6 +19,7 @@ from asyncpool._core.page import (
     STACKS_SIZE,
     Layout,
 )
+from asyncpool._core.printable import printable_lines
 from asyncpool._core.stacks import tidy
 from asyncpool._runtime.page_memory import PageMemory, make_memory
 
@@ -131,7 +132,7 @@ class Page:
         if BEGUN.unpack_from(text) != (job, attempt):
             return ""
         text, _, _ = text[BEGUN.size :].partition(b"\0")
-        return text.decode(errors="replace").strip()
+        return printable_lines(text.decode(errors="replace").strip())
 
     @_or_else(dict)
     def outcomes(self) -> dict[tuple[int, int], Frame]:
@@ -162,7 +163,7 @@ class Page:
         text = self._stacks().strip(b"\0")
         if self._memory is not None:
             self._memory[self._layout.stacks : self._layout.size] = bytes(STACKS_SIZE)
-        return tidy(text.decode(errors="replace"))
+        return printable_lines(tidy(text.decode(errors="replace")))
 
     @_or_else(bytes)
     def _stacks(self) -> bytes:

@@ -17,6 +17,7 @@ import sys
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import Failure, LauncherConfig, unpack_exit, unpack_pid
+from asyncpool._core.printable import printable_lines
 from asyncpool._descriptors import receive_fds
 from asyncpool._runtime.interpreter import start_launcher
 from asyncpool._runtime.process import Process
@@ -227,7 +228,7 @@ class Template:
                 self._exited(*unpack_exit(frame.payload))
             case Kind.FAILED:
                 failure = Failure.unpack(frame.payload)
-                error = LaunchError(failure.summary)
+                error = LaunchError(printable_lines(failure.summary))
                 if failure.stage == "preload":
                     self._useless = True
                     _fail(self.ready, error)
