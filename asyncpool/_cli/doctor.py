@@ -18,7 +18,12 @@ from typing import Any, Literal
 
 from asyncpool import heartbeat
 from asyncpool._cli.system_calls import TRIALS, Trial, UnavailableError
-from asyncpool._runtime.machine import check_platform, memory_limit, usable_cpus
+from asyncpool._runtime.machine import (
+    DEFAULT_LAUNCHER,
+    check_platform,
+    memory_limit,
+    usable_cpus,
+)
 from asyncpool.errors import (
     JobTimeoutError,
     UnsupportedPlatformError,
@@ -76,7 +81,11 @@ def _facts() -> Iterator[Finding]:
         "max_rss, hard_rss and out-of-memory kills can be told",
         "max_rss and hard_rss need Linux",
     )
-    yield Finding("start methods", "ok", "forkserver (the default) and spawn")
+    methods = ("forkserver", "spawn")
+    marked = (
+        f"{one} (the default)" if one == DEFAULT_LAUNCHER else one for one in methods
+    )
+    yield Finding("start methods", "ok", " and ".join(marked))
     yield _feature(
         "uvloop",
         importlib.util.find_spec("uvloop") is not None,

@@ -12,12 +12,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.arguments import check_choice
 from asyncpool.errors import UnsupportedPlatformError
 
 __all__ = [
+    "DEFAULT_LAUNCHER",
     "OomKills",
     "check_limits",
     "check_loop",
@@ -32,6 +34,12 @@ __all__ = [
     "usable_cores",
     "usable_cpus",
 ]
+
+# On macOS a fork without exec breaks what the system's frameworks need: jobs that use
+# Accelerate, by way of NumPy, or look for a proxy crash or hang.
+DEFAULT_LAUNCHER: Literal["forkserver", "spawn"] = (
+    "spawn" if sys.platform == "darwin" else "forkserver"
+)
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60

@@ -28,6 +28,9 @@ __all__ = ["LaunchError", "Template"]
 
 _MAX_REPORT = 1 << 20
 
+# What the launcher takes.
+_MAX_CONFIG = 1 << 20
+
 # Seconds that the launcher has to kill whatever is left, and to end.
 _END_GRACE = 2.0
 
@@ -93,10 +96,25 @@ class Template:
         loop.add_reader(self._socket.fileno(), self._read_some)
         payload = config.pack()
         data = header(Kind.CONFIG, len(payload)) + payload
-        if self._socket.send(data) < len(data):
-            # The socket was empty, and has room for some thousand directories.
+        if len(payload) > _MAX_CONFIG:
             self.abort()
             raise LaunchError(f"sys.path and preload have {len(payload)} bytes")
+        # Linux takes some thousand directories at once, macOS 8 KB.
+        self._unsent = memoryview(data)
+        loop.add_writer(self._socket.fileno(), self._send_config)
+        self._send_config()
+
+    def _send_config(self) -> None:
+        """Send the rest of how it begins; nothing else is sent before it is ready."""
+        try:
+            sent = self._socket.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # it is gone, which its channel tells too
+            sent = len(self._unsent)
+        self._unsent = self._unsent[sent:]
+        if not self._unsent:
+            self._loop.remove_writer(self._socket.fileno())
 
     async def launch(self, fds: list[int]) -> Process:
         """Start a worker on *fds*; see :meth:`Launcher.launch`."""
@@ -277,6 +295,7 @@ class Template:
             return
         self.lost = True
         self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         error = LaunchError(reason)
         _fail(self.ready, error)
