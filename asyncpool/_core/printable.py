@@ -13,9 +13,12 @@ _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _SEPARATORS = (0x2028, 0x2029)
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 
-_LINES = {code: f"\\x{code:02x}" for code in _CONTROLS}
-_LINES |= {code: f"\\u{code:04x}" for code in (*_SEPARATORS, *_DIRECTIONS)}
-_LINES |= {ord("\t"): "\t", ord("\n"): "\n"}
+_LINES = {
+    **{code: f"\\x{code:02x}" for code in _CONTROLS},
+    **{code: f"\\u{code:04x}" for code in (*_SEPARATORS, *_DIRECTIONS)},
+    ord("\t"): "\t",
+    ord("\n"): "\n",
+}
 _LINE = _LINES | {ord("\n"): "\\n"}
 
 
