@@ -23,7 +23,7 @@ from asyncpool._core.kinds import Kind, check_kind, or_none
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._engine import Engine
 from asyncpool._results import chunks_of, flatten, results_of
-from asyncpool._runtime.machine import usable_cpus
+from asyncpool._runtime.machine import DEFAULT_LAUNCHER, usable_cpus
 from asyncpool._worker.calls import call_chunk, call_counted
 from asyncpool.pool import Pool
 
@@ -257,7 +257,7 @@ class Executor(concurrent.futures.Executor):
 
 def _launcher(mp_context: StartMethod | None) -> Literal["forkserver", "spawn"]:
     if mp_context is None:
-        return "forkserver"
+        return DEFAULT_LAUNCHER
     get_start_method = getattr(mp_context, "get_start_method", None)
     if get_start_method is None:
         raise TypeError(

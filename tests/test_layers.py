@@ -26,7 +26,6 @@ PURE = {
     "io",
     "itertools",
     "json",
-    "marshal",
     "math",
     "pickle",
     "struct",

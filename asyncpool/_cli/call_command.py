@@ -25,6 +25,7 @@ from asyncpool._cli.plan import Loop, Plan, make_pool, options
 from asyncpool._cli.progress import WorkerLines
 from asyncpool._cli.run import Interrupted, interrupts
 from asyncpool._cli.targets import FunctionRaisedError, Work, call_once, trouble
+from asyncpool._core.printable import printable_lines
 from asyncpool.errors import (
     AsyncPoolError,
     JobTimeoutError,
@@ -151,8 +152,10 @@ def _show_result(result: str, *, as_json: bool, seconds: float) -> None:
         click.echo(f'{{"result": {result}, "seconds": {seconds:.3f}}}')
         return
     value = json.loads(result)
-    if value is not None:
-        click.echo(value if isinstance(value, str) else result)
+    if isinstance(value, str):
+        click.echo(printable_lines(value) if sys.stdout.isatty() else value)
+    elif value is not None:
+        click.echo(result)
 
 
 def _exit_code(error: FunctionRaisedError | AsyncPoolError) -> Exit:

@@ -18,8 +18,13 @@ from typing import Any, Literal
 
 from asyncpool import __version__, heartbeat
 from asyncpool._cli.namesake import CURE, find_namesake
-from asyncpool._memory import available
-from asyncpool._runtime.machine import check_platform, memory_limit, usable_cpus
+from asyncpool._cli.system_calls import TRIALS, Trial, UnavailableError
+from asyncpool._runtime.machine import (
+    DEFAULT_LAUNCHER,
+    check_platform,
+    memory_limit,
+    usable_cpus,
+)
 from asyncpool.errors import (
     JobTimeoutError,
     UnsupportedPlatformError,
@@ -71,25 +76,18 @@ def _facts() -> Iterator[Finding]:
     limit = memory_limit()
     text = "none is set" if limit is None else f"{limit / (1 << 20):,.0f} MB"
     yield Finding("memory limit of the cgroup", "ok", text)
-    yield _feature(
-        "pidfd",
-        _has_pidfd(),
-        "no signal can hit a process that has inherited a number",
-        "exits are learned from the launcher alone",
-    )
-    yield _feature(
-        "shared memory",
-        available(),
-        f"large arrays are not copied twice{_memfd()}",
-        "large arrays are sent through sockets, some ten times slower",
-    )
+    yield from map(_try, TRIALS)
     yield _feature(
         "/proc",
         Path("/proc/self/statm").exists(),
         "max_rss, hard_rss and out-of-memory kills can be told",
         "max_rss and hard_rss need Linux",
     )
-    yield Finding("start methods", "ok", "forkserver (the default) and spawn")
+    methods = ("forkserver", "spawn")
+    marked = (
+        f"{one} (the default)" if one == DEFAULT_LAUNCHER else one for one in methods
+    )
+    yield Finding("start methods", "ok", " and ".join(marked))
     yield _feature(
         "uvloop",
         importlib.util.find_spec("uvloop") is not None,
@@ -117,18 +115,12 @@ def _feature(name: str, here: bool, gain: str, loss: str) -> Finding:  # noqa: F
     return Finding(name, "ok" if here else "note", gain if here else loss)
 
 
-def _has_pidfd() -> bool:
-    if not hasattr(os, "pidfd_open"):
-        return False
+def _try(trial: Trial) -> Finding:
     try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False  # a sandbox may forbid it
-    return True
-
-
-def _memfd() -> str:
-    return ", in memfd segments" if hasattr(os, "memfd_create") else ""
+        trial.attempt()
+    except UnavailableError as error:
+        return Finding(trial.name, "note", f"{error}; without it, {trial.loss}")
+    return Finding(trial.name, "ok", trial.gain)
 
 
 async def self_test() -> list[Finding]:

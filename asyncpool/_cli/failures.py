@@ -10,7 +10,11 @@ from asyncpool._cli.inputs import Item
 from asyncpool._cli.targets import Form, FunctionRaisedError, shown
 from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 
-__all__ = ["describe", "failure_line"]
+__all__ = ["FAILURE", "describe", "failure_line"]
+
+
+# What each line in a file of failures begins with.
+FAILURE = b'{"index": '
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -45,6 +49,4 @@ def describe(error: BaseException) -> dict[str, Any]:
 def failure_line(item: Item, form: Form, error: BaseException) -> str:
     """Return the line for the file of failures."""
     text = json.dumps(describe(error))
-    return (
-        f'{{"index": {item.number}, "input": {shown(item.raw, form)}, "error": {text}}}'
-    )
+    return f'{FAILURE.decode()}{item.number}, "input": {shown(item.raw, form)}, "error": {text}}}'

@@ -17,8 +17,8 @@ import sqlite3
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, fields as fields_of
+from typing import Any, NamedTuple, TypeVar
 
 __all__ = ["START", "Done", "Journal", "JournalError", "Position", "Row", "RunIdentity"]
 
@@ -41,6 +41,12 @@ CREATE TABLE items (
     line TEXT NOT NULL         -- for the output, or for the file of failures
 );
 """
+
+
+_TABLES = [("table", "items"), ("table", "run")]
+
+# What SQLite says of statements that do not suit the tables, or what is in them.
+_LOGICAL = {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH}
 
 
 class JournalError(Exception):
@@ -114,6 +120,10 @@ class Position:
 
 START = Position()
 
+# By the names that annotations have here.
+_TYPES: dict[Any, type] = {"int": int, "str": str, "bool": bool}
+R = TypeVar("R", RunIdentity, Position)
+
 
 class Journal:
     """A journal that is open; nobody else can open it meanwhile.
@@ -164,6 +174,7 @@ class Journal:
         (application,) = self._db.execute("PRAGMA application_id").fetchone()
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         new = not tables and not application
+        known = self._db.execute("SELECT type, name FROM sqlite_master ORDER BY name")
         if not new and application != _APPLICATION:
             raise JournalError(
                 f"{self.path} is a database of another program: name another file"
@@ -174,6 +185,8 @@ class Journal:
                 f"{version}, this one knows {_VERSION}): finish the run with that one, "
                 "or name another journal"
             )
+        if not new and known.fetchall() != _TABLES:
+            raise _changed(self.path, "it has other tables than run and items")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute("PRAGMA wal_autocheckpoint=4000")
@@ -185,6 +198,8 @@ class Journal:
             self._db.execute(f"PRAGMA user_version={_VERSION}")
             self._db.execute("COMMIT")
         (last,) = self._db.execute("SELECT max(batch) FROM items").fetchone()
+        if last is not None and type(last) is not int:
+            raise _changed(self.path, f"batch {last!r} in items is no number")
         self._batch = last or 0
 
     def begin(self, identity: RunIdentity, size: int | None) -> None:
@@ -198,14 +213,14 @@ class Journal:
             JournalError: If it belongs to another run, or the input has become shorter.
         """
         with self._alone():
-            known = self._load("identity")
+            known = self._load("identity", RunIdentity)
             if known is None or not self._batch:
                 # Nothing is done yet: the last run may have had a name misspelt.
                 self._save("identity", asdict(identity))
                 self._save("size", size)
-            elif known != asdict(identity):
-                raise JournalError(self._difference(known, asdict(identity)))
-            before = self._load("size")
+            elif known != identity:
+                raise JournalError(self._difference(asdict(known), asdict(identity)))
+            before = self._load_size()
             if size is not None and before is not None and size < before:
                 raise JournalError(
                     f"{identity.input} had {before} bytes and now has {size}: it is not "
@@ -243,8 +258,7 @@ class Journal:
     def position(self) -> Position:
         """How far the files are."""
         with self._alone():
-            known = self._load("position")
-        return START if known is None else Position(**known)
+            return self._load("position", Position) or START
 
     def retry_failed(self) -> int:
         """Forget the failures, so that these items run again; return how many.
@@ -287,7 +301,15 @@ class Journal:
                 "(SELECT * FROM items WHERE item > ?1 ORDER BY item LIMIT ?4)",
                 (after, first, batch, _READ),
             ).fetchone()
-        return json.loads(text)  # type: ignore[no-any-return]
+        rows: list[tuple[Any, ...]] = json.loads(text)
+        for number, crc, ok, line in rows:
+            if type(crc) is not int or ok not in {0, 1}:
+                raise _changed(
+                    self.path, f"item {number} in items has no crc, or no ok"
+                )
+            if line is not None and (type(line) is not str or "\n" in line):
+                raise _changed(self.path, f"the line of item {number} in items is none")
+        return rows
 
     def add(self, done: Sequence[Done], position: Position | None = None) -> int:
         """Commit what is done, and how far the files are; return the batch's number.
@@ -321,11 +343,40 @@ class Journal:
         with self._lock:
             self._db.close()
 
-    def _load(self, name: str) -> Any:
+    def _load(self, name: str, cls: type[R]) -> R | None:
+        """Return a row of ``run``, if it is there."""
+        fields = self._value(name)
+        if fields is None:
+            return None
+        types: dict[str, type] = {
+            field.name: _TYPES[field.type] for field in fields_of(cls)
+        }
+        if (
+            not isinstance(fields, dict)
+            or {key: type(value) for key, value in fields.items()} != types
+        ):
+            raise _changed(
+                self.path, f"row {name!r} in run does not say {', '.join(types)}"
+            )
+        for key, value in fields.items():
+            if type(value) is int and value < 0:
+                raise _changed(self.path, f"{key} in row {name!r} in run is negative")
+        return cls(**fields)
+
+    def _load_size(self) -> int | None:
+        size = self._value("size")
+        if size is not None and type(size) is not int:
+            raise _changed(self.path, "row 'size' in run is no number")
+        return size
+
+    def _value(self, name: str) -> Any:
         found = self._db.execute(
             "SELECT value FROM run WHERE name = ?", (name,)
         ).fetchone()
-        return None if found is None else json.loads(found[0])
+        try:
+            return None if found is None else json.loads(found[0])
+        except (ValueError, TypeError, RecursionError):
+            raise _changed(self.path, f"row {name!r} in run is no JSON") from None
 
     def _save(self, name: str, value: Any) -> None:
         self._db.execute(
@@ -335,6 +386,14 @@ class Journal:
 
 def _insert(rows: int) -> str:
     return f"INSERT INTO items VALUES {', '.join(['(?, ?, ?, ?, ?)'] * rows)}"  # noqa: S608 - only marks
+
+
+def _changed(path: str, what: str) -> JournalError:
+    """Return the error for what no run has written."""
+    return JournalError(
+        f"{path} was changed by somebody else: {what}; name another journal, or remove "
+        "this one to begin anew"
+    )
 
 
 def _told(path: str, error: sqlite3.Error) -> JournalError | OSError:
@@ -351,4 +410,8 @@ def _told(path: str, error: sqlite3.Error) -> JournalError | OSError:
         return JournalError(
             f"{path} is damaged: name another journal, or remove this one to begin anew"
         )
+    if (
+        code in _LOGICAL
+    ):  # of statements that are right: something is not as it was left
+        return _changed(path, f"{error}")
     return OSError(None, f"{error}", path)

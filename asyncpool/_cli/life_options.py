@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from asyncpool._cli.parameters import seconds, size
+from asyncpool._runtime.machine import DEFAULT_LAUNCHER
 
 __all__ = ["life_options"]
 
@@ -66,7 +67,7 @@ def life_options(function: F) -> F:
         click.option(
             "--launcher",
             type=click.Choice(["forkserver", "spawn"]),
-            default="forkserver",
+            default=DEFAULT_LAUNCHER,
             show_default=True,
             help="How workers are started: forked from a process that has what they need, "
             "or each as a Python of its own.",

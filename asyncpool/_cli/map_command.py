@@ -13,6 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from asyncpool._cli.failures import FAILURE
 from asyncpool._cli.finding import TargetError
 from asyncpool._cli.inputs import Format, Input, InputError, open_input
 from asyncpool._cli.journal import START, Journal, JournalError, Position, RunIdentity
@@ -247,6 +248,21 @@ def _check_paths(asked: Asked) -> None:
                 f"{role} and {seen[place]} are the same file: {path}"
             )
         seen[place] = role
+    _check_failures(asked.failures)
+
+
+def _check_failures(path: str) -> None:
+    """Refuse a file that no run has written: it is removed where nothing fails."""
+    place = Path(path)
+    if not place.is_file():
+        return
+    with suppress(OSError), place.open("rb") as file:  # what opens it to write says so
+        begin = file.read(len(FAILURE))
+        if begin and not FAILURE.startswith(begin):
+            raise click.UsageError(
+                f"{path} is no file of failures, and this run would write over it: name "
+                "another one by --failed, or move it away."
+            )
 
 
 def _prepare(asked: Asked, stack: ExitStack) -> tuple[Run, Input]:

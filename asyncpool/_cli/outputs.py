@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from asyncpool._cli.journal import START, Done, Position
+from asyncpool._cli.journal import START, Done, JournalError, Position
 
 __all__ = ["Outputs", "Sink", "usable"]
 
@@ -174,6 +174,9 @@ def usable(position: Position, output: str, failed: str) -> Position:
 
     A file that is shorter, since a power loss took its end or somebody removed it, and
     one that cannot be cut off, such as a pipe, are begun anew, both of them.
+
+    Raises:
+        JournalError: If that would leave a part of a line.
     """
     for path, known, size in (
         (output, position.output, position.output_bytes),
@@ -181,7 +184,26 @@ def usable(position: Position, output: str, failed: str) -> Position:
     ):
         if _name(path) != known or _size(path) < size:
             return START
+    for path, size in (
+        (output, position.output_bytes),
+        (failed, position.failed_bytes),
+    ):
+        if not _ends_line(path, size):
+            raise JournalError(
+                f"no line of {path} ends at byte {size}, where the journal has it end: "
+                "one of the two was changed; name another journal, or remove this one "
+                "to begin anew"
+            )
     return position
+
+
+def _ends_line(path: str, size: int) -> bool:
+    """Tell whether a line of a file ends behind so many bytes, or they are none."""
+    if not size:
+        return True
+    with Path(path).open("rb") as file:
+        file.seek(size - 1)
+        return file.read(1) == b"\n"
 
 
 def _size(path: str) -> int:

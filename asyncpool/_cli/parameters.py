@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import click
 from rich.console import Console
 
+from asyncpool._core.printable import printable_lines
 from asyncpool._runtime.machine import check_loop
 
 __all__ = [
@@ -176,7 +177,7 @@ def error_console() -> Console:
 
 def say(text: str) -> None:
     """Print a line where errors go."""
-    click.echo(text, err=True)
+    click.echo(printable_lines(text), err=True)
 
 
 def add_current_folder() -> None:

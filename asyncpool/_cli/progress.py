@@ -18,6 +18,7 @@ from rich.text import Text
 
 from asyncpool._cli.inputs import Input
 from asyncpool._cli.run import Run
+from asyncpool._core.printable import printable_lines
 from asyncpool._runtime.machine import private_memory
 from asyncpool._worker.context import JOB_LOGGER
 from asyncpool.events import PoolStats
@@ -136,7 +137,9 @@ class WorkerLines(logging.Handler):
                 return  # it is in the crash report, the stack too
         with suppress(OSError):  # nobody may read it
             self._console.print(
-                Text(self.format(record)), soft_wrap=True, highlight=False
+                Text(printable_lines(self.format(record))),
+                soft_wrap=True,
+                highlight=False,
             )
 
     @classmethod

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TextIO
 
+from asyncpool._core.printable import printable_lines
 from asyncpool.events import Crash
 
 __all__ = ["ServeLog", "cannot_be_loaded", "user_traceback"]
@@ -25,6 +26,15 @@ _OURS = re.compile(
 )
 
 
+class _OneLineEach(logging.Formatter):
+    """Indents all lines of a message but the first, which else could pass for others."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the line, and what is behind it."""
+        text = printable_lines(super().formatMessage(record))
+        return text.replace("\n", "\n    ")
+
+
 class ServeLog(logging.StreamHandler[TextIO]):
     """Prints records to stderr, and what workers print as it is.
 
@@ -37,7 +47,7 @@ class ServeLog(logging.StreamHandler[TextIO]):
         self._starting = True
         # By the workers' names: a traceback, and what came behind it.
         self._withheld: dict[object, list[logging.LogRecord]] = {}
-        self.setFormatter(logging.Formatter(_FORMAT))
+        self.setFormatter(_OneLineEach(_FORMAT))
 
     def start_over(self) -> None:
         """Take note that workers are started, and forget what was withheld."""

@@ -15,7 +15,7 @@ from asyncpool._core.records import Record
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
-    from mmap import mmap
+    from asyncpool._core.page import Readable
 
 __all__ = [
     "BEATS_SIZE",
@@ -69,12 +69,13 @@ def place_of(number: int) -> int:
     return number % 2 * _RECORD_SIZE
 
 
-def unpack(memory: bytes | mmap, start: int = 0) -> Beat | None:
+def unpack(memory: Readable, start: int = 0) -> Beat | None:
     """Return the beat whose record begins at *start*; ``None`` if it is not whole."""
-    if len(memory) < start + _BEGIN:
+    head = memory[start : start + _BEGIN]
+    if len(head) < _BEGIN:
         return None
-    [checksum] = _SUM.unpack_from(memory, start)
-    *_, size = _HEAD.unpack_from(memory, start + _SUM.size)
+    [checksum] = _SUM.unpack_from(head)
+    *_, size = _HEAD.unpack_from(head, _SUM.size)
     if size > MAX_DETAILS:
         return None
     # Copied before it is summed up: it may be changed at any moment.
@@ -85,13 +86,13 @@ def unpack(memory: bytes | mmap, start: int = 0) -> Beat | None:
     return Beat(number, job, attempt, at, body[_HEAD.size :])
 
 
-def has_any(memory: bytes | mmap, start: int) -> bool:
+def has_any(memory: Readable, start: int) -> bool:
     """Tell whether there has been a beat in the room that begins at *start*."""
     first = start + place_of(1)
     return any(memory[first : first + _BEGIN])
 
 
-def read(memory: bytes | mmap, start: int = 0) -> list[Beat]:
+def read(memory: Readable, start: int = 0) -> list[Beat]:
     """Return the beats in the room that begins at *start*, the older one first."""
     places = (start, start + _RECORD_SIZE)
     return sorted(beat for place in places if (beat := unpack(memory, place)))

@@ -18,6 +18,21 @@ import struct
 from asyncpool._core.beats import BEATS_SIZE
 from asyncpool._core.chunks import LOG_SIZE
 
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Readable(Protocol):
+        """The memory, or a copy of it, of which slices are taken."""
+
+        def __getitem__(self, where: slice, /) -> bytes: ...
+
+    class Writable(Protocol):
+        """The memory, of which slices are overwritten."""
+
+        def __setitem__(self, where: slice, data: bytes, /) -> None: ...
+
+
 __all__ = [
     "BEATS_START",
     "BEGUN",

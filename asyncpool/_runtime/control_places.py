@@ -8,6 +8,7 @@ sides: the kernel tells which user the other process is.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -118,6 +119,8 @@ def peer_uid(sock: socket.socket) -> int:
     if sys.platform == "darwin":
         found = sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE)
         return int.from_bytes(found[4:8], sys.byteorder)
+    if not hasattr(socket, "SO_PEERCRED"):  # FreeBSD
+        raise OSError(errno.ENOTSUP, "the system does not say who the other process is")
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return int(_UCRED.unpack(found)[1])
 
@@ -127,7 +130,7 @@ def peer_pid(sock: socket.socket) -> int | None:
 
     Nobody has a number who is outside of the container that this process is in.
     """
-    if sys.platform == "darwin":
+    if not hasattr(socket, "SO_PEERCRED"):
         return None
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return int(_UCRED.unpack(found)[0]) or None

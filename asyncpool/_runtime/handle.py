@@ -21,6 +21,7 @@ import anyio
 
 from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import Failure, Identity, pack_numbers, unpack_numbers
+from asyncpool._core.printable import printable_lines
 from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.journal import Journal, Notes
@@ -441,9 +442,9 @@ class WorkerHandle:
             if self.detail:
                 return  # the first reason counts
             failure = Failure.unpack(frame.payload)
-            self.detail = f"{failure.stage} failed: {failure.summary}"
+            self.detail = printable_lines(f"{failure.stage} failed: {failure.summary}")
             if failure.stage == "serve":
-                self.traceback = failure.text
+                self.traceback = printable_lines(failure.text)
             if failure.stage == "thread" or (
                 failure.stage == "serve" and self._said_hello
             ):

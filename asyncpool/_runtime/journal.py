@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Protocol
 
 from asyncpool._core.entries import LogEntry
+from asyncpool._core.printable import printable, printable_lines
 from asyncpool._runtime.channel import Channel
 from asyncpool.errors import ProtocolError
 
@@ -165,8 +166,25 @@ def _hand_over(entry: LogEntry, worker: int) -> None:
         logger.callHandlers(_record_of(entry, worker))
 
 
+def _harmless(entry: LogEntry) -> LogEntry:
+    """Return it without what would control a terminal, or begin a line in a name."""
+    return entry._replace(
+        name=printable(entry.name),
+        level_name=printable(entry.level_name),
+        message=printable_lines(entry.message),
+        path=printable(entry.path),
+        function=printable(entry.function),
+        process_name=printable(entry.process_name),
+        thread_name=printable(entry.thread_name),
+        task_name=printable(entry.task_name),
+        trace=printable_lines(entry.trace),
+        stack=printable_lines(entry.stack),
+    )
+
+
 def _record_of(entry: LogEntry, worker: int) -> logging.LogRecord:
     record = logging.makeLogRecord(entry.fields)
+    entry = _harmless(entry)
     path = PurePath(entry.path)
     age = record.created - entry.created
     vars(record).update(

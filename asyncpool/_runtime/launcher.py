@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 from asyncpool._core.messages import LauncherConfig
 from asyncpool._runtime.interpreter import worker_command
-from asyncpool._runtime.machine import module_path, umask_and_ignored
+from asyncpool._runtime.machine import module_path, umask_and_ignored, usable_cores
 from asyncpool._runtime.process import Process
 from asyncpool._runtime.template import Template
 
@@ -115,10 +117,22 @@ def _inheritance() -> tuple[object, ...]:
         _directory(),
         (os.getuid(), os.geteuid(), os.getgid(), os.getegid(), *os.getgroups()),
         umask_and_ignored(),
-        os.getpriority(os.PRIO_PROCESS, 0),
-        frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()),
-        tuple(resource.getrlimit(getattr(resource, name)) for name in limits),
+        _unless_refused(lambda: os.getpriority(os.PRIO_PROCESS, 0)),
+        frozenset(usable_cores()),
+        *(_unless_refused(partial(_limit, name)) for name in limits),
     )
+
+
+def _limit(name: str) -> tuple[int, int]:
+    return resource.getrlimit(getattr(resource, name))
+
+
+def _unless_refused(ask: Callable[[], object]) -> object:
+    """Return an answer; or nothing in a sandbox, where all pools have the same one then."""
+    try:
+        return ask()
+    except OSError:
+        return None
 
 
 def _directory() -> str:

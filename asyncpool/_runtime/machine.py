@@ -12,12 +12,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.arguments import check_choice
 from asyncpool.errors import UnsupportedPlatformError
 
 __all__ = [
+    "DEFAULT_LAUNCHER",
     "OomKills",
     "check_limits",
     "check_loop",
@@ -29,8 +31,15 @@ __all__ = [
     "private_memory",
     "raise_descriptor_limit",
     "umask_and_ignored",
+    "usable_cores",
     "usable_cpus",
 ]
+
+# On macOS a fork without exec breaks what the system's frameworks need: jobs that use
+# Accelerate, by way of NumPy, or look for a proxy crash or hang.
+DEFAULT_LAUNCHER: Literal["forkserver", "spawn"] = (
+    "spawn" if sys.platform == "darwin" else "forkserver"
+)
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
@@ -42,16 +51,19 @@ _SPARE_DESCRIPTORS = 64
 
 def is_scarce(fd: int) -> bool:
     """Tell whether descriptors are scarce here, where *fd* is the newest."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except OSError:  # a sandbox refuses to say
+        return False
     # Each new one has the lowest number that is free.
     return limit != resource.RLIM_INFINITY and fd >= limit - _SPARE_DESCRIPTORS
 
 
 def raise_descriptor_limit() -> None:
     """Let this process, and those that it starts, open as many files as it may allow."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS says that there is no limit, and has one.
     with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
@@ -110,12 +122,17 @@ def is_stopped(pid: int) -> bool:
 
 def usable_cpus() -> int:
     """Return how many CPUs this process may use, by affinity and by cgroup quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cpus = len(os.sched_getaffinity(0))
-    else:
-        cpus = os.cpu_count() or 1
+    cpus = len(usable_cores()) or os.cpu_count() or 1
     quota = _quota(_CGROUPS)
     return max(1, cpus if quota is None else min(cpus, math.ceil(quota)))
+
+
+def usable_cores() -> set[int]:
+    """Return the numbers of those; none if the system does not say, or must not."""
+    try:
+        return os.sched_getaffinity(0)
+    except (AttributeError, OSError):
+        return set()
 
 
 def _quota(root: Path) -> float | None:
@@ -219,7 +236,12 @@ def check_limits(limits: WorkerLimits) -> None:
     if limits.cpu_affinity is not None:
         if not hasattr(os, "sched_setaffinity"):
             raise UnsupportedPlatformError("cpu_affinity needs Linux")
-        unusable = set(limits.cpu_affinity) - os.sched_getaffinity(0)
+        usable = usable_cores()
+        if not usable:
+            raise UnsupportedPlatformError(
+                "cpu_affinity: sched_getaffinity is refused here"
+            )
+        unusable = set(limits.cpu_affinity) - usable
         if unusable:
             raise ValueError(f"cpu_affinity: this process may not use {unusable}")
     for name in limits.rlimits:

@@ -11,6 +11,8 @@ import sys
 from collections import deque
 from typing import Literal, TextIO
 
+from asyncpool._core.printable import printable
+
 __all__ = ["Output", "OutputMode"]
 
 OutputMode = Literal["log", "inherit"]
@@ -82,9 +84,7 @@ class Output:
             rest = b""
         self._rest = rest
         if self._err:
-            self._tail.extend(
-                _text(line)[:_TAIL_WIDTH] for line in lines[-_TAIL_LINES:]
-            )
+            self._tail.extend(map(_tail_line, lines[-_TAIL_LINES:]))
         self._lines.extend(lines)
         if self._emit_some():
             self._loop.remove_reader(self._fd)
@@ -128,7 +128,7 @@ class Output:
         self._fd = -1
         if self._rest:
             if self._err:
-                self._tail.append(_text(self._rest)[:_TAIL_WIDTH])
+                self._tail.append(_tail_line(self._rest))
             self._lines.append(self._rest)
             self._rest = b""
         dropped = len(self._lines) - _LINES_AT_THE_END
@@ -143,7 +143,7 @@ class Output:
         if self._to_log():
             level = logging.WARNING if self._err else logging.INFO
             with contextlib.suppress(Exception):  # a handler or filter of the user's
-                _LOGGER.log(level, "%s: %s", self.label, text)
+                _LOGGER.log(level, "%s: %s", self.label, printable(text))
             return
         stream = self._stream()
         # A service whose own stdout is gone or full must not lose its pool to it.
@@ -168,3 +168,7 @@ def _is_writable(stream: TextIO | None) -> bool:
 
 def _text(line: bytes) -> str:
     return line.decode(errors="replace").rstrip("\r")
+
+
+def _tail_line(line: bytes) -> str:
+    return printable(_text(line)[:_TAIL_WIDTH])

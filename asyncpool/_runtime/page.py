@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import mmap
-import os
-import tempfile
-from typing import Any
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from asyncpool._core.beats import Beat, has_any, read
-from asyncpool._core.chunks import ask_to_stop, read_log
+from asyncpool._core.chunks import CHUNK_SIZE, LOST, ask_to_stop, read_log
 from asyncpool._core.frames import Frame, Kind
 from asyncpool._core.page import (
     BEGUN,
@@ -20,15 +19,42 @@ from asyncpool._core.page import (
     STACKS_SIZE,
     Layout,
 )
+from asyncpool._core.printable import printable_lines
 from asyncpool._core.stacks import tidy
+from asyncpool._runtime.page_memory import PageMemory, make_memory
 
 __all__ = ["Page"]
+
+_LOGGER = logging.getLogger("asyncpool")
 
 _OUTCOMES = (Kind.VALUE, Kind.ERROR)
 
 # How often beats are looked for: both may be torn, if the first is read while it is
 # written, and the second too.
 _LOOKS = 5
+
+R = TypeVar("R", bound=Callable[..., object])
+
+
+def _or_else(otherwise: Callable[[], object]) -> Callable[[R], R]:
+    """Have a method return something else if what was noted cannot be read.
+
+    The writer may be dead, and have written anything before; the reader may have no memory
+    left.  Neither may end the pool.
+    """
+
+    def decorate(read: R) -> R:
+        @functools.wraps(read)
+        def read_or_else(*args: Any) -> object:
+            try:
+                return read(*args)
+            except Exception:
+                _LOGGER.exception("the notes of a worker cannot be read")
+                return otherwise()
+
+        return cast("R", read_or_else)
+
+    return decorate
 
 
 class Page:
@@ -40,7 +66,7 @@ class Page:
 
     def __init__(self, width: int = 1) -> None:
         self._layout = Layout(width)
-        self._memory: mmap.mmap | None = None
+        self._memory: PageMemory | None = None
 
     def open(self) -> int:
         """Make the memory; return a descriptor of it, which the caller closes.
@@ -50,7 +76,7 @@ class Page:
         """
         size = self._layout.size
         try:
-            fd = _anonymous_file(size)
+            fd, self._memory = make_memory(size)
         except OSError as error:
             if error.errno != errno.EFBIG:
                 raise
@@ -60,11 +86,6 @@ class Page:
                 f"a worker shares {size} bytes of memory with its pool, and the limit of "
                 "file size (RLIMIT_FSIZE, ulimit -f) is lower",
             ) from error
-        try:
-            self._memory = mmap.mmap(fd, size)
-        except BaseException:
-            os.close(fd)
-            raise
         return fd
 
     def close(self) -> None:
@@ -73,10 +94,12 @@ class Page:
             self._memory.close()
             self._memory = None
 
+    @_or_else(lambda: True)  # it counts as an attempt then
     def begun(self, job: int, attempt: int) -> bool:
         """Tell whether the worker has begun this attempt; it may be dead by now."""
         return self._lane(job, attempt) is not None
 
+    @_or_else(list)
     def beats(self) -> list[Beat]:
         """Return the newest beats of its jobs, two of each lane, the older one first."""
         found: list[Beat] = []
@@ -84,6 +107,7 @@ class Page:
             found += self._beats(self._layout.beats(lane))
         return found
 
+    @_or_else(lambda: [LOST] * CHUNK_SIZE)  # none of them is to be begun again
     def log(self, job: int, attempt: int) -> list[Any] | None:
         """Return what has become of the items of that chunk, if they have begun."""
         lane = self._lane(job, attempt)
@@ -97,17 +121,20 @@ class Page:
         if lane is not None and self._memory is not None:
             ask_to_stop(self._memory, self._layout.log(lane))
 
+    @_or_else(str)
     def stack(self, job: int, attempt: int) -> str:
         """Return where its coroutine waits, if it is one of several and has said so."""
         lane = self._lane(job, attempt) if self._layout.width > 1 else None
         if lane is None or self._memory is None:
             return ""
         start = self._layout.stack(lane)
-        if BEGUN.unpack_from(self._memory, start) != (job, attempt):
+        text = self._memory[start : start + LANE_STACK_SIZE]
+        if BEGUN.unpack_from(text) != (job, attempt):
             return ""
-        text = self._memory[start + BEGUN.size : start + LANE_STACK_SIZE]
-        return text.partition(b"\0")[0].decode(errors="replace").strip()
+        text, _, _ = text[BEGUN.size :].partition(b"\0")
+        return printable_lines(text.decode(errors="replace").strip())
 
+    @_or_else(dict)
     def outcomes(self) -> dict[tuple[int, int], Frame]:
         """Return the last outcomes, by job and attempt, if it runs several at once.
 
@@ -118,27 +145,31 @@ class Page:
             return found
         for lane in range(self._layout.width):
             start = self._layout.outcome(lane)
-            job, attempt, kind, duration, size = NOTED.unpack_from(self._memory, start)
+            noted = self._memory[start : start + LANE_OUTCOME_SIZE]
+            job, attempt, kind, duration, size = NOTED.unpack_from(noted)
             if kind in _OUTCOMES and size <= LANE_OUTCOME_SIZE - NOTED.size:
-                start += NOTED.size
-                data = self._memory[start : start + size]
+                data = noted[NOTED.size : NOTED.size + size]
                 found[job, attempt] = Frame(Kind(kind), job, attempt, duration, data)
         return found
 
     @property
     def stacks_size(self) -> int:
         """How many bytes of its stacks it has written down so far."""
-        if self._memory is None:
-            return 0
-        return len(self._memory[self._layout.stacks :].rstrip(b"\0"))
+        return len(self._stacks().rstrip(b"\0"))
 
+    @_or_else(str)
     def read_stacks(self) -> str:
         """Return what it has written down of its stacks, and wipe it out."""
+        text = self._stacks().strip(b"\0")
+        if self._memory is not None:
+            self._memory[self._layout.stacks : self._layout.size] = bytes(STACKS_SIZE)
+        return printable_lines(tidy(text.decode(errors="replace")))
+
+    @_or_else(bytes)
+    def _stacks(self) -> bytes:
         if self._memory is None:
-            return ""
-        text = self._memory[self._layout.stacks :].strip(b"\0")
-        self._memory[self._layout.stacks :] = bytes(STACKS_SIZE)
-        return tidy(text.decode(errors="replace"))
+            return b""
+        return self._memory[self._layout.stacks : self._layout.size]
 
     def _beats(self, start: int) -> list[Beat]:
         if self._memory is None or not has_any(self._memory, start):
@@ -153,27 +184,9 @@ class Page:
         if self._memory is None:
             return None
         start, end = self._layout.begun(0), self._layout.begun(self._layout.width)
-        wanted = BEGUN.pack(job, attempt)
-        while (found := self._memory.find(wanted, start, end)) >= 0:
-            lane, inside = divmod(found - self._layout.begun(0), BEGUN.size)
+        table, wanted, place = self._memory[start:end], BEGUN.pack(job, attempt), -1
+        while (place := table.find(wanted, place + 1)) >= 0:
+            lane, inside = divmod(place, BEGUN.size)
             if not inside:
                 return lane
-            start = found + 1
         return None
-
-
-def _anonymous_file(size: int) -> int:
-    if not hasattr(os, "memfd_create"):
-        with tempfile.TemporaryFile() as file:
-            file.truncate(size)
-            return os.dup(file.fileno())
-    fd = os.memfd_create("asyncpool-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, size)
-        # Else a job that finds the descriptor and truncates the page would have this
-        # process killed by SIGBUS when it looks there.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 
+from asyncpool._runtime.refusals import is_refusal, tell_once
+
 __all__ = ["Process"]
+
+_LOGGER = logging.getLogger("asyncpool")
 
 # Seconds that the launcher has to report an end that the pidfd shows.
 _REPORT_GRACE = 0.5
@@ -72,11 +77,14 @@ class Process:
         """Send it a signal, if it is still there."""
         if self._end.done():
             return
-        with contextlib.suppress(OSError):
-            if self._pidfd is not None:
-                signal.pidfd_send_signal(self._pidfd, number)
-            else:
-                os.kill(self.pid, number)
+        try:
+            self._send(number)
+        except ProcessLookupError:
+            pass  # it has just ended
+        except OSError as error:
+            _LOGGER.error(  # noqa: TRY400 - nothing is wrong here
+                "signal %d cannot be sent to worker %d: %s", number, self.pid, error
+            )
 
     def close(self) -> None:
         """Let go of the process."""
@@ -85,6 +93,19 @@ class Process:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
+
+    def _send(self, number: int) -> None:
+        if self._pidfd is not None:
+            try:
+                signal.pidfd_send_signal(self._pidfd, number)
+            except OSError as error:
+                if not is_refusal(error):
+                    raise
+                # The number is still its own: its end was not reported yet.
+                tell_once("pidfd_send_signal", error, "workers are signalled by number")
+            else:
+                return
+        os.kill(self.pid, number)
 
     def _is_gone(self) -> None:
         # Only the launcher knows the status; but it may be stopped, or dead.

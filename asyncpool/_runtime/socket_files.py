@@ -13,6 +13,7 @@ import fcntl
 import os
 import socket
 import stat
+import sys
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ __all__ = ["SocketFile", "closed_on_error", "listen_at"]
 # Somebody else may have the folder locked for ever, for reasons of their own.
 _LOCK_PATIENCE = 1.0
 _LOCK_EVERY = 0.01
+
+# How many times in a row nobody must answer.  Only on Linux a server that has too many
+# clients waiting never refuses one.
+_REFUSALS = 1 if sys.platform == "linux" else 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,16 @@ def listen_at(
     path = os.path.abspath(path)  # noqa: PTH100 - links are to stay links
     with _locked(os.path.dirname(path)):  # noqa: PTH120
         _clear(path)
-        sock.bind(path)
+        try:
+            sock.bind(path)
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise OSError(  # the system was not even asked
+                errno.ENAMETOOLONG,
+                f"the path has {len(os.fsencode(path))} bytes, and a socket's may have "
+                "107, or 103 on macOS",
+            ) from error
         made = SocketFile(path, _identity(path))
         try:
             # Nobody can connect before it listens.
@@ -102,10 +116,12 @@ def _clear(path: str) -> None:
         raise OSError(
             errno.EADDRINUSE, "there is a file of that name, which is no socket"
         )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        # One whose backlog is full would let this wait.
-        probe.setblocking(False)
-        answer = probe.connect_ex(path)
+    answer = _connect(path)
+    for _ in range(_REFUSALS - 1):
+        if answer != errno.ECONNREFUSED:
+            break
+        time.sleep(_LOCK_EVERY)
+        answer = _connect(path)
     if answer == errno.ECONNREFUSED:
         with contextlib.suppress(FileNotFoundError):
             Path(path).unlink()
@@ -115,6 +131,13 @@ def _clear(path: str) -> None:
         raise OSError(
             answer, f"the socket there cannot be tried: {os.strerror(answer)}"
         )
+
+
+def _connect(path: str) -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # One whose backlog is full would let this wait.
+        probe.setblocking(False)
+        return probe.connect_ex(path)
 
 
 @contextlib.contextmanager

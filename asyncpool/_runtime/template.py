@@ -17,6 +17,7 @@ import sys
 
 from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.messages import Failure, LauncherConfig, unpack_exit, unpack_pid
+from asyncpool._core.printable import printable_lines
 from asyncpool._descriptors import receive_fds
 from asyncpool._runtime.interpreter import start_launcher
 from asyncpool._runtime.process import Process
@@ -26,6 +27,9 @@ from asyncpool.errors import ProtocolError
 __all__ = ["LaunchError", "Template"]
 
 _MAX_REPORT = 1 << 20
+
+# What the launcher takes.
+_MAX_CONFIG = 1 << 20
 
 # Seconds that the launcher has to kill whatever is left, and to end.
 _END_GRACE = 2.0
@@ -92,10 +96,25 @@ class Template:
         loop.add_reader(self._socket.fileno(), self._read_some)
         payload = config.pack()
         data = header(Kind.CONFIG, len(payload)) + payload
-        if self._socket.send(data) < len(data):
-            # The socket was empty, and has room for some thousand directories.
+        if len(payload) > _MAX_CONFIG:
             self.abort()
             raise LaunchError(f"sys.path and preload have {len(payload)} bytes")
+        # Linux takes some thousand directories at once, macOS 8 KB.
+        self._unsent = memoryview(data)
+        loop.add_writer(self._socket.fileno(), self._send_config)
+        self._send_config()
+
+    def _send_config(self) -> None:
+        """Send the rest of how it begins; nothing else is sent before it is ready."""
+        try:
+            sent = self._socket.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # it is gone, which its channel tells too
+            sent = len(self._unsent)
+        self._unsent = self._unsent[sent:]
+        if not self._unsent:
+            self._loop.remove_writer(self._socket.fileno())
 
     async def launch(self, fds: list[int]) -> Process:
         """Start a worker on *fds*; see :meth:`Launcher.launch`."""
@@ -227,7 +246,7 @@ class Template:
                 self._exited(*unpack_exit(frame.payload))
             case Kind.FAILED:
                 failure = Failure.unpack(frame.payload)
-                error = LaunchError(failure.summary)
+                error = LaunchError(printable_lines(failure.summary))
                 if failure.stage == "preload":
                     self._useless = True
                     _fail(self.ready, error)
@@ -276,6 +295,7 @@ class Template:
             return
         self.lost = True
         self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         error = LaunchError(reason)
         _fail(self.ready, error)

@@ -12,7 +12,6 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from itertools import starmap
-from marshal import dumps
 from time import perf_counter_ns
 from types import CoroutineType
 
@@ -26,6 +25,7 @@ from asyncpool._core.chunks import (
     ChunkResult,
     code_of,
     count_numbers,
+    note,
 )
 from asyncpool._core.outcome import pack_value
 from asyncpool._core.page import LOG_START
@@ -263,16 +263,18 @@ def _run_others(
                 outcome = value = yield value
             if type(value) not in FLAT:
                 outcome = pack(value)
+                if isinstance(outcome, Parcel):  # too large for the log
+                    result.tail.append(value)
+                    return
+            entry = note(outcome)
         except BaseException as error:
             value, outcome = None, (pack_error(error, skip=1), True)
+            entry = note(outcome)
             words[1] |= isinstance(error, JobCancelled)
         try:
-            write(dumps(outcome))
+            write(entry)
         except ValueError:  # there is no room for it, so no other may begin
-            if isinstance(outcome, Parcel):
-                result.tail.append(value)
-            else:
-                add(outcome)
+            add(outcome)
             return
         add(outcome)
         words[0] = done + 1  # only from now on it is noted

@@ -12,10 +12,16 @@ __all__ = ["adopt_orphans", "children", "die_with_parent"]
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+_PROC = "/proc"
+
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant that loses its own."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    """Become the parent of every descendant that loses its own.
+
+    But not where nobody says who they are: they could not be killed, only waited for.
+    """
+    if os.path.exists(f"{_PROC}/{os.getpid()}/stat"):  # noqa: PTH110 - no pathlib here
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
@@ -28,12 +34,30 @@ def die_with_parent() -> None:
 
 
 def children() -> set[int]:
-    """Return the pids of this process's children, zombies included."""
-    with contextlib.suppress(OSError):
-        pid = os.getpid()
-        with open(f"/proc/{pid}/task/{pid}/children") as listing:  # noqa: PTH123
+    """Return the pids of this process's children, zombies included, if anybody knows."""
+    pid = os.getpid()
+    try:
+        with open(f"{_PROC}/{pid}/task/{pid}/children") as listing:  # noqa: PTH123
             return {int(child) for child in listing.read().split()}
-    return set()
+    except OSError:  # as in gVisor, or a kernel without CONFIG_PROC_CHILDREN
+        return _whose_parent_is(pid)
+
+
+def _whose_parent_is(parent: int) -> set[int]:
+    try:
+        pids = [int(name) for name in os.listdir(_PROC) if name.isdigit()]  # noqa: PTH208
+    except OSError:
+        return set()
+    return {pid for pid in pids if _parent(pid) == parent}
+
+
+def _parent(pid: int) -> int:
+    try:
+        with open(f"{_PROC}/{pid}/stat", "rb") as stat:  # noqa: PTH123
+            # Behind its name, which may contain anything, come its state and this.
+            return int(stat.read().rpartition(b") ")[2].split()[1])
+    except (OSError, IndexError, ValueError):  # it is gone by now
+        return 0
 
 
 def _prctl(option: int, value: int) -> None:

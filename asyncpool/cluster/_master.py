@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -30,14 +31,19 @@ from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.life import Life
 from asyncpool._runtime.line import MAX_MESSAGE
 from asyncpool._runtime.listeners import Listeners, open_listeners
-from asyncpool._runtime.machine import check_platform, module_path, usable_cpus
+from asyncpool._runtime.machine import (
+    DEFAULT_LAUNCHER,
+    check_platform,
+    module_path,
+    usable_cpus,
+)
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.service import Service
 from asyncpool.cluster._figures import cluster_stats
 from asyncpool.cluster._messages import Message, Messages
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.cluster._target import pack_target
-from asyncpool.errors import NoWorkerError
+from asyncpool.errors import NoWorkerError, UnsupportedPlatformError
 from asyncpool.events import CloseSummary, Event, RollResult
 
 if TYPE_CHECKING:
@@ -107,7 +113,7 @@ class Cluster:
         health_timeout: float | None = 30.0,
         restart: RestartPolicy | None = None,
         on_crash: CrashCallback | None = None,
-        launcher: Literal["forkserver", "spawn"] = "forkserver",
+        launcher: Literal["forkserver", "spawn"] = DEFAULT_LAUNCHER,
         preload: Iterable[str] = (),
         limits: WorkerLimits | None = None,
         surge: int = 1,
@@ -118,6 +124,11 @@ class Cluster:
         workers = usable_cpus() if workers is None else workers
         check_int("workers", workers, at_least=1)
         check_choice("spread", spread, ("handoff", "shared", "reuseport"))
+        if spread == "reuseport" and sys.platform == "darwin":
+            raise UnsupportedPlatformError(
+                "spread='reuseport': macOS gives all connections to one of the sockets; "
+                "use 'handoff' or 'shared'"
+            )
         check_int("backlog", backlog, at_least=1)
         check_int("surge", surge, at_least=1)
         check_seconds("drain_timeout", drain_timeout)

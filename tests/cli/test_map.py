@@ -665,11 +665,12 @@ def test_mistakes_are_told_to_machines(
 def test_a_mistake_costs_no_files_and_no_journal(folder: Path) -> None:
     numbers(folder, 3)
     rest = ("in.jsonl", "-o", "out", "--journal", "run.db")
+    earlier = '{"index": 0, "input": 0, "error": {"kind": "raised"}}\n'
     for name in ("out", "failed.jsonl"):
-        (folder / name).write_text("of an earlier run\n")
+        (folder / name).write_text(earlier)
     assert run_command(folder, "map", "work:doble", *rest).code == 2
     for name in ("out", "failed.jsonl"):
-        assert (folder / name).read_text() == "of an earlier run\n"
+        assert (folder / name).read_text() == earlier
     done = run_command(folder, "map", "work:double", *rest)
     assert done.code == 0, done.err
     assert len(lines(folder / "out")) == 3

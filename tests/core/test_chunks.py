@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import marshal
 import math
 import pickle
 import struct
 import sys
+import tracemalloc
+from binascii import crc32
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from hypothesis import given, strategies as st
 from asyncpool import JobNotPicklableError
 from asyncpool._core.chunks import (
     CHUNK_SIZE,
+    ENTRY,
+    FLAT,
     LOG_HEAD,
     LOG_SIZE,
     LOST,
@@ -22,6 +25,7 @@ from asyncpool._core.chunks import (
     ChunkResult,
     Failure,
     ask_to_stop,
+    note,
     read_log,
 )
 from asyncpool._core.raised import pack_error
@@ -31,7 +35,7 @@ flat = (
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False)
-    | st.text()
+    | st.text(st.characters(exclude_categories=()))  # halves of surrogate pairs, too
     | st.binary()
 )
 
@@ -57,7 +61,7 @@ def log_of(
     column = len(first) if column is None else column
     LOG_HEAD.pack_into(memory, 64, count, 0, job, 1, column, floats, BLANK)
     data = struct.pack(f"={len(first)}{'d' if floats else 'q'}", *first)
-    data += b"".join(map(marshal.dumps, outcomes))
+    data += b"".join(map(note, outcomes))
     memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(data)] = data
     return memory
 
@@ -115,7 +119,7 @@ def test_what_is_not_noted_yet_does_not_count() -> None:
 
 def test_what_makes_no_sense_is_lost_and_what_is_before_it_is_not() -> None:
     memory = log_of(1, 2, 3)
-    size = len(marshal.dumps(1))
+    size = len(note(1))
     memory[64 + LOG_HEAD.size + size] = 0x63  # as if it were code
     assert found(memory) == [1, LOST, LOST]
     assert found(log_of(1, done=3)) == [1, LOST, LOST]
@@ -134,6 +138,58 @@ def test_any_garbage_is_read(garbage: bytes, done: int, numbers: int) -> None:
     load = found(memory)
     assert load is not None
     assert len(load) == (CHUNK_SIZE if numbers == OPEN else done)
+
+
+wild = st.lists(
+    st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=16)), max_size=6
+)
+
+
+@given(st.lists(flat | st.lists(st.integers()), min_size=1, max_size=20), wild)
+def test_what_was_written_over_is_lost_and_nothing_is_made_up(
+    values: list[Any], writes: list[tuple[int, bytes]]
+) -> None:
+    outcomes = [one if type(one) in FLAT else (pickle.dumps(one),) for one in values]
+    memory = log_of(*outcomes)
+    start = 64 + LOG_HEAD.size
+    good = bytes(memory)
+    for place, data in writes:
+        memory[start + place : start + place + len(data)] = data
+    tracemalloc.start()
+    load = found(memory)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert load is not None
+    intact, end = 0, start
+    for outcome in outcomes:
+        end += len(note(outcome))
+        if memory[start:end] != good[start:end]:
+            break
+        intact += 1
+    lost = len(values) - intact
+    assert list(map(repr, load)) == list(map(repr, values[:intact] + [LOST] * lost))
+    assert peak < 8 * LOG_SIZE
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ENTRY.pack(3, 2, crc32(b"ab", 3)) + b"ab",
+        ENTRY.pack(7, 1, crc32(b"\xff", 7)) + b"\xff",
+        ENTRY.pack(9, 0, crc32(b"", 9)),
+    ],
+)
+def test_an_entry_that_nobody_writes_is_lost(data: bytes) -> None:
+    memory = log_of("first", done=2)
+    start = 64 + LOG_HEAD.size + len(note("first"))
+    memory[start : start + len(data)] = data
+    assert found(memory) == ["first", LOST]
+
+
+def test_an_error_is_no_value() -> None:
+    memory = log_of((pickle.dumps(1),))
+    memory[64 + LOG_HEAD.size] = 2
+    assert found(memory) == [LOST]
 
 
 @pytest.mark.parametrize("numbers", [[5, 6, 7], [0.5, 1.5, 2.5]])
@@ -155,7 +211,7 @@ def test_a_chunk_may_be_full_of_numbers() -> None:
 def test_a_chunk_is_asked_to_stop_and_nothing_else_is_changed() -> None:
     memory = log_of(1, 2)
     before = LOG_HEAD.unpack_from(memory, 64)
-    ask_to_stop(memory, 64)  # type: ignore[arg-type]
+    ask_to_stop(memory, 64)
     after = LOG_HEAD.unpack_from(memory, 64)
     assert (before[1], after[1]) == (0, 1)
     assert (after[0], after[2:]) == (before[0], before[2:])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from asyncpool import (
     WorkerOutOfMemoryError,
 )
 from asyncpool._core.chunks import CHUNK_SIZE
-from tests.helpers import faults, jobs
+from asyncpool._runtime import page
+from tests.helpers import faults, jobs, scribbles
 from tests.helpers.gate import Gate
 from tests.helpers.loops import IN_TURNS
 from tests.helpers.patience import patience
@@ -89,6 +92,52 @@ async def test_results_of_any_kind_survive_the_worker() -> None:
     assert repr(found[9].error) == "LookupError('kept')"
     assert isinstance(found[10].error, WorkerCrashedError)
     assert found[11].result() == "after"
+
+
+@pytest.mark.parametrize("name", scribbles.SCRIBBLES)
+async def test_what_a_dying_worker_has_scribbled_is_lost_and_the_pool_goes_on(
+    name: str,
+) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    items: list[Any] = ["a", None, name, "after", [1]]
+    async with patience(), Pool(1) as pool:
+        pid = await pool.submit(os.getpid)
+        echoes = pool.map(scribbles.echo_or_scribble, items, chunk=5, window=20)
+        found = await echoes.outcomes()
+        await assert_serves(pool)
+        assert pool.stats().crashes == 1
+    # On a busy machine the first ones may have gone ahead of it.
+    assert [one.result() for one in found[:2] if one.ok] in ([], ["a"], ["a", None])
+    for one in found[:3]:
+        assert one.ok or isinstance(one.error, WorkerCrashedError)
+    assert isinstance(found[2].error, WorkerCrashedError)
+    assert (found[2].error.delivery, found[2].error.pid) == ("started", pid)
+    assert [one.result() for one in found[3:]] == ["after", [1]]
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after - before < 100_000, "kilobytes"
+
+
+async def test_who_cannot_read_the_notes_of_the_dead_begins_none_of_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(page, "read_log", fail)
+    path = tmp_path / "log"
+    items = signing(path, 5)
+    items[2] = ("die", None)
+    async with patience(), Pool(1) as pool:
+        found = await pool.map(jobs.choose, items, chunk=5, window=20).outcomes()
+        await assert_serves(pool)
+    assert type(found[2].error) is WorkerCrashedError
+    run = signed(path)
+    assert run[:2] == [0, 1]
+    assert len(set(run)) == len(run), "none is begun again"
+    assert {one.index for one in found if one.ok} <= set(run)
+    assert "the notes of a worker cannot be read" in caplog.messages
 
 
 async def test_many_crashes_cost_as_many_items(tmp_path: Path) -> None:

@@ -32,6 +32,26 @@ async def test_a_worker_that_does_not_log_imports_no_logging() -> None:
         assert await pool.submit(eval, LIGHT) == [False, False]
 
 
+def log_escapes() -> None:
+    logger = logging.getLogger(logs.LOGGER)
+    try:
+        int("\x1b[2J")
+    except ValueError:
+        logger.exception("\x1b]0;pwn\x07\rone\ntwo\u2028three")
+
+
+async def test_a_record_controls_no_terminal_and_keeps_its_lines() -> None:
+    kept = Kept()
+    async with patience(), Pool(1) as pool:
+        with handled_by(kept):
+            await pool.submit(log_escapes)
+            await kept.until(bool)
+    [record] = kept.records
+    assert record.getMessage() == "\\x1b]0;pwn\\x07\\x0done\ntwo\\u2028three"
+    assert record.exc_text is not None
+    assert record.exc_text.endswith(" with base 10: '\\x1b[2J'")
+
+
 async def test_a_record_is_handled_as_if_it_came_from_here() -> None:
     kept, before = Kept(), now()
     async with patience(), Pool(1) as pool:

@@ -69,6 +69,25 @@ async def test_the_streams_have_levels_of_their_own(
             log.clear()
 
 
+async def test_lines_cannot_control_whoever_reads_the_log_nor_the_error(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    with pipe(err=True) as (output, writing):
+        os.write(writing, b"\x1b[2Jred\r2026 CRITICAL forged\r\nnext\x07")
+        await logged(log, 1)
+    shown = [r"\x1b[2Jred\x0d2026 CRITICAL forged", r"next\x07"]
+    assert await logged(log, 2) == shown
+    assert output.tail == tuple(shown)
+
+
+async def test_what_is_inherited_is_as_it_was_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pipe("inherit") as (_, writing):
+        os.write(writing, b"\x1b[31mred\x1b[0m\n")
+    assert capsys.readouterr().out == "\x1b[31mred\x1b[0m\n"
+
+
 @pytest.mark.parametrize("how", ["the pool closes it", "the worker does"])
 async def test_an_end_without_a_newline_is_not_lost(
     how: str, log: pytest.LogCaptureFixture
@@ -92,7 +111,7 @@ async def test_what_is_no_text_is_shown_as_far_as_possible(
 ) -> None:
     with pipe() as (_, writing):
         os.write(writing, b"a\xffb\x00c\xe2\x82\n")
-        assert await logged(log, 1) == ["a\ufffdb\x00c\ufffd"]
+        assert await logged(log, 1) == ["a\ufffdb\\x00c\ufffd"]
 
 
 async def test_a_line_without_an_end_is_cut(log: pytest.LogCaptureFixture) -> None:

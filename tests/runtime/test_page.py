@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import resource
 from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
 from asyncpool._core.beats import Beat, place_of
-from asyncpool._core.chunks import LOG_HEAD
+from asyncpool._core.chunks import CHUNK_SIZE, LOG_HEAD, LOST
 from asyncpool._core.frames import Frame, Kind
 from asyncpool._core.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, Layout
+from asyncpool._runtime import page
 from asyncpool._runtime.page import Page
 from tests.helpers.guards import open_fds
 
@@ -40,8 +43,16 @@ class Desk:
         self.memory[start : start + len(data)] = data
 
 
-@pytest.fixture
-def desk() -> Iterator[Desk]:
+def refuse(*_: object) -> NoReturn:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.fixture(params=["sealed", "file"])
+def desk(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Desk]:
+    if request.param == "file":
+        monkeypatch.setattr(os, "memfd_create", refuse)
     desk = Desk()
     yield desk
     desk.page.close()
@@ -118,10 +129,58 @@ def test_outcomes_are_found_whole_or_not_at_all(desk: Desk) -> None:
     assert list(desk.page.outcomes()) == [(11, 1)]
 
 
+def test_a_chunk_is_stopped_and_stacks_are_wiped_out_in_the_memory_itself(
+    desk: Desk,
+) -> None:
+    desk.begin(0, 10)
+    start = desk.layout.stacks
+    desk.memory[start : start + 4] = b"text"
+    assert desk.page.stacks_size == 4
+    assert desk.page.read_stacks() == "text"
+    assert desk.memory[start : start + 4] == bytes(4)
+    assert desk.page.stacks_size == 0
+
+
+def test_what_a_worker_has_truncated_is_empty(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    own = Page(WIDTH)
+    fd = own.open()
+    try:
+        os.ftruncate(fd, 0)
+        assert (own.beats(), own.outcomes(), own.stack(1, 1)) == ([], {}, "")
+        assert (own.begun(7, 1), own.read_stacks()) == (False, "")
+    finally:
+        own.close()
+        os.close(fd)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_what_cannot_be_read_counts_as_begun_and_lost(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise MemoryError
+
+    desk.begin(1, 11)
+    for name in ("read_log", "read", "has_any", "tidy"):
+        monkeypatch.setattr(page, name, fail)
+    assert desk.page.log(11, 1) == [LOST] * CHUNK_SIZE
+    assert desk.page.beats() == []
+    assert desk.page.read_stacks() == ""
+    monkeypatch.setattr(page, "BEGUN", None)
+    assert desk.page.begun(12, 1)
+    assert desk.page.stack(11, 1) == ""
+    monkeypatch.setattr(page, "NOTED", None)
+    assert desk.page.outcomes() == {}
+    assert caplog.messages == ["the notes of a worker cannot be read"] * 6
+
+
 def test_a_page_that_is_closed_has_nothing() -> None:
-    page = Page(WIDTH)
-    assert (page.beats(), page.outcomes(), page.stack(1, 1)) == ([], {}, "")
-    assert not page.begun(0, 0)
+    own = Page(WIDTH)
+    assert (own.beats(), own.outcomes(), own.stack(1, 1)) == ([], {}, "")
+    assert not own.begun(0, 0)
 
 
 def test_a_limit_of_file_size_is_named() -> None:

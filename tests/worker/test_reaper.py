@@ -80,8 +80,27 @@ def program():
 """
 
 
-def check(folder: Path, source: str) -> None:
-    assert run_script(folder, PREAMBLE + source + "\nprint('good')\n") == "good\n"
+# As in gVisor, and in kernels that were built without CONFIG_PROC_CHILDREN.
+NO_LIST = """
+import builtins
+from asyncpool._worker import kernel
+
+def open_others(path, *args):
+    if path.endswith("/children"):
+        raise FileNotFoundError(path)
+    return builtins.open(path, *args)
+
+kernel.open = open_others
+"""
+NO_PROC = """
+from asyncpool._worker import kernel
+kernel._PROC = "/nowhere"
+"""
+
+
+def check(folder: Path, source: str, *, before: str = "") -> None:
+    text = before + PREAMBLE + source + "\nprint('good')\n"
+    assert run_script(folder, text) == "good\n"
 
 
 def test_the_ends_of_workers_are_told(tmp_path: Path) -> None:
@@ -115,13 +134,15 @@ assert children() == set()
     )
 
 
+@pytest.mark.parametrize("before", ["", NO_LIST], ids=["listed", "searched for"])
 @pytest.mark.parametrize("body", ["nap", "program"])
 def test_a_session_that_a_dead_worker_began_is_killed(
-    body: str, tmp_path: Path
+    body: str, before: str, tmp_path: Path
 ) -> None:
     check(
         tmp_path,
-        f"""
+        before=before,
+        source=f"""
 life = Life()
 os.set_inheritable(life.held, True)
 def begin_a_session():
@@ -164,10 +185,12 @@ assert daemons.over() == [(worker, -9)]
     )
 
 
-def test_ending_everything_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["", NO_LIST], ids=["listed", "searched for"])
+def test_ending_everything_leaves_nothing(tmp_path: Path, before: str) -> None:
     check(
         tmp_path,
-        """
+        before=before,
+        source="""
 life = Life()
 def family():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -183,6 +206,36 @@ for _ in range(3):
 life.let_go()
 reaper.end_all()
 assert children() == set()
+assert os.read(life.out, 1) == b""
+""",
+    )
+
+
+def test_nobody_is_adopted_who_could_not_be_found_and_waited_for(
+    tmp_path: Path,
+) -> None:
+    check(
+        tmp_path,
+        before=NO_PROC,
+        source="""
+life = Life()
+end_out, end_in = os.pipe()
+def leave_a_session():
+    if os.fork() == 0:
+        os.setsid()
+        os.close(end_in)
+        os.read(end_out, 1)
+worker = fork(leave_a_session)
+life.let_go()
+assert reap(1) == [(worker, 0)]
+reaper.end_all()
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    pass
+else:
+    raise AssertionError("it was adopted")
+os.close(end_in)
 assert os.read(life.out, 1) == b""
 """,
     )

@@ -1,0 +1,32 @@
+"""Text of somebody else's, made fit for a log and a terminal.
+
+Control characters move the cursor, clear the screen, set its title; separators of lines
+begin what looks like a line of ours; and what turns the direction of writing makes one text
+look like another.  All of them are written as Python would; nothing else changes.
+"""
+
+from __future__ import annotations
+
+__all__ = ["printable", "printable_lines"]
+
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
+_SEPARATORS = (0x2028, 0x2029)
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+
+_LINES = {
+    **{code: f"\\x{code:02x}" for code in _CONTROLS},
+    **{code: f"\\u{code:04x}" for code in (*_SEPARATORS, *_DIRECTIONS)},
+    ord("\t"): "\t",
+    ord("\n"): "\n",
+}
+_LINE = _LINES | {ord("\n"): "\\n"}
+
+
+def printable(text: str) -> str:
+    """Return *text* as a part of one line."""
+    return text if text.isprintable() else text.translate(_LINE)
+
+
+def printable_lines(text: str) -> str:
+    """Return *text*, which may have several lines."""
+    return text if text.isprintable() else text.translate(_LINES)

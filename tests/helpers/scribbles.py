@@ -1,0 +1,46 @@
+"""Jobs that write where they should not, as a wild pointer does, and die of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from functools import partial
+
+from asyncpool._core import chunks
+from asyncpool._core.chunks import ENTRY, LOG_HEAD, LOG_SIZE
+from asyncpool._core.page import LOG_START
+
+__all__ = ["SCRIBBLES", "echo_or_scribble"]
+
+_ENTRIES = LOG_START + LOG_HEAD.size
+
+# Where each writes, and what.
+SCRIBBLES: dict[str, tuple[int, bytes]] = {
+    # As marshal would read it, a tuple of 2 ** 31 - 1 items: 16 GB before the first is read.
+    "a tuple without end": (_ENTRIES, b"(\xff\xff\xff\x7f"),
+    "a pickle without end": (_ENTRIES, ENTRY.pack(1, 2**64 - 1, 0)),
+    # Pickle would make room for 2 ** 32 - 1 objects: 32 GB.
+    "a pickle with a large memo": (
+        _ENTRIES,
+        ENTRY.pack(1, 8, 0) + b"\x80\x05Nr\xff\xff\xff\xff.",
+    ),
+    "ones": (_ENTRIES, b"\xff" * (LOG_SIZE - LOG_HEAD.size)),
+    "noise": (_ENTRIES, random.Random(0).randbytes(LOG_SIZE - LOG_HEAD.size)),
+}
+
+
+def scribble(start: int, data: bytes) -> None:
+    """Write over what this worker has noted, and die."""
+    run = chunks._run
+    assert isinstance(run, partial)
+    page = run.args[0].words.obj
+    page[start : start + len(data)] = data
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def echo_or_scribble(item: object) -> object:
+    """Return *item*, or scribble if it is the name of a scribble."""
+    if isinstance(item, str) and item in SCRIBBLES:
+        scribble(*SCRIBBLES[item])
+    return item
