@@ -67,8 +67,8 @@ class Life:
             raise PoolClosedError(f"the {self._what} is closed")
         return supervisor
 
-    async def close(self, finish: Finish, timeout: float) -> CloseSummary:  # noqa: ASYNC109 - it bounds the jobs, not the wait
-        """End everything, after what *finish* says, within so many seconds.
+    async def close(self, finish: Finish, timeout: float | None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the jobs, not the wait
+        """End everything, after what *finish* says, within so many seconds if not ``None``.
 
         Cancellation:
             Safe: the close goes on without the caller.

@@ -247,14 +247,15 @@ class Supervisor:
         )
 
     @decision
-    def close(self, finish: Finish, timeout: float) -> None:
+    def close(self, finish: Finish, timeout: float | None) -> None:
         """Begin to close, or close faster than was asked before."""
         if not self._core.closing.over and not self.standing.done.done():
             now = self._loop.time()
             if self.service is not None:
                 self.service.stop()
             self._state.book.mark_close(self._core.kills)
-            self._perform(self._core.close(finish, now + timeout, now))
+            deadline = None if timeout is None else now + timeout
+            self._perform(self._core.close(finish, deadline, now))
             self._rearm()  # there may be nothing to do but to watch the deadline
 
     async def _tend(self, handle: WorkerHandle) -> None:
