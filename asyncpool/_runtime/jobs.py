@@ -117,6 +117,16 @@ class Job(asyncio.Future[R], Generic[R]):
         return profile if self.key is None else Keyed(profile, self.key)
 
     @property
+    def title(self) -> str:
+        """What logs call it: its function."""
+        return self.function.name
+
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody is to hear of its end."""
+        return bool(self._callbacks)
+
+    @property
     def state(self) -> JobState:
         """Where it is: ``"queued"``, ``"running"``, ``"done"`` or ``"cancelled"``.
 
@@ -173,14 +183,20 @@ class ChunkJob(Job[R]):
         found: The outcomes of the items that were done, if there is no result for all;
             ``None`` if the job has not begun with the first one.
         rounds: How many rounds have found it running.
+        items_of: The name of the function that the map has called for each.
     """
 
-    __slots__ = ("found", "rounds")
+    __slots__ = ("found", "items_of", "rounds")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.found: list[Any] | None = None
+        self.items_of = ""
         self.rounds = 0
+
+    @property
+    def title(self) -> str:
+        return self.items_of
 
 
 class StreamJob(Job[Any]):
@@ -227,6 +243,11 @@ class StreamJob(Job[Any]):
         """Forget what was sent: there is another attempt, and nobody took anything."""
         self._items.clear()
         self._received, self.credit = 0, self._window
+
+    @property
+    def title(self) -> str:
+        waits = self._received >= self.credit
+        return f"{super().title} (a stream{' that nobody reads' if waits else ''})"
 
     async def take(self) -> Frame | None:
         """Wait for the next item; there is none if the job is done.

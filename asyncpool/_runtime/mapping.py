@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from functools import partial
 
+from asyncpool._core.names import function_name
 from asyncpool._runtime.batch_runner import BatchRunner, Crew
 from asyncpool._runtime.batches import Batch, Part, Task
+from asyncpool._runtime.draining import Hold
 from asyncpool._runtime.sources import Source
 from asyncpool._runtime.turn import Turn
 
@@ -40,6 +42,8 @@ class Mapping:
         ordered: bool,
     ) -> None:
         self._crew = crew
+        self._name = function_name(task.function)
+        self._hold = Hold(self._say)
         self._source = source
         self._news = news
         # All of them in their order, or those that are complete in theirs.
@@ -50,7 +54,10 @@ class Mapping:
             task,
             chunk=chunk,
             window=window,
-            on_complete=partial(_take_note, None if ordered else self._line, news),
+            hold=self._hold,
+            on_complete=partial(
+                _take_note, None if ordered else self._line, news, self._hold
+            ),
             on_held=news.set,
         )
         self._pace = self._runner.pace
@@ -69,11 +76,14 @@ class Mapping:
         """
         source, turn = self._source, Turn()
         try:
+            self._crew.hold(self._hold)
             while True:
                 if turn.over:
                     await asyncio.sleep(0)
                     turn = Turn()
                 drew_all = self._draw(turn)
+                if source.exhausted:
+                    self._hold.drawn()
                 batch = self._take()
                 if batch is not None:
                     yield batch
@@ -86,6 +96,7 @@ class Mapping:
                 raise source.error
         finally:
             self._runner.stop()
+            self._hold.release()
             await source.aclose()
 
     def _draw(self, turn: Turn) -> bool:
@@ -103,6 +114,7 @@ class Mapping:
             if self._ordered:
                 self._line.append(batch)
             self._open += 1
+            self._hold.begin()
             self._under_way += len(items)
             self._next += len(items)
             self._runner.send(Part(batch, 0, len(items)))
@@ -117,6 +129,10 @@ class Mapping:
         self._open -= 1
         return self._line.popleft()
 
+    def _say(self) -> str:
+        """Return what a pool says of it that waits for its end."""
+        return f"a map of {self._name}, {self._under_way} items under way"
+
     async def _wait(self) -> None:
         if self._runner.full and not self._runner.running:
             await self._crew.room()
@@ -127,7 +143,10 @@ class Mapping:
 
 
 # It does not know the mapping, which has what calls it: they would be a cycle.
-def _take_note(line: deque[Batch] | None, news: asyncio.Event, batch: Batch) -> None:
+def _take_note(
+    line: deque[Batch] | None, news: asyncio.Event, hold: Hold, batch: Batch
+) -> None:
     if line is not None:
         line.append(batch)
+    hold.done()
     news.set()

@@ -30,6 +30,7 @@ from asyncpool._runtime.burial import Burial
 from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
+from asyncpool._runtime.draining import Draining, Hold
 from asyncpool._runtime.failing import Failing, broken_errors
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.health import Health
@@ -91,6 +92,7 @@ class Supervisor:
         self.standing = Standing(self._state)
         admission = Admission(self._state)
         self.check_open, self.room = admission.check_open, admission.room
+        self._draining = Draining(self._state, self._perform)
         self._threads = Threads(loop)
         self._heartbeats = Heartbeats(self._state)
         self._segments = Segments(loop, config.max_shared_memory, self._threads)
@@ -215,6 +217,7 @@ class Supervisor:
         self._journal.close()
         self._core.closing.abandon()
         self._state.book.fail_all(reason)
+        self._draining.stop()
         self._segments.close()
         for handle in self._state.handles.values():
             handle.page.close()  # in case that it was not buried
@@ -233,6 +236,10 @@ class Supervisor:
     def max_payload(self) -> int:
         """The most bytes that an outcome may have."""
         return self._config.worker.max_payload
+
+    def hold(self, hold: Hold) -> None:
+        """Have *hold* keep the pool open while it drains, see :class:`Draining`."""
+        self._draining.hold(hold)
 
     async def load(self, job: Job[Any], frame: Frame) -> Any:
         """Return the item of a stream that is in *frame*.
@@ -253,6 +260,8 @@ class Supervisor:
             now = self._loop.time()
             if self.service is not None:
                 self.service.stop()
+            else:
+                self._draining.begin()
             self._state.book.mark_close(self._core.kills)
             deadline = None if timeout is None else now + timeout
             self._perform(self._core.close(finish, deadline, now))

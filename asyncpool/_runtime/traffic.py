@@ -106,7 +106,7 @@ class Traffic:
         # As @decision does, whose call costs 0.4 us.
         before, state.deciding = state.deciding, True
         try:
-            self._admission.check(options.key)
+            self._admission.check(options)
             known = self._functions.find(function)
             job: Job[Any] = _FORMS[options.form](
                 state.book.next_id(), known, options, self.under_way, state.loop
@@ -156,7 +156,7 @@ class Traffic:
     @decision
     def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
         """Have the worker in *slot* run a pickled call before all other jobs."""
-        state, function = self._state, Function(0, b"")
+        state, function = self._state, Function(0, b"", "a broadcast")
         job: Job[Any] = Job(
             state.book.next_id(), function, options, self.under_way, state.loop
         )

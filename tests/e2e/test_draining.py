@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from asyncpool import CloseSummary, Pool, PoolClosedError, RollResult, WorkerLimits
+from asyncpool import CloseSummary, Map, Pool, PoolClosedError, RollResult, WorkerLimits
 from asyncpool.events import Retiring
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import closing, idle, next_of
+from tests.helpers.pools import closing, collect, idle, next_of
 
 pytestmark = BOTH_LOOPS
 
@@ -147,3 +149,113 @@ async def test_it_starts_for_the_jobs_that_came_before_the_close() -> None:
         user = asyncio.create_task(use())
         await asyncio.gather(start, user, return_exceptions=True)
         assert outcomes == [9]
+
+
+async def numbers(gate: str, count: int) -> AsyncIterator[str]:
+    """Yield a gate so many times, each when it is asked for."""
+    for _ in range(count):
+        yield gate
+
+
+@pytest.mark.parametrize("inputs", [numbers, lambda gate, n: [gate] * n])
+async def test_a_map_draws_all_of_its_items(
+    inputs: Callable[[str, int], Any],
+) -> None:
+    async with patience(), Gate() as gate:
+        pool = await Pool(1).__aenter__()
+        results = asyncio.ensure_future(
+            _all(pool.map(jobs.wait_at, inputs(gate.path, 5), window=1))
+        )
+        visitor = await gate.visitor()
+        close = await closing(pool)
+        with pytest.raises(PoolClosedError):
+            await pool.map(jobs.square, [1])
+        with pytest.raises(PoolClosedError):
+            pool.submit(jobs.square, 1)
+        visitor.release()
+        for nth in range(2, 6):
+            (await gate.visitor(nth=nth)).release()
+        assert await results == ["go"] * 5
+        assert await close == CloseSummary(finished=5, failed=0, killed=0)
+
+
+async def _all(results: Map[Any]) -> list[Any]:
+    return await results
+
+
+async def test_many_short_items_are_finished() -> None:
+    async with patience():
+        pool = await Pool(2).__aenter__()
+        found: list[int] = []
+        results = pool.map(jobs.square, range(20_000))
+        reader = asyncio.create_task(collect(results, found))
+        while not found:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+        summary = await pool.close()
+        await reader
+        assert found == [n * n for n in range(20_000)]
+        assert (summary.failed, pool.stats().failed) == (0, 0)
+
+
+async def test_a_map_that_nobody_has_any_more_lets_go() -> None:
+    async with patience():
+        pool = await Pool(1).__aenter__()
+        results = pool.map(jobs.square, itertools.count(), window=1)
+        assert await anext(results) == 0
+        close = await closing(pool)
+        for _ in range(3):  # it is held open
+            assert await anext(results) > 0
+        assert not close.done()
+        del results
+        await close
+
+
+async def test_a_map_whose_results_nobody_takes_needs_the_pool_until_they_are_there() -> (
+    None
+):
+    async with patience():
+        pool = await Pool(1).__aenter__()
+        results = pool.map(jobs.square, range(5), window=10)
+        assert await anext(results) == 0
+        await pool.close()
+        assert [result async for result in results] == [1, 4, 9, 16]
+
+
+async def test_the_time_of_a_close_ends_a_map_that_holds_it_up() -> None:
+    async with patience():
+        pool = await Pool(1).__aenter__()
+        results = pool.map(jobs.square, itertools.count(), window=1)
+        assert await anext(results) == 0
+        await pool.close(timeout=0.1)
+        with pytest.raises(PoolClosedError):
+            await _all_of(results)
+
+
+async def _all_of(results: Map[int]) -> None:
+    async for _ in results:
+        pass
+
+
+async def test_a_stream_is_finished() -> None:
+    async with patience():
+        pool = await Pool(1).__aenter__()
+        stream = pool.options(buffer=1).stream(range, 50)
+        assert await anext(stream) == 0
+        close = await closing(pool)
+        late = pool.stream(range, 3)
+        with pytest.raises(PoolClosedError):
+            await anext(late)
+        assert [item async for item in stream] == [*range(1, 50)]
+        assert await close == CloseSummary(finished=1, failed=0, killed=0)
+
+
+async def test_a_stream_that_nobody_has_any_more_lets_go() -> None:
+    async with patience():
+        pool = await Pool(1).__aenter__()
+        stream = pool.options(buffer=1).stream(itertools.count)
+        assert await anext(stream) == 0
+        close = await closing(pool)
+        assert await anext(stream) == 1
+        assert not close.done()
+        del stream
+        await close
