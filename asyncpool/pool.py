@@ -342,9 +342,10 @@ class Pool(Caller):
 
         Raises:
             PoolClosedError: If the pool was never started.
+            RuntimeError: If it was started in another event loop.
         """
         check_int("buffer", buffer, at_least=1)
-        return self._life.running().hub.listen(buffer)
+        return self._life.here().hub.listen(buffer)
 
     def stats(self) -> PoolStats:
         """Return the pool as it stands, and what it went through."""
@@ -452,6 +453,9 @@ class Pool(Caller):
         """Close the pool: all jobs are finished, or none if an error leaves.
 
         The jobs have the pool's *close_timeout*.
+
+        Raises:
+            RuntimeError: If the pool was started in another event loop; it goes on.
 
         Cancellation:
             Kills what is left, and returns when it is gone.

@@ -62,6 +62,9 @@ class Crew(Protocol):
     async def room(self) -> None:
         """Wait until the queue, which was full, has room."""
 
+    def check_home(self) -> None:
+        """Check that this is the pool's event loop."""
+
     def hold(self, hold: Hold, /) -> None:
         """Keep the pool open: when it drains it takes more jobs with this *hold*."""
 

@@ -12,6 +12,7 @@ from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobLimits, JobOptions, Limit
 from asyncpool._core.parcels import Parcel
 from asyncpool._core.profiles import ALONE, LOADING, Keyed, Profile
+from asyncpool._runtime.home import check_home
 from asyncpool._runtime.progress import Progress, Pulse
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Crash
@@ -148,7 +149,9 @@ class Job(asyncio.Future[R], Generic[R]):
 
         Raises:
             JobNotPicklableError: In the iteration, if details cannot be unpickled here.
+            RuntimeError: Outside the pool's event loop, here and in the iteration.
         """
+        self._check_home()
         return Progress(self, self.listen())
 
     def listen(self) -> Pulse:
@@ -165,11 +168,18 @@ class Job(asyncio.Future[R], Generic[R]):
         with all that it has started, and replaced at once (see ``on_cancel`` of
         :meth:`asyncpool.Pool.options`).  Cancelling the task that awaits the job does
         the same.
+
+        Raises:
+            RuntimeError: Outside the pool's event loop.
         """
+        self._check_home()
         if not super().cancel(msg):
             return False
         self._owner.on_cancel(self)
         return True
+
+    def _check_home(self) -> None:
+        check_home(self.get_loop(), f"job {self.id}")
 
     def __repr__(self) -> str:
         attempt = f" attempt {self.attempt}" if self.attempt else ""

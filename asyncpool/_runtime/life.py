@@ -9,6 +9,7 @@ import anyio
 
 from asyncpool._core.closing import Finish
 from asyncpool._runtime.config import SupervisorConfig
+from asyncpool._runtime.home import check_home
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary
@@ -88,9 +89,13 @@ class Life:
     ) -> None:
         """Leave the context: *close*, or end everything at once if an *error* leaves.
 
+        Raises:
+            RuntimeError: If it was started in another event loop.
+
         Cancellation:
             Kills what is left, and returns when it is gone.
         """
+        self.check_loop()
         if error is not None:
             await self.end_now()
             return
@@ -124,12 +129,8 @@ class Life:
         Raises:
             RuntimeError: If it was not.
         """
-        if self._task is not None and (
-            self._task.get_loop() is not asyncio.get_running_loop()
-        ):
-            raise RuntimeError(
-                f"{self._what} {self._name} was started in another event loop"
-            )
+        if self._task is not None:
+            check_home(self._task.get_loop(), f"{self._what} {self._name}")
 
     def running(self) -> Supervisor:
         """Return the supervisor, which may have ended.
@@ -147,6 +148,17 @@ class Life:
             )
         return self.supervisor
 
+    def here(self) -> Supervisor:
+        """Return the supervisor, which may have ended, to whoever is in its loop.
+
+        Raises:
+            PoolClosedError: If there never was one.
+            RuntimeError: If it was started in another event loop.
+        """
+        supervisor = self.running()
+        self.check_loop()
+        return supervisor
+
     def open(self) -> Supervisor:
         """Return a supervisor that works.
 
@@ -155,7 +167,6 @@ class Life:
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If it was started in another event loop.
         """
-        supervisor = self.running()
-        self.check_loop()
+        supervisor = self.here()
         supervisor.check_open()
         return supervisor

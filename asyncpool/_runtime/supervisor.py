@@ -35,6 +35,7 @@ from asyncpool._runtime.failing import Failing, broken_errors
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.health import Health
 from asyncpool._runtime.heartbeats import Heartbeats
+from asyncpool._runtime.home import check_home
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.journal import Journal, explicit_levels
 from asyncpool._runtime.last_words import LastWords
@@ -236,6 +237,14 @@ class Supervisor:
     def max_payload(self) -> int:
         """The most bytes that an outcome may have."""
         return self._config.worker.max_payload
+
+    def check_home(self) -> None:
+        """Check that this is the pool's event loop.
+
+        Raises:
+            RuntimeError: If it is not.
+        """
+        check_home(self._loop, self._config.title)
 
     def hold(self, hold: Hold) -> None:
         """Have *hold* keep the pool open while it drains, see :class:`Draining`."""

@@ -79,6 +79,9 @@ class FakePool:
     async def room(self) -> None:
         await asyncio.sleep(0)
 
+    def check_home(self) -> None:
+        pass
+
     def hold(self, hold: Hold) -> None:
         hold.take(self.let_go.append)
 
