@@ -101,7 +101,8 @@ class Pool(Caller):
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
     from whatever tasks you like, in one event loop.  Leaving the context waits for all
     jobs, however long they take, unless there is a *close_timeout*; leaving it by an
-    exception kills what is running.
+    exception kills what is running.  A pool that is dropped without being closed finishes
+    its jobs and ends, with a :exc:`ResourceWarning`.
 
     Args:
         workers: How many workers; ``None`` means the CPUs that this process may
@@ -463,6 +464,11 @@ class Pool(Caller):
         await self._life.leave(
             error, functools.partial(self.close, timeout=self._close_timeout)
         )
+
+    def __del__(self) -> None:
+        life: Life | None = getattr(self, "_life", None)
+        if life is not None:  # or an argument was refused
+            life.dropped(self)
 
     def __repr__(self) -> str:
         s = self.stats()

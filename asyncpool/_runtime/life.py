@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import warnings
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -35,6 +38,7 @@ class Life:
         self._what = what
         self._name = name
         self._task: asyncio.Task[None] | None = None
+        self._process = os.getpid()
 
     async def start(self, config: Callable[[], SupervisorConfig]) -> Supervisor:
         """Start the supervisor, unless there is one; return when a worker is ready.
@@ -122,6 +126,28 @@ class Life:
                     cancelled = error
         if cancelled is not None:
             raise cancelled
+
+    def dropped(self, face: object) -> None:
+        """Take note that nobody has the *face* of it any more: it drains, and ends.
+
+        The garbage collector may call it, in any thread and at any moment.
+        """
+        # In a fork there is but a copy, whose loop would write to this one's pipe.
+        if self._task is None or os.getpid() != self._process:
+            return
+        supervisor = self.running()
+        if supervisor.closing:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop = self._task.get_loop()
+            loop.call_soon_threadsafe(supervisor.close, Finish.ALL, None)
+        warnings.warn(
+            f"{self._what} {self._name} was dropped without being closed; it finishes "
+            f"its jobs and ends: use 'async with' or 'await {self._what}.close()'",
+            ResourceWarning,
+            source=face,
+            stacklevel=3,
+        )
 
     def check_loop(self) -> None:
         """Check that it was started in the loop that runs.

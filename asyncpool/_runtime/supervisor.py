@@ -224,6 +224,11 @@ class Supervisor:
             handle.page.close()  # in case that it was not buried
 
     @property
+    def closing(self) -> bool:
+        """Whether it closes, or has ended."""
+        return self._core.closing.finish is not None
+
+    @property
     def most_workers(self) -> int:
         """How many workers there may be."""
         return self._core.rotation.sizing.most
