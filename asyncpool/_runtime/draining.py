@@ -26,11 +26,15 @@ class Hold:
     Whether the results were taken does not matter then.
 
     Args:
-        say: Returns what is to be said of the map.
+        name: What logs call the function of the map.
+
+    Attributes:
+        under_way: How many items were drawn whose results were not taken.
     """
 
-    def __init__(self, say: Callable[[], str]) -> None:
-        self.say = say
+    def __init__(self, name: str) -> None:
+        self.under_way = 0
+        self._name = name
         self._let_go: Callable[[Hold], None] | None = None
         self._open = 0
         self._drawn = False
@@ -39,6 +43,9 @@ class Hold:
     def held(self) -> bool:
         """Whether the pool is held open."""
         return self._let_go is not None
+
+    def __str__(self) -> str:
+        return f"a map of {self._name}, {self.under_way} items under way"
 
     def take(self, let_go: Callable[[Hold], None]) -> None:
         """Hold the pool open until *let_go* is called."""
@@ -130,7 +137,7 @@ class Draining:
             jobs=len(jobs),
             queued=state.core.balance.waiting,
             names=Counter(names),
-            maps=[hold.say() for hold in self._holds],
+            maps=[str(hold) for hold in self._holds],
         )
         seconds = round(state.loop.time() - self._began)
         _LOGGER.warning(

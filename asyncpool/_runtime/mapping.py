@@ -42,8 +42,7 @@ class Mapping:
         ordered: bool,
     ) -> None:
         self._crew = crew
-        self._name = function_name(task.function)
-        self._hold = Hold(self._say)
+        self._hold = Hold(function_name(task.function))
         self._source = source
         self._news = news
         # All of them in their order, or those that are complete in theirs.
@@ -63,7 +62,6 @@ class Mapping:
         self._pace = self._runner.pace
         self._open = 0  # batches that were not taken yet
         self._next = 0
-        self._under_way = 0
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
         """Yield the batches, each when it is complete.
@@ -87,7 +85,7 @@ class Mapping:
                 batch = self._take()
                 if batch is not None:
                     yield batch
-                    self._under_way -= len(batch.items)
+                    self._hold.under_way -= len(batch.items)
                 elif source.exhausted and not self._open:
                     break
                 elif drew_all:
@@ -104,8 +102,8 @@ class Mapping:
         source, workers = self._source, self._crew.most_workers
         while not source.exhausted and not self._runner.full:
             size = self._pace.size(workers)
-            room = self._pace.window(workers) - self._under_way
-            if room < size and self._under_way:
+            room = self._pace.window(workers) - self._hold.under_way
+            if room < size and self._hold.under_way:
                 break
             items = source.draw(size, room)
             if not items:
@@ -115,7 +113,7 @@ class Mapping:
                 self._line.append(batch)
             self._open += 1
             self._hold.begin()
-            self._under_way += len(items)
+            self._hold.under_way += len(items)
             self._next += len(items)
             self._runner.send(Part(batch, 0, len(items)))
             if turn.over:
@@ -128,10 +126,6 @@ class Mapping:
             return None
         self._open -= 1
         return self._line.popleft()
-
-    def _say(self) -> str:
-        """Return what a pool says of it that waits for its end."""
-        return f"a map of {self._name}, {self._under_way} items under way"
 
     async def _wait(self) -> None:
         if self._runner.full and not self._runner.running:

@@ -114,7 +114,7 @@ async def test_a_closing_pool_admits_nobody() -> None:
 
 
 async def test_a_pool_that_drains_admits_only_for_those_who_hold_it_open() -> None:
-    door, hold, other = Door(limit=None), Hold(str), Hold(str)
+    door, hold, other = Door(limit=None), Hold("f"), Hold("f")
     door.core.closing.finish = Finish.ALL
     door.core.closing.draining = True
     hold.take(lambda _: None)

@@ -69,7 +69,8 @@ def test_every_ten_seconds_it_says_what_it_waits_for(
 ) -> None:
     async def main() -> None:
         pool = Pool()
-        hold = Hold(lambda: "a map of app.each, 12 items under way")
+        hold = Hold("app.each")
+        hold.under_way = 12
         pool.draining.hold(hold)
         pool.add(Job, "app.work")
         chunk = pool.add(ChunkJob, "run_chunk")
@@ -135,7 +136,7 @@ def test_jobs_that_end_with_the_pool_are_told_of_if_nobody_waits_for_them(
 class TestHold:
     def test_it_lasts_until_all_is_drawn_and_done(self) -> None:
         async def main() -> None:
-            pool, hold = Pool(), Hold(str)
+            pool, hold = Pool(), Hold("app.each")
             pool.draining.hold(hold)
             hold.begin()
             hold.done()
@@ -152,7 +153,7 @@ class TestHold:
 
     def test_a_pool_that_closes_is_held_open_by_nobody_else(self) -> None:
         async def main() -> None:
-            pool, hold = Pool(), Hold(str)
+            pool, hold = Pool(), Hold("app.each")
             pool.core.closing.finish = Finish.ALL
             pool.draining.hold(hold)
             assert not hold.held
