@@ -23,6 +23,7 @@ from asyncpool._core.leases import (
     Verdict,
 )
 from asyncpool._runtime.arguments import check_callable, check_int
+from asyncpool._runtime.home import check_home
 from asyncpool._runtime.hub import EventHub, EventStream
 from asyncpool._runtime.lease_beats import Beats, Problem
 from asyncpool.events import (
@@ -34,6 +35,8 @@ from asyncpool.events import (
 )
 
 __all__ = ["LeaseKeeper"]
+
+_KEEPER = "a lease keeper"
 
 L = TypeVar("L", bound=Hashable)
 
@@ -191,7 +194,11 @@ class LeaseKeeper(Generic[L]):
 
         No beat of it begins after this.  One that is under way is not interrupted, but
         its outcome is ignored, even if the same lease is added again meanwhile.
+
+        Raises:
+            RuntimeError: If the keeper was started in another event loop.
         """
+        check_home(self._loop, _KEEPER)
         hold = self._holds.pop(lease, None)
         if hold is None:
             return False
@@ -207,8 +214,10 @@ class LeaseKeeper(Generic[L]):
 
         Raises:
             ValueError: If *buffer* is not positive.
+            RuntimeError: If the keeper was started in another event loop.
         """
         check_int("buffer", buffer, at_least=1)
+        check_home(self._loop, _KEEPER)
         return self._hub.listen(buffer)
 
     def stats(self) -> LeaseStats:
@@ -247,9 +256,13 @@ class LeaseKeeper(Generic[L]):
     ) -> None:
         """Forget all leases, and cancel the beats that are under way.
 
+        Raises:
+            RuntimeError: If it was started in another event loop; it goes on.
+
         Cancellation:
             Nothing is left running: it returns when the last beat has ended.
         """
+        check_home(self._loop, _KEEPER)
         task, self._task = self._task, None
         assert task is not None
         open_jobs = sum(
@@ -314,9 +327,8 @@ class LeaseKeeper(Generic[L]):
     def _take(self, lease: L, hold: _Hold) -> None:
         if self._task is None or self._task.done():
             raise RuntimeError("the lease keeper is not running: use 'async with'")
+        check_home(self._loop, _KEEPER)
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            raise RuntimeError("the lease keeper runs in another event loop")
         current = self._holds.get(lease)
         if current is not None:
             if not current.over():

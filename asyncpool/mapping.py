@@ -81,6 +81,9 @@ class Map(Generic[R]):
     iteration is dropped.  To have that done at a certain point, close it
     (:meth:`aclose`, or ``async with contextlib.aclosing(...)``).
 
+    Raises:
+        RuntimeError: If it is used outside the pool's event loop.
+
     Cancellation:
         Of the task that iterates, or awaits: cancels what is under way.
     """
@@ -106,6 +109,7 @@ class Map(Generic[R]):
         return Map(self._plan, ordered=self._ordered, telling=True)
 
     def __aiter__(self) -> AsyncIterator[R]:
+        self._plan.crew.check_home()
         iteration = self._iteration
         if iteration is None or self._looped:
             iteration = self._begin()
@@ -114,12 +118,14 @@ class Map(Generic[R]):
 
     def __anext__(self) -> Awaitable[R]:
         """Return an awaitable of the next result."""
+        self._plan.crew.check_home()
         if self._iteration is None:
             self._begin()
         assert self._iteration is not None
         return self._iteration.__anext__()
 
     def __await__(self) -> Generator[Any, None, list[R]]:
+        self._plan.crew.check_home()
         return _all(self._pieces()).__await__()
 
     async def aclose(self) -> None:
@@ -128,6 +134,7 @@ class Map(Generic[R]):
         Cancellation:
             Safe: what is left is done when the iteration is dropped.
         """
+        self._plan.crew.check_home()
         if self._iteration is not None:
             await self._iteration.aclose()
 

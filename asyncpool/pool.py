@@ -100,8 +100,10 @@ class Pool(Caller):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
-    from whatever tasks you like, in one event loop.  Leaving the context waits for
-    all jobs; leaving it by an exception kills what is running.
+    from whatever tasks you like, in one event loop.  Leaving the context waits for all
+    jobs, however long they take, unless there is a *close_timeout*; leaving it by an
+    exception kills what is running.  A pool that is dropped without being closed finishes
+    its jobs and ends, with a :exc:`ResourceWarning`.
 
     Args:
         workers: How many workers; ``None`` means the CPUs that this process may
@@ -131,6 +133,8 @@ class Pool(Caller):
             with ``"spawn"`` each worker imports them before it calls *initializer*.
         max_pending: How many jobs may wait for a worker; ``None`` for no bound.
         start_timeout: Seconds that a worker has to become ready.
+        close_timeout: Seconds that the jobs have when the context is left; then what is
+            left is killed, see :meth:`close`.  ``None`` for no limit.
         health_timeout: Seconds that a worker which is up may go without answering the
             pool's pings; then it counts as hung, is killed and replaced.  A thread of
             its own answers, so a job may compute as long as it likes, but not hold the
@@ -181,6 +185,7 @@ class Pool(Caller):
         preload: Iterable[str] = (),
         max_pending: int | None = None,
         start_timeout: float = 30.0,
+        close_timeout: float | None = None,
         health_timeout: float | None = 30.0,
         loop: Literal["asyncio", "uvloop"] = "asyncio",
         concurrency: int = 1,
@@ -201,6 +206,7 @@ class Pool(Caller):
         if not surge and not unavailable:
             raise ValueError("surge and unavailable cannot both be 0")
         check_seconds("idle_timeout", idle_timeout)
+        check_seconds("close_timeout", close_timeout, optional=True)
         limits, restart, modules = check_crew(
             name=name,
             restart=restart,
@@ -263,6 +269,7 @@ class Pool(Caller):
                 cancel_grace=cancel_grace,
             )
         )
+        self._close_timeout = close_timeout
         self._life = Life("pool", self.name)
 
     async def start(self) -> None:
@@ -341,9 +348,10 @@ class Pool(Caller):
 
         Raises:
             PoolClosedError: If the pool was never started.
+            RuntimeError: If it was started in another event loop.
         """
         check_int("buffer", buffer, at_least=1)
-        return self._life.running().hub.listen(buffer)
+        return self._life.here().hub.listen(buffer)
 
     def stats(self) -> PoolStats:
         """Return the pool as it stands, and what it went through."""
@@ -398,17 +406,22 @@ class Pool(Caller):
     async def close(
         self,
         *,
-        timeout: float = 30.0,  # noqa: ASYNC109 - it bounds the jobs, not the wait
+        timeout: float | None = None,  # noqa: ASYNC109 - it bounds the jobs, not the wait
         finish: Literal["all", "running", "none"] = "all",
     ) -> CloseSummary:
         """Take no more jobs, finish those that *finish* names, end every worker.
 
-        Workers are asked to stop, then get SIGTERM, then SIGKILL for their whole
+        A pool that finishes ``"all"`` jobs works on as an open one does: it grows,
+        replaces workers, retries and times out.  Maps that have begun are finished too,
+        with the items that they have not drawn yet, and so are streams and broadcasts.
+        Every 10 s a record of the logger ``asyncpool`` says what the pool waits for.
+
+        Then workers are asked to stop, get SIGTERM, and then SIGKILL for their whole
         process group.  When *timeout* is over, what is left is killed and its jobs
         fail with :exc:`PoolClosedError`.
 
         Args:
-            timeout: Seconds until then.
+            timeout: Seconds until then; ``None`` for no limit.
             finish: ``"all"`` jobs, only the ``"running"`` ones (those in the queue
                 fail at once), or ``"none"``.
 
@@ -445,10 +458,22 @@ class Pool(Caller):
     ) -> None:
         """Close the pool: all jobs are finished, or none if an error leaves.
 
+        The jobs have the pool's *close_timeout*.
+
+        Raises:
+            RuntimeError: If the pool was started in another event loop; it goes on.
+
         Cancellation:
             Kills what is left, and returns when it is gone.
         """
-        await self._life.leave(error, self.close)
+        await self._life.leave(
+            error, functools.partial(self.close, timeout=self._close_timeout)
+        )
+
+    def __del__(self) -> None:
+        life: Life | None = getattr(self, "_life", None)
+        if life is not None:  # or an argument was refused
+            life.dropped(self)
 
     def __repr__(self) -> str:
         s = self.stats()

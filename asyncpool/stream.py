@@ -21,6 +21,9 @@ class Loader(Protocol):
         """Return the item in *frame*."""
         ...
 
+    def check_home(self) -> None:
+        """Check that this is the pool's event loop."""
+
 
 class Stream(Generic[T]):
     """The items that a generator yields in a worker; :meth:`asyncpool.Pool.stream` makes it.
@@ -31,6 +34,9 @@ class Stream(Generic[T]):
     Whoever leaves the loop early need do nothing: the generator is closed when the
     iteration is dropped.  To have that done at a certain point, close it
     (:meth:`aclose`, or ``async with contextlib.aclosing(...)``).
+
+    Raises:
+        RuntimeError: If it is used outside the pool's event loop.
 
     Cancellation:
         Of the task that iterates: closes the generator.
@@ -53,6 +59,7 @@ class Stream(Generic[T]):
         return self._jobs[0] if self._jobs else None
 
     def __aiter__(self) -> AsyncIterator[T]:
+        self._loader.check_home()
         if self._looped:
             raise RuntimeError("a stream can be iterated over only once")
         self._looped = True
@@ -60,6 +67,7 @@ class Stream(Generic[T]):
 
     def __anext__(self) -> Awaitable[T]:
         """Return an awaitable of the next item."""
+        self._loader.check_home()
         return self._begin().__anext__()
 
     async def aclose(self) -> None:
@@ -71,6 +79,7 @@ class Stream(Generic[T]):
         Cancellation:
             Safe: what is left is done when the iteration is dropped.
         """
+        self._loader.check_home()
         if self._iteration is not None:
             await self._iteration.aclose()
 

@@ -40,6 +40,11 @@ async def serve(*_: Worker) -> None: ...
             "start_timeout must be > 0 seconds, not nan",
         ),
         (
+            {"close_timeout": 0.0},
+            ValueError,
+            "close_timeout must be > 0 seconds or None, not 0.0",
+        ),
+        (
             {"health_timeout": 0.0},
             ValueError,
             "health_timeout must be > 0 seconds or None, not 0.0",
@@ -90,6 +95,11 @@ async def serve(*_: Worker) -> None: ...
             "start_timeout must be a number of seconds, not None",
         ),
         (
+            {"close_timeout": "x"},
+            TypeError,
+            "close_timeout must be a number of seconds or None, not 'x'",
+        ),
+        (
             {"health_timeout": [3]},
             TypeError,
             "health_timeout must be a number of seconds or None, not [3]",
@@ -112,8 +122,8 @@ def test_a_wrong_argument_is_refused_at_once(
 async def test_a_wrong_end_is_refused() -> None:
     pool, cluster = Pool(1), Cluster(serve)
     close: Any = pool.close
-    text = "timeout must be a number of seconds, not "
-    for wrong in ("x", None):
+    text = "timeout must be a number of seconds or None, not "
+    for wrong in ("x", b"x"):
         with pytest.raises(TypeError, match=f"^{text}{wrong!r}$"):
             await close(timeout=wrong)
     with pytest.raises(TypeError, match=f"^{text}'x'$"):

@@ -1,4 +1,11 @@
-"""The end of a pool: what it still does, until when, and what lets go of whom."""
+"""The end of a pool: what it still does, until when, and what lets go of whom.
+
+A pool that finishes all its jobs *drains*: as long as one of them may need another worker,
+it goes on as an open pool does, and only then lets its workers go.  What it has to do are the
+jobs that wait, those in a worker's hands that wait behind others, the calls for every worker
+(errands), and whatever *holds* it open since more jobs are to come: a map that has not drawn
+all of its items.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +13,7 @@ import enum
 
 from asyncpool._core.commands import Command, Finished
 from asyncpool._core.dispatch import Dispatcher
+from asyncpool._core.errands import Errands
 from asyncpool._core.flight import Flight
 from asyncpool._core.lives import EMPTY, Lives, fail_jobs
 from asyncpool._core.slots import Ending, SlotEvent, SlotState
@@ -27,26 +35,47 @@ class Closing:
     Args:
         lives: The slots.
         dispatcher: The jobs that wait for a worker.
+        errands: Those that wait for one worker each.
 
     Attributes:
         finish: What is still done; ``None`` as long as the pool does not close.
         over: Whether no process is left.
-        due: When the time is over.
+        due: When the time is over; ``None`` if there is no limit.
+        holds: How many have more jobs to come, which a pool that drains takes.
     """
 
-    def __init__(self, lives: Lives, dispatcher: Dispatcher) -> None:
+    def __init__(self, lives: Lives, dispatcher: Dispatcher, errands: Errands) -> None:
         self.finish: Finish | None = None
         self.over = False
         self.due: float | None = None
+        self.holds = 0
         self._lives = lives
         self._dispatcher = dispatcher
+        self._errands = errands
         self._landing: dict[int, None] = {}
 
     @property
     def needs_nobody(self) -> bool:
         """Whether the pool closes, and no job may need another worker."""
-        jobs = self._dispatcher.waiting or self._landing
-        return self.finish is not None and not jobs
+        if self.finish is None or self._dispatcher.waiting or self._landing:
+            return False
+        return self.finish is not Finish.ALL or not self._more_to_do
+
+    @property
+    def draining(self) -> bool:
+        """Whether the pool closes, and takes the jobs of those who hold it open."""
+        return self.finish is Finish.ALL and not self.over
+
+    @property
+    def _more_to_do(self) -> bool:
+        """Whether a pool that finishes all has more jobs than those that are running."""
+        if self._lives.broken is not None:
+            return False  # whoever holds it open would only be refused
+        return (
+            self.holds > 0
+            or self._errands.any
+            or any(len(slot.flight.jobs) > slot.width for slot in self._lives.slots)
+        )
 
     def landing(self, job: int) -> None:
         """Take note that *job* has an outcome, which takes a while to load."""
@@ -56,12 +85,17 @@ class Closing:
         """Take note that it is loaded."""
         self._landing.pop(job, None)
 
-    def begin(self, finish: Finish, deadline: float, now: float) -> list[Command]:
-        """Finish what *finish* says, by *deadline*; of several closes, the stricter one."""
+    def begin(
+        self, finish: Finish, deadline: float | None, now: float
+    ) -> list[Command]:
+        """Finish what *finish* says, by *deadline* if there is one.
+
+        Of several closes, the stricter one counts.
+        """
         self.finish = max(finish, self.finish or Finish.ALL)
-        if self.due is None or deadline < self.due:
+        if deadline is not None and (self.due is None or deadline < self.due):
             self.due = deadline
-        if self.due <= now:
+        if self.due is not None and self.due <= now:
             return self.on_timer(now)  # nobody is to hear of it before he is killed
         commands: list[Command] = []
         if self.finish >= Finish.RUNNING:
@@ -83,6 +117,7 @@ class Closing:
         self.finish = Finish.NONE
         self._lives.stop_trying()  # that may be due now, too
         jobs = [*self._take_begun(), *self._dispatcher.empty()]
+        jobs += self._errands.take_all()
         commands = fail_jobs(jobs, "closed")
         for slot in self._lives.slots:
             if slot.state in EMPTY:
@@ -92,9 +127,7 @@ class Closing:
         return commands
 
     def settle(self, now: float) -> list[Command]:
-        """If the pool closes, let go of what no job needs any more."""
-        if self.over or not self.needs_nobody:
-            return []
+        """Let go of what no job needs any more, as the pool closes and *needs nobody*."""
         commands: list[Command] = []
         for slot in self._lives.slots:
             if slot.state in EMPTY:

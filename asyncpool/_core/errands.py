@@ -28,6 +28,11 @@ class Errands:
         self._slots = slots
         self._dispatcher = dispatcher
 
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return any(slot.errands for slot in self._slots)
+
     def add(self, slot: Slot, job: int) -> list[Command]:
         """Have *job* begin when nothing is in the hands of *slot*'s worker any more."""
         slot.errands.append(job)

@@ -13,6 +13,7 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from asyncpool._core.frames import MAX_TAG
+from asyncpool._core.names import function_name
 from asyncpool._core.parcels import MAIN
 from asyncpool._core.profiles import Profile
 
@@ -44,14 +45,16 @@ class Function:
     Attributes:
         number: Its name on the wire; 0 if it travels with each call.
         payload: What a ``FUNCTION`` frame carries.
+        name: What logs call it.
         profile: How long its calls take.
     """
 
-    __slots__ = ("number", "payload", "profile")
+    __slots__ = ("name", "number", "payload", "profile")
 
-    def __init__(self, number: int, payload: bytes) -> None:
+    def __init__(self, number: int, payload: bytes, name: str = "") -> None:
         self.number: int = number
         self.payload: bytes = payload
+        self.name: str = name
         self.profile: Profile = Profile()
 
 
@@ -71,14 +74,16 @@ class FunctionTable:
             payload = _reference_to(function)
             if payload and self._last_number < MAX_TAG:
                 self._last_number += 1
-                return self._enter(function, self._last_number, payload)
+                name = function_name(function)
+                return self._enter(function, Function(self._last_number, payload, name))
         kin = _kin_of(function)
-        return self._functions.get(kin) or self._enter(kin, 0, b"")
+        found = self._functions.get(kin)
+        return found or self._enter(kin, Function(0, b"", function_name(function)))
 
-    def _enter(self, key: object, number: int, payload: bytes) -> Function:
+    def _enter(self, key: object, entry: Function) -> Function:
         if len(self._functions) >= KNOWN:
             del self._functions[next(iter(self._functions))]
-        entry = self._functions[key] = Function(number, payload)
+        self._functions[key] = entry
         return entry
 
 

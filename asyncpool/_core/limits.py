@@ -15,6 +15,7 @@ from asyncpool._core.kinds import INT, SECONDS, check_kinds, or_none
 __all__ = [
     "KILL",
     "Form",
+    "Hold",
     "JobLimits",
     "JobOptions",
     "Keeper",
@@ -42,6 +43,15 @@ class Keeper(Protocol):
 
     def keep(self, lease: Any, holder: Any, /) -> None:
         """Keep *lease* until *holder*, a future, is done; cancel that if it is lost."""
+
+
+class Hold(Protocol):
+    """What may hold a pool open, while there are more jobs to come."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it does."""
+        ...
 
 
 class Press(NamedTuple):
@@ -168,6 +178,7 @@ class JobOptions:
         form: Whether it is a call, several items of a map that travel together, or a
             stream of what it yields.
         buffer: How many items of a stream may wait for its caller.
+        hold: What holds the pool open for it, if anything does: a pool that drains takes it.
 
     Raises:
         TypeError: If *priority* or *buffer* is no int, or *lease* not such a pair.
@@ -182,6 +193,7 @@ class JobOptions:
     begun: int = 0
     form: Form = "call"
     buffer: int = 16
+    hold: Hold | None = None
 
     def __post_init__(self) -> None:
         check_kinds(self, {"priority": INT, "buffer": INT})

@@ -18,6 +18,7 @@ and cannot break it: a roll stops there, and everything else is tried again late
 from __future__ import annotations
 
 from asyncpool._core.budget import Budget, counts
+from asyncpool._core.closing import Closing
 from asyncpool._core.commands import Command, Keep, Resized
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.dispatch import Dispatcher
@@ -43,6 +44,10 @@ class Rotation:
         sizing: How many workers there are to be.
         budget: How many may come and go meanwhile.
         policy: How long to wait after a replacement that failed.
+        closing: Whether jobs may still need anybody.
+
+    Attributes:
+        stopped: Whether nothing is granted any more, since the pool ends.
     """
 
     def __init__(
@@ -55,7 +60,9 @@ class Rotation:
         sizing: Sizing,
         budget: Budget,
         policy: RestartPolicy,
+        closing: Closing,
     ) -> None:
+        self.stopped = False
         self.sizing = sizing
         self.budget = budget
         self._slots = lives.slots
@@ -67,8 +74,8 @@ class Rotation:
         self._more = 0  # by so many it has grown, and they have not been started
         self._failed = 0
         self._retry_at: float | None = None
+        self._closing = closing
         self._roll = Roll(self._slots)
-        self._stopped = False
 
     # What is asked.
 
@@ -175,8 +182,13 @@ class Rotation:
         return [Keep(slot.index, delay), *commands]
 
     def stop(self, why: str) -> list[Command]:
-        """Grant nothing more, since the pool ends; who has come stays."""
-        self._stopped = True
+        """Grant nothing more, since the pool ends; who has come stays.
+
+        A pool that drains is not there yet, and grants what an open one does.
+        """
+        if self.stopped:
+            return []
+        self.stopped = True
         return self.suspend(why)
 
     def suspend(self, why: str) -> list[Command]:
@@ -228,7 +240,8 @@ class Rotation:
 
     @property
     def _grants_nothing(self) -> bool:
-        return self._stopped or self._lives.broken is not None
+        broken = self._lives.broken is not None
+        return self.stopped or broken or self._closing.needs_nobody
 
     def _age(self, now: float) -> None:
         for slot in self._slots:

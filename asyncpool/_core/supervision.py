@@ -36,6 +36,7 @@ from asyncpool._core.wear import WorkerLimits
 __all__ = ["Supervision"]
 
 _NO_LIMITS = WorkerLimits()
+_CLOSED = "the pool was closed"
 
 
 class Supervision:
@@ -82,8 +83,8 @@ class Supervision:
             dispatcher=self.dispatcher,
         )
         self.slots = self._lives.slots
-        self.closing = Closing(self._lives, self.dispatcher)
         self._errands = Errands(self.slots, self.dispatcher)
+        self.closing = Closing(self._lives, self.dispatcher, self._errands)
         self._pressing = Pressing(self._lives, self.dispatcher)
         self._seating = Seating(self.slots, self.dispatcher)
         leaving = Leaving(
@@ -101,6 +102,7 @@ class Supervision:
             sizing=sizing,
             budget=budget,
             policy=policy,
+            closing=self.closing,
         )
         self.balance = Balance(self.slots, self.dispatcher, sizing)
         self._serving = serving
@@ -155,7 +157,7 @@ class Supervision:
         submit = self.submit if profile.key is None else self.submit_keyed
         index = submit(job, profile, priority)
         commands: list[Command] = [] if index is None else [Assign(index, (job,))]
-        return [*commands, *self.closing.settle(now)]
+        return [*commands, *self._settle(now)]
 
     def outcome(self, index: int, job: int) -> None:
         """Take note that the worker in slot *index* finished *job*.
@@ -185,12 +187,12 @@ class Supervision:
         if slot.outcomes >= slot.wear.jobs:
             commands += self.rotation.wear_out(slot, "max_jobs", now)
         if self.closing.finish is not None:
-            commands += self.closing.settle(now)
+            commands += self._settle(now)
         return commands
 
     def give_back(self, jobs: dict[int, Profile], now: float) -> list[Command]:
         """Put *jobs* at the head of the queue, or send them to workers with room."""
-        return [*self._return(jobs), *self.closing.settle(now)]
+        return [*self._return(jobs), *self._settle(now)]
 
     def landing(self, job: int) -> None:
         """Take note that *job* has an outcome, which takes a while to load."""
@@ -199,13 +201,13 @@ class Supervision:
     def landed(self, job: int, now: float) -> list[Command]:
         """Take note that it is loaded."""
         self.closing.landed(job)
-        return self.closing.settle(now)
+        return self._settle(now)
 
     # The life of the workers.
 
     def start(self, now: float) -> list[Command]:
-        """Fill every slot, unless the pool closes already."""
-        if self.closing.finish is not None:
+        """Fill every slot, unless the pool closes already, and has nothing to do."""
+        if self.closing.needs_nobody:
             return []
         commands = [
             self._lives.spawn(slot, now, new=True)
@@ -234,7 +236,7 @@ class Supervision:
             commands += self._feed(slot)
         commands += self.rotation.step(now)
         self.rotation.count(now)
-        return [*commands, *self.closing.settle(now)]
+        return [*commands, *self._settle(now)]
 
     def ended(
         self,
@@ -281,7 +283,7 @@ class Supervision:
             commands.append(self._lives.spawn(slot, now))
         commands += self.rotation.step(now)
         self.rotation.count(now)
-        return [*commands, *self.closing.settle(now)]
+        return [*commands, *self._settle(now)]
 
     def served(self, index: int, served: int, now: float) -> list[Command]:
         """Take note that the worker in slot *index* has served so many, in all."""
@@ -324,7 +326,7 @@ class Supervision:
             slot = self._errands.discard(job)
             if slot is not None:
                 commands += self.refill(slot.index, now)  # it may have a free lane
-        return [*commands, *self.closing.settle(now)]
+        return [*commands, *self._settle(now)]
 
     def cancel(
         self, job: int, now: float, *, index: int, begun: bool, press: Press = KILL
@@ -381,7 +383,7 @@ class Supervision:
         slot = self.slots[index]
         slot.flight.withdraw(job)
         self._pressing.forgive(slot, job)
-        return [Unassign((job,)), *self.refill(index, now), *self.closing.settle(now)]
+        return [Unassign((job,)), *self.refill(index, now), *self._settle(now)]
 
     def look_for_stalls(self) -> list[Command]:
         """Take back what has waited behind the same jobs since the last look."""
@@ -400,7 +402,7 @@ class Supervision:
         else:
             commands += self._return(wanted)
         commands += self.refill(index, now)
-        return [*commands, *self.closing.settle(now)]
+        return [*commands, *self._settle(now)]
 
     def in_hand(self, index: int) -> int:
         """How many jobs the worker in slot *index* has in hand."""
@@ -432,15 +434,29 @@ class Supervision:
 
     # The end of the pool.
 
-    def close(self, finish: Finish, deadline: float, now: float) -> list[Command]:
-        """Finish what *finish* says, by *deadline*, and stop every worker."""
-        commands = self.rotation.stop("the pool was closed")
-        errands = self._errands.take_all()
-        commands += fail_jobs(list(errands), "closed")
+    def close(
+        self, finish: Finish, deadline: float | None, now: float
+    ) -> list[Command]:
+        """Finish what *finish* says, by *deadline* if there is one, and stop every worker."""
+        commands: list[Command] = []
+        errands: dict[int, Slot] = {}
+        if max(finish, self.closing.finish or Finish.ALL) is not Finish.ALL:
+            commands += self.rotation.stop(_CLOSED)
+            errands = self._errands.take_all()
+            commands += fail_jobs(list(errands), "closed")
         commands += self.closing.begin(finish, deadline, now)
         for index in {slot.index: None for slot in errands.values()}:
             commands += self.refill(index, now)  # it may have free lanes
-        return [*commands, *self.closing.settle(now)]
+        return [*commands, *self._settle(now)]
+
+    def hold(self) -> None:
+        """Take note that more jobs are to come, also if the pool closes meanwhile."""
+        self.closing.holds += 1
+
+    def release(self, now: float) -> list[Command]:
+        """Take note that they have come."""
+        self.closing.holds -= 1
+        return self._settle(now)
 
     # Time.
 
@@ -458,9 +474,15 @@ class Supervision:
         commands += self._pressing.on_timer(now)
         commands += self._lives.on_timer(now)
         commands += self.rotation.on_timer(now)
-        return [*commands, *self.closing.settle(now)]
+        return [*commands, *self._settle(now)]
 
     # The pieces.
+
+    def _settle(self, now: float) -> list[Command]:
+        """If the pool closes, let go of what no job needs any more."""
+        if self.closing.over or not self.closing.needs_nobody:
+            return []
+        return [*self.rotation.stop(_CLOSED), *self.closing.settle(now)]
 
     def _judge(
         self, slot: Slot, now: float, *, needed: bool, blamed: bool, roll: float

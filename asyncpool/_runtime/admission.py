@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from asyncpool import events
+from asyncpool._core.limits import Hold, JobOptions
 from asyncpool._runtime.failing import broken_errors
 from asyncpool._runtime.state import PoolState
 from asyncpool.errors import PoolClosedError, PoolFullError
@@ -30,22 +31,28 @@ class Admission:
         self._limit = state.config.max_pending
         self.saturated = False
 
-    def check_open(self) -> None:
+    def check_open(self, hold: Hold | None = None) -> None:
         """Check that there is a pool to do something with.
+
+        Args:
+            hold: What holds the pool open for it, also while it drains.
 
         Raises:
             PoolClosedError: If it is closed.
             PoolBrokenError: If it is broken.
         """
-        if self._core.closing.finish is not None:
+        closing = self._core.closing
+        if closing.finish is not None and not (
+            closing.draining and hold is not None and hold.held
+        ):
             raise PoolClosedError
         if self._core.broken is not None:
             self._core.wanted(self._state.loop.time())
             self._rearm()
             raise broken_errors(self._state)(None)
 
-    def check(self, key: int | None) -> None:
-        """Check that a job with this key, or none, may come in.
+    def check(self, options: JobOptions) -> None:
+        """Check that a job with these options may come in.
 
         Raises:
             PoolClosedError: If the pool is closed.
@@ -54,8 +61,8 @@ class Admission:
         """
         core, limit = self._core, self._limit
         if core.closing.finish is not None or core.broken is not None:
-            self.check_open()
-        if limit is None or core.dispatcher.has_idle_worker_for(key):
+            self.check_open(options.hold)
+        if limit is None or core.dispatcher.has_idle_worker_for(options.key):
             return
         # Some will not wait: those still being pickled, for whom workers are idle.
         waiting = core.balance.waiting

@@ -83,13 +83,13 @@ def check_seconds(name: str, value: float | None, *, optional: bool = False) -> 
         raise ValueError(f"{name} must be > 0 seconds{none}, not {value}")
 
 
-def check_timeout(timeout: float) -> None:
+def check_timeout(timeout: float | None) -> None:
     """Check how long something may take that need not take any time.
 
     Raises:
         TypeError: If it is no number.
         ValueError: If it is negative.
     """
-    check_kind("timeout", timeout, SECONDS)
-    if not timeout >= 0:
+    check_kind("timeout", timeout, or_none(SECONDS))
+    if timeout is not None and not timeout >= 0:
         raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")

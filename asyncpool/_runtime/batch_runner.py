@@ -19,10 +19,12 @@ from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.chunks import LOST, Failure, run_chunk
 from asyncpool._core.functions import travels_by_name
 from asyncpool._core.limits import JobOptions
+from asyncpool._core.names import function_name
 from asyncpool._core.outcome import dumps
 from asyncpool._core.pace import Pace
 from asyncpool._core.profiles import UNKNOWN
 from asyncpool._runtime.batches import Batch, Part, Task
+from asyncpool._runtime.draining import Hold
 from asyncpool._runtime.jobs import ChunkJob, Job
 from asyncpool._runtime.turn import Turn
 from asyncpool.errors import (
@@ -60,6 +62,12 @@ class Crew(Protocol):
     async def room(self) -> None:
         """Wait until the queue, which was full, has room."""
 
+    def check_home(self) -> None:
+        """Check that this is the pool's event loop."""
+
+    def hold(self, hold: Hold, /) -> None:
+        """Keep the pool open: when it drains it takes more jobs with this *hold*."""
+
 
 class BatchRunner:
     """Runs the batches of one map.
@@ -69,6 +77,7 @@ class BatchRunner:
         task: What is done with each item.
         chunk: How many items go together; ``None`` for what fits the pool.
         window: How many items may be under way; ``None`` for what fits the pool.
+        hold: What holds the pool open meanwhile.
         on_complete: Called with a batch when all of its items have an outcome.
         on_held: Called when something must wait for room in the queue.
 
@@ -83,15 +92,17 @@ class BatchRunner:
         *,
         chunk: int | None,
         window: int | None,
+        hold: Hold,
         on_complete: Callable[[Batch], None],
         on_held: Callable[[], None],
     ) -> None:
         self._crew = crew
-        self._task = task
+        self._task = task = task._replace(options=replace(task.options, hold=hold))
         self._on_complete = on_complete
         self._on_held = on_held
         self._packed = _pack(task.function)
         self._named = travels_by_name(task.function)
+        self._name = function_name(task.function)
         alone = self._packed is None or not _may_share(task.options)
         self.pace = Pace(
             chunk=chunk, window=window, alone=alone, lanes=crew.concurrency
@@ -147,7 +158,10 @@ class BatchRunner:
                 "named": self._named,
                 "max_payload": self._crew.max_payload,
             }
-            return submit(run_chunk, (self._packed, items), names, self._together)
+            job = submit(run_chunk, (self._packed, items), names, self._together)
+            assert isinstance(job, ChunkJob)
+            job.items_of = self._name
+            return job
         [item] = items
         if part.begun:
             options = replace(options, begun=part.begun)

@@ -6,6 +6,7 @@ ends once: it is removed from the book in the same step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -118,6 +119,8 @@ class JobBook:
         deadlines: When the time of each is over; of those that wait, or run.
         timed: How many of them have limits of time.
         leases: Who holds leases.
+        unheard: The functions of jobs that have failed with their pool's end, and for
+            which nobody waited.
     """
 
     def __init__(self) -> None:
@@ -125,6 +128,7 @@ class JobBook:
         self.leases = Leases()
         self.deadlines = Deadlines()
         self.timed = 0
+        self.unheard: Counter[str] = Counter()
         self.takeovers = self.crashes = self.spawned = 0
         self._submitted = self._completed = self._failed = self._cancelled = 0
         self._at_close: tuple[int, int, int] | None = None
@@ -232,9 +236,12 @@ class JobBook:
             return
         self._leave(job)
         self._failed += 1
+        closed = isinstance(error, PoolClosedError)
+        if closed and not job.awaited:
+            self.unheard[job.title] += 1
         job.set_exception(error)
-        if isinstance(error, PoolClosedError):
-            job.exception()  # whoever closes a pool need not ask for each job
+        if closed:
+            job.exception()  # one record tells of all, and not a report of each
 
     def fail_all(self, error: BaseException) -> None:
         """End every job that is still open."""

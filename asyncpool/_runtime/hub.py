@@ -7,6 +7,8 @@ import weakref
 from collections import deque
 from typing import Generic, Self, TypeVar
 
+from asyncpool._runtime.home import check_home
+
 __all__ = ["EventHub", "EventStream"]
 
 E = TypeVar("E")
@@ -24,6 +26,7 @@ class EventStream(Generic[E]):
 
     def __init__(self, size: int) -> None:
         self.dropped: int = 0
+        self._home = asyncio._get_running_loop()  # noqa: SLF001 - a lease keeper's may have none yet
         self._events: deque[E] = deque(maxlen=size)
         self._news = asyncio.Event()
         self._ended = False
@@ -34,9 +37,13 @@ class EventStream(Generic[E]):
     async def __anext__(self) -> E:
         """Wait for the next event.
 
+        Raises:
+            RuntimeError: In another event loop than that in which it was made.
+
         Cancellation:
             Safe: no event is lost.
         """
+        check_home(self._home, "an iterator over events")
         while not self._events:
             if self._ended:
                 raise StopAsyncIteration

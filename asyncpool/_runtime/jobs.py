@@ -12,6 +12,7 @@ from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobLimits, JobOptions, Limit
 from asyncpool._core.parcels import Parcel
 from asyncpool._core.profiles import ALONE, LOADING, Keyed, Profile
+from asyncpool._runtime.home import check_home
 from asyncpool._runtime.progress import Progress, Pulse
 from asyncpool.errors import ProtocolError
 from asyncpool.events import Crash
@@ -117,6 +118,16 @@ class Job(asyncio.Future[R], Generic[R]):
         return profile if self.key is None else Keyed(profile, self.key)
 
     @property
+    def title(self) -> str:
+        """What logs call it: its function."""
+        return self.function.name
+
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody is to hear of its end."""
+        return bool(self._callbacks)
+
+    @property
     def state(self) -> JobState:
         """Where it is: ``"queued"``, ``"running"``, ``"done"`` or ``"cancelled"``.
 
@@ -138,7 +149,9 @@ class Job(asyncio.Future[R], Generic[R]):
 
         Raises:
             JobNotPicklableError: In the iteration, if details cannot be unpickled here.
+            RuntimeError: Outside the pool's event loop, here and in the iteration.
         """
+        self._check_home()
         return Progress(self, self.listen())
 
     def listen(self) -> Pulse:
@@ -155,11 +168,18 @@ class Job(asyncio.Future[R], Generic[R]):
         with all that it has started, and replaced at once (see ``on_cancel`` of
         :meth:`asyncpool.Pool.options`).  Cancelling the task that awaits the job does
         the same.
+
+        Raises:
+            RuntimeError: Outside the pool's event loop.
         """
+        self._check_home()
         if not super().cancel(msg):
             return False
         self._owner.on_cancel(self)
         return True
+
+    def _check_home(self) -> None:
+        check_home(self.get_loop(), f"job {self.id}")
 
     def __repr__(self) -> str:
         attempt = f" attempt {self.attempt}" if self.attempt else ""
@@ -173,14 +193,20 @@ class ChunkJob(Job[R]):
         found: The outcomes of the items that were done, if there is no result for all;
             ``None`` if the job has not begun with the first one.
         rounds: How many rounds have found it running.
+        items_of: The name of the function that the map has called for each.
     """
 
-    __slots__ = ("found", "rounds")
+    __slots__ = ("found", "items_of", "rounds")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.found: list[Any] | None = None
+        self.items_of = ""
         self.rounds = 0
+
+    @property
+    def title(self) -> str:
+        return self.items_of
 
 
 class StreamJob(Job[Any]):
@@ -227,6 +253,11 @@ class StreamJob(Job[Any]):
         """Forget what was sent: there is another attempt, and nobody took anything."""
         self._items.clear()
         self._received, self.credit = 0, self._window
+
+    @property
+    def title(self) -> str:
+        waits = self._received >= self.credit
+        return f"{super().title} (a stream{' that nobody reads' if waits else ''})"
 
     async def take(self) -> Frame | None:
         """Wait for the next item; there is none if the job is done.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import warnings
 from collections.abc import Awaitable, Callable
 
 import anyio
 
 from asyncpool._core.closing import Finish
 from asyncpool._runtime.config import SupervisorConfig
+from asyncpool._runtime.home import check_home
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary
@@ -34,6 +38,7 @@ class Life:
         self._what = what
         self._name = name
         self._task: asyncio.Task[None] | None = None
+        self._process = os.getpid()
 
     async def start(self, config: Callable[[], SupervisorConfig]) -> Supervisor:
         """Start the supervisor, unless there is one; return when a worker is ready.
@@ -67,8 +72,8 @@ class Life:
             raise PoolClosedError(f"the {self._what} is closed")
         return supervisor
 
-    async def close(self, finish: Finish, timeout: float) -> CloseSummary:  # noqa: ASYNC109 - it bounds the jobs, not the wait
-        """End everything, after what *finish* says, within so many seconds.
+    async def close(self, finish: Finish, timeout: float | None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the jobs, not the wait
+        """End everything, after what *finish* says, within so many seconds if not ``None``.
 
         Cancellation:
             Safe: the close goes on without the caller.
@@ -88,9 +93,13 @@ class Life:
     ) -> None:
         """Leave the context: *close*, or end everything at once if an *error* leaves.
 
+        Raises:
+            RuntimeError: If it was started in another event loop.
+
         Cancellation:
             Kills what is left, and returns when it is gone.
         """
+        self.check_loop()
         if error is not None:
             await self.end_now()
             return
@@ -118,18 +127,36 @@ class Life:
         if cancelled is not None:
             raise cancelled
 
+    def dropped(self, face: object) -> None:
+        """Take note that nobody has the *face* of it any more: it drains, and ends.
+
+        The garbage collector may call it, in any thread and at any moment.
+        """
+        # In a fork there is but a copy, whose loop would write to this one's pipe.
+        if self._task is None or os.getpid() != self._process:
+            return
+        supervisor = self.running()
+        if supervisor.closing:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop = self._task.get_loop()
+            loop.call_soon_threadsafe(supervisor.close, Finish.ALL, None)
+        warnings.warn(
+            f"{self._what} {self._name} was dropped without being closed; it finishes "
+            f"its jobs and ends: use 'async with' or 'await {self._what}.close()'",
+            ResourceWarning,
+            source=face,
+            stacklevel=3,
+        )
+
     def check_loop(self) -> None:
         """Check that it was started in the loop that runs.
 
         Raises:
             RuntimeError: If it was not.
         """
-        if self._task is not None and (
-            self._task.get_loop() is not asyncio.get_running_loop()
-        ):
-            raise RuntimeError(
-                f"{self._what} {self._name} was started in another event loop"
-            )
+        if self._task is not None:
+            check_home(self._task.get_loop(), f"{self._what} {self._name}")
 
     def running(self) -> Supervisor:
         """Return the supervisor, which may have ended.
@@ -147,6 +174,17 @@ class Life:
             )
         return self.supervisor
 
+    def here(self) -> Supervisor:
+        """Return the supervisor, which may have ended, to whoever is in its loop.
+
+        Raises:
+            PoolClosedError: If there never was one.
+            RuntimeError: If it was started in another event loop.
+        """
+        supervisor = self.running()
+        self.check_loop()
+        return supervisor
+
     def open(self) -> Supervisor:
         """Return a supervisor that works.
 
@@ -155,7 +193,6 @@ class Life:
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If it was started in another event loop.
         """
-        supervisor = self.running()
-        self.check_loop()
+        supervisor = self.here()
         supervisor.check_open()
         return supervisor

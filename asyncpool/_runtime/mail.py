@@ -8,6 +8,7 @@ import socket
 from collections import deque
 from typing import Generic, Self, TypeVar
 
+from asyncpool._runtime.home import check_home
 from asyncpool._runtime.line import MOST_MESSAGES, Line
 
 __all__ = ["Inbox", "Mail"]
@@ -27,6 +28,7 @@ class Inbox(Generic[T]):
     """
 
     def __init__(self) -> None:
+        self._home = asyncio.get_running_loop()
         self._items: deque[T] = deque()
         self._news = asyncio.Event()
         self._ended = False
@@ -40,9 +42,13 @@ class Inbox(Generic[T]):
     async def __anext__(self) -> T:
         """Wait for the next.
 
+        Raises:
+            RuntimeError: In another event loop than the cluster's.
+
         Cancellation:
             Safe: nothing is lost.
         """
+        check_home(self._home, "what comes from the workers of a cluster")
         while not self._items:
             if self._ended:
                 raise StopAsyncIteration

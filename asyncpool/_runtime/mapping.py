@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from functools import partial
 
+from asyncpool._core.names import function_name
 from asyncpool._runtime.batch_runner import BatchRunner, Crew
 from asyncpool._runtime.batches import Batch, Part, Task
+from asyncpool._runtime.draining import Hold
 from asyncpool._runtime.sources import Source
 from asyncpool._runtime.turn import Turn
 
@@ -40,6 +42,7 @@ class Mapping:
         ordered: bool,
     ) -> None:
         self._crew = crew
+        self._hold = Hold(function_name(task.function))
         self._source = source
         self._news = news
         # All of them in their order, or those that are complete in theirs.
@@ -50,13 +53,15 @@ class Mapping:
             task,
             chunk=chunk,
             window=window,
-            on_complete=partial(_take_note, None if ordered else self._line, news),
+            hold=self._hold,
+            on_complete=partial(
+                _take_note, None if ordered else self._line, news, self._hold
+            ),
             on_held=news.set,
         )
         self._pace = self._runner.pace
         self._open = 0  # batches that were not taken yet
         self._next = 0
-        self._under_way = 0
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
         """Yield the batches, each when it is complete.
@@ -69,15 +74,18 @@ class Mapping:
         """
         source, turn = self._source, Turn()
         try:
+            self._crew.hold(self._hold)
             while True:
                 if turn.over:
                     await asyncio.sleep(0)
                     turn = Turn()
                 drew_all = self._draw(turn)
+                if source.exhausted:
+                    self._hold.drawn()
                 batch = self._take()
                 if batch is not None:
                     yield batch
-                    self._under_way -= len(batch.items)
+                    self._hold.under_way -= len(batch.items)
                 elif source.exhausted and not self._open:
                     break
                 elif drew_all:
@@ -86,6 +94,7 @@ class Mapping:
                 raise source.error
         finally:
             self._runner.stop()
+            self._hold.release()
             await source.aclose()
 
     def _draw(self, turn: Turn) -> bool:
@@ -93,8 +102,8 @@ class Mapping:
         source, workers = self._source, self._crew.most_workers
         while not source.exhausted and not self._runner.full:
             size = self._pace.size(workers)
-            room = self._pace.window(workers) - self._under_way
-            if room < size and self._under_way:
+            room = self._pace.window(workers) - self._hold.under_way
+            if room < size and self._hold.under_way:
                 break
             items = source.draw(size, room)
             if not items:
@@ -103,7 +112,8 @@ class Mapping:
             if self._ordered:
                 self._line.append(batch)
             self._open += 1
-            self._under_way += len(items)
+            self._hold.begin()
+            self._hold.under_way += len(items)
             self._next += len(items)
             self._runner.send(Part(batch, 0, len(items)))
             if turn.over:
@@ -127,7 +137,10 @@ class Mapping:
 
 
 # It does not know the mapping, which has what calls it: they would be a cycle.
-def _take_note(line: deque[Batch] | None, news: asyncio.Event, batch: Batch) -> None:
+def _take_note(
+    line: deque[Batch] | None, news: asyncio.Event, hold: Hold, batch: Batch
+) -> None:
     if line is not None:
         line.append(batch)
+    hold.done()
     news.set()

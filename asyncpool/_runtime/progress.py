@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from asyncpool._core.beats import Beat
 from asyncpool._core.outcome import load_details
+from asyncpool._runtime.home import check_home
 
 __all__ = ["Progress", "Pulse"]
 
@@ -73,10 +74,12 @@ class Progress:
 
         Raises:
             JobNotPicklableError: If they cannot be unpickled here; the next ones may be.
+            RuntimeError: Outside the job's event loop.
 
         Cancellation:
             Safe: nothing is lost.
         """
+        check_home(self._job.get_loop(), "the progress of a job")
         pulse = self._pulse
         while self._seen == pulse.heard:
             if self._job.done():

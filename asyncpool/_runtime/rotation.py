@@ -126,7 +126,7 @@ class Rotator:
 
     def _rolled(self, replaced: int, trouble: str) -> None:
         crashes = self._state.crashes
-        failed = trouble and self._state.core.closing.finish is None
+        failed = trouble and not self._rotation.stopped
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
         if roll is not None and not roll.done():
@@ -136,7 +136,7 @@ class Rotator:
 
     def look(self) -> None:
         """Tell those who wait for a size, if the pool has it."""
-        if self._state.core.closing.finish is not None:
+        if self._rotation.stopped:
             return  # stop() tells them
         if self._rotation.budget.settled:
             self._sized_is(None)

@@ -30,10 +30,12 @@ from asyncpool._runtime.burial import Burial
 from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import READ_SIZE
 from asyncpool._runtime.config import SupervisorConfig
+from asyncpool._runtime.draining import Draining, Hold
 from asyncpool._runtime.failing import Failing, broken_errors
 from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.health import Health
 from asyncpool._runtime.heartbeats import Heartbeats
+from asyncpool._runtime.home import check_home
 from asyncpool._runtime.identity import identity_of
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.journal import Journal, explicit_levels
@@ -92,6 +94,7 @@ class Supervisor:
         self.standing = Standing(self._state)
         admission = Admission(self._state, self._rearm)
         self.check_open, self.room = admission.check_open, admission.room
+        self._draining = Draining(self._state, self._perform)
         self._threads = Threads(loop)
         self._heartbeats = Heartbeats(self._state)
         self._segments = Segments(loop, config.max_shared_memory, self._threads)
@@ -220,9 +223,15 @@ class Supervisor:
         self._journal.close()
         self._core.closing.abandon()
         self._state.book.fail_all(reason)
+        self._draining.stop()
         self._segments.close()
         for handle in self._state.handles.values():
             handle.page.close()  # in case that it was not buried
+
+    @property
+    def closing(self) -> bool:
+        """Whether it closes, or has ended."""
+        return self._core.closing.finish is not None
 
     @property
     def most_workers(self) -> int:
@@ -239,6 +248,18 @@ class Supervisor:
         """The most bytes that an outcome may have."""
         return self._config.worker.max_payload
 
+    def check_home(self) -> None:
+        """Check that this is the pool's event loop.
+
+        Raises:
+            RuntimeError: If it is not.
+        """
+        check_home(self._loop, self._config.title)
+
+    def hold(self, hold: Hold) -> None:
+        """Have *hold* keep the pool open while it drains, see :class:`Draining`."""
+        self._draining.hold(hold)
+
     async def load(self, job: Job[Any], frame: Frame) -> Any:
         """Return the item of a stream that is in *frame*.
 
@@ -252,14 +273,17 @@ class Supervisor:
         )
 
     @decision
-    def close(self, finish: Finish, timeout: float) -> None:
+    def close(self, finish: Finish, timeout: float | None) -> None:
         """Begin to close, or close faster than was asked before."""
         if not self._core.closing.over and not self.standing.done.done():
             now = self._loop.time()
             if self.service is not None:
                 self.service.stop()
+            else:
+                self._draining.begin()
             self._state.book.mark_close(self._core.kills)
-            self._perform(self._core.close(finish, now + timeout, now))
+            deadline = None if timeout is None else now + timeout
+            self._perform(self._core.close(finish, deadline, now))
             self._rearm()  # there may be nothing to do but to watch the deadline
 
     async def _tend(self, handle: WorkerHandle) -> None:

@@ -23,6 +23,7 @@ from asyncpool._runtime.admission import Admission
 from asyncpool._runtime.book import outcome_of
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.heartbeats import Heartbeats
+from asyncpool._runtime.home import elsewhere
 from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
 from asyncpool._runtime.large import Call, LargeObjects
 from asyncpool._runtime.last_words import LastWords
@@ -35,11 +36,6 @@ from asyncpool._runtime.under_way import UnderWay
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 
 __all__ = ["Traffic"]
-
-_ELSEWHERE = (
-    "submit() must be called in the pool's event loop; from another thread use "
-    "asyncio.run_coroutine_threadsafe() or loop.call_soon_threadsafe()"
-)
 
 _MANAGERS = "multiprocessing.managers"
 _modules = sys.modules
@@ -106,11 +102,11 @@ class Traffic:
         """Queue a call, or send it to a worker at once; return its future."""
         state = self._state
         if asyncio._get_running_loop() is not state.loop:  # noqa: SLF001 - 30 ns, not 90
-            raise RuntimeError(_ELSEWHERE)
+            raise elsewhere(state.config.title)
         # As @decision does, whose call costs 0.4 us.
         before, state.deciding = state.deciding, True
         try:
-            self._admission.check(options.key)
+            self._admission.check(options)
             known = self._functions.find(function)
             job: Job[Any] = _FORMS[options.form](
                 state.book.next_id(), known, options, self.under_way, state.loop
@@ -163,7 +159,7 @@ class Traffic:
     @decision
     def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
         """Have the worker in *slot* run a pickled call before all other jobs."""
-        state, function = self._state, Function(0, b"")
+        state, function = self._state, Function(0, b"", "a broadcast")
         job: Job[Any] = Job(
             state.book.next_id(), function, options, self.under_way, state.loop
         )

@@ -240,8 +240,7 @@ class Cluster:
         Cancellation:
             Safe.
         """
-        supervisor = self._life.running()
-        self._life.check_loop()
+        supervisor = self._life.here()
         await asyncio.shield(supervisor.standing.over)
 
     async def run(self, *, control: str | None = None) -> int:
@@ -377,8 +376,9 @@ class Cluster:
 
         Raises:
             PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
         """
-        service = self._life.running().service
+        service = self._life.here().service
         assert service is not None
         return Messages(service.mail.messages, self.name)
 
@@ -408,8 +408,9 @@ class Cluster:
 
         Raises:
             PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
         """
-        service = self._life.running().service
+        service = self._life.here().service
         assert service is not None
         return service.mail.sockets
 
@@ -420,11 +421,12 @@ class Cluster:
 
         Raises:
             PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
 
         Cancellation:
             Safe.
         """
-        return await self._life.running().where()
+        return await self._life.here().where()
 
     # What it tells.
 
@@ -435,9 +437,10 @@ class Cluster:
 
         Raises:
             PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
         """
         check_int("buffer", buffer, at_least=1)
-        return self._life.running().hub.listen(buffer)
+        return self._life.here().hub.listen(buffer)
 
     def stats(self) -> ClusterStats:
         """Return the cluster as it stands, and what it went through."""

@@ -5,10 +5,27 @@ from __future__ import annotations
 import pytest
 
 from asyncpool._core.closing import Finish
-from asyncpool._core.commands import FailJobs, Finished, Kill, Stop
-from asyncpool._core.profiles import Profile
+from asyncpool._core.commands import (
+    Assign,
+    Command,
+    FailJobs,
+    Finished,
+    Kill,
+    Resized,
+    Retiring,
+    Revoke,
+    Rolled,
+    Spawn,
+    Stop,
+    Unassign,
+)
+from asyncpool._core.profiles import ALONE, Profile
 from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.roll import ROLL
+from asyncpool._core.sizing import GROW_EVERY
+from asyncpool._core.slots import SlotState
 from asyncpool._core.supervision import Supervision
+from asyncpool._core.wear import WorkerLimits
 
 
 def pool_with(jobs: int) -> Supervision:
@@ -70,3 +87,122 @@ def test_when_nobody_decides_any_more_it_is_over() -> None:
     core = pool_with(1)
     core.closing.abandon()
     assert (core.closing.over, core.closing.finish) == (True, Finish.NONE)
+
+
+def draining(
+    jobs: int, *, workers: tuple[int, int] = (1, 1), **options: object
+) -> Supervision:
+    """Return a pool with so many jobs, which closes and finishes all of them."""
+    core = Supervision(
+        workers=workers,
+        policy=RestartPolicy(jitter=False),
+        start_timeout=20.0,
+        **options,  # type: ignore[arg-type]
+    )
+    core.start(0.0)
+    for index in range(workers[0]):
+        core.ready(index, 0.0)
+    for job in range(jobs):
+        core.submit(job, ALONE)
+    assert core.close(Finish.ALL, None, 1.0) == []
+    return core
+
+
+def done(core: Supervision, index: int, job: int, now: float) -> list[Command]:
+    core.outcome(index, job)
+    return core.refill(index, now)
+
+
+class TestDraining:
+    def test_it_has_all_the_time(self) -> None:
+        core = draining(2)
+        assert core.next_deadline() is None
+        assert core.on_timer(1e9) == []
+
+    def test_a_worn_worker_is_replaced_as_long_as_jobs_wait(self) -> None:
+        core = draining(3, limits=WorkerLimits(max_jobs=1, jitter=0))
+        assert done(core, 0, 0, 2.0) == [Assign(0, (1,)), Spawn(1, 1)]
+        assert core.ready(1, 3.0) == [Retiring(0, "max_jobs"), Assign(1, (2,))]
+        # Nothing waits any more: both go when they are through, and nobody comes.
+        assert done(core, 0, 1, 4.0) == [Stop(0)]
+        assert done(core, 1, 2, 4.0) == [Stop(1)]
+
+    def test_nobody_comes_for_a_worker_that_has_got_the_last_job(self) -> None:
+        core = draining(2, limits=WorkerLimits(max_jobs=1, jitter=0))
+        assert done(core, 0, 0, 2.0) == [Assign(0, (1,))]
+
+    def test_it_ages(self) -> None:
+        core = draining(2, limits=WorkerLimits(max_age=10.0, jitter=0))
+        assert core.next_deadline() == 10.0
+        assert core.on_timer(10.0) == [Spawn(1, 1)]
+
+    def test_it_grows(self) -> None:
+        core = draining(5, workers=(1, 3))
+        core.rotation.sizing.crowded(1.0)
+        assert core.on_timer(1.0 + GROW_EVERY) == [Resized(2), Spawn(1, 1)]
+
+    def test_a_roll_goes_on_and_ends_with_the_last_job_that_waits(self) -> None:
+        core = pool_with(3)
+        assert core.rotation.roll(0.5) == [Spawn(1, 1)]
+        assert core.close(Finish.ALL, None, 1.0) == []
+        assert core.rotation.rolling
+        assert core.ready(1, 2.0) == [Retiring(0, ROLL), Assign(1, (1,))]
+        assert done(core, 1, 1, 3.0) == [
+            Assign(1, (2,)),
+            Rolled(0, "the pool was closed"),
+        ]
+
+    def test_a_pool_that_breaks_ends(self) -> None:
+        core = draining(2)
+        core.hold()
+        commands: list[Command] = []
+        now = 2.0
+        for _ in range(100):
+            commands += core.ended(0, now, started=False, requeue=(), roll=0.0)
+            if core.broken is not None:
+                break
+            if core.slots[0].state is SlotState.VACANT:
+                now = core.next_deadline() or now
+                commands += core.on_timer(now)
+        # The first job has died with the first worker; the other one had none to go to.
+        assert FailJobs((1,), "broken") in commands
+        assert commands[-1] == Finished()
+
+    def test_who_waits_behind_another_finds_an_idle_worker(self) -> None:
+        core = Supervision(workers=(2, 2), policy=RestartPolicy(), start_timeout=20.0)
+        core.start(0.0)
+        core.ready(0, 0.0)
+        short = Profile()
+        short.note(10)
+        assert [core.submit(job, short) for job in (0, 1)] == [0, 0]
+        core.ready(1, 0.0)
+        assert core.close(Finish.ALL, None, 1.0) == []
+        core.look_for_stalls()
+        assert core.look_for_stalls() == [Revoke(0, (2,))]
+        assert core.revoked(0, [2], 2.0) == [Unassign((1,)), Assign(1, (1,))]
+
+    def test_who_has_more_to_come_holds_it_open(self) -> None:
+        core = pool_with(1)
+        core.hold()
+        core.close(Finish.ALL, None, 1.0)
+        assert done(core, 0, 0, 2.0) == []
+        assert core.submit(1, ALONE) == 0
+        assert done(core, 0, 1, 3.0) == []
+        assert core.release(4.0) == [Stop(0)]
+
+    @pytest.mark.parametrize("finish", [Finish.RUNNING, Finish.NONE])
+    def test_who_has_more_to_come_does_not_if_not_all_is_finished(
+        self, finish: Finish
+    ) -> None:
+        core = pool_with(1)
+        core.hold()
+        assert done(core, 0, 0, 1.0) == []
+        assert core.close(finish, None, 2.0) == [Stop(0)]
+        assert core.release(3.0) == []
+
+    def test_a_close_before_the_start_waits_for_the_jobs_that_are_there(self) -> None:
+        core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
+        core.submit(0, ALONE)
+        core.close(Finish.ALL, None, 0.0)
+        assert core.start(0.0) == [Spawn(0, 1)]
+        assert core.ready(0, 1.0) == [Assign(0, (0,))]

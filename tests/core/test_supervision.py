@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from typing import Any, ClassVar, get_args
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -29,6 +30,7 @@ from asyncpool._core.commands import (
     DropErrands,
     FailJobs,
     GiveUp,
+    Kill,
     ParkSlot,
     Recover,
     Revoke,
@@ -74,6 +76,7 @@ plans = st.fixed_dictionaries(
     )
 )
 anything = st.data()
+MAPS = 2  # under way at once
 rolls = st.sampled_from([0.0, 0.5, 0.999])
 coins = st.booleans()
 ranks = st.sampled_from(PRIORITIES)
@@ -449,6 +452,21 @@ class SupervisionMachine(RuleBasedStateMachine):
         if whim == 0:
             self.shell.resize(least, least + more)
 
+    # Those who have more jobs to come, and hold the pool open meanwhile.
+
+    @precondition(lambda self: self.shell.closing is None and self.shell.holds < MAPS)
+    @rule()
+    def a_map_begins(self) -> None:
+        self.shell.hold()
+
+    @precondition(lambda self: self.shell.holds)
+    @rule(jobs=st.integers(0, 2))
+    def a_map_ends(self, jobs: int) -> None:
+        if self.shell.closing in {None, Finish.ALL} and not self.shell.broken:
+            for _ in range(0 if self.shell.finished else jobs):
+                self.shell.submit()
+        self.shell.release()
+
     # Time.
 
     @precondition(lambda self: self.shell.core.next_deadline() is not None)
@@ -467,7 +485,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     @rule(
         whim=st.integers(0, 11),
         finish=st.sampled_from(Finish),
-        timeout=st.sampled_from([0.0, 1.0, 30.0]),
+        timeout=st.sampled_from([0.0, 1.0, 30.0, math.inf]),
     )
     def close(self, whim: int, finish: Finish, timeout: float) -> None:
         if whim == 0:
@@ -482,7 +500,8 @@ class SupervisionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.shell.closing is not None)
     @precondition(lambda self: not self.shell.finished)
     @rule(
-        finish=st.sampled_from(Finish), timeout=st.sampled_from([0.0, 1.0, 9.0, 60.0])
+        finish=st.sampled_from(Finish),
+        timeout=st.sampled_from([0.0, 1.0, 9.0, 60.0, math.inf]),
     )
     def close_again(self, finish: Finish, timeout: float) -> None:
         self.shell.close(finish, timeout)
@@ -573,8 +592,11 @@ class SupervisionMachine(RuleBasedStateMachine):
         shell = self.shell
         if shell.closing is None:
             return
-        if not shell.waiting and not shell.landing:
+        if shell.nobody_is_needed:
             assert not shell.slots("starting", "idle")
+        if not shell.core.rotation.stopped:
+            states = [slot.state for slot in shell.core.slots]
+            assert SlotState.RETIRED not in states, "it drains as an open pool works"
         assert not (shell.closing is Finish.NONE and shell.open)
         assert not (shell.closing >= Finish.RUNNING and shell.announced)
 
@@ -651,7 +673,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     @invariant()
     def an_empty_slot_is_looked_at_again(self) -> None:
         shell = self.shell
-        if shell.closing is not None and not shell.waiting:
+        if shell.nobody_is_needed:
             return
         for slot in shell.core.slots:
             if slot.index in shell.processes or slot.state in UNUSED:
@@ -822,13 +844,31 @@ def test_an_errand_waits_for_a_worker_to_be_ready() -> None:
     assert core.ready(0, 1.0) == [Assign(0, (1,))]
 
 
-def test_errands_that_have_not_begun_end_with_the_pool() -> None:
+def test_a_pool_that_drains_runs_its_errands() -> None:
+    core = closing_core(2)
+    core.submit(1, Profile())
+    core.errand(1, 2)
+    assert core.close(Finish.ALL, None, 2.0) == []
+    core.outcome(1, 1)
+    assert core.refill(1, 3.0) == [Assign(1, (2,)), Stop(0)]
+    core.outcome(1, 2)
+    assert core.refill(1, 4.0) == [Stop(1)]
+
+
+@pytest.mark.parametrize("finish", [Finish.RUNNING, Finish.NONE])
+def test_errands_that_have_not_begun_end_with_the_pool(finish: Finish) -> None:
     core = closing_core(1)
     core.submit(1, Profile())
     core.errand(0, 2)
-    assert core.close(Finish.ALL, 30.0, 2.0) == [FailJobs((2,), "closed")]
-    core.outcome(0, 1)
-    assert core.refill(0, 3.0) == [Stop(0)]
+    assert core.close(finish, None, 2.0)[0] == FailJobs((2,), "closed")
+
+
+def test_errands_end_when_the_time_is_over() -> None:
+    core = closing_core(1)
+    core.submit(1, Profile())
+    core.errand(0, 2)
+    assert core.close(Finish.ALL, 3.0, 2.0) == []
+    assert core.on_timer(3.0) == [FailJobs((1, 2), "closed"), Kill(0)]
 
 
 def test_errands_do_not_wear_a_worker() -> None:
@@ -942,6 +982,8 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "landed": 30,
         "landed while the pool closes": 3,
         "closed while it landed": 1,
+        "a worker of a pool that drains": 15,
+        "held open while the pool closes": 6,
     }
     rare = {what: seen[what] for what, least in floor.items() if seen[what] < least}
     assert not rare, f"hardly ever happened: {rare}"

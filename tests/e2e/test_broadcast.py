@@ -359,8 +359,26 @@ async def test_its_time_can_be_limited() -> None:
         await assert_serves(pool)
 
 
-@pytest.mark.parametrize("finish", ["all", "none"])
-async def test_a_pool_that_closes_ends_it(finish: Literal["all", "none"]) -> None:
+async def test_a_pool_that_finishes_all_runs_it_in_every_worker() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(2)
+        await pool.start()
+        await idle(pool)
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        task = asyncio.create_task(pool.broadcast(jobs.configure, "a"))
+        await submitted(pool, 3)
+        closing = asyncio.create_task(pool.close())
+        visitor.release()
+        assert len(await task) == 2
+        await closing
+        assert await held == "go"
+        with pytest.raises(PoolClosedError):
+            await pool.broadcast(jobs.configure, "b")
+
+
+@pytest.mark.parametrize("finish", ["running", "none"])
+async def test_a_pool_that_closes_ends_it(finish: Literal["running", "none"]) -> None:
     async with patience(), Gate() as gate:
         pool = Pool(2)
         await pool.start()

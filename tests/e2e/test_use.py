@@ -59,27 +59,6 @@ async def test_a_pool_that_never_started_closes_for_good() -> None:
         pool.submit(jobs.square, 2)
 
 
-async def test_a_pool_belongs_to_one_loop() -> None:
-    said: list[str] = []
-
-    async def elsewhere(pool: Pool) -> None:
-        for call in (pool.start(), pool.close()):
-            try:
-                await call
-            except RuntimeError as error:
-                said.append(str(error))
-        try:
-            pool.submit(jobs.square, 2)
-        except RuntimeError as error:
-            said.append(str(error))
-
-    async with patience(), Pool(1, name="mine") as pool:
-        await asyncio.to_thread(asyncio.run, elsewhere(pool))
-        assert await pool.submit(jobs.square, 3) == 9
-    assert said[:2] == ["pool mine was started in another event loop"] * 2
-    assert said[2].startswith("submit() must be called in the pool's event loop;")
-
-
 async def test_a_job_from_another_thread_goes_through_the_loop() -> None:
     async with patience(), Pool(1) as pool:
         loop = asyncio.get_running_loop()

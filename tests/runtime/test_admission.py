@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,13 +13,17 @@ import pytest
 
 from asyncpool import events
 from asyncpool._core.closing import Finish
+from asyncpool._core.limits import JobOptions
 from asyncpool._runtime.admission import Admission
+from asyncpool._runtime.draining import Hold
 from asyncpool._runtime.hub import EventHub
 from asyncpool._runtime.state import PoolState
 from asyncpool.errors import PoolBrokenError, PoolClosedError, PoolFullError
 from tests.helpers.loops import BOTH_LOOPS
 
 pytestmark = BOTH_LOOPS
+
+ANYBODY = JobOptions()
 
 
 class Door:
@@ -30,7 +36,7 @@ class Door:
         )
         self.balance = SimpleNamespace(waiting=0)
         self.core = SimpleNamespace(
-            closing=SimpleNamespace(finish=None),
+            closing=SimpleNamespace(finish=None, draining=False),
             broken=None,
             dispatcher=self.dispatcher,
             balance=self.balance,
@@ -60,12 +66,12 @@ class Door:
 async def test_as_many_may_wait_as_it_says() -> None:
     door = Door(limit=3)
     door.balance.waiting = 2
-    door.admission.check(None)
+    door.admission.check(ANYBODY)
     assert not door.admission.saturated
     door.balance.waiting = 3
     for _ in range(2):
         with pytest.raises(PoolFullError) as info:
-            door.admission.check(None)
+            door.admission.check(ANYBODY)
         assert (info.value.waiting, info.value.max_pending) == (3, 3)
         assert door.admission.saturated
     assert await door.events() == [events.Saturated(3)]  # once
@@ -74,16 +80,16 @@ async def test_as_many_may_wait_as_it_says() -> None:
 async def test_without_a_limit_any_number_may() -> None:
     door = Door(limit=None)
     door.balance.waiting = 10**6
-    door.admission.check(None)
+    door.admission.check(ANYBODY)
 
 
 async def test_for_whom_a_worker_is_idle_does_not_wait() -> None:
     door = Door(limit=1)
     door.balance.waiting = 5
     door.idle_for.add(4)
-    door.admission.check(4)
+    door.admission.check(JobOptions(key=4))
     with pytest.raises(PoolFullError):
-        door.admission.check(5)
+        door.admission.check(JobOptions(key=5))
 
 
 @pytest.mark.parametrize(("free", "preparing"), [(1, 2), (2, 1)])
@@ -93,25 +99,49 @@ async def test_what_is_pickled_for_an_idle_worker_does_not_wait_for_long(
     door = Door(limit=3)
     door.dispatcher.free, door.dispatcher.preparing = free, preparing
     door.balance.waiting = 3
-    door.admission.check(None)
+    door.admission.check(ANYBODY)
     door.balance.waiting = 4
     with pytest.raises(PoolFullError):
-        door.admission.check(None)
+        door.admission.check(ANYBODY)
 
 
 async def test_a_closing_pool_admits_nobody() -> None:
     door = Door(limit=None)
     door.admission.check_open()
     door.core.closing.finish = Finish.ALL
-    for check in (door.admission.check_open, lambda: door.admission.check(None)):
+    checks: list[Callable[[], None]] = [
+        door.admission.check_open,
+        functools.partial(door.admission.check, ANYBODY),
+    ]
+    for check in checks:
         with pytest.raises(PoolClosedError):
             check()
+
+
+async def test_a_pool_that_drains_admits_only_for_those_who_hold_it_open() -> None:
+    door, hold, other = Door(limit=None), Hold("f"), Hold("f")
+    door.core.closing.finish = Finish.ALL
+    door.core.closing.draining = True
+    hold.take(lambda _: None)
+    door.admission.check(JobOptions(hold=hold))
+    hold.release()
+    for late in (hold, other):
+        with pytest.raises(PoolClosedError):
+            door.admission.check(JobOptions(hold=late))
+    hold.take(lambda _: None)
+    door.core.closing.draining = False
+    with pytest.raises(PoolClosedError):
+        door.admission.check(JobOptions(hold=hold))
 
 
 async def test_a_broken_pool_admits_nobody_and_says_why() -> None:
     door = Door(limit=None)
     door.core.broken = "enough is enough"
-    for check in (door.admission.check_open, lambda: door.admission.check(None)):
+    checks: list[Callable[[], None]] = [
+        door.admission.check_open,
+        functools.partial(door.admission.check, ANYBODY),
+    ]
+    for check in checks:
         with pytest.raises(PoolBrokenError) as info:
             check()
         assert (info.value.reason, info.value.retry_after) == ("enough is enough", 7.0)
@@ -123,7 +153,7 @@ async def test_there_is_room_again_when_nobody_waits() -> None:
     await door.admission.room()  # it was never full
     door.balance.waiting = 1
     with pytest.raises(PoolFullError):
-        door.admission.check(None)
+        door.admission.check(ANYBODY)
     waiter = asyncio.create_task(door.admission.room())
     await asyncio.sleep(0)
     door.admission.relax()  # one waits still
@@ -138,7 +168,7 @@ async def test_there_is_room_again_when_nobody_waits() -> None:
 async def test_nobody_waits_for_room_in_a_pool_that_ends() -> None:
     door = Door(limit=0)
     with pytest.raises(PoolFullError):
-        door.admission.check(None)
+        door.admission.check(ANYBODY)
     waiter = asyncio.create_task(door.admission.room())
     await asyncio.sleep(0)
     door.hub.end()

@@ -28,6 +28,7 @@ from asyncpool._core.limits import JobOptions
 from asyncpool._core.raised import pack_error
 from asyncpool._runtime import turn as turn_module
 from asyncpool._runtime.batches import Task
+from asyncpool._runtime.draining import Hold
 from asyncpool._runtime.jobs import ChunkJob, Job
 from asyncpool.mapping import Map, Outcome, Plan
 from tests.helpers.owner import Owner
@@ -72,10 +73,17 @@ class FakePool:
         self.closed = False
         self.together = 0
         self.others = 0
+        self.let_go: list[Hold] = []
         self._most_open = most_open
 
     async def room(self) -> None:
         await asyncio.sleep(0)
+
+    def check_home(self) -> None:
+        pass
+
+    def hold(self, hold: Hold) -> None:
+        hold.take(self.let_go.append)
 
     def submit(
         self,

@@ -76,6 +76,7 @@ class Books:
         self.profiles: dict[int, Profile] = {}
         self.closing: Finish | None = None
         self.close_at = math.inf
+        self.holds = 0  # how many have more jobs to come
         self.broken = False
         self.finished = False
         self.gave_up = False
@@ -154,6 +155,16 @@ class Books:
     @property
     def time_is_over(self) -> bool:
         return self.now >= self.close_at
+
+    @property
+    def nobody_is_needed(self) -> bool:
+        """Whether the pool closes, and no job may need another worker."""
+        if self.closing is None or self.waiting or self.landing:
+            return False
+        if self.closing is not Finish.ALL or self.broken:
+            return True
+        behind = any(len(p.hand) > self.width for p in self.processes.values())
+        return not (behind or self.holds or self.waiting_errands)
 
     def errands_before(self, slot: int) -> list[int]:
         """Return the errands that a worker has to begin."""

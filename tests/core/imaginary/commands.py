@@ -120,14 +120,14 @@ class Commands(Ends):
             self.last_try = slot
         assert self.now >= self.not_before[slot], "before the delay was over"
         assert self.now <= self.close_at
-        if self.closing is not None:
-            assert self.waiting or self.landing, "a worker that no job needs"
+        assert not self.nobody_is_needed, "a worker that no job needs"
+        self.seen["a worker of a pool that drains"] += self.closing is not None
         if self.broken:
             self.seen["a probe of a broken pool"] += 1
         staying = sum(not p.leaving for p in self.processes.values())
         # Somebody must find out about a broken pool, too, while its last ones are busy.
         budget = self.workers + self.surge + self.broken
-        assert self.closing or staying < budget, "over the budget"
+        assert staying < budget, "over the budget"
         self.generations[slot] = generation
         self.processes[slot] = Process(slot, self.now, width=self.width)
 

@@ -80,11 +80,12 @@ class Ends(Lines):
             process.loading = None
         if how is Ending.STOPPED:
             assert not process.hand
-            assert self.closing is not None or self.broken or process.leaving
+            assert self.nobody_is_needed or self.broken or process.leaving
             process.excused = True
         elif how is Ending.TERMINATED:
             assert not process.hand, "its jobs were not settled first"
-            early = self.closing is not None or process.leaving
+            early = self.nobody_is_needed or process.leaving
+            early = early or self.closing is Finish.NONE
             assert early or told is Ending.STOPPED
             assert told is Ending.NO or self.now >= told_at + STOP_GRACE
             process.excused = True

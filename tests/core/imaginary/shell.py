@@ -178,11 +178,22 @@ class ImaginaryShell(Jobs):
         self.feed(self.core.rotation.resize(least, most, self.now))
         assert least <= self.workers <= most
 
-    def close(self, finish: Finish, timeout: float) -> None:
+    def hold(self) -> None:
+        """Let somebody have more jobs to come, as a map has."""
+        self.holds += 1
+        self.core.hold()
+
+    def release(self) -> None:
+        self.holds -= 1
+        self.seen["held open while the pool closes"] += self.closing is not None
+        self.feed(self.core.release(self.now))
+
+    def close(self, finish: Finish, timeout: float = math.inf) -> None:
         self.seen["close again" if self.closing is not None else "close"] += 1
         self.closing = max(finish, self.closing or Finish.ALL)
         self.close_at = min(self.close_at, self.now + timeout)
-        self.feed(self.core.close(finish, self.now + timeout, self.now))
+        deadline = None if timeout == math.inf else self.now + timeout
+        self.feed(self.core.close(finish, deadline, self.now))
 
     def advance(self, seconds: float) -> None:
         end = self.now + seconds

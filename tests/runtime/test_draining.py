@@ -1,0 +1,163 @@
+"""What a closing pool says, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from asyncpool._core.closing import Finish
+from asyncpool._core.commands import Command
+from asyncpool._core.functions import Function
+from asyncpool._core.limits import JobOptions
+from asyncpool._runtime.book import JobBook
+from asyncpool._runtime.draining import Draining, Hold
+from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
+from asyncpool._runtime.state import PoolState
+from asyncpool.errors import PoolClosedError
+from tests.helpers import virtual_time
+from tests.helpers.owner import Owner
+
+
+class Pool:
+    """Of a pool, what closes, and says what it waits for."""
+
+    def __init__(self) -> None:
+        self.book, self.released = JobBook(), 0
+        self.core = SimpleNamespace(
+            closing=SimpleNamespace(finish=None),
+            balance=SimpleNamespace(waiting=0),
+            hold=lambda: None,
+            release=self._release,
+        )
+        self.state = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            core=self.core,
+            book=self.book,
+            config=SimpleNamespace(title="pool x"),
+            deciding=False,
+        )
+        self.draining = Draining(cast("PoolState", self.state), self._perform)
+
+    def add(self, kind: type[Job[Any]], name: str) -> Job[Any]:
+        loop, function = asyncio.get_running_loop(), Function(0, b"", name)
+        job = kind(self.book.next_id(), function, JobOptions(), Owner(), loop)
+        self.book.enter(job)
+        return job
+
+    def _release(self, _: float) -> list[Command]:
+        self.released += 1
+        return []
+
+    def _perform(self, commands: list[Command]) -> None:
+        assert commands == []
+
+
+async def pass_by(seconds: float) -> None:
+    """Let virtual time pass."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    loop.call_later(seconds, over.set_result, None)
+    await over
+
+
+def test_every_ten_seconds_it_says_what_it_waits_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        pool = Pool()
+        hold = Hold("app.each")
+        hold.under_way = 12
+        pool.draining.hold(hold)
+        pool.add(Job, "app.work")
+        chunk = pool.add(ChunkJob, "run_chunk")
+        assert isinstance(chunk, ChunkJob)
+        chunk.items_of = "app.each"
+        pool.add(StreamJob, "app.read")
+        pool.core.balance.waiting = 2
+        await pass_by(30)
+        assert caplog.messages == []
+        pool.draining.begin()
+        pool.draining.begin()
+        await pass_by(15)
+        pool.book.jobs.clear()
+        hold.release()
+        await pass_by(10)
+        pool.draining.stop()
+        await pass_by(30)
+
+    virtual_time.run(main())
+    assert caplog.messages == [
+        (
+            "pool x has been closing for 10 s: waiting for 3 jobs, 2 of them in the queue "
+            "(1 x app.work, 1 x app.each, 1 x app.read (a stream)); "
+            "a map of app.each, 12 items under way"
+        ),
+        "pool x has been closing for 20 s: waiting for its workers to end",
+    ]
+    levels = [(name, level) for name, level, _ in caplog.record_tuples]
+    assert levels == [("asyncpool", logging.WARNING)] * 2
+
+
+def test_a_stream_that_nobody_reads_is_told_from_the_others() -> None:
+    async def main() -> None:
+        job = Pool().add(StreamJob, "app.read")
+        assert isinstance(job, StreamJob)
+        assert job.title == "app.read (a stream)"
+        job.credit = 0
+        assert job.title == "app.read (a stream that nobody reads)"
+
+    virtual_time.run(main())
+
+
+def test_jobs_that_end_with_the_pool_are_told_of_if_nobody_waits_for_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        pool = Pool()
+        jobs = [pool.add(Job, name) for name in ("f", "f", "g", "g", "h")]
+        jobs[0].add_done_callback(lambda _: None)
+        pool.book.fail(jobs[4], ZeroDivisionError())
+        assert isinstance(jobs[4].exception(), ZeroDivisionError)
+        pool.book.fail_all(PoolClosedError())
+        pool.draining.stop()
+
+    virtual_time.run(main())
+    [message] = caplog.messages
+    assert message == (
+        "pool x was closed before 3 of its jobs were done, and nobody waited for them "
+        "(2 x g, 1 x f)"
+    )
+
+
+class TestHold:
+    def test_it_lasts_until_all_is_drawn_and_done(self) -> None:
+        async def main() -> None:
+            pool, hold = Pool(), Hold("app.each")
+            pool.draining.hold(hold)
+            hold.begin()
+            hold.done()
+            assert hold.held, "there may be more to come"
+            hold.begin()
+            hold.drawn()
+            assert (hold.held, pool.released) == (True, 0)
+            hold.done()
+            assert (hold.held, pool.released) == (False, 1)
+            hold.release()
+            assert pool.released == 1
+
+        virtual_time.run(main())
+
+    def test_a_pool_that_closes_is_held_open_by_nobody_else(self) -> None:
+        async def main() -> None:
+            pool, hold = Pool(), Hold("app.each")
+            pool.core.closing.finish = Finish.ALL
+            pool.draining.hold(hold)
+            assert not hold.held
+            hold.release()
+            assert pool.released == 0
+
+        virtual_time.run(main())
