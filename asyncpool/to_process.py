@@ -20,8 +20,10 @@ from asyncpool._core.parcels import HEAVY, StreamTooLongError
 from asyncpool._runtime.arguments import not_callable
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.kinship import also
+from asyncpool._runtime.packing import unpicklable
 from asyncpool._worker.calls import call_packed
 from asyncpool.errors import (
+    JobNotPicklableError,
     JobRaisedError,
     PoolBrokenError,
     PoolClosedError,
@@ -120,6 +122,10 @@ def _packed(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
         payload = pack_job(func, args, {}, limit=HEAVY)
     except StreamTooLongError:
         return func, *args
+    except (JobNotPicklableError, SystemExit, KeyboardInterrupt):
+        raise  # the last two may be a signal's
+    except BaseException as error:
+        raise unpicklable(error) from error
     return (call_packed, payload) if isinstance(payload, bytes) else (func, *args)
 
 

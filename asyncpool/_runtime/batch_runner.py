@@ -24,6 +24,7 @@ from asyncpool._core.pace import Pace
 from asyncpool._core.profiles import UNKNOWN
 from asyncpool._runtime.batches import Batch, Part, Task
 from asyncpool._runtime.jobs import ChunkJob, Job
+from asyncpool._runtime.packing import unpicklable
 from asyncpool._runtime.turn import Turn
 from asyncpool.errors import (
     AsyncPoolError,
@@ -134,6 +135,10 @@ class BatchRunner:
             self._on_held()  # there may be no job left whose end is heard
         except AsyncPoolError as error:  # there is no pool any more
             self._fail(part, Failure(error))
+        except (SystemExit, KeyboardInterrupt) as error:
+            # It may be a signal's, and goes on; but nobody is to wait for these items.
+            self._fail(part, Failure(unpicklable(error)))
+            raise
         else:
             self._jobs.add(job)
             job.add_done_callback(partial(self._on_done, part))

@@ -140,6 +140,10 @@ class JobBook:
         if job.limits.timed:
             self.timed += 1
 
+    def withdraw(self) -> None:
+        """Take note that a number was given to a job that its caller never got."""
+        self._failed += 1
+
     def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job that never was entered."""
         error.job_id = job.id

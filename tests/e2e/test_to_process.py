@@ -16,7 +16,7 @@ import pytest
 
 import asyncpool
 from asyncpool import to_process
-from tests.helpers import jobs, large
+from tests.helpers import jobs, large, values
 from tests.helpers.gate import Gate
 from tests.helpers.loops import loop_factories
 from tests.helpers.patience import patience
@@ -60,6 +60,21 @@ def test_it_raises_what_the_function_raises(run: Any) -> None:
             await to_process.run_sync(jobs.throw, LookupError("nothing there"))
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    "error", [GeneratorExit("g"), asyncio.CancelledError("c")], ids=repr
+)
+def test_it_says_that_an_argument_raises_what_it_must_not(
+    run: Any, error: BaseException
+) -> None:
+    async def main() -> int:
+        with pytest.raises(asyncpool.JobNotPicklableError) as caught:
+            await to_process.run_sync(jobs.take, values.ExplodesHere(error))
+        assert caught.value.__cause__ is error
+        return await to_process.run_sync(jobs.square, 3)
+
+    assert run(main) == 9
 
 
 def test_it_raises_what_anyio_raises(run: Any) -> None:
