@@ -141,7 +141,12 @@ class _Resident:
 
     def __init__(self) -> None:
         self._most: int = 1
-        self.pool = Pool((1, self._most), idle_timeout=_IDLE_TIMEOUT, name="to_process")
+        self.pool = Pool(
+            (1, self._most),
+            idle_timeout=_IDLE_TIMEOUT,
+            name="to_process",
+            max_message=None,
+        )
         # A task of its own, since a start that is cancelled closes the pool.
         self.up = asyncio.create_task(self.pool.start())
         self.calls = 0

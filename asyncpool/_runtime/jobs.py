@@ -192,7 +192,15 @@ class StreamJob(Job[Any]):
         credit: How many items the worker may send in all, in this attempt.
     """
 
-    __slots__ = ("_heard_at", "_items", "_news", "_received", "_taken", "_window")
+    __slots__ = (
+        "_first",
+        "_heard_at",
+        "_items",
+        "_news",
+        "_received",
+        "_taken",
+        "_window",
+    )
 
     def __init__(
         self, number: int, function: Function, options: JobOptions, *args: Any
@@ -204,6 +212,7 @@ class StreamJob(Job[Any]):
         self._received = self._taken = 0
         self._heard_at = 0.0
         self._news: asyncio.Future[None] | None = None
+        self._first: asyncio.Future[None] | None = None
         self.add_done_callback(StreamJob._ring)
 
     def receive(self, frame: Frame) -> None:
@@ -227,6 +236,22 @@ class StreamJob(Job[Any]):
         """Forget what was sent: there is another attempt, and nobody took anything."""
         self._items.clear()
         self._received, self.credit = 0, self._window
+
+    async def started(self) -> None:
+        """Wait for the first item; there is none if the job is done.
+
+        Raises:
+            BaseException: The job's error, if there was none before that.
+
+        Cancellation:
+            Safe, and any number may wait.
+        """
+        while not self._received and not self.done():
+            if self._first is None:
+                self._first = self.get_loop().create_future()
+            await asyncio.wait([self._first])
+        if not self._received:
+            self.result()
 
     async def take(self) -> Frame | None:
         """Wait for the next item; there is none if the job is done.
@@ -254,3 +279,6 @@ class StreamJob(Job[Any]):
         news, self._news = self._news, None
         if news is not None and not news.done():
             news.set_result(None)
+        first, self._first = self._first, None
+        if first is not None:
+            first.set_result(None)

@@ -311,3 +311,16 @@ def test_it_needs_an_event_loop_of_asyncio() -> None:
     trio = pytest.importorskip("trio")
     with pytest.raises(RuntimeError, match="an event loop of asyncio's"):
         trio.run(to_process.run_sync, jobs.pid)
+
+
+def test_calls_and_results_have_no_bound_but_memory(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = asyncpool.Pool.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "max_message", 1024)
+
+    async def main() -> tuple[int, bytes]:
+        size = await to_process.run_sync(len, bytes(5000))
+        return size, await to_process.run_sync(bytes, 5000)
+
+    assert run(main) == (5000, bytes(5000))
