@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from asyncpool._core.frames import Frame
-from asyncpool._runtime.jobs import Job, StreamJob
+from asyncpool._runtime.jobs import Job, StreamJob, claim
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["Loader", "Stream"]
@@ -137,8 +137,7 @@ async def _items(
             del frame
         job.result()
     except JobNotPicklableError as error:
-        if not error.job_id:
-            error.job_id, error.attempt = job.id, job.attempt
+        claim(error, job)
         raise
     finally:
         job.cancel()

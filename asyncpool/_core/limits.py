@@ -168,6 +168,7 @@ class JobOptions:
         form: Whether it is a call, several items of a map that travel together, or a
             stream of what it yields.
         buffer: How many items of a stream may wait for its caller.
+        name: What the function is called, if it is not the one that workers call.
 
     Raises:
         TypeError: If *priority* or *buffer* is no int, or *lease* not such a pair.
@@ -182,6 +183,7 @@ class JobOptions:
     begun: int = 0
     form: Form = "call"
     buffer: int = 16
+    name: str = ""
 
     def __post_init__(self) -> None:
         check_kinds(self, {"priority": INT, "buffer": INT})

@@ -19,6 +19,7 @@ from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.chunks import LOST, Failure, run_chunk
 from asyncpool._core.functions import travels_by_name
 from asyncpool._core.limits import JobOptions
+from asyncpool._core.names import function_name
 from asyncpool._core.outcome import dumps
 from asyncpool._core.pace import Pace
 from asyncpool._core.profiles import UNKNOWN
@@ -97,7 +98,12 @@ class BatchRunner:
         self.pace = Pace(
             chunk=chunk, window=window, alone=alone, lanes=crew.concurrency
         )
-        self._together = replace(task.options, attempts=AttemptPolicy(), form="chunk")
+        self._together = replace(
+            task.options,
+            attempts=AttemptPolicy(),
+            form="chunk",
+            name=function_name(task.function),
+        )
         self._jobs: set[Job[Any]] = set()
         self._held: deque[Part] = deque()
         # What has come back, and was not looked at yet.

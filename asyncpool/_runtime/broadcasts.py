@@ -111,7 +111,7 @@ class Broadcaster:
         self._remembered.check(broadcast, [run.broadcast for run in self._runs])
         run = _Run(
             broadcast=broadcast,
-            options=replace(options, attempts=AttemptPolicy()),
+            options=replace(options, attempts=AttemptPolicy(), name=broadcast.name),
             over=self._state.loop.create_future(),
         )
         self._runs.append(run)

@@ -13,10 +13,10 @@ from asyncpool._core.limits import JobLimits, JobOptions, Limit
 from asyncpool._core.parcels import Parcel
 from asyncpool._core.profiles import ALONE, LOADING, Keyed, Profile
 from asyncpool._runtime.progress import Progress, Pulse
-from asyncpool.errors import ProtocolError
+from asyncpool.errors import JobError, ProtocolError, job_text
 from asyncpool.events import Crash
 
-__all__ = ["ChunkJob", "Job", "JobState", "StreamJob"]
+__all__ = ["ChunkJob", "Job", "JobState", "StreamJob", "claim"]
 
 R = TypeVar("R")
 
@@ -163,7 +163,16 @@ class Job(asyncio.Future[R], Generic[R]):
 
     def __repr__(self) -> str:
         attempt = f" attempt {self.attempt}" if self.attempt else ""
-        return f"<Job {self.id} {self.state}{attempt}>"
+        name = f" {self.function.name}" if self.function.name else ""
+        return f"<Job {self.id}{name} {self.state}{attempt}>"
+
+
+def claim(error: JobError, job: Job[Any]) -> None:
+    """Have *error* say that it is that of *job*, unless it says whose it is."""
+    if not error.job_id:
+        name = job.function.name
+        error.job_id, error.attempt, error.function = job.id, job.attempt, name
+        error.add_note(f"It is the error of {job_text(job.id, name)}.")
 
 
 class ChunkJob(Job[R]):

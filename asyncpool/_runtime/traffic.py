@@ -107,7 +107,7 @@ class Traffic:
         before, state.deciding = state.deciding, True
         try:
             self._admission.check(options.key)
-            known = self._functions.find(function)
+            known = self._functions.find(function, options.name)
             job: Job[Any] = _FORMS[options.form](
                 state.book.next_id(), known, options, self.under_way, state.loop
             )
@@ -169,7 +169,7 @@ class Traffic:
     @decision
     def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
         """Have the worker in *slot* run a pickled call before all other jobs."""
-        state, function = self._state, Function(0, b"")
+        state, function = self._state, Function(0, b"", options.name)
         job: Job[Any] = Job(
             state.book.next_id(), function, options, self.under_way, state.loop
         )

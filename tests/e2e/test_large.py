@@ -649,7 +649,8 @@ async def test_a_close_that_finishes_less_fails_what_is_being_pickled(
             assert await close == CloseSummary(finished=0, failed=3, killed=0)
         for job, error in zip(queued, results, strict=True):
             assert type(error) is PoolClosedError
-            text = f"the pool was closed before job {job.id} was done"
+            name = "tests.helpers.large.same"
+            text = f"the pool was closed before job {job.id} ({name}) was done"
             assert (str(error), error.delivery) == (text, "never sent")
             assert error.job_id == job.id
         # Nobody wanted the others any more.
@@ -668,7 +669,10 @@ async def test_a_close_that_finishes_nothing_fails_what_is_being_unpickled() -> 
                 await job
             stop.release()
             assert await close == CloseSummary(finished=0, failed=1, killed=0)
-    text = f"the pool was closed before job {job.id} was done"
+    name = crowd.__qualname__
+    text = (
+        f"the pool was closed before job {job.id} ({crowd.__module__}.{name}) was done"
+    )
     assert (str(caught.value), caught.value.job_id) == (text, job.id)
     assert caught.value.delivery == "started"  # it has even come to its end
 

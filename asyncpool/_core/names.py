@@ -1,0 +1,75 @@
+"""What functions are called in errors, reports and logs."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import FunctionType, MethodType
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["MAX_NAME", "function_name"]
+
+# A longer name is cut.
+MAX_NAME = 200
+
+# What workers call in a user's function's place, and where among its arguments that is;
+# see _worker/calls.py.
+_STAND_INS = {
+    "asyncpool._worker.calls.call_chunk": 0,
+    "asyncpool._worker.calls.call_counted": 1,
+}
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return what *function* is called, such as ``"shop.images.resize"``.
+
+    A partial and a bound method are called what is in them, an object what its class is.
+    Control characters are escaped.  Whatever the function's own attributes raise, this
+    raises nothing.
+    """
+    found = _inner(function)
+    try:
+        name = _text(found.__qualname__)
+        module = _text(getattr(found, "__module__", None))
+    except BaseException:  # noqa: BLE001 - it has none, or code of its own answers for it
+        module = name = ""
+    if not name:
+        cls: Any = type(found)
+        module, name = (_own(cls, part) for part in ("__module__", "__qualname__"))
+    text = f"{module}.{name}" if module else name
+    if not text.isprintable():
+        text = "".join(map(_visible, text))
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+
+
+def _inner(function: Any) -> Any:
+    while True:
+        if type(function) is MethodType:
+            function = function.__func__
+        elif type(function) is partial:
+            function, args = function.func, function.args
+            if type(function) is FunctionType and args:
+                place = _STAND_INS.get(f"{function.__module__}.{function.__qualname__}")
+                if place is not None and place < len(args):
+                    function = args[place]
+        else:
+            return function
+
+
+def _own(cls: type, name: str) -> str:
+    """Return what Python itself says of a class, whatever that and its metaclass say."""
+    return _text(type.__dict__[name].__get__(cls))
+
+
+def _text(value: object) -> str:
+    """Return the characters of *value*, if it is a text."""
+    return str.__str__(value) if issubclass(type(value), str) else ""
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
