@@ -33,6 +33,8 @@ raised or subclassed here: it belongs to the task that was cancelled.
 
 from __future__ import annotations
 
+from pickle import PicklingError
+
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from typing import Any, Literal
@@ -101,6 +103,11 @@ class RemoteTraceback(Exception):  # noqa: N818 - a traceback, not an error
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
+
+    @property
+    def tb(self) -> str:
+        """The same, by the name that it has in the standard library's executors."""
+        return self.text
 
     def __str__(self) -> str:
         return f"\n\n{self.text.rstrip()}\n"
@@ -352,8 +359,10 @@ class JobCancelled(BaseException):
     """
 
 
-class JobNotPicklableError(JobError):
+class JobNotPicklableError(JobError, PicklingError):
     """Something that belongs to a job cannot cross the border between processes.
+
+    It is a :exc:`pickle.PicklingError` too, as with the standard library's executors.
 
     Attributes:
         direction: What it is: ``"arguments"``, ``"result"``, ``"exception"``, or the

@@ -1,6 +1,8 @@
 """A backend of joblib's on supervised workers, and what happens when one of them dies."""
 
+import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -24,16 +26,29 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[
             return 1
         return n_jobs if n_jobs > 0 else max(1, joblib.cpu_count() + 1 + n_jobs)
 
-    def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
+    def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
         """Begin a ``Parallel``."""
         self.parallel = parallel
         workers = self.effective_n_jobs(n_jobs)
-        self.executor = asyncpool.Executor(workers)
+        given = {**getattr(self, "backend_kwargs", {}), **options}
+        # Whatever else joblib says (of memory maps, for one) means nothing here.
+        known = {
+            name: given[name] for name in ("initializer", "initargs") if name in given
+        }
+        self.executor = asyncpool.Executor(workers, **known)
         return workers
 
     def terminate(self) -> None:
         """End it."""
         self.executor.shutdown(cancel_futures=True)
+        self.reset_batch_stats()  # the next one begins with small batches again
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: FBT001, FBT002 - theirs
+        """End it though calls are running: one has raised, or the time is over."""
+        self.executor.kill_workers()
+        self.executor.shutdown()
+        if ensure_ready:
+            self.configure(self.parallel.n_jobs, self.parallel)
 
     def submit(
         self, func: Callable[[], Any], callback: Callable[[Future[Any]], None]
@@ -56,6 +71,11 @@ def square(number: int) -> int:
     return number * number
 
 
+def prepare(topping: str) -> None:
+    """Have something ready in a new worker."""
+    os.environ["TOPPING"] = topping
+
+
 if __name__ == "__main__":
     with joblib.parallel_config(backend="asyncpool", n_jobs=2):
         parallel = joblib.Parallel()
@@ -65,8 +85,20 @@ if __name__ == "__main__":
         except asyncpool.WorkerCrashedError as error:
             print("exit code", error.exit_code)
         print("the next sum:", sum(parallel([joblib.delayed(square)(12)])))
+        try:
+            with joblib.Parallel(timeout=0.5) as impatient:
+                impatient([joblib.delayed(time.sleep)(60) for _ in range(2)])
+        except multiprocessing.TimeoutError:
+            print("nobody waits for those that were too slow")
+
+    with joblib.parallel_config(
+        "asyncpool", n_jobs=2, initializer=prepare, initargs=("cherry",)
+    ):
+        print(*joblib.Parallel()([joblib.delayed(os.getenv)("TOPPING")]))
 
 # Output:
 # 328350
 # exit code 3
 # the next sum: 144
+# nobody waits for those that were too slow
+# cherry

@@ -7,13 +7,31 @@ from types import FunctionType, MethodType
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
-__all__ = ["MAX_NAME", "function_name"]
+__all__ = ["MAX_NAME", "OPTIONS", "function_name", "misplaced"]
 
 # A longer name is cut.
 MAX_NAME = 200
+
+# Those of a job, by which nobody calls a function's arguments without a reason.
+OPTIONS = frozenset(
+    (
+        "buffer",
+        "cancel_grace",
+        "deadline",
+        "heartbeat_timeout",
+        "key",
+        "lease",
+        "max_attempts",
+        "on_cancel",
+        "priority",
+        "queue_timeout",
+        "retry_on",
+        "timeout",
+    )
+)
 
 # What workers call in a user's function's place, and where among its arguments that is;
 # see _worker/calls.py.
@@ -43,6 +61,30 @@ def function_name(function: Callable[..., Any]) -> str:
     if not text.isprintable():
         text = "".join(map(_visible, text))
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 3]}..."
+
+
+def misplaced(names: Iterable[str], text: str) -> str:
+    """Say where an option belongs that was given to a function, which takes none such.
+
+    Args:
+        names: The keywords that the function was called with.
+        text: That of the ``TypeError`` by which Python has refused the call.
+
+    Returns:
+        A sentence, or nothing if none of *names* is to blame.
+    """
+    takes_none = "takes no keyword arguments" in text
+    for name in names:
+        refused = (
+            f"unexpected keyword argument '{name}'" in text
+            or f"'{name}' is an invalid keyword argument" in text
+        )
+        if name in OPTIONS and (refused or takes_none):
+            return (
+                f"The function was given {name}=...: as an option of the job it goes into "
+                f"Pool.options({name}=...).submit(...)."
+            )
+    return ""
 
 
 def _inner(function: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
+from io import TextIOWrapper
 
 from asyncpool._core import arrays
 
@@ -31,7 +32,10 @@ def possible() -> bool:
 
 def teach(pickler: Any) -> None:
     """Have *pickler* reduce them as is said here."""
-    table = {}
+    known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
+    table: dict[Any, Any] = (
+        {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
+    )
     for name, cls, reduce in (
         (_ARRAYS, "ndarray", arrays.reduce),
         (_CONNECTIONS, "Connection", _refuse),
@@ -41,9 +45,21 @@ def teach(pickler: Any) -> None:
         if found is not None:
             table[found] = reduce
     if table:
-        known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
         # cloudpickle's class has one too, which hides that of the instance.
         _DISPATCH_TABLE.__set__(pickler, {**known, **table})
+
+
+def _reduce_file(file: TextIOWrapper) -> Any:
+    """Have an open file refused, as the standard library's pickler does.
+
+    cloudpickle would send all that is in it, and be told nothing of what is written there.
+    """
+    for name in ("stdout", "stderr"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    raise TypeError(
+        f"cannot send {file!r}, which is open here: send its path, or what is in it"
+    )
 
 
 def _refuse(connection: object) -> NoReturn:
