@@ -106,7 +106,7 @@ def _own(cls: type, name: str) -> str:
     return _text(type.__dict__[name].__get__(cls))
 
 
-def _text(value: object) -> str:
+def _text(value: Any) -> str:
     """Return the characters of *value*, if it is a text."""
     return str.__str__(value) if issubclass(type(value), str) else ""
 
