@@ -16,6 +16,7 @@ from typing import (
 )
 
 from asyncpool._core.limits import JobOptions
+from asyncpool._core.names import OPTIONS
 from asyncpool._runtime.arguments import check_int, not_callable
 from asyncpool._runtime.batches import Task
 from asyncpool._runtime.jobs import Job
@@ -229,6 +230,7 @@ class Caller(ABC):
         *iterables: AnyIterable[Any],
         window: int | None = None,
         chunk: int | None = None,
+        **others: object,
     ) -> Map[Any]:
         """Run *fn* on each item; return what is awaited, or iterated over, for the results.
 
@@ -251,6 +253,7 @@ class Caller(ABC):
                 default as many as keep the workers busy.
             chunk: How many items travel together at the most, and never more than 4096;
                 fewer do if they take long.  By default as many as take a millisecond.
+            **others: There are none; what is given is told where it belongs.
 
         Raises:
             TypeError: If *fn* is not callable, or there is no iterable.
@@ -260,6 +263,7 @@ class Caller(ABC):
         Cancellation:
             Cancels all that is under way; so does leaving the loop.
         """
+        _refuse("map", others)
         several = len(iterables) > 1
         return self._map(fn, iterables, star=several, window=window, chunk=chunk)
 
@@ -293,8 +297,10 @@ class Caller(ABC):
         *,
         window: int | None = None,
         chunk: int | None = None,
+        **others: object,
     ) -> Map[Any]:
         """Like :meth:`map`, for items that are tuples of arguments."""
+        _refuse("starmap", others)
         return self._map(fn, (items,), star=True, window=window, chunk=chunk)
 
     @overload
@@ -430,3 +436,19 @@ class Caller(ABC):
                 check_int(name, value, at_least=1)
         task = Task(fn, star, self._options, self._submit)
         return Map(Plan(self._crew(), task, iterables, chunk, window))
+
+
+def _refuse(verb: str, others: dict[str, object]) -> None:
+    """Refuse keywords that a map does not have, and say which it has instead.
+
+    Raises:
+        TypeError: If there are any.
+    """
+    for name in others:
+        hint = ""
+        if name in OPTIONS:
+            hint = f": as an option of each job it goes into options({name}=...)"
+        elif name in {"chunksize", "buffersize"}:
+            known = "chunk" if name == "chunksize" else "window"
+            hint = f": it is called {known} here"
+        raise TypeError(f"{verb}() takes no {name}={hint}")

@@ -26,6 +26,7 @@ from asyncpool._core.limits import JobOptions
 from asyncpool._core.profiles import BUDGET
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.kinship import also
+from asyncpool._runtime.packing import unpicklable
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import (
     JobRaisedError,
@@ -265,6 +266,10 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - it belongs to this call
             _settle(call, error=error)
             return False
+        except BaseException as error:  # noqa: BLE001 - an argument's
+            # No signal is handled in this thread, so it is nobody's but this call's.
+            _settle(call, error=unpicklable(error))
+            return False
         self._open += 1
         job.add_done_callback(partial(self._land, call))
         if job.slot is not None:
@@ -357,7 +362,12 @@ def _settle(
             call.set_result(value)
         else:
             call.set_exception(_as_documented(error))
-    except BaseException:
+    except BaseException as failure:
+        # In the main thread that may be Ctrl-C, and must end what runs there; what is not
+        # settled yet, the engine's thread settles.
+        ends = isinstance(failure, SystemExit | KeyboardInterrupt)
+        if ends and threading.current_thread() is threading.main_thread():
+            raise
         _LOGGER.exception("a callback of %r failed", call)
 
 

@@ -33,6 +33,8 @@ raised or subclassed here: it belongs to the task that was cancelled.
 
 from __future__ import annotations
 
+from pickle import PicklingError
+
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from typing import Any, Literal
@@ -102,6 +104,11 @@ class RemoteTraceback(Exception):  # noqa: N818 - a traceback, not an error
         super().__init__(text)
         self.text = text
 
+    @property
+    def tb(self) -> str:
+        """The same, by the name that it has in the standard library's executors."""
+        return self.text
+
     def __str__(self) -> str:
         return f"\n\n{self.text.rstrip()}\n"
 
@@ -117,10 +124,12 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
         job_id: The job, or ``None`` if the pool refused to take one.
         delivery: ``"started"`` if the job may have had effects, in an earlier attempt
             too.
+        function: The job's function, such as ``"shop.images.resize"``.
     """
 
     job_id: int | None
     delivery: Delivery
+    function: str
 
     def __init__(
         self,
@@ -128,8 +137,9 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
         *,
         job_id: int | None = None,
         delivery: Delivery = "never sent",
+        function: str = "",
     ) -> None:
-        super().__init__(message, job_id=job_id, delivery=delivery)
+        super().__init__(message, job_id=job_id, delivery=delivery, function=function)
 
 
 class RollInProgressError(AsyncPoolError):
@@ -181,7 +191,8 @@ class PoolFullError(AsyncPoolError):
 
     def __init__(self, *, waiting: int, max_pending: int) -> None:
         super().__init__(
-            f"{waiting} jobs are waiting and max_pending is {max_pending}: "
+            f"{waiting} {'job is' if waiting == 1 else 'jobs are'} waiting and "
+            f"max_pending is {max_pending}: "
             "shed load, or try again when some have finished",
             waiting=waiting,
             max_pending=max_pending,
@@ -290,10 +301,12 @@ class JobError(AsyncPoolError):
     Attributes:
         job_id: The job, as shown in events and logs.
         attempt: The attempt that ended this way, counting from 1; 0 if none began.
+        function: Its function, such as ``"shop.images.resize"``.
     """
 
     job_id: int = 0
     attempt: int = 0
+    function: str = ""
 
 
 class JobTimeoutError(JobError, TimeoutError):
@@ -319,6 +332,7 @@ class JobTimeoutError(JobError, TimeoutError):
         limit: Literal["timeout", "queue_timeout", "deadline"],
         seconds: float,
         stack: str = "",
+        function: str = "",
     ) -> None:
         where = f"in attempt {attempt}" if attempt else "in the queue"
         text = {
@@ -327,8 +341,9 @@ class JobTimeoutError(JobError, TimeoutError):
             "deadline": "missed its deadline",
         }[limit]
         super().__init__(
-            f"job {job_id} {text}, {where}{_innermost_calls(stack)}",
+            f"{job_text(job_id, function)} {text}, {where}{_innermost_calls(stack)}",
             job_id=job_id,
+            function=function,
             attempt=attempt,
             limit=limit,
             seconds=seconds,
@@ -344,8 +359,10 @@ class JobCancelled(BaseException):
     """
 
 
-class JobNotPicklableError(JobError):
+class JobNotPicklableError(JobError, PicklingError):
     """Something that belongs to a job cannot cross the border between processes.
+
+    It is a :exc:`pickle.PicklingError` too, as with the standard library's executors.
 
     Attributes:
         direction: What it is: ``"arguments"``, ``"result"``, ``"exception"``, or the
@@ -427,18 +444,25 @@ class WorkerCrashedError(JobError):
     stack: str
 
     def __init__(
-        self, *, job_id: int, crashes: tuple[Crash, ...], delivery: Delivery
+        self,
+        *,
+        job_id: int,
+        crashes: tuple[Crash, ...],
+        delivery: Delivery,
+        function: str = "",
     ) -> None:
         last = crashes[-1]
+        who = "the job" if last.job_id == job_id else job_text(job_id, function)
         state = {
-            "never sent": "the job had not been sent",
-            "sent": "the job had been sent but not started",
-            "started": "the job had started",
+            "never sent": f"{who} had not been sent",
+            "sent": f"{who} had been sent but not started",
+            "started": f"{who} had started",
         }[delivery]
         tail = _innermost_calls(last.stack) or _telling_lines(last.stderr_tail)
         super().__init__(
             f"{last}; {state}{tail}",
             job_id=job_id,
+            function=function,
             attempt=last.attempt,
             crashes=crashes,
             delivery=delivery,
@@ -451,6 +475,11 @@ class WorkerCrashedError(JobError):
             stderr_tail=last.stderr_tail,
             stack=last.stack,
         )
+
+
+def job_text(number: int, function: str) -> str:
+    """Return what a job is called in texts."""
+    return f"job {number} ({function})" if function else f"job {number}"
 
 
 def _telling_lines(tail: tuple[str, ...]) -> str:

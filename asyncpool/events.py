@@ -76,6 +76,7 @@ class Crash:
             was stopped.  Of a worker of a cluster, the traceback of the exception that
             ended it.
         beside: The other jobs that it was running, each of which has lost an attempt too.
+        function: The function of the job, such as ``"shop.images.resize"``.
     """
 
     slot: int
@@ -92,13 +93,18 @@ class Crash:
     next_step: str
     stack: str = ""
     beside: tuple[int, ...] = ()
+    function: str = ""
 
     def __str__(self) -> str:
-        where = f"worker {self.pid or 'without a process'} in slot {self.slot}"
-        job = f" during attempt {self.attempt} of job {self.job_id}"
+        who = "a worker" if self.pid is None else f"worker {self.pid}"
+        where = f"{who} in slot {self.slot}"
+        job = ""
+        if self.job_id is not None:
+            job = f" during attempt {self.attempt} of job {self.job_id}"
+            job += f" ({self.function})" if self.function else ""
         if self.beside:
             job += f", beside which it ran {_listed(self.beside)}"
-        return f"{where} {self.how}{job if self.job_id is not None else ''}"
+        return f"{where} {self.how}{job}"
 
     @property
     def how(self) -> str:
@@ -111,7 +117,8 @@ class Crash:
             ended = "could not be started"
         else:
             ended = "ended with an unknown status"
-        aside = "" if self.kind == "crash" else f" ({self.kind})"
+        plain = self.kind == "crash" or self.pid is None
+        aside = "" if plain else f" ({self.kind})"
         return f"{ended}{aside}{f': {self.detail}' if self.detail else ''}"
 
 

@@ -116,6 +116,7 @@ class Executor(concurrent.futures.Executor):
             initializer=initializer,
             initargs=initargs,
             launcher=_launcher(mp_context),
+            max_message=None,
         )
         self._engine: Engine | None = None
         self._shut_down = False

@@ -14,7 +14,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from asyncpool._core.chunks import Failure
 from asyncpool._runtime.batch_runner import Crew
@@ -115,6 +115,11 @@ class Map(Generic[R]):
             iteration = self._begin()
         self._looped = True
         return iteration  # one that anext() has begun goes on
+
+    if not TYPE_CHECKING:  # checkers see by themselves that there is none
+
+        def __iter__(self) -> Iterator[R]:
+            raise TypeError("a map is no plain iterable: use 'async for', or await it")
 
     def __anext__(self) -> Awaitable[R]:
         """Return an awaitable of the next result."""

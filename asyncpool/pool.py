@@ -20,6 +20,7 @@ from typing import (
 
 from asyncpool._caller import Caller
 from asyncpool._core.closing import Finish
+from asyncpool._core.frames import MAX_PAYLOAD
 from asyncpool._core.kinds import several
 from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
 from asyncpool._core.messages import WorkerConfig
@@ -154,7 +155,8 @@ class Pool(Caller):
             called: each by itself, if it is an attribute of an importable module, or by
             name, ``"package.module:name"``.  Their values are pickled with each call
             (64 KiB at the most).
-        max_message: The most bytes that a call or a result may have when pickled.
+        max_message: The most bytes that a call or a result may have when pickled;
+            ``None`` for no bound but memory.
         max_shared_memory: The most bytes of memory that the pool shares with its
             workers, for large arrays and the like in arguments and results, those
             included that the callers keep; beyond it they are sent instead, which is
@@ -196,7 +198,7 @@ class Pool(Caller):
         on_cancel: OnCancel = "interrupt",
         cancel_grace: float = 2.0,
         propagate: Iterable[ContextVar[Any] | str] = (),
-        max_message: int = 1 << 30,
+        max_message: int | None = 1 << 30,
         max_shared_memory: int = 1 << 30,
     ) -> None:
         check_platform()
@@ -221,7 +223,8 @@ class Pool(Caller):
         )
         if max_pending is not None:
             check_int("max_pending", max_pending, at_least=0)
-        check_int("max_message", max_message, at_least=1024)
+        if max_message is not None:
+            check_int("max_message", max_message, at_least=1024)
         check_int("max_shared_memory", max_shared_memory, at_least=0)
         check_int("concurrency", concurrency, at_least=1)
         if concurrency > MAX_LANES:
@@ -251,7 +254,7 @@ class Pool(Caller):
             worker=WorkerConfig(
                 sys_path=module_path(),
                 initializer=handover.payload,
-                max_payload=max_message,
+                max_payload=MAX_PAYLOAD if max_message is None else max_message,
                 nice=limits.nice,
                 cpus=limits.cpus,
                 rlimits=tuple(limits.rlimits.items()),

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from asyncpool._core.frames import Frame
-from asyncpool._runtime.jobs import Job, StreamJob
+from asyncpool._runtime.jobs import Job, StreamJob, claim
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["Loader", "Stream"]
@@ -28,8 +28,9 @@ class Loader(Protocol):
 class Stream(Generic[T]):
     """The items that a generator yields in a worker; :meth:`asyncpool.Pool.stream` makes it.
 
-    Iterate over it with ``async for``, once; nothing is submitted before that.  At the end
-    of the items their job's error is raised, if it has one.
+    Iterate over it with ``async for``, once; nothing is submitted before that, or before
+    :meth:`started` is awaited.  At the end of the items their job's error is raised, if it has
+    one.
 
     Whoever leaves the loop early need do nothing: the generator is closed when the
     iteration is dropped.  To have that done at a certain point, close it
@@ -51,7 +52,7 @@ class Stream(Generic[T]):
 
     @property
     def job(self) -> Job[Any] | None:
-        """The job that yields the items; ``None`` before the first one is asked for.
+        """The job that yields the items; ``None`` before it is submitted.
 
         It tells its attempt, its worker and its progress, and its result is what the
         generator returns.
@@ -69,6 +70,39 @@ class Stream(Generic[T]):
         """Return an awaitable of the next item."""
         self._loader.check_home()
         return self._begin().__anext__()
+
+    async def started(self) -> None:
+        """Submit the job, and return when its first item is there, or it has ended without.
+
+        Then what is refused, is too late, or fails before its first item is known before
+        anything is done with an item: before the status of a response is sent, say.  The
+        item is taken by the iteration, later.
+
+        Raises:
+            PoolFullError, PoolClosedError, PoolBrokenError: If the job is refused.  Nothing
+                was submitted then, and this may be called again.
+            BaseException: The error that the job has ended with before any item.
+            RuntimeError: If an iterator was made, and was not asked for an item yet.
+
+        Cancellation:
+            Closes the generator.
+
+        Concurrency:
+            Any number of tasks may wait; the first one is the one whose cancellation counts.
+        """
+        if self._jobs:
+            await self._jobs[0].started()
+            return
+        if self._iteration is not None:
+            raise RuntimeError("started() is for before the iteration")
+        items = _items(self._loader, self._submit, self._jobs, announced=True)
+        self._iteration = items
+        try:
+            await anext(items)
+        except BaseException:
+            if not self._jobs:
+                self._iteration = None
+            raise
 
     async def aclose(self) -> None:
         """Close the generator, and take no more.
@@ -94,18 +128,25 @@ class Stream(Generic[T]):
 
 
 async def _items(
-    loader: Loader, submit: Callable[[], Job[Any]], jobs: list[StreamJob]
+    loader: Loader,
+    submit: Callable[[], Job[Any]],
+    jobs: list[StreamJob],
+    *,
+    announced: bool = False,
 ) -> AsyncGenerator[Any, None]:
+    """Yield the items; and before them, if that is to be *announced*, ``None``."""
     job = cast("StreamJob", submit())
     jobs.append(job)
     try:
+        if announced:
+            await job.started()
+            yield None
         while (frame := await job.take()) is not None:
             yield await loader.load(job, frame)
             del frame
         job.result()
     except JobNotPicklableError as error:
-        if not error.job_id:
-            error.job_id, error.attempt = job.id, job.attempt
+        claim(error, job)
         raise
     finally:
         job.cancel()

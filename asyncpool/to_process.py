@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
@@ -15,13 +16,17 @@ import anyio.to_process
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from asyncpool._core.functions import travels_by_name
+from asyncpool._core.limits import JobLimits, JobOptions
+from asyncpool._core.names import function_name
 from asyncpool._core.outcome import is_flat, pack_job
 from asyncpool._core.parcels import HEAVY, StreamTooLongError
 from asyncpool._runtime.arguments import not_callable
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.kinship import also
+from asyncpool._runtime.packing import unpicklable
 from asyncpool._worker.calls import call_packed
 from asyncpool.errors import (
+    JobNotPicklableError,
     JobRaisedError,
     PoolBrokenError,
     PoolClosedError,
@@ -90,8 +95,7 @@ async def run_sync(
         resident.calls += 1
         try:
             await resident.grow()
-            submit = resident.submit_killable if cancellable else resident.pool.submit
-            job: Job[R] = submit(*call)
+            job: Job[R] = resident.submit(func, call, killable=cancellable)
             return await (job if cancellable else _outlast(job))
         except JobRaisedError as error:
             if isinstance(error.exception, asyncio.CancelledError):
@@ -120,6 +124,10 @@ def _packed(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
         payload = pack_job(func, args, {}, limit=HEAVY)
     except StreamTooLongError:
         return func, *args
+    except (JobNotPicklableError, SystemExit, KeyboardInterrupt):
+        raise  # the last two may be a signal's
+    except BaseException as error:
+        raise unpicklable(error) from error
     return (call_packed, payload) if isinstance(payload, bytes) else (func, *args)
 
 
@@ -130,16 +138,29 @@ class _Resident:
         pool: The pool.
         up: Done when it has started.
         calls: How many calls are under way.
-        submit_killable: Submits what dies with its caller.
     """
 
     def __init__(self) -> None:
         self._most: int = 1
-        self.pool = Pool((1, self._most), idle_timeout=_IDLE_TIMEOUT, name="to_process")
+        self.pool = Pool(
+            (1, self._most),
+            idle_timeout=_IDLE_TIMEOUT,
+            name="to_process",
+            max_message=None,
+        )
         # A task of its own, since a start that is cancelled closes the pool.
         self.up = asyncio.create_task(self.pool.start())
         self.calls = 0
-        self.submit_killable = self.pool.options(on_cancel="kill").submit
+        self._options = JobOptions(), JobOptions(limits=JobLimits(on_cancel="kill"))
+
+    def submit(
+        self, func: Callable[..., Any], call: tuple[Any, ...], *, killable: bool
+    ) -> Job[Any]:
+        """Submit *call*, which is one of *func*; if *killable*, it dies with its caller."""
+        options, [called, *args] = self._options[killable], call
+        if called is not func:
+            options = replace(options, name=function_name(func))
+        return self.pool._submit(called, tuple(args), {}, options)  # noqa: SLF001
 
     @property
     def gone(self) -> bool:

@@ -1,6 +1,8 @@
 """A backend of joblib's on supervised workers, and what happens when one of them dies."""
 
+import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -69,6 +71,11 @@ def square(number: int) -> int:
     return number * number
 
 
+def prepare(topping: str) -> None:
+    """Have something ready in a new worker."""
+    os.environ["TOPPING"] = topping
+
+
 if __name__ == "__main__":
     with joblib.parallel_config(backend="asyncpool", n_jobs=2):
         parallel = joblib.Parallel()
@@ -78,8 +85,20 @@ if __name__ == "__main__":
         except asyncpool.WorkerCrashedError as error:
             print("exit code", error.exit_code)
         print("the next sum:", sum(parallel([joblib.delayed(square)(12)])))
+        try:
+            with joblib.Parallel(timeout=0.5) as impatient:
+                impatient([joblib.delayed(time.sleep)(60) for _ in range(2)])
+        except multiprocessing.TimeoutError:
+            print("nobody waits for those that were too slow")
+
+    with joblib.parallel_config(
+        "asyncpool", n_jobs=2, initializer=prepare, initargs=("cherry",)
+    ):
+        print(*joblib.Parallel()([joblib.delayed(os.getenv)("TOPPING")]))
 
 # Output:
 # 328350
 # exit code 3
 # the next sum: 144
+# nobody waits for those that were too slow
+# cherry

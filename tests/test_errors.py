@@ -117,6 +117,32 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     JobTimeoutError(job_id=17, attempt=0, limit="queue_timeout", seconds=60.0): (
         "job 17 waited longer than its queue_timeout of 60 s, in the queue"
     ),
+    JobTimeoutError(
+        job_id=17, attempt=1, limit="timeout", seconds=1.0, function="app.work"
+    ): "job 17 (app.work) ran longer than its timeout of 1 s, in attempt 1",
+    WorkerCrashedError(
+        job_id=17,
+        crashes=(
+            dataclasses.replace(
+                CRASH, function="app.work", beside=(18,), stderr_tail=()
+            ),
+        ),
+        delivery="started",
+        function="app.work",
+    ): (
+        "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17 "
+        "(app.work), beside which it ran job 18; the job had started"
+    ),
+    WorkerStartError(
+        job_id=17, crashes=(NO_PROCESS,), delivery="never sent", function="app.work"
+    ): (
+        "a worker in slot 2 could not be started: too many open files; "
+        "job 17 (app.work) had not been sent"
+    ),
+    PoolFullError(waiting=1, max_pending=1): (
+        "1 job is waiting and max_pending is 1: "
+        "shed load, or try again when some have finished"
+    ),
     JobTimeoutError(job_id=17, attempt=0, limit="deadline", seconds=1234.5): (
         "job 17 missed its deadline, in the queue"
     ),
@@ -134,8 +160,8 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         f"the job had started{TWO}"
     ),
     WorkerStartError(job_id=17, crashes=(NO_PROCESS,), delivery="never sent"): (
-        "worker without a process in slot 2 could not be started (failed start): "
-        "too many open files; the job had not been sent"
+        "a worker in slot 2 could not be started: too many open files; "
+        "job 17 had not been sent"
     ),
     WorkerHungError(job_id=17, crashes=(CRASH, HUNG), delivery="sent"): (
         "worker 4242 in slot 2 was killed by SIGKILL (hung): silent for 5 s during "

@@ -73,7 +73,10 @@ class Ended:
             return
         # What could not be written any more does not count.
         done = tally.written if self.code == Exit.UNFINISHED else tally.done
-        text = f"{done:,} done in {duration(self.seconds)}, {self.per_second:,.0f}/s"
+        fresh = done - tally.found
+        text = f"{done:,} done in {duration(self.seconds)}"
+        if fresh > 0 and self.seconds:
+            text += f", {fresh / self.seconds:,.0f}/s"
         if tally.failed:
             text += f"; {tally.failed:,} failed, see {self.failures}"
         if self.stats and (restarts := self.stats.restarts):

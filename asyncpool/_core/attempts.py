@@ -80,9 +80,14 @@ class AttemptPolicy:
         return attempt < self.max_attempts and kind in self.retry_on
 
     def after_exception(self, error: BaseException, *, attempt: int) -> bool:
-        """Tell whether the job is tried again after it raised *error*."""
-        types = tuple(item for item in self.retry_on if isinstance(item, type))
-        return attempt < self.max_attempts and isinstance(error, types)
+        """Tell whether the job is tried again after it raised *error*.
+
+        An exception is of a type as an ``except`` clause sees it: a metaclass has no say.
+        """
+        if attempt >= self.max_attempts:
+            return False
+        types = [item for item in self.retry_on if isinstance(item, type)]
+        return any(type.__subclasscheck__(cls, type(error)) for cls in types)
 
 
 def _is_exception_type(item: object) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
+from asyncpool._core.names import function_name
+
 __all__ = ["Broadcast", "Remembered"]
 
 
@@ -33,12 +35,12 @@ class Broadcast(NamedTuple):
     @classmethod
     def of(cls, number: int, function: Callable[..., Any], payload: bytes) -> Broadcast:
         """Return the broadcast of *function*."""
+        name = function_name(function)
         while isinstance(function, partial):
             function = function.func
-        named = function if hasattr(function, "__qualname__") else type(function)
         code = getattr(function, "__code__", None)
         line = 0 if code is None else code.co_firstlineno
-        return cls(number, f"{named.__module__}.{named.__qualname__}", line, payload)
+        return cls(number, name, line, payload)
 
     def replaces(self, other: Broadcast) -> bool:
         """Tell whether *other* need not be remembered any more when this one is."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HEADER_SIZE",
     "MAX_ATTEMPTS",
+    "MAX_PAYLOAD",
     "MAX_TAG",
     "VERSION",
     "Frame",
@@ -53,6 +54,9 @@ HEADER_SIZE = _HEADER.size
 # What fits in the header's fields.
 MAX_ATTEMPTS = 0xFFFF
 MAX_TAG = 0xFFFF_FFFF
+
+# What no object's size exceeds.
+MAX_PAYLOAD = (1 << 63) - 1
 
 # A longer payload is received where it stays, instead of being put together.
 _LONG = 1 << 20

@@ -45,8 +45,8 @@ class Function:
     Attributes:
         number: Its name on the wire; 0 if it travels with each call.
         payload: What a ``FUNCTION`` frame carries.
-        name: What logs call it.
         profile: How long its calls take.
+        name: What it is called.
     """
 
     __slots__ = ("name", "number", "payload", "profile")
@@ -54,8 +54,14 @@ class Function:
     def __init__(self, number: int, payload: bytes, name: str = "") -> None:
         self.number: int = number
         self.payload: bytes = payload
-        self.name: str = name
         self.profile: Profile = Profile()
+        self.name: str = name
+
+    def known_as(self, name: str) -> Function:
+        """Return the same under another name."""
+        other = Function(self.number, self.payload, name)
+        other.profile = self.profile
+        return other
 
 
 class FunctionTable:
@@ -65,8 +71,10 @@ class FunctionTable:
         self._functions: dict[object, Function] = {}
         self._last_number = 0
 
-    def find(self, function: Callable[..., Any]) -> Function:
-        """Return what is known of *function*."""
+    def find(self, function: Callable[..., Any], name: str = "") -> Function:
+        """Return what is known of *function*, under another *name* if there is one."""
+        if name:
+            return self.find(function).known_as(name)
         if type(function) in _PLAIN:
             found = self._functions.get(function)
             if found is not None:
@@ -74,17 +82,17 @@ class FunctionTable:
             payload = _reference_to(function)
             if payload and self._last_number < MAX_TAG:
                 self._last_number += 1
-                name = function_name(function)
-                return self._enter(function, Function(self._last_number, payload, name))
-        kin = _kin_of(function)
-        found = self._functions.get(kin)
-        return found or self._enter(kin, Function(0, b"", function_name(function)))
+                known = Function(self._last_number, payload, function_name(function))
+                return self._enter(function, known)
+        name = function_name(function)
+        kin = _kin_of(function), name
+        return self._functions.get(kin) or self._enter(kin, Function(0, b"", name))
 
-    def _enter(self, key: object, entry: Function) -> Function:
+    def _enter(self, key: object, known: Function) -> Function:
         if len(self._functions) >= KNOWN:
             del self._functions[next(iter(self._functions))]
-        self._functions[key] = entry
-        return entry
+        self._functions[key] = known
+        return known
 
 
 def travels_by_name(function: Callable[..., Any]) -> bool:

@@ -179,6 +179,7 @@ class JobOptions:
             stream of what it yields.
         buffer: How many items of a stream may wait for its caller.
         hold: What holds the pool open for it, if anything does: a pool that drains takes it.
+        name: What the function is called, if it is not the one that workers call.
 
     Raises:
         TypeError: If *priority* or *buffer* is no int, or *lease* not such a pair.
@@ -194,6 +195,7 @@ class JobOptions:
     form: Form = "call"
     buffer: int = 16
     hold: Hold | None = None
+    name: str = ""
 
     def __post_init__(self) -> None:
         check_kinds(self, {"priority": INT, "buffer": INT})

@@ -90,6 +90,9 @@ def _check_outcome(outcome: object) -> tuple[bytes, str, str, str]:
 def _check_error(error: object) -> BaseException:
     if not isinstance(error, BaseException):
         raise TypeError("the outcome is no exception")
+    # Each isinstance() of the pool's would call a property of that name.
+    if any("__class__" in vars(cls) for cls in type(error).__mro__[:-1]):
+        raise TypeError("the exception defines __class__")
     return error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import pickle
 import sys
+from io import TextIOWrapper
 
 from asyncpool._core import arrays
 
@@ -37,7 +38,8 @@ def teach(pickler: Any, others: Reducers | None = None) -> None:
 
     *others* are for what it knows nothing of, and go before what is said here.
     """
-    table: Reducers = {}
+    known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
+    table: Reducers = {TextIOWrapper: _reduce_file} if TextIOWrapper in known else {}
     for name, cls, reduce in (
         (_ARRAYS, "ndarray", arrays.reduce),
         (_CONNECTIONS, "Connection", _refuse),
@@ -47,10 +49,22 @@ def teach(pickler: Any, others: Reducers | None = None) -> None:
         if found is not None:
             table[found] = reduce
     if table or others:
-        known = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
         # cloudpickle's class has one too, which hides that of the instance.
         table = {**known, **table} if others is None else {**table, **others, **known}
         _DISPATCH_TABLE.__set__(pickler, table)
+
+
+def _reduce_file(file: TextIOWrapper) -> Any:
+    """Have an open file refused, as the standard library's pickler does.
+
+    cloudpickle would send all that is in it, and be told nothing of what is written there.
+    """
+    for name in ("stdout", "stderr"):
+        if file is getattr(sys, name):
+            return getattr, (sys, name)
+    raise TypeError(
+        f"cannot send {file!r}, which is open here: send its path, or what is in it"
+    )
 
 
 def _refuse(connection: object) -> NoReturn:

@@ -64,8 +64,8 @@ class WorkerLimits:
     :exc:`asyncpool.WorkerOutOfMemoryError`.
 
     Memory is what a worker has to itself, without what it shares with others, such as
-    libraries and the large arrays of its arguments.  It is looked at four times a second,
-    on Linux only.
+    libraries and the large arrays of its arguments: despite the names less than the RSS
+    that ``ps`` shows.  It is looked at four times a second, on Linux only.
 
     Args:
         max_jobs: How many jobs a worker runs.

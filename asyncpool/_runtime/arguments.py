@@ -32,9 +32,11 @@ def least_and_most(workers: int | tuple[int, int]) -> tuple[int, int]:
     pair = workers if isinstance(workers, tuple) else (workers, workers)
     if len(pair) != 2:  # noqa: PLR2004
         raise TypeError(f"workers must be an int or two, not {workers!r}")
+    for number in pair:
+        check_int("workers", number, at_least=1)
     least, most = pair
-    check_int("workers", least, at_least=1)
-    check_int("workers", most, at_least=least)
+    if least > most:
+        raise ValueError(f"workers must be the least and the most, not {workers!r}")
     return least, most
 
 

@@ -26,6 +26,7 @@ from asyncpool._core.profiles import UNKNOWN
 from asyncpool._runtime.batches import Batch, Part, Task
 from asyncpool._runtime.draining import Hold
 from asyncpool._runtime.jobs import ChunkJob, Job
+from asyncpool._runtime.packing import unpicklable
 from asyncpool._runtime.turn import Turn
 from asyncpool.errors import (
     AsyncPoolError,
@@ -107,7 +108,12 @@ class BatchRunner:
         self.pace = Pace(
             chunk=chunk, window=window, alone=alone, lanes=crew.concurrency
         )
-        self._together = replace(task.options, attempts=AttemptPolicy(), form="chunk")
+        self._together = replace(
+            task.options,
+            attempts=AttemptPolicy(),
+            form="chunk",
+            name=function_name(task.function),
+        )
         self._jobs: set[Job[Any]] = set()
         self._held: deque[Part] = deque()
         # What has come back, and was not looked at yet.
@@ -145,6 +151,10 @@ class BatchRunner:
             self._on_held()  # there may be no job left whose end is heard
         except AsyncPoolError as error:  # there is no pool any more
             self._fail(part, Failure(error))
+        except (SystemExit, KeyboardInterrupt) as error:
+            # It may be a signal's, and goes on; but nobody is to wait for these items.
+            self._fail(part, Failure(unpicklable(error)))
+            raise
         else:
             self._jobs.add(job)
             job.add_done_callback(partial(self._on_done, part))

@@ -19,7 +19,7 @@ from asyncpool._core.raised import load_error
 from asyncpool._core.slots import Slot, SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._runtime.handle import WorkerHandle
-from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
+from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob, claim
 from asyncpool._runtime.leases import Leases
 from asyncpool._runtime.postmortem import deliveries, stacks_of, timeout_error
 from asyncpool.errors import (
@@ -144,9 +144,13 @@ class JobBook:
         if job.limits.timed:
             self.timed += 1
 
+    def withdraw(self) -> None:
+        """Take note that a number was given to a job that its caller never got."""
+        self._failed += 1
+
     def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job that never was entered."""
-        error.job_id = job.id
+        claim(error, job)
         self._failed += 1
         job.set_exception(error)
 
@@ -328,11 +332,8 @@ class JobBook:
                 self.deadlines.set(job.id, deadline)
 
     def _complete(self, job: Job[Any], error: BaseException) -> None:
-        if (
-            isinstance(error, JobNotPicklableError | JobRaisedError)
-            and not error.job_id
-        ):
-            error.job_id, error.attempt = job.id, job.attempt
+        if isinstance(error, JobNotPicklableError | JobRaisedError):
+            claim(error, job)
         self._leave(job)
         self._completed += 1
         job.set_exception(error)

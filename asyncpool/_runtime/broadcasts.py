@@ -111,7 +111,7 @@ class Broadcaster:
         self._remembered.check(broadcast, [run.broadcast for run in self._runs])
         run = _Run(
             broadcast=broadcast,
-            options=replace(options, attempts=AttemptPolicy()),
+            options=replace(options, attempts=AttemptPolicy(), name=broadcast.name),
             over=self._state.loop.create_future(),
         )
         self._runs.append(run)
@@ -133,21 +133,24 @@ class Broadcaster:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> bytes:
-        unwanted = threading.Event()
+        unwanted, call = threading.Event(), (function, args, kwargs)
+        packing = self._threads.pickle(_pack, call, unwanted=unwanted.is_set)
         try:
-            payload = await self._threads.pickle(
-                _pack, (function, args, kwargs), unwanted=unwanted.is_set
-            )
-        except StreamTooLongError:
-            raise ValueError(
+            await asyncio.wait([packing])
+        finally:
+            unwanted.set()
+        if packing.cancelled():
+            raise PoolClosedError
+        error = packing.exception()
+        if isinstance(error, StreamTooLongError):
+            raise ValueError(  # noqa: TRY004 - of the argument, which is too large
                 f"the call has more than {MAX_BROADCASTS} bytes when pickled, which is "
                 "the most, since every new worker gets it: have the function load what "
                 "is large, from a file for example"
-            ) from None
-        except Exception as error:
-            raise unpicklable(error) from error
-        finally:
-            unwanted.set()
+            )
+        if error is not None:  # also a SystemExit, which is the argument's
+            raise unpicklable(error)
+        payload = packing.result()
         most = self._config.max_payload
         if len(payload) > most:
             raise too_large(len(payload), most)

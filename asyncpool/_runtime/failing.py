@@ -12,7 +12,7 @@ from asyncpool import events
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.postmortem import broken_error, deliveries
 from asyncpool._runtime.state import PoolState
-from asyncpool.errors import PoolBrokenError, PoolClosedError
+from asyncpool.errors import PoolBrokenError, PoolClosedError, job_text
 
 __all__ = ["Failing", "broken_errors"]
 
@@ -78,8 +78,13 @@ class Failing:
             [delivery] = deliveries([job], self._state.handles[job.slot])
         if job.attempt > (job.slot is not None):
             delivery = "started"  # an earlier attempt, or it is being unpickled
-        text = f"the pool was closed before job {job.id} was done"
-        return PoolClosedError(text, job_id=job.id, delivery=delivery)
+        name = job.function.name
+        return PoolClosedError(
+            f"the pool was closed before {job_text(job.id, name)} was done",
+            job_id=job.id,
+            function=name,
+            delivery=delivery,
+        )
 
 
 def broken_errors(state: PoolState) -> Callable[[Job[Any] | None], PoolBrokenError]:

@@ -14,10 +14,10 @@ from asyncpool._core.parcels import Parcel
 from asyncpool._core.profiles import ALONE, LOADING, Keyed, Profile
 from asyncpool._runtime.home import check_home
 from asyncpool._runtime.progress import Progress, Pulse
-from asyncpool.errors import ProtocolError
+from asyncpool.errors import JobError, ProtocolError, job_text
 from asyncpool.events import Crash
 
-__all__ = ["ChunkJob", "Job", "JobState", "StreamJob"]
+__all__ = ["ChunkJob", "Job", "JobState", "StreamJob", "claim"]
 
 R = TypeVar("R")
 
@@ -183,7 +183,16 @@ class Job(asyncio.Future[R], Generic[R]):
 
     def __repr__(self) -> str:
         attempt = f" attempt {self.attempt}" if self.attempt else ""
-        return f"<Job {self.id} {self.state}{attempt}>"
+        name = f" {self.function.name}" if self.function.name else ""
+        return f"<Job {self.id}{name} {self.state}{attempt}>"
+
+
+def claim(error: JobError, job: Job[Any]) -> None:
+    """Have *error* say that it is that of *job*, unless it says whose it is."""
+    if not error.job_id:
+        name = job.function.name
+        error.job_id, error.attempt, error.function = job.id, job.attempt, name
+        error.add_note(f"It is the error of {job_text(job.id, name)}.")
 
 
 class ChunkJob(Job[R]):
@@ -218,7 +227,15 @@ class StreamJob(Job[Any]):
         credit: How many items the worker may send in all, in this attempt.
     """
 
-    __slots__ = ("_heard_at", "_items", "_news", "_received", "_taken", "_window")
+    __slots__ = (
+        "_first",
+        "_heard_at",
+        "_items",
+        "_news",
+        "_received",
+        "_taken",
+        "_window",
+    )
 
     def __init__(
         self, number: int, function: Function, options: JobOptions, *args: Any
@@ -230,6 +247,7 @@ class StreamJob(Job[Any]):
         self._received = self._taken = 0
         self._heard_at = 0.0
         self._news: asyncio.Future[None] | None = None
+        self._first: asyncio.Future[None] | None = None
         self.add_done_callback(StreamJob._ring)
 
     def receive(self, frame: Frame) -> None:
@@ -258,6 +276,21 @@ class StreamJob(Job[Any]):
     def title(self) -> str:
         waits = self._received >= self.credit
         return f"{super().title} (a stream{' that nobody reads' if waits else ''})"
+    async def started(self) -> None:
+        """Wait for the first item; there is none if the job is done.
+
+        Raises:
+            BaseException: The job's error, if there was none before that.
+
+        Cancellation:
+            Safe, and any number may wait.
+        """
+        while not self._received and not self.done():
+            if self._first is None:
+                self._first = self.get_loop().create_future()
+            await asyncio.wait([self._first])
+        if not self._received:
+            self.result()
 
     async def take(self) -> Frame | None:
         """Wait for the next item; there is none if the job is done.
@@ -285,3 +318,6 @@ class StreamJob(Job[Any]):
         news, self._news = self._news, None
         if news is not None and not news.done():
             news.set_result(None)
+        first, self._first = self._first, None
+        if first is not None:
+            first.set_result(None)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from asyncpool._core.commands import Command
 from asyncpool._core.frames import Frame
 from asyncpool._core.parcels import Parcel
-from asyncpool._runtime.jobs import Job
+from asyncpool._runtime.jobs import Job, claim
 from asyncpool._runtime.packing import Packer, Unpacker, too_large
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.threads import Threads
@@ -81,7 +81,7 @@ class LargeObjects:
     @decision
     def _on_refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job that cannot be sent."""
-        error.job_id = job.id
+        claim(error, job)
         self._state.book.fail(job, error)
         self._perform(self._state.core.drop(job.id, self._state.loop.time()))
 

@@ -118,6 +118,7 @@ class Coroner:
             stderr_tail=handle.stderr_tail,
             next_step=next_step,
             beside=tuple(other.id for other in jobs if other is not job),
+            function=job.function.name if job is not None else "",
         )
 
 
@@ -127,7 +128,13 @@ def seen_by(job: Job[object], crash: Crash) -> Crash:
         return crash
     all_jobs = (crash.job_id, *crash.beside)
     beside = tuple(number for number in all_jobs if number != job.id)
-    return replace(crash, job_id=job.id, attempt=job.attempt, beside=beside)
+    return replace(
+        crash,
+        job_id=job.id,
+        attempt=job.attempt,
+        beside=beside,
+        function=job.function.name,
+    )
 
 
 def stacks_of(job: Job[object], handle: WorkerHandle) -> str:
@@ -157,7 +164,12 @@ def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
     if job.attempt:
         delivery = "started"  # in an earlier attempt, if not in this one
     cls = _ERRORS[job.crashes[-1].kind]
-    return cls(job_id=job.id, crashes=job.crashes, delivery=delivery)
+    return cls(
+        job_id=job.id,
+        crashes=job.crashes,
+        delivery=delivery,
+        function=job.function.name,
+    )
 
 
 def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
@@ -167,7 +179,12 @@ def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
     seconds = getattr(job.limits, limit)
     attempt = job.attempt if job.began is not None else 0
     return JobTimeoutError(
-        job_id=job.id, attempt=attempt, limit=limit, seconds=seconds, stack=stack
+        job_id=job.id,
+        attempt=attempt,
+        limit=limit,
+        seconds=seconds,
+        stack=stack,
+        function=job.function.name,
     )
 
 
@@ -181,7 +198,10 @@ def broken_error(
     error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
     if job is not None and crashes[-1].kind == "failed start":
         error.__cause__ = WorkerStartError(
-            job_id=job.id, crashes=crashes[-1:], delivery="never sent"
+            job_id=job.id,
+            crashes=crashes[-1:],
+            delivery="never sent",
+            function=job.function.name,
         )
     return error
 
@@ -201,7 +221,7 @@ def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
                     else f"{reason}, next try in {probe_in:.2g} s"
                 )
             case cmd.LeaveEmpty(index) if index == slot:
-                return "no replacement: there are enough workers"
+                return "not replaced: there are enough other workers"
             case cmd.Keep(index, again_in) if index == slot:
                 again = f", next try in {again_in:.2g} s" if again_in else ""
                 return f"the worker that it was to replace stays{again}"

@@ -27,7 +27,7 @@ from asyncpool._runtime.home import elsewhere
 from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
 from asyncpool._runtime.large import Call, LargeObjects
 from asyncpool._runtime.last_words import LastWords
-from asyncpool._runtime.packing import too_large
+from asyncpool._runtime.packing import too_large, unpicklable
 from asyncpool._runtime.rounds import Rounds
 from asyncpool._runtime.state import PoolState, decision
 from asyncpool._runtime.threads import Threads
@@ -107,7 +107,7 @@ class Traffic:
         before, state.deciding = state.deciding, True
         try:
             self._admission.check(options)
-            known = self._functions.find(function)
+            known = self._functions.find(function, options.name)
             job: Job[Any] = _FORMS[options.form](
                 state.book.next_id(), known, options, self.under_way, state.loop
             )
@@ -120,13 +120,12 @@ class Traffic:
                 payload = pack_job(
                     function, args, kwargs, number=known.number, limit=HEAVY
                 )
-                if len(payload) > self._max_payload:
-                    raise too_large(len(payload), self._max_payload)
             except StreamTooLongError:
                 return self._submit_large(job, (function, args, kwargs))
-            except JobNotPicklableError as error:
-                state.book.refuse(job, error)
-                return job
+            except BaseException as error:  # noqa: BLE001 - an argument's
+                return self._refuse(job, error)
+            if len(payload) > self._max_payload:
+                return self._refuse(job, too_large(len(payload), self._max_payload))
             state.book.enter(job)
             if options.limits.timed and not self.times.wait(job):
                 return job
@@ -142,6 +141,20 @@ class Traffic:
             return job
         finally:
             state.deciding = before
+
+    def _refuse(self, job: Job[Any], error: BaseException) -> Job[Any]:
+        """End a job whose call cannot be sent.
+
+        Raises:
+            BaseException: What a signal's handler may have raised: the caller gets no job.
+        """
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            self._state.book.withdraw()
+            raise error
+        if not isinstance(error, JobNotPicklableError):
+            error = unpicklable(error)
+        self._state.book.refuse(job, error)
+        return job
 
     def _submit_large(self, job: Job[Any], call: Call) -> Job[Any]:
         """Have a call pickled in a thread before it is queued; return its future."""
@@ -159,7 +172,7 @@ class Traffic:
     @decision
     def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
         """Have the worker in *slot* run a pickled call before all other jobs."""
-        state, function = self._state, Function(0, b"", "a broadcast")
+        state, function = self._state, Function(0, b"", options.name)
         job: Job[Any] = Job(
             state.book.next_id(), function, options, self.under_way, state.loop
         )

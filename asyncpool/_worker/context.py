@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     import logging
     from typing import Any
 
-__all__ = ["JOB_LOGGER", "CurrentJob", "current_job", "running", "set_variables"]
+__all__ = [
+    "JOB_LOGGER",
+    "NO_JOB",
+    "CurrentJob",
+    "current_job",
+    "running",
+    "set_variables",
+]
 
 JOB_LOGGER = "asyncpool.job"
 
@@ -24,7 +31,7 @@ class CurrentJob(Record):
     """The job that is running here.
 
     Attributes:
-        id: Its number in the pool.
+        id: Its number in the pool; 0 in a broadcast that a new worker makes up for.
         attempt: Which attempt this is, counting from 1.
         deadline: When, on the clock of ``time.monotonic()``, this attempt must be done;
             ``None`` for no limit.
@@ -56,6 +63,9 @@ class CurrentJob(Record):
         names = {"job_id": self.id, "attempt": self.attempt}
         return logging.LoggerAdapter(logging.getLogger(JOB_LOGGER), names)
 
+
+# The number of what runs as a job does, and is none of the pool's.
+NO_JOB = 0
 
 # The job's number and attempt, its context, and, if that is not plain, when it began:
 # most jobs never ask, so no object is made of them.

@@ -11,7 +11,7 @@ from itertools import islice
 from time import perf_counter
 
 from asyncpool._core.stacks import COROUTINE
-from asyncpool._worker.context import JOB_LOGGER, running
+from asyncpool._worker.context import JOB_LOGGER, NO_JOB, running
 from asyncpool._worker.interrupts import Interrupts
 from asyncpool.errors import JobCancelled
 
@@ -174,6 +174,8 @@ class Steps:
     def _tell(self, seconds: float) -> None:
         job = running.get()
         who = "the initializer" if job is None else f"job {job[0]}"
+        if job is not None and job[0] == NO_JOB:
+            who = "a broadcast"
         where = getattr(self._coroutine, "__qualname__", "a coroutine")
         before = ""
         for frame in _waiting(self._coroutine):

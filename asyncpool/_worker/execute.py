@@ -10,7 +10,8 @@ from types import CoroutineType
 from asyncpool._core.context import PLAIN
 from asyncpool._core.frames import MAX_TAG, Frame, Kind
 from asyncpool._core.functions import Memory
-from asyncpool._core.outcome import load_job, pack_value
+from asyncpool._core.names import misplaced
+from asyncpool._core.outcome import load_job, pack_value, text_of
 from asyncpool._core.parcels import Bundle, Parcel
 from asyncpool._core.raised import pack_error
 from asyncpool._worker.context import running, set_variables
@@ -108,7 +109,15 @@ class Executor:
             set_variables(context.variables)
         known = self._recall(frame.tag) if frame.tag else None
         function, args, kwargs = load_job(self._complete(frame.payload), known)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            tb = error.__traceback__
+            # The call itself is at fault if there is no frame of the function's.
+            at_fault = kwargs and tb is not None and tb.tb_next is None
+            if at_fault and (note := misplaced(kwargs, text_of(error))):
+                error.add_note(note)
+            raise
 
     def _recall(self, number: int) -> Callable[..., Any]:
         function: Any = self._functions[number]

@@ -21,6 +21,7 @@ from asyncpool._core.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._core.records import Record
 from asyncpool._worker.beats import Beats, install
 from asyncpool._worker.bounds import apply_bounds
+from asyncpool._worker.broadcasts import Broadcasts
 from asyncpool._worker.cargo import Cargo
 from asyncpool._worker.chunks import Log, run_chunk
 from asyncpool._worker.control import Control
@@ -129,7 +130,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         name = "" if identity is None else identity.name
         journal.open(config.levels, config.disabled, name)
         coroutines.kind = config.loop
-        _begin(config, jobs, control, coroutines)
+        _begin(config, parts)
         control.send(Kind.HELLO)
         on_retire(partial(_retire, turns, control))
         cargo = Cargo(jobs, segments)
@@ -173,12 +174,11 @@ def _retire(turns: Turns, control: Control) -> None:
         control.send(Kind.RETIRE)
 
 
-def _begin(
-    config: WorkerConfig, jobs: socket.socket, control: Control, coroutines: Coroutines
-) -> None:
+def _begin(config: WorkerConfig, parts: Parts) -> None:
     """Get ready; one that cannot, or serves instead of running jobs, does not come back."""
+    jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
     try:
-        _initialize(config, control, coroutines)
+        _initialize(config, parts)
         if config.serving is not None:
             from asyncpool._worker.serve import serve  # noqa: PLC0415 - with asyncio
 
@@ -188,7 +188,9 @@ def _begin(
         _leave(1, coroutines)
 
 
-def _initialize(config: WorkerConfig, control: Control, coroutines: Coroutines) -> None:
+def _initialize(config: WorkerConfig, parts: Parts) -> None:
+    control, coroutines = parts.control, parts.coroutines
+    broadcasts = Broadcasts(parts.interrupts, parts.beats, coroutines)
     sys.path[:] = config.sys_path
     control.start()
     stage = "limits"
@@ -200,19 +202,15 @@ def _initialize(config: WorkerConfig, control: Control, coroutines: Coroutines) 
         stage = "initializer"
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)
-            _await(initializer(*initargs), coroutines)
+            value = initializer(*initargs)
+            if type(value) is CoroutineType:
+                coroutines.run(value)
         for name, call in config.broadcasts:
             stage = f"broadcast of {name}"
-            function, args, kwargs = pickle.loads(call)
-            _await(function(*args, **kwargs), coroutines)
+            broadcasts.run(call)
     except BaseException as error:
         control.send(Kind.FAILED, failure_of(stage, error).pack())
         raise
-
-
-def _await(value: object, coroutines: Coroutines) -> None:
-    if type(value) is CoroutineType:
-        coroutines.run(value)
 
 
 def _serve(

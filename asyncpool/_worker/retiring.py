@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._worker.context import running
+from asyncpool._worker.context import NO_JOB, running
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
@@ -27,8 +27,15 @@ def retire_worker() -> None:
     worker is started at once.  Further calls change nothing.
 
     Raises:
-        RuntimeError: If this does not run in a job of a pool.
+        RuntimeError: If this does not run in a job of a pool, or runs in a broadcast that a
+            new worker makes up for: no worker would ever get to a job.
     """
-    if running.get() is None or not _tell:
+    job = running.get()
+    if job is not None and job[0] == NO_JOB:
+        raise RuntimeError(
+            "retire_worker() was called in a broadcast that a new worker makes up for: "
+            "to have fresh workers, await roll() of the pool"
+        )
+    if job is None or not _tell:
         raise RuntimeError("retire_worker() was called outside a job of a pool")
     _tell[0]()

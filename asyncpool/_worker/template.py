@@ -1,6 +1,6 @@
 """The launcher's process: it starts workers, reports their ends, cleans up.
 
-One of it serves a pool.  It is single-threaded, so it can fork; it imports what
+Pools of one event loop share one, if they preload the same.  It is single-threaded, so it can fork; it imports what
 workers need once, so a worker costs a millisecond; and nothing of a job ever runs
 in it.  With ``launcher="spawn"`` the fork is followed by a fresh interpreter, and
 all else is the same.

@@ -95,7 +95,7 @@ def draining(
     """Return a pool with so many jobs, which closes and finishes all of them."""
     core = Supervision(
         workers=workers,
-        policy=RestartPolicy(jitter=False),
+        policy=RestartPolicy(),
         start_timeout=20.0,
         **options,  # type: ignore[arg-type]
     )

@@ -1,64 +1,144 @@
-"""What logs and errors call a function."""
+"""What functions are called."""
 
 from __future__ import annotations
 
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import pytest
+from hypothesis import given, strategies as st
 
-from asyncpool._core.names import function_name
+from asyncpool._core.names import MAX_NAME, OPTIONS, function_name, misplaced
+from asyncpool._runtime.options import Options
+from asyncpool._worker.calls import call_chunk, call_counted
+from tests.helpers import jobs, values
 
 HERE = __name__
+SQUARE = "tests.helpers.jobs.square"
 
 
-class Callable_:  # noqa: N801
-    def __call__(self) -> None: ...
+def local() -> Callable[[], None]:
+    def inner() -> None:
+        pass
 
-    def method(self) -> None: ...
-
-
-class Evil:
-    def __getattr__(self, name: str) -> Any:
-        raise OSError(name)
-
-    def __call__(self) -> None: ...
+    return inner
 
 
-def plain() -> None: ...
+@functools.wraps(jobs.square)
+def wrapped(*_: Any) -> None:
+    pass
+
+
+@functools.lru_cache
+def cached() -> None:
+    pass
+
+
+class Sly(str):
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> NoReturn:
+        raise SystemExit
+
+    def __str__(self) -> NoReturn:
+        raise SystemExit
+
+    def isprintable(self) -> NoReturn:
+        raise SystemExit
+
+
+def with_name(name: Any, module: Any = "shop") -> Callable[[], None]:
+    def function() -> None:
+        pass
+
+    function.__module__ = module
+    function.__qualname__ = name
+    return function
 
 
 @pytest.mark.parametrize(
     ("function", "name"),
     [
+        (jobs.square, SQUARE),
+        (pow, "builtins.pow"),
         (time.sleep, "time.sleep"),
-        (plain, f"{HERE}.plain"),
-        (functools.partial(functools.partial(plain)), f"{HERE}.plain"),
-        (Callable_().method, f"{HERE}.Callable_.method"),
-        (functools.partial(Callable_().method), f"{HERE}.Callable_.method"),
-        (Callable_, f"{HERE}.Callable_"),
-        (Callable_(), f"{HERE}.Callable_"),
+        (int, "builtins.int"),
         ([].append, "list.append"),
+        (str.upper, "str.upper"),
+        (lambda: None, f"{HERE}.<lambda>"),
+        (local(), f"{HERE}.local.<locals>.inner"),
+        (wrapped, SQUARE),
+        (cached, f"{HERE}.cached"),
+        (partial(partial(jobs.square, 3), 4), SQUARE),
+        (values.Point(1, 2).scaled, "tests.helpers.values.Point.scaled"),
+        (values.Point.origin, "tests.helpers.values.Point.origin"),
+        (values.Point(1, 2), "tests.helpers.values.Point"),
+        (partial(call_counted, 3, partial(call_chunk, jobs.square)), SQUARE),
+        (partial(call_counted), "asyncpool._worker.calls.call_counted"),
+        (with_name(Sly("sly")), "shop.sly"),
+        (with_name("work", None), "work"),
+        (with_name("work", 3), "work"),
+        (with_name("two\nlines\x1b[2J"), "shop.two\\nlines\\x1b[2J"),
+        (with_name("naïve\ud800"), "shop.naïve\\ud800"),
     ],
 )
-def test_a_function_has_the_name_of_its_definition(
-    function: Callable[..., Any], name: str
-) -> None:
+def test_a_function_is_called_what_it_is(function: Any, name: str) -> None:
     assert function_name(function) == name
 
 
-def test_whatever_the_user_has_defined_there_is_a_name() -> None:
-    assert function_name(Evil()) == f"{HERE}.Evil"
-    assert function_name(functools.partial(Evil())) == f"{HERE}.Evil"
+def test_one_that_answers_for_its_attributes_is_not_asked() -> None:
+    class Meta(type):
+        def __getattribute__(cls, name: str) -> NoReturn:
+            raise SystemExit(name)
+
+    class Hostile(metaclass=Meta):
+        def __getattribute__(self, name: str) -> NoReturn:
+            raise SystemExit(name)
+
+        def __call__(self) -> None:
+            pass
+
+    where = test_one_that_answers_for_its_attributes_is_not_asked.__qualname__
+    name = f"{HERE}.{where}.<locals>.Hostile"
+    assert function_name(Hostile()) == name
+    assert function_name(Hostile) == f"{HERE}.{where}.<locals>.Meta"
 
 
-def test_a_name_is_never_long() -> None:
-    def function() -> None: ...
+def test_a_long_name_is_cut() -> None:
+    name = function_name(with_name("n" * 1000))
+    assert len(name) == MAX_NAME
+    assert name == f"shop.{'n' * (MAX_NAME - 8)}..."
 
-    function.__qualname__ = "x" * 1000
-    name = function_name(function)
-    assert len(name) == 120
-    assert name.startswith(f"{HERE}.xxx")
-    assert name.endswith("x...")
+
+@given(st.text(), st.text())
+def test_every_name_is_printable_and_short(module: str, name: str) -> None:
+    found = function_name(with_name(name, module))
+    assert found.isprintable()
+    assert 0 < len(found) <= MAX_NAME
+
+
+def test_the_options_are_those_that_there_are() -> None:
+    assert set(Options.__annotations__) == OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "named"),
+    [
+        (["timeout"], "f() got an unexpected keyword argument 'timeout'", "timeout"),
+        (["x", "key"], "f() got an unexpected keyword argument 'key'", "key"),
+        (["key"], "'key' is an invalid keyword argument for int()", "key"),
+        (["timeout"], "time.sleep() takes no keyword arguments", "timeout"),
+        (["x"], "f() got an unexpected keyword argument 'x'", ""),
+        (["timeout"], "f() got an unexpected keyword argument 'x'", ""),
+        (["timeout"], "unsupported operand", ""),
+    ],
+)
+def test_only_an_option_that_was_refused_is_misplaced(
+    names: list[str], text: str, named: str
+) -> None:
+    found = misplaced(names, text)
+    assert bool(found) == bool(named)
+    assert not named or f"Pool.options({named}=...).submit(...)" in found

@@ -26,11 +26,12 @@ from asyncpool import (
 )
 from asyncpool._core.messages import MAX_BROADCASTS
 from asyncpool.events import Crashed, Ready, Retiring
-from tests.helpers import jobs, values
+from tests.helpers import beats, jobs, values
 from tests.helpers.gate import Gate
+from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, idle, next_of, until
+from tests.helpers.pools import assert_serves, idle, kill_worker, next_of, until
 
 pytestmark = BOTH_LOOPS
 
@@ -317,6 +318,50 @@ async def test_a_worker_that_cannot_run_it_at_its_start_has_failed_to_start(
         await until(pool, lambda stats: stats.state == "broken")
         with pytest.raises(PoolBrokenError):
             await pool.broadcast(jobs.configure, "b")
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+async def test_in_a_worker_that_comes_later_it_finds_what_a_job_finds(
+    launcher: Launcher, concurrency: int
+) -> None:
+    told = [[("a", 1, None, None, ("a",)), ("b", 1, None, None, ("b",))]]
+    async with (
+        patience(),
+        Pool(1, launcher=launcher, concurrency=concurrency) as pool,
+    ):
+        await pool.broadcast(jobs.configure_as_a_job, "a")
+        await pool.broadcast(jobs.configure_as_a_job_async, "b")
+        assert await histories(pool) == told
+        kept = Kept()
+        with handled_by(kept, "asyncpool.job"):
+            await kill_worker(pool)
+            assert await histories(pool) == told
+            await kept.until(lambda messages: messages == ["configured"] * 2)
+        records = [vars(record) for record in kept.records]
+        assert [(r["job_id"], r["attempt"]) for r in records] == [(0, 1)] * 2
+        assert await pool.submit(jobs.all_seen) == ()
+        job = pool.submit(beats.beat_value, 7)  # is heard again
+        assert [details async for details in job.progress()] == [7]
+
+
+async def test_a_copy_that_it_makes_of_a_worker_ends_with_it() -> None:
+    async with patience(), Pool(1) as pool:
+        await pool.broadcast(jobs.configure_by_a_copy, "a")
+        await pool.roll()
+        assert await histories(pool) == [["a"]]
+
+
+async def test_no_new_worker_retires_because_of_it(tmp_path: Path) -> None:
+    async with patience(), Pool(1) as pool:
+        await pool.broadcast(jobs.retire_if_new, str(tmp_path / "there"))
+        result = await pool.roll()
+    assert result.crash is not None
+    assert result.crash.detail == (
+        "broadcast of tests.helpers.jobs.retire_if_new failed: RuntimeError: "
+        "retire_worker() was called in a broadcast that a new worker makes up for: "
+        "to have fresh workers, await roll() of the pool"
+    )
 
 
 async def test_whoever_stops_waiting_takes_it_back() -> None:

@@ -276,7 +276,7 @@ async def test_an_uncaught_exception_is_announced_and_replaced_at_once(
         assert crash.detail == "serve failed: ArithmeticError: it broke"
         assert crash.stack.startswith("Traceback")
         assert crash.stack.endswith("ArithmeticError: it broke\n")
-        assert crash.next_step == "no replacement: there are enough workers"
+        assert crash.next_step == "not replaced: there are enough other workers"
         assert (await all_ready(cluster)).crashes == 1
 
 

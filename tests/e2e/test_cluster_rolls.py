@@ -320,7 +320,7 @@ async def test_a_crash_while_it_drains_is_none_the_less_a_crash() -> None:
             assert await client.ask("die SIGABRT") == ""
         crash = (await next_of(events, Crashed)).crash
         assert (crash.slot, crash.signal, crash.kind) == (0, "SIGABRT", "crash")
-        assert crash.next_step == "no replacement: there are enough workers"
+        assert crash.next_step == "not replaced: there are enough other workers"
         assert (await reload).replaced == 1
         stats = await all_ready(cluster)
         assert (stats.crashes, stats.state) == (1, "running")

@@ -124,7 +124,11 @@ async def test_a_close_ends_the_wait_for_a_size() -> None:
     ("given", "error", "text"),
     [
         ({"workers": (0, 1)}, ValueError, "workers must be at least 1, not 0"),
-        ({"workers": (3, 2)}, ValueError, "workers must be at least 3, not 2"),
+        (
+            {"workers": (3, 2)},
+            ValueError,
+            "workers must be the least and the most, not (3, 2)",
+        ),
         (
             {"workers": (1, 2, 3)},
             TypeError,

@@ -206,5 +206,5 @@ async def test_a_crash_is_logged_with_all_that_is_known(
     [text] = [r.getMessage() for r in caplog.records if r.name == "asyncpool"]
     assert text == (
         f"pool noisy: worker {crash.pid} in slot 0 was killed by SIGSEGV during "
-        f"attempt 1 of job {job.id}; restarting at once"
+        f"attempt 1 of job {job.id} (tests.helpers.faults.commit); restarting at once"
     )

@@ -315,3 +315,15 @@ def test_rich_tracks_the_map_of_an_executor() -> None:
         found = list(shown.track(squares, total=30))
     assert found == [n * n for n in range(30)]
     assert (shown.finished, shown.tasks[0].completed) == (True, 30)
+
+
+def test_calls_and_results_have_no_bound_but_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with the standard library's; what a pool has by default is not for it."""
+    defaults = asyncpool.Pool.__init__.__kwdefaults__ or {}
+    assert defaults["max_message"] == 1 << 30
+    monkeypatch.setitem(defaults, "max_message", 1024)
+    with asyncpool.Executor(1) as executor:
+        assert executor.submit(len, bytes(5000)).result() == 5000
+        assert executor.submit(bytes, 5000).result() == bytes(5000)

@@ -383,8 +383,9 @@ async def test_a_large_result_that_cannot_be_unpickled_here_is_said() -> None:
 )
 async def test_a_call_may_be_as_large_as_was_said_and_no_larger(argument: Any) -> None:
     size = len(pack_job(large.same, (argument,), {}, number=1))
-    async with patience(), Pool(1, max_message=size) as pool:
-        assert await pool.submit(large.same, argument) == argument
+    for most in (size, None):
+        async with patience(), Pool(1, max_message=most) as pool:
+            assert await pool.submit(large.same, argument) == argument
     async with patience(), Pool(1, max_message=size - 1) as pool:
         job = pool.submit(large.same, argument)
         with pytest.raises(JobNotPicklableError) as caught:
@@ -402,8 +403,9 @@ async def test_a_call_may_be_as_large_as_was_said_and_no_larger(argument: Any) -
 async def test_a_result_may_be_as_large_as_was_said_and_no_larger(kind: str) -> None:
     function: Any = large.make if kind == "a buffer" else filler
     size = len(pack_value(function(300_000)))
-    async with patience(), Pool(1, max_message=size) as pool:
-        assert await pool.submit(function, 300_000) == function(300_000)
+    for most in (size, None):
+        async with patience(), Pool(1, max_message=most) as pool:
+            assert await pool.submit(function, 300_000) == function(300_000)
     async with patience(), Pool(1, max_message=size - 1) as pool:
         job = pool.submit(function, 300_000)
         with pytest.raises(JobNotPicklableError) as caught:
@@ -647,7 +649,8 @@ async def test_a_close_that_finishes_less_fails_what_is_being_pickled(
             assert await close == CloseSummary(finished=0, failed=3, killed=0)
         for job, error in zip(queued, results, strict=True):
             assert type(error) is PoolClosedError
-            text = f"the pool was closed before job {job.id} was done"
+            name = "tests.helpers.large.same"
+            text = f"the pool was closed before job {job.id} ({name}) was done"
             assert (str(error), error.delivery) == (text, "never sent")
             assert error.job_id == job.id
         # Nobody wanted the others any more.
@@ -666,7 +669,10 @@ async def test_a_close_that_finishes_nothing_fails_what_is_being_unpickled() -> 
                 await job
             stop.release()
             assert await close == CloseSummary(finished=0, failed=1, killed=0)
-    text = f"the pool was closed before job {job.id} was done"
+    name = crowd.__qualname__
+    text = (
+        f"the pool was closed before job {job.id} ({crowd.__module__}.{name}) was done"
+    )
     assert (str(caught.value), caught.value.job_id) == (text, job.id)
     assert caught.value.delivery == "started"  # it has even come to its end
 

@@ -296,7 +296,8 @@ async def test_a_close_meets_an_argument_that_is_being_loaded(
             if finish == "none":
                 with pytest.raises(PoolClosedError) as caught:
                     await job
-                text = f"the pool was closed before job {job.id} was done"
+                name = "tests.helpers.large.checksum"
+                text = f"the pool was closed before job {job.id} ({name}) was done"
                 assert str(caught.value) == text
                 assert caught.value.delivery == "never sent"
             else:

@@ -120,7 +120,8 @@ async def test_an_outcome_of_another_attempt_settles_nothing() -> None:
         assert caught.value.kind == "protocol"
         assert await pool.submit(jobs.square, 3) == 9
     [crash] = crashes
-    assert "it sent attempt 2 of <Job 1 running attempt 1>" in crash.detail
+    whose = "<Job 1 tests.helpers.faults.answer_for_another_attempt running attempt 1>"
+    assert f"it sent attempt 2 of {whose}" in crash.detail
 
 
 async def test_a_death_between_two_jobs_costs_neither() -> None:

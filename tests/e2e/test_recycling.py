@@ -366,4 +366,4 @@ async def test_who_does_not_leave_in_time_is_killed_and_its_job_handed_on() -> N
     [crash] = crashes
     text = "killed since it was to leave, and had not within 0.1 s"
     assert (crash.kind, crash.detail) == ("crash", text)
-    assert crash.next_step == "no replacement: there are enough workers"
+    assert crash.next_step == "not replaced: there are enough other workers"

@@ -16,7 +16,7 @@ import pytest
 
 import asyncpool
 from asyncpool import to_process
-from tests.helpers import jobs, large
+from tests.helpers import jobs, large, values
 from tests.helpers.gate import Gate
 from tests.helpers.loops import loop_factories
 from tests.helpers.patience import patience
@@ -60,6 +60,21 @@ def test_it_raises_what_the_function_raises(run: Any) -> None:
             await to_process.run_sync(jobs.throw, LookupError("nothing there"))
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    "error", [GeneratorExit("g"), asyncio.CancelledError("c")], ids=repr
+)
+def test_it_says_that_an_argument_raises_what_it_must_not(
+    run: Any, error: BaseException
+) -> None:
+    async def main() -> int:
+        with pytest.raises(asyncpool.JobNotPicklableError) as caught:
+            await to_process.run_sync(jobs.take, values.ExplodesHere(error))
+        assert caught.value.__cause__ is error
+        return await to_process.run_sync(jobs.square, 3)
+
+    assert run(main) == 9
 
 
 def test_it_raises_what_anyio_raises(run: Any) -> None:
@@ -296,3 +311,16 @@ def test_it_needs_an_event_loop_of_asyncio() -> None:
     trio = pytest.importorskip("trio")
     with pytest.raises(RuntimeError, match="an event loop of asyncio's"):
         trio.run(to_process.run_sync, jobs.pid)
+
+
+def test_calls_and_results_have_no_bound_but_memory(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = asyncpool.Pool.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "max_message", 1024)
+
+    async def main() -> tuple[int, bytes]:
+        size = await to_process.run_sync(len, bytes(5000))
+        return size, await to_process.run_sync(bytes, 5000)
+
+    assert run(main) == (5000, bytes(5000))

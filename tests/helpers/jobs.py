@@ -497,6 +497,7 @@ def choose(item: tuple[str, Any]) -> Any:
 
 _SHARED: list[int] = []
 _variable: ContextVar[int] = ContextVar("_variable", default=0)
+seen: ContextVar[tuple[Any, ...]] = ContextVar("seen", default=())
 
 
 def _swap(value: int) -> int:
@@ -558,6 +559,39 @@ def configure(value: object, gate: str = "") -> int:
 
 def size(data: Any) -> int:
     return memoryview(data).nbytes
+
+
+def configure_as_a_job(value: object) -> None:
+    """Do what only a job can do, and keep what it finds."""
+    job = asyncpool.current_job()
+    asyncpool.heartbeat(value)
+    seen.set((*seen.get(), value))
+    job.logger.warning("configured")
+    configure((value, job.attempt, job.deadline, job.last_details, seen.get()))
+
+
+def all_seen() -> tuple[Any, ...]:
+    return seen.get()
+
+
+async def configure_as_a_job_async(value: object) -> None:
+    configure_as_a_job(value)
+
+
+def configure_by_a_copy(value: object) -> None:
+    """Fork, and have both processes return."""
+    if os.fork():
+        os.wait()
+        configure(value)
+
+
+def retire_if_new(path: str) -> None:
+    """Retire the worker, unless this is the first call of all."""
+    if os.path.exists(path):
+        asyncpool.retire_worker()
+    else:
+        with open(path, "x"):
+            pass
 
 
 def configure_too(value: object) -> None:

@@ -124,6 +124,18 @@ def dying_once(token: str, stop: int) -> Iterator[tuple[int, int]]:
         os._exit(3)
 
 
+def dying_at_first(token: str, stop: int) -> Iterator[tuple[int, int]]:
+    """Die before the first item of the first attempt."""
+    if first(token):
+        os._exit(3)
+    yield from failing_once(token, stop)
+
+
+def beginning_at(gate: str) -> Iterator[str]:
+    wait_at(gate)
+    yield "begun"
+
+
 def failing_once(token: str, stop: int) -> Iterator[tuple[int, int]]:
     attempt = asyncpool.current_job().attempt
     for number in range(stop):

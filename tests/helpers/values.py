@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -84,6 +86,48 @@ class Unpicklable:
         raise TypeError("not for sale")
 
 
+class ExplodesHere:
+    """Raises, whatever it is, when the pool pickles it."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> NoReturn:
+        raise self.error
+
+
+class InterruptedHere:
+    """Gets a signal, as by Ctrl-C, while the pool pickles it."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        signal.raise_signal(self.number)
+        return str, ()
+
+
+class SlyError(ValueError):
+    """Says that it is of another class, and ends whoever believes it."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise SystemExit("not of any class")
+
+
+def raise_sly() -> NoReturn:
+    raise SlyError("sly")
+
+
+class _ExitsOnQuestions(type):
+    def __instancecheck__(cls, _: object) -> bool:
+        raise SystemExit("asked")
+
+
+class AskedError(Exception, metaclass=_ExitsOnQuestions):
+    """Its class ends whoever asks whether something is of it."""
+
+
 class ExplodesThere:
     """Pickles here, and raises in the worker."""
 
@@ -92,6 +136,25 @@ class ExplodesThere:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return explode, (self.error,)
+
+
+class ExplodesElsewhere:
+    """Pickles in a worker, and raises in any other process."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return explode_elsewhere, (self.error, os.getpid())
+
+
+def explode_elsewhere(error: BaseException, home: int) -> None:
+    if os.getpid() != home:
+        raise error
+
+
+def make_explode_elsewhere(error: BaseException) -> ExplodesElsewhere:
+    return ExplodesElsewhere(error)
 
 
 def explode(error: BaseException) -> NoReturn:

@@ -54,6 +54,7 @@ def accepted(alarm: Alarm) -> None:
     )
     Pool(timeout=None, queue_timeout=1, heartbeat_timeout=2.5, on_cancel="wait")
     Pool(max_pending=None, health_timeout=None, max_message=1 << 20)
+    Pool(max_message=None)
 
 
 async def life() -> None:

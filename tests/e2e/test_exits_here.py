@@ -1,0 +1,244 @@
+"""Arguments, results and exceptions that end whoever touches them, in the pool's process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool import Executor, JobNotPicklableError, Pool
+from tests.helpers import jobs, values
+from tests.helpers.logs import Kept, handled_by
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.pools import assert_serves
+from tests.helpers.scripts import finish, start_script
+
+
+class Own(BaseException):
+    pass
+
+
+# Those that a signal's handler raises, and the others.
+EXITS = [SystemExit(3), KeyboardInterrupt("k")]
+OTHERS = [GeneratorExit("g"), asyncio.CancelledError("c"), Own("o")]
+ALL = [*EXITS, *OTHERS, ValueError("v"), StopIteration("s")]
+
+
+def named(error: BaseException) -> str:
+    return type(error).__name__
+
+
+# Too large to be pickled in the loop: a thread does that.
+def bury(value: object) -> list[object]:
+    return [bytearray(1 << 20), *([0] * 100_000), value]
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    with Executor(1) as executor:
+        yield executor
+
+
+class TestExecutor:
+    @pytest.mark.parametrize(
+        "place", [lambda value: value, bury], ids=["small", "large"]
+    )
+    @pytest.mark.parametrize("error", ALL, ids=named)
+    def test_what_an_argument_raises_is_of_its_call_alone(
+        self, executor: Executor, error: BaseException, place: Callable[[Any], Any]
+    ) -> None:
+        neighbour = executor.submit(pow, 2, 5)
+        bad = executor.submit(jobs.take, place(values.ExplodesHere(error)))
+        found = bad.exception(PATIENCE)
+        assert isinstance(found, JobNotPicklableError)
+        assert str(found).endswith(f"cannot be pickled: {named(error)}: {error}")
+        assert neighbour.result(PATIENCE) == 32
+        assert executor.submit(pow, 2, 6).result(PATIENCE) == 64
+
+    @pytest.mark.parametrize("error", ALL, ids=named)
+    def test_it_can_be_shut_down_when_that_was_the_only_call(
+        self, error: BaseException
+    ) -> None:
+        with Executor(1) as executor:
+            bad = executor.submit(jobs.take, values.ExplodesHere(error))
+        assert isinstance(bad.exception(0), JobNotPicklableError)
+
+    @pytest.mark.parametrize("error", ALL, ids=named)
+    def test_what_a_result_raises_is_of_its_call_alone(
+        self, executor: Executor, error: BaseException
+    ) -> None:
+        bad = executor.submit(values.make_explode_elsewhere, error)
+        found = bad.exception(PATIENCE)
+        assert isinstance(found, JobNotPicklableError)
+        assert found.direction == "result"
+        assert executor.submit(pow, 2, 6).result(PATIENCE) == 64
+
+    @pytest.mark.parametrize("error", [*EXITS, *OTHERS], ids=named)
+    def test_what_a_callback_raises_is_logged(
+        self, executor: Executor, error: BaseException
+    ) -> None:
+        def fail(_: Future[Any]) -> None:
+            raise error
+
+        kept = Kept()
+        with handled_by(kept, "asyncpool"):
+            future = executor.submit(pow, 2, 5)
+            future.add_done_callback(fail)
+            assert future.result(PATIENCE) == 32
+            assert executor.submit(pow, 2, 6).result(PATIENCE) == 64
+        # It may have been done before it had the callback, which is then called here.
+        assert len(kept.records) <= 1
+
+    def test_an_exception_that_denies_its_class_is_of_its_call_alone(
+        self, executor: Executor
+    ) -> None:
+        found = executor.submit(values.raise_sly).exception(PATIENCE)
+        assert isinstance(found, JobNotPicklableError)
+        assert str(found) == (
+            "the job's exception cannot be unpickled here: "
+            "tests.helpers.values.SlyError: sly"
+        )
+        assert executor.submit(pow, 2, 6).result(PATIENCE) == 64
+
+
+@BOTH_LOOPS
+class TestPool:
+    @pytest.mark.parametrize("error", EXITS, ids=named)
+    async def test_an_exit_may_be_a_signals_and_is_raised_in_the_caller(
+        self, error: BaseException
+    ) -> None:
+        async with patience(), Pool(1) as pool:
+            with pytest.raises(type(error)):
+                pool.submit(jobs.take, values.ExplodesHere(error))
+            await assert_serves(pool)
+            stats = pool.stats()
+        assert stats.submitted == stats.completed + 1
+        assert stats.failed == 1
+
+    @pytest.mark.parametrize("error", EXITS, ids=named)
+    async def test_one_in_a_thread_is_no_signals(self, error: BaseException) -> None:
+        async with patience(), Pool(1) as pool:
+            for job in (
+                pool.submit(jobs.take, bury(values.ExplodesHere(error))),
+                pool.broadcast(jobs.take, values.ExplodesHere(error)),
+            ):
+                with pytest.raises(JobNotPicklableError) as caught:
+                    await job
+                assert str(caught.value) == (
+                    f"the call cannot be pickled: {named(error)}: {error}"
+                )
+            await assert_serves(pool)
+
+    @pytest.mark.parametrize(
+        "place", [lambda value: value, bury], ids=["small", "large"]
+    )
+    @pytest.mark.parametrize("error", OTHERS, ids=named)
+    async def test_any_other_one_is_of_its_job_alone(
+        self, error: BaseException, place: Callable[[Any], Any]
+    ) -> None:
+        async with patience(), Pool(1) as pool:
+            job = pool.submit(jobs.take, place(values.ExplodesHere(error)))
+            with pytest.raises(JobNotPicklableError) as caught:
+                await job
+            assert str(caught.value) == (
+                f"the call cannot be pickled: {named(error)}: {error}"
+            )
+            assert caught.value.__cause__ is error
+            with pytest.raises(JobNotPicklableError):
+                await pool.broadcast(jobs.take, place(values.ExplodesHere(error)))
+            await assert_serves(pool)
+
+    @pytest.mark.parametrize(
+        "place", [lambda value: value, bury], ids=["small", "large"]
+    )
+    @pytest.mark.parametrize("error", [*OTHERS, ValueError("v")], ids=named)
+    async def test_in_a_map_it_is_of_its_item_alone(
+        self, error: BaseException, place: Callable[[Any], Any]
+    ) -> None:
+        items = [1, 2, place(values.ExplodesHere(error)), 4]
+        async with patience(), Pool(1) as pool:
+            found = await pool.map(jobs.take, items, chunk=4).outcomes()
+        assert [one.ok for one in found] == [True, True, False, True]
+        assert isinstance(found[2].error, JobNotPicklableError)
+
+    @pytest.mark.parametrize("error", ALL, ids=named)
+    async def test_what_a_result_raises_is_of_its_job_alone(
+        self, error: BaseException
+    ) -> None:
+        async with patience(), Pool(1) as pool:
+            with pytest.raises(JobNotPicklableError) as caught:
+                await pool.submit(values.make_explode_elsewhere, error)
+            assert caught.value.direction == "result"
+            await assert_serves(pool)
+
+    async def test_an_exception_that_denies_its_class_is_of_its_job_alone(
+        self,
+    ) -> None:
+        async with patience(), Pool(1) as pool:
+            with pytest.raises(JobNotPicklableError, match=r"values\.SlyError: sly$"):
+                await pool.submit(values.raise_sly)
+            await assert_serves(pool)
+
+    async def test_a_type_to_retry_on_has_no_say_in_what_is_of_it(self) -> None:
+        async with patience(), Pool(1) as pool:
+            asking = pool.options(max_attempts=2, retry_on=[values.AskedError])
+            with pytest.raises(ValueError, match="invalid literal"):
+                await asking.submit(int, "x")
+            await assert_serves(pool)
+
+    @pytest.mark.parametrize("error", [*EXITS, *OTHERS], ids=named)
+    async def test_an_iterator_of_a_map_ends_who_reads_it(
+        self, error: BaseException
+    ) -> None:
+        def items() -> Iterator[int]:
+            yield 1
+            raise error
+
+        async with patience(), Pool(1) as pool:
+            with pytest.raises(type(error)):
+                await pool.map(jobs.square, items())
+            await assert_serves(pool)
+
+
+SCRIPT = """
+    import asyncio, signal, sys
+    import asyncpool
+    from tests.helpers import jobs, values
+
+    async def main():
+        async with asyncpool.Pool(1) as pool:
+            print(await pool.submit(pow, 2, 5), flush=True)
+            job = pool.submit(jobs.take, values.InterruptedHere(signal.SIGINT))
+            print("submitted", flush=True)
+            await job
+            await asyncio.Event().wait()
+
+    def plain():
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(main())
+
+    try:
+        asyncio.run(main()) if sys.argv[1] == "run" else plain()
+    except KeyboardInterrupt:
+        print("interrupted")
+    """
+
+
+@pytest.mark.parametrize(
+    ("way", "printed"),
+    [
+        ("run", "32\nsubmitted\ninterrupted\n"),  # its handler cancels the main task
+        ("plain", "32\ninterrupted\n"),  # Python's raises it right there
+    ],
+)
+def test_ctrl_c_while_an_argument_is_pickled_ends_the_program(
+    tmp_path: Path, way: str, printed: str
+) -> None:
+    process = start_script(tmp_path, SCRIPT, way)
+    out, _ = finish(process)
+    assert (out, process.returncode) == (printed, 0)

@@ -1,0 +1,124 @@
+"""What is mistaken often is told where it belongs."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool import Executor, JobNotPicklableError, Pool
+from tests.helpers import jobs
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import PATIENCE, patience
+
+pytestmark = BOTH_LOOPS
+
+
+def passes_on(**kwargs: Any) -> Any:
+    return jobs.square(**kwargs)
+
+
+def note(name: str) -> str:
+    return (
+        f"The function was given {name}=...: as an option of the job it goes into "
+        f"Pool.options({name}=...).submit(...)."
+    )
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize(
+    ("function", "option", "noted"),
+    [
+        (jobs.square, "timeout", [note("timeout")]),
+        (abs, "timeout", [note("timeout")]),
+        (int, "key", [note("key")]),
+        (jobs.greet, "max_attempts", [note("max_attempts")]),
+        (jobs.square, "size", []),
+        (passes_on, "timeout", []),  # the call in it is at fault
+    ],
+)
+async def test_an_option_that_a_function_refuses(
+    function: Callable[..., Any], option: str, noted: list[str], concurrency: int
+) -> None:
+    async with patience(), Pool(1, concurrency=concurrency) as pool:
+        with pytest.raises(TypeError) as caught:
+            await pool.submit(function, **{option: 3})
+    assert getattr(caught.value, "__notes__", []) == noted
+
+
+async def test_an_option_that_a_function_takes_is_its_own() -> None:
+    async with patience(), Pool(1) as pool:
+        assert await pool.submit(jobs.take, timeout=3, key=4) == 2
+
+
+@pytest.mark.parametrize("verb", ["map", "starmap"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("chunksize", "takes no chunksize=: it is called chunk here"),
+        ("buffersize", "takes no buffersize=: it is called window here"),
+        (
+            "timeout",
+            "takes no timeout=: as an option of each job it goes into options(timeout=...)",
+        ),
+        ("colour", "takes no colour="),
+    ],
+)
+async def test_what_a_map_has_by_another_name(verb: str, name: str, text: str) -> None:
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(TypeError) as caught:
+            getattr(pool, verb)(jobs.square, [1], **{name: 3})
+    assert str(caught.value) == f"{verb}() {text}"
+
+
+async def test_a_map_in_a_plain_loop() -> None:
+    async with patience(), Pool(1) as pool:
+        results: Any = pool.map(jobs.square, [1, 2])
+        with pytest.raises(TypeError) as caught:
+            list(results)
+        assert await results == [1, 4]
+    assert str(caught.value) == (
+        "a map is no plain iterable: use 'async for', or await it"
+    )
+
+
+@pytest.mark.parametrize("mode", ["r", "w", "r+", "rb"])
+async def test_an_open_file_is_no_argument(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "file"
+    path.write_text("contents")
+    async with patience(), Pool(1) as pool:
+        with path.open(mode) as file, pytest.raises(JobNotPicklableError) as caught:
+            await pool.submit(jobs.take, [file])
+    assert str(caught.value).startswith("args[0] cannot be pickled: TypeError: cannot ")
+    if mode != "rb":
+        assert str(caught.value).endswith(
+            "which is open here: send its path, or what is in it"
+        )
+
+
+async def test_an_open_file_is_no_result(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("contents")
+    async with patience(), Pool(1) as pool:
+        with pytest.raises(JobNotPicklableError, match="which is open here") as caught:
+            await pool.submit(open, str(path))
+    assert caught.value.direction == "result"
+
+
+async def test_what_cannot_be_pickled_is_a_pickling_error() -> None:
+    with Executor(1) as executor:
+        error = executor.submit(jobs.take, threading.Lock()).exception(PATIENCE)
+    assert isinstance(error, pickle.PicklingError)
+
+
+async def test_the_traceback_of_an_error_has_its_usual_name() -> None:
+    with Executor(1) as executor:
+        error = executor.submit(jobs.square, "x").exception(PATIENCE)  # type: ignore[arg-type]
+    assert isinstance(error, TypeError)
+    cause: Any = error.__cause__
+    assert "in square" in cause.tb
+    assert cause.tb == cause.text
