@@ -242,7 +242,7 @@ async def test_a_deadline_holds_at_every_stage(stage: str) -> None:
 
 @pytest.mark.parametrize("others", [{}, {"queue_timeout": LONG, "timeout": LONG}])
 async def test_a_timer_that_fires_a_tick_early_keeps_to_the_deadline(
-    others: dict[str, float],
+    others: dict[str, Any],
 ) -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         held = pool.submit(jobs.wait_at, gate.path)
@@ -263,8 +263,9 @@ async def test_who_is_heard_to_have_ended_is_not_judged(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
-        view = pool.options(**{limit: LONG})
-        both = [view.submit(jobs.wait_at, gate.path) for _ in range(2)]
+        limits: dict[str, Any] = {limit: LONG}
+        view = pool.options(**limits)
+        both: list[Job[Any]] = [view.submit(jobs.wait_at, gate.path) for _ in range(2)]
         visitor = await gate.visitor()
 
         def hear_both_end(handle: WorkerHandle) -> None:
