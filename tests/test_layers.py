@@ -28,6 +28,7 @@ PURE = {
     "json",
     "marshal",
     "math",
+    "operator",
     "pickle",
     "struct",
     "sys",  # what is imported already
