@@ -488,9 +488,23 @@ def _telling_lines(tail: tuple[str, ...]) -> str:
     if not fatal:
         return "".join(f"\n    {line}" for line in tail[-5:])
     # What faulthandler prints: the error, then stacks, the innermost call first.
-    stacks = [i for i, line in enumerate(tail) if line.startswith("Current thread")]
+    tail = tail[fatal[-1] :]
+    stacks = [i for i, line in enumerate(tail) if line.startswith("Current thread 0x")]
     stack = tail[stacks[0] : stacks[0] + 4] if stacks else ()
-    return "".join(f"\n    {line}" for line in (tail[fatal[-1]], *stack))
+    stack = stack[: stack.index("")] if "" in stack else stack
+    return "".join(f"\n    {line}" for line in (tail[0], *stack, *_guilty(tail)))
+
+
+def _guilty(tail: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the innermost frames of C, as Python 3.14 and newer show them.
+
+    Above them is what prints the stack, then the trampoline of the signal, which is the
+    C library's, and perhaps a function of that library, which does as it is told.
+    """
+    frames = [line for line in tail if line.startswith("  Binary file ")]
+    libc = [i for i, line in enumerate(frames) if "/libc.so" in line]
+    below = frames[libc[0] + 1 :] if libc else []
+    return tuple(line for line in below if "/libc.so" not in line)[:3]
 
 
 def _innermost_calls(stack: str) -> str:

@@ -69,7 +69,8 @@ class Crash:
         detail: The text of the error behind it, if there was one (an initializer
             that raised, a broken frame, an exception in a thread), or what a hung
             worker has failed to say, else ``""``.
-        stderr_tail: The last lines that the worker wrote to its stderr.
+        stderr_tail: The last 40 lines that the worker wrote to its stderr, and of a fatal
+            error of the interpreter the first 25, too.
         next_step: What the supervisor does about it.
         stack: Where a hung worker was, as ``faulthandler`` shows it: the Python stacks of
             its threads, the innermost call first.  Empty if it could not tell, since it

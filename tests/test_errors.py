@@ -311,6 +311,45 @@ def test_of_a_fatal_error_the_innermost_calls_are_quoted() -> None:
     ]
 
 
+C_STACK = "Current thread's C stack trace (most recent call first):"
+
+
+def test_of_a_fatal_error_in_a_library_its_frames_are_quoted_too() -> None:
+    tail = (
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Thread 0x1 [Thread-1] (most recent call first):",
+        '  File "other.py", line 1 in wait',
+        "",
+        "Current thread 0x0 [python] (most recent call first):",
+        '  File "a.py", line 1 in crash',
+        "",
+        C_STACK,
+        '  Binary file "/bin/python", at _Py_DumpStack+0x4a [0x4]',
+        '  Binary file "/bin/python" [0x5]',
+        '  Binary file "/lib/libc.so.6", at +0x406b0 [0x6]',
+        '  Binary file "/lib/libc.so.6", at +0x16a499 [0x7]',
+        '  Binary file "/lib/python3/_guilty.so", at inner+0x1 [0x8]',
+        '  Binary file "/lib/python3/_guilty.so", at outer+0x1 [0x9]',
+        '  Binary file "/bin/python" [0xa]',
+        '  Binary file "/bin/python", at PyEval_EvalCode+0x9d [0xb]',
+        '  Binary file "/lib/libc.so.6", at __libc_start_main+0x87 [0xc]',
+        '  Binary file "/bin/python", at _start+0x21 [0xd]',
+    )
+    crash = dataclasses.replace(CRASH, stderr_tail=tail)
+    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
+    assert str(error).splitlines()[1:] == [
+        f"    {line}" for line in (tail[0], *tail[5:7], *tail[13:16])
+    ]
+
+
+def test_a_stack_of_c_without_one_of_python_is_no_stack_of_python() -> None:
+    tail = ("Fatal Python error: Aborted", C_STACK, "  <cannot get C stack>")
+    crash = dataclasses.replace(CRASH, stderr_tail=tail)
+    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
+    assert str(error).splitlines()[1:] == ["    Fatal Python error: Aborted"]
+
+
 def test_a_fatal_error_without_a_stack_is_quoted_all_the_same() -> None:
     crash = dataclasses.replace(
         CRASH, stderr_tail=("Fatal Python error: Aborted", "x", "y")

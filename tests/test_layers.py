@@ -27,6 +27,7 @@ PURE = {
     "itertools",
     "json",
     "math",
+    "operator",
     "pickle",
     "struct",
     "sys",  # what is imported already

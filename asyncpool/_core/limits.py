@@ -137,10 +137,15 @@ class JobLimits:
         return Press(self.on_cancel, self.cancel_grace)
 
     def exceeded(self, now: float, *, running: bool) -> Limit:
-        """Tell which limit it is that a job has reached by *now*."""
-        if self.deadline is not None and self.deadline <= now:
+        """Tell which limit it is that a job has reached by *now*.
+
+        A clock that is read a moment before a deadline does not make it another limit.
+        """
+        period: Limit = "timeout" if running else "queue_timeout"
+        deadline = self.deadline
+        if deadline is not None and (deadline <= now or getattr(self, period) is None):
             return "deadline"
-        return "timeout" if running else "queue_timeout"
+        return period
 
     def queue_end(self, now: float) -> float | None:
         """Return until when a job that is submitted *now* may wait."""

@@ -12,7 +12,9 @@ between them whoever does it in a thread can make way for others.
 
 from __future__ import annotations
 
+import operator
 import pickle
+import types
 from functools import cache
 
 from asyncpool._core import reducers
@@ -49,6 +51,9 @@ _CHUNK = 262_144
 
 # Where an area may begin: what vector instructions, and NumPy, like best.
 _ALIGNMENT = 64
+
+# What stands for a global that is yet to be imported, since Python 3.15.
+_LAZY = getattr(types, "LazyImportType", None)
 
 
 class StreamTooLongError(Exception):
@@ -240,6 +245,9 @@ def _slow_pickler() -> Any:
         def reducer_override(self, value: object) -> Any:
             if self.watch is not None:
                 self.watch(value)
+            if type(value) is _LAZY:
+                # A global that nobody has used yet: the other side gets what it is.
+                return operator.getitem, ((value.resolve(),), 0)  # type: ignore[attr-defined]
             return super().reducer_override(value)
 
     return Watched

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Literal, TextIO
 
 from asyncpool._core.printable import printable
+from asyncpool._core.tails import Tail, text
 
 __all__ = ["Output", "OutputMode"]
 
@@ -25,8 +26,6 @@ _CHUNK = 8192
 _LINES_A_TURN = 64
 _RETRY_AFTER = 0.05  # s, while nobody reads this process's own stdout
 _LINES_AT_THE_END = 1024
-_TAIL_LINES = 40
-_TAIL_WIDTH = 500
 
 
 class Output:
@@ -50,15 +49,15 @@ class Output:
         self._err = err
         self._rest = b""
         self._lines: deque[bytes] = deque()
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._tail = Tail()
         self.label = "worker"
         os.set_blocking(fd, False)
         loop.add_reader(fd, self._read_some)
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines, oldest first."""
-        return tuple(self._tail)
+        """What is kept of it, oldest line first."""
+        return self._tail.lines
 
     def close(self) -> None:
         """Read what is left of a worker that is gone, and let go of the pipe."""
@@ -84,7 +83,7 @@ class Output:
             rest = b""
         self._rest = rest
         if self._err:
-            self._tail.extend(map(_tail_line, lines[-_TAIL_LINES:]))
+            self._tail.extend(lines)
         self._lines.extend(lines)
         if self._emit_some():
             self._loop.remove_reader(self._fd)
@@ -110,7 +109,7 @@ class Output:
         for _ in range(min(_LINES_A_TURN, len(self._lines))):
             if not self._can_emit():
                 break
-            self._emit(_text(self._lines.popleft()))
+            self._emit(text(self._lines.popleft()))
         return bool(self._lines)
 
     def _can_emit(self) -> bool:
@@ -128,7 +127,7 @@ class Output:
         self._fd = -1
         if self._rest:
             if self._err:
-                self._tail.append(_tail_line(self._rest))
+                self._tail.extend((self._rest,))
             self._lines.append(self._rest)
             self._rest = b""
         dropped = len(self._lines) - _LINES_AT_THE_END
@@ -137,7 +136,7 @@ class Output:
             for _ in range(dropped):
                 self._lines.popleft()
         while self._lines and self._can_emit():
-            self._emit(_text(self._lines.popleft()))
+            self._emit(text(self._lines.popleft()))
 
     def _emit(self, text: str) -> None:
         if self._to_log():
@@ -164,11 +163,3 @@ def _is_writable(stream: TextIO | None) -> bool:
     except (OSError, ValueError, AttributeError, OverflowError):
         return True  # no real file: it has its own ways
     return bool(poll.poll(0))
-
-
-def _text(line: bytes) -> str:
-    return line.decode(errors="replace").rstrip("\r")
-
-
-def _tail_line(line: bytes) -> str:
-    return printable(_text(line)[:_TAIL_WIDTH])

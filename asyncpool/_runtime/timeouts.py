@@ -22,7 +22,7 @@ class Timeouts:
     Args:
         loop: Whose clock counts.
         deadlines: The times.
-        on_due: Called with each job whose time is over.
+        on_due: Called with the jobs whose time is over, and when that is.
 
     Attributes:
         resumed_at: When this process was last found to go on after a while in which it, or
@@ -33,7 +33,7 @@ class Timeouts:
         self,
         loop: asyncio.AbstractEventLoop,
         deadlines: Deadlines,
-        on_due: Callable[[int, float], None],
+        on_due: Callable[[list[int], float], None],
     ) -> None:
         self.resumed_at = -math.inf
         self._loop = loop
@@ -71,8 +71,7 @@ class Timeouts:
         if now - when > LATE:
             self.resumed_at = now
         self._timer = None
-        for job in self._deadlines.pop(now):
-            self._on_due(job, now)
+        self._on_due(self._deadlines.pop(now), now)
         later = self._deadlines.next()
         if later is not None:
             self._ring_by(later)

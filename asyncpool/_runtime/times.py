@@ -99,21 +99,25 @@ class Times:
 
     def late_error(self, job: Job[Any]) -> JobTimeoutError:
         """Return the error for a job that was to begin before now."""
-        job.exceeded = job.limits.exceeded(self._time(), running=job.began is not None)
+        return self._late_error(job, self._time())
+
+    def _late_error(self, job: Job[Any], now: float) -> JobTimeoutError:
+        job.exceeded = job.limits.exceeded(now, running=job.began is not None)
         return timeout_error(job)
 
-    def _on_due(self, number: int, now: float) -> None:
-        """Look at a job whose time may be over."""
-        job = self._state.book.jobs.get(number)
-        if job is None:
-            return
-        if job.slot is not None:
-            # Nobody is judged before what its worker has said by now is heard.
-            began = job.began
-            self._state.handles[job.slot].hear()
-            if job.began != began:
-                return  # it has begun in time, and is watched as what runs
-        self._on_over(job, now)
+    def _on_due(self, numbers: list[int], now: float) -> None:
+        """Judge the jobs whose time may be over."""
+        book, handles = self._state.book, self._state.handles
+        due = [job for number in numbers if (job := book.jobs.get(number)) is not None]
+        before = [(job.slot, job.began) for job in due]
+        # All their workers are heard before any job is judged: a worker may have sent
+        # what concerns several of these jobs.
+        for slot in {slot for slot, _ in before if slot is not None}:
+            handles[slot].hear()
+        for job, known in zip(due, before, strict=True):
+            # A job that has begun or ended in time is watched as what it is now.
+            if (job.slot, job.began) == known:
+                self._on_over(job, now)
 
     @decision
     def _on_over(self, job: Job[Any], now: float) -> None:
@@ -125,7 +129,7 @@ class Times:
             self._timeouts.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may be here, and take long to load.
-            state.book.fail(job, self.late_error(job))
+            state.book.fail(job, self._late_error(job, now))
             self._take_out(job, slot)
         elif state.core.runs(slot, job.id):
             end = job.limits.run_end(began)
@@ -154,9 +158,7 @@ class Times:
         handle = self._state.handles[slot]
         self._heartbeats.look(handle)
         next_look = self._next_look(job)
-        if next_look is None:
-            pass  # it was heard that it has begun, in time, and it may run for ever
-        elif now < next_look:
+        if next_look is None or now < next_look:
             self._timeouts.watch(job.id, next_look)
         else:
             seconds = job.limits.heartbeat_timeout

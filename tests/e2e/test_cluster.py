@@ -226,7 +226,7 @@ async def test_a_worker_out_of_descriptors_gets_none() -> None:
 
 @in_each_way
 async def test_nothing_leaks_with_1000_connections(spread: str) -> None:
-    async with patience(), cluster_of(spread=spread) as cluster:
+    async with patience(4), cluster_of(spread=spread) as cluster:
         await all_ready(cluster)
 
         async def talk() -> None:
@@ -345,9 +345,9 @@ async def test_one_that_never_is_ready_breaks_the_start() -> None:
 
 async def test_one_that_is_not_ready_in_time() -> None:
     policy = RestartPolicy(max_failed_starts=1)
-    cluster = cluster_of(serves.not_yet, workers=1, restart=policy, start_timeout=0.5)
+    cluster = cluster_of(serves.not_yet, workers=1, restart=policy, start_timeout=2.0)
     async with patience():
-        with pytest.raises(PoolBrokenError, match=r"not ready within 0\.5 s"):
+        with pytest.raises(PoolBrokenError, match="not ready within 2 s"):
             await cluster.start()
 
 

@@ -232,7 +232,7 @@ class TestDifferences:
                     # A worker that is forked has the command line of who has forked it.
                     line = f"/proc/{executor.submit(os.getpid).result()}/cmdline"
                     text = pathlib.Path(line).read_text()
-                    print("multiprocessing.spawn" in text, "asyncpool" in text)
+                    print("multiprocessing.spawn" in text, "asyncpool._worker" in text)
             """
         out = run_either(tmp_path, make, source)
         assert out == ("True False\n" if make is process_pool else "False True\n")

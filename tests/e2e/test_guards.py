@@ -10,10 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.guards import Snapshot
+from tests.helpers.guards import MARK, Snapshot
 from tests.helpers.patience import PATIENCE
 
 CODE = "import sys; print(flush=True); sys.stdin.read()"
+MAKE_SHARED = """
+import mmap, os, sys
+how = sys.argv[1]
+name = "folder_%d_x" % os.getpid() if how == "named" else "test-x%s-" % os.urandom(4).hex() + how
+file = open("/dev/shm/" + name, "w+b", buffering=0)
+file.truncate(1)
+if how == "mapped":
+    memory = mmap.mmap(file.fileno(), 1)
+if how != "open":
+    file.close()
+print("/dev/shm/" + name, flush=True)
+sys.stdin.read()
+"""
 
 
 def test_nothing_is_found_where_nothing_is_left() -> None:
@@ -91,3 +104,25 @@ def test_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     leaks = before.leaks()
     path.unlink()
     assert leaks == [f"/dev/shm/{name}"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm here")
+@pytest.mark.parametrize("how", ["mapped", "open", "named"])
+def test_shared_memory_of_another_program_is_not_held_against_a_test(how: str) -> None:
+    # It does not descend from here, as far as its environment tells.
+    others = {name: value for name, value in os.environ.items() if name != MARK}
+    command = [sys.executable, "-c", MAKE_SHARED, how]
+    before = Snapshot()
+    with subprocess.Popen(
+        command, env=others, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        path = Path(program.stdout.readline().strip())
+        before.processes[program.pid] = "another program"
+        there = path.exists()
+        leaks = [leak for leak in before.leaks() if "shm" in leak]
+        program.stdin.close()
+    path.unlink()
+    assert there
+    assert leaks == []

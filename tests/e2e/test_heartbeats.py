@@ -281,8 +281,9 @@ async def test_the_earlier_of_two_limits_counts(first: str) -> None:
 
 
 async def test_a_timeout_holds_for_who_beats_too() -> None:
-    async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
-        view = pool.options(timeout=0.5, heartbeat_timeout=0.2)
+    pool = Pool(1, cancel_grace=LONG, preload=[beats.__name__])
+    async with patience(), Gate() as gate, pool:
+        view = pool.options(timeout=2 * SILENCE, heartbeat_timeout=SILENCE)
         with pytest.raises(JobTimeoutError) as caught:
             await view.submit(beats.beat_deaf, gate.path)
         assert "in beat_deaf" in caught.value.stack
@@ -307,9 +308,10 @@ async def test_a_service_that_does_not_listen_condemns_nobody() -> None:
 
 @pytest.mark.parametrize("at", [math.nan, math.inf, 1e300])
 async def test_beats_from_the_future_do_not_buy_time(at: float) -> None:
-    async with patience(), Gate() as gate, Pool(1, heartbeat_timeout=SHORT) as pool:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        view = pool.options(heartbeat_timeout=SHORT)
         with pytest.raises(WorkerHungError):
-            await pool.submit(beats.claim_and_sleep, gate.path, at)
+            await view.submit(beats.claim_and_sleep, gate.path, at)
         await assert_serves(pool)
 
 

@@ -285,7 +285,7 @@ async def test_a_pool_survives_when_there_may_be_no_more_threads(
 async def test_a_close_meets_an_argument_that_is_being_loaded(
     finish: str, way: str
 ) -> None:
-    block = Block(pattern(3 * MIB))
+    block, before = Block(pattern(3 * MIB)), large.mapped()
     async with patience():
         pool = Pool(1)
         await pool.start()
@@ -309,7 +309,7 @@ async def test_a_close_meets_an_argument_that_is_being_loaded(
         else:
             assert job.result() == checksum(block)
             assert summary == CloseSummary(finished=1, failed=0, killed=0)
-    assert large.mapped() == 0
+    assert large.mapped() <= before, "earlier tests may have kept some until now"
 
 
 @pytest.mark.usefixtures("fill_passes_by")
@@ -336,9 +336,10 @@ async def test_what_was_never_sent_when_the_pool_closed_is_not_sent_later(
 
 @pytest.mark.usefixtures("fill_passes_by")
 async def test_a_pool_that_is_left_by_an_error_leaves_nothing() -> None:
+    before = large.mapped()
     with pytest.raises(ZeroDivisionError):
         await _leave_by_an_error()
-    assert large.mapped() == 0
+    assert large.mapped() <= before, "earlier tests may have kept some until now"
 
 
 async def _leave_by_an_error() -> None:

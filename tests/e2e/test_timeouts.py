@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 
 from asyncpool import Crash, Job, JobTimeoutError, Pool, WorkerCrashedError
+from asyncpool._core.frames import Frame, Kind
+from asyncpool._core.parcels import HEAVY
+from asyncpool._runtime.handle import WorkerHandle
 from asyncpool.events import Crashed, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.large import Stop, crowd, supervisor_of
+from tests.helpers.large import Stop, crowd, filler, supervisor_of
 from tests.helpers.loops import IN_TURNS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, idle, timeout_of
@@ -23,6 +27,19 @@ pytestmark = IN_TURNS
 
 SHORT = 0.05
 LONG = 3600.0
+
+
+def ready_pool(workers: int = 1, **options: Any) -> Pool:
+    """Return a pool whose workers have imported the jobs.
+
+    On a loaded machine the import alone takes longer than SHORT.
+    """
+    return Pool(workers, preload=[jobs.__name__], **options)
+
+
+def ring(pool: Pool, when: float) -> None:
+    """Have the timer of the jobs' times fire as if it were *when* already."""
+    supervisor_of(pool)._traffic.times._timeouts._on_timer(when)
 
 
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill", "wait"])
@@ -41,8 +58,7 @@ async def test_a_job_that_runs_too_long_ends_and_says_where_it_was(
     work: Callable[[str, str], Any], line: str, on_cancel: Any
 ) -> None:
     crashes: list[Crash] = []
-    # On a loaded machine the import of the job's module alone takes longer than it may.
-    pool = Pool(1, on_crash=crashes.append, preload=[jobs.__name__])
+    pool = ready_pool(on_crash=crashes.append)
     async with patience(), Gate() as gate, pool:
         view = pool.options(timeout=SHORT, cancel_grace=SHORT, on_cancel=on_cancel)
         job = view.submit(work, gate.path, "")
@@ -63,7 +79,7 @@ async def test_a_job_that_runs_too_long_ends_and_says_where_it_was(
 
 
 async def test_a_job_that_ends_when_asked_costs_no_worker() -> None:
-    async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
+    async with patience(), Gate() as gate, ready_pool(cancel_grace=LONG) as pool:
         job = pool.options(timeout=SHORT).submit(jobs.clean_up_at, gate.path)
         visitor = await gate.visitor("work")
         cleaning = await gate.visitor("JobCancelled")
@@ -76,7 +92,7 @@ async def test_a_job_that_ends_when_asked_costs_no_worker() -> None:
 
 
 async def test_each_stack_is_of_its_own_job() -> None:
-    async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
+    async with patience(), Gate() as gate, ready_pool(cancel_grace=LONG) as pool:
         view = pool.options(timeout=SHORT)
         for work, other in ((jobs.sleep, "compute"), (jobs.compute, "sleep")) * 10:
             error = await timeout_of(view.submit(work, gate.path, ""))
@@ -205,7 +221,7 @@ async def test_a_job_behind_another_one_in_a_worker_is_still_waiting() -> None:
 
 @pytest.mark.parametrize("stage", ["past", "queued", "running"])
 async def test_a_deadline_holds_at_every_stage(stage: str) -> None:
-    async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
+    async with patience(), Gate() as gate, ready_pool(cancel_grace=LONG) as pool:
         await idle(pool)
         now = asyncio.get_running_loop().time()
         held: Job[Any] | None = None
@@ -222,6 +238,52 @@ async def test_a_deadline_holds_at_every_stage(stage: str) -> None:
             held.cancel()
         await assert_serves(pool)
         assert gate.visits("late") == (stage == "running")
+
+
+@pytest.mark.parametrize("others", [{}, {"queue_timeout": LONG, "timeout": LONG}])
+async def test_a_timer_that_fires_a_tick_early_keeps_to_the_deadline(
+    others: dict[str, Any],
+) -> None:
+    async with patience(), Gate() as gate, Pool(1) as pool:
+        held = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        deadline = asyncio.get_running_loop().time() + LONG
+        late = pool.options(deadline=deadline, **others).submit(jobs.pid)
+        ring(pool, deadline - SHORT)
+        assert not late.done()
+        ring(pool, deadline)
+        error = await timeout_of(late)
+        assert (error.limit, error.seconds) == ("deadline", deadline)
+        visitor.release()
+        assert await held == "go"
+
+
+@pytest.mark.parametrize("limit", ["timeout", "heartbeat_timeout"])
+async def test_who_is_heard_to_have_ended_is_not_judged(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
+        limits: dict[str, Any] = {limit: LONG}
+        view = pool.options(**limits)
+        both: list[Job[Any]] = [view.submit(jobs.wait_at, gate.path) for _ in range(2)]
+        visitor = await gate.visitor()
+
+        def hear_both_end(handle: WorkerHandle) -> None:
+            large = pickle.dumps(filler(2 * HEAVY))  # a thread loads it
+            supervisor_of(pool)._traffic.on_outcomes(
+                handle,
+                [
+                    Frame(Kind.VALUE, job.id, 1, 0, large)
+                    for job in both
+                    if job.slot is not None
+                ],
+            )
+
+        monkeypatch.setattr(WorkerHandle, "hear", hear_both_end)
+        ring(pool, max(job.began or 0.0 for job in both) + LONG)
+        assert await asyncio.gather(*both) == [filler(2 * HEAVY)] * 2
+        os.kill(visitor.pid, signal.SIGKILL)  # it knows nothing of its outcomes
+        await assert_serves(pool)
 
 
 async def test_the_earlier_of_two_limits_counts() -> None:
@@ -286,7 +348,7 @@ async def test_the_pools_own_times_are_the_default() -> None:
 
 
 async def test_a_cancelled_job_whose_time_is_over_is_cancelled() -> None:
-    async with patience(), Gate() as gate, Pool(1, cancel_grace=LONG) as pool:
+    async with patience(), Gate() as gate, ready_pool(cancel_grace=LONG) as pool:
         job = pool.options(timeout=SHORT).submit(jobs.clean_up_at, gate.path)
         cleaning = await gate.visitor("JobCancelled")
         job.cancel()
@@ -299,7 +361,7 @@ async def test_a_cancelled_job_whose_time_is_over_is_cancelled() -> None:
 
 async def test_a_close_waits_for_a_job_no_longer_than_its_timeout() -> None:
     async with patience(), Gate() as gate:
-        async with Pool(1) as pool:
+        async with ready_pool() as pool:
             job = pool.options(timeout=SHORT).submit(jobs.sleep, gate.path, "")
             await gate.visitor()
         assert (await timeout_of(job)).limit == "timeout"

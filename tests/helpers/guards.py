@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import signal
 import sys
@@ -143,7 +144,7 @@ class Snapshot:
         return [thread for thread in extra if thread.is_alive()]
 
     def _new_shm(self) -> set[str]:
-        """Return what stays; other programs of this machine use the place too."""
+        """Return what stays, and is no other program's."""
         give_up_at = time.monotonic() + PATIENCE
         while extra := _shm_entries() - self.shm:
             extra = {name for name in extra if not _is_anothers(name)}
@@ -154,13 +155,24 @@ class Snapshot:
 
 
 def _is_anothers(name: str) -> bool:
-    """Tell whether a program that is none of ours has /dev/shm/*name* in use."""
-    ours = {os.getpid(), *marked_processes()}
-    for pid in set(psutil.pids()) - ours:
-        with suppress(OSError):
-            if f"{_SHM}/{name}" in Path(f"/proc/{pid}/maps").read_text():
-                return True
-    return False
+    """Tell whether a program that is none of ours has made or uses /dev/shm/*name*.
+
+    Other programs of the machine use the place too, and so do tests side by side.
+    """
+    strangers = set(psutil.pids()) - {os.getpid(), *marked_processes()}
+    # joblib and loky put the number of their process there.
+    if strangers.intersection(map(int, re.findall(r"\b\d+\b", name.replace("_", " ")))):
+        return True
+    return any(f"{_SHM}/{name}" in used for used in map(_used_by, strangers))
+
+
+def _used_by(pid: int) -> str:
+    """Return what a process has mapped and open, as far as that may be known."""
+    found = []
+    with suppress(OSError):
+        found.append(Path(f"/proc/{pid}/maps").read_text())
+        found += [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    return "\n".join(found)
 
 
 def _end(pid: int) -> bool:

@@ -11,6 +11,10 @@ __all__ = ["PATIENCE", "patience"]
 PATIENCE = 20.0 * float(os.environ.get("ASYNCPOOL_TEST_PATIENCE", "1"))
 
 
-def patience() -> asyncio.Timeout:
-    """Bound what is awaited inside; ``async with patience(): ...``."""
-    return asyncio.timeout(PATIENCE)
+def patience(times: int = 1) -> asyncio.Timeout:
+    """Bound what is awaited inside; ``async with patience(): ...``.
+
+    Args:
+        times: How often as long, for what takes seconds on a quiet machine.
+    """
+    return asyncio.timeout(times * PATIENCE)
