@@ -92,8 +92,9 @@ class Caller(ABC):
         arguments are still being pickled.
 
         Args:
-            fn: Any callable.  One that can be imported travels by name; lambdas,
-                closures and what is defined in ``__main__`` travel by value.  If it is
+            fn: Any callable.  One that can be imported travels by name, also from a
+                script with an ``if __name__ == "__main__":`` guard; lambdas, closures
+                and what else is defined in ``__main__`` travel by value.  If it is
                 an ``async def`` function, the worker awaits what it returns, in an event
                 loop that it keeps.
             *args: Its arguments.  They are pickled before this returns, unless they

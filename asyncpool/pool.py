@@ -52,6 +52,7 @@ from asyncpool._runtime.machine import (
 from asyncpool._runtime.options import Options, changed
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.propagation import Propagation
+from asyncpool._runtime.script import main_script
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
 
@@ -234,6 +235,7 @@ class Pool(Caller):
         initargs = several("initargs", initargs, "a tuple of arguments")
         handover = Handover(initializer, initargs)
         self.name: str = name or f"pool-{next(_numbers)}"
+        script = main_script()  # before anything is pickled
         self._config = SupervisorConfig(
             workers=least_most,
             name=self.name,
@@ -259,6 +261,7 @@ class Pool(Caller):
                 cpus=limits.cpus,
                 rlimits=tuple(limits.rlimits.items()),
                 loop=loop,
+                script=script,
                 concurrency=concurrency,
             ),
             handover=handover,
@@ -281,7 +284,8 @@ class Pool(Caller):
         Raises:
             PoolBrokenError: If none can be started; it has the crashes.
             PoolClosedError: If the pool is closed.
-            RuntimeError: If it was started in another event loop.
+            RuntimeError: If it was started in another event loop, or by a script that a
+                worker imports.
 
         Cancellation:
             Closes the pool.

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "asyncpool"
 
 # What the core may use of the rest of the world.  Pickling is computation, too.
 PURE = {
+    "ast",
     "__future__",
     "binascii",
     "cloudpickle",
@@ -34,6 +35,7 @@ PURE = {
     "traceback",
     "types",
     "typing",
+    "weakref",
 }
 # What it may name in its annotations besides.
 PURE_TYPES = {"mmap"}

@@ -1,8 +1,8 @@
 """Which functions a worker remembers, so that a call needs to send a number only.
 
 That is for functions that travel by reference, since such a reference means the same
-at every call.  What travels by value (a closure, a lambda, whatever lives in
-``__main__``) or carries a state (a bound method, a ``partial``) is pickled anew for
+at every call.  What travels by value (a closure, a lambda, what lives in a ``__main__``
+that workers cannot import) or carries a state (a bound method, a ``partial``) is pickled anew for
 each call, since that state may have changed.
 """
 
@@ -13,6 +13,7 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 from asyncpool._core.frames import MAX_TAG
+from asyncpool._core.main_module import is_importable
 from asyncpool._core.names import function_name
 from asyncpool._core.parcels import MAIN
 from asyncpool._core.profiles import Profile
@@ -135,4 +136,4 @@ def _reference_to(function: Callable[..., Any]) -> bytes:
         payload = pickle.dumps(function, 5)
     except Exception:  # noqa: BLE001 - there is no way to name it
         return b""
-    return b"" if MAIN in payload else payload
+    return payload if MAIN not in payload or is_importable(function) else b""

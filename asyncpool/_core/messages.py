@@ -93,6 +93,9 @@ class WorkerConfig(Record):
             drain_timeout, slot, generation)``.
         preload: Modules to import before the initializer is called, if the launcher has
             not done it for all.
+        script: What is ``__main__`` there: the module's name, if any, its file, and the
+            arguments that it has.
+        script_first: Whether that is imported at once, and not when it is needed.
     """
 
     sys_path: tuple[str, ...]
@@ -108,6 +111,8 @@ class WorkerConfig(Record):
     concurrency: int = 1
     serving: bytes | None = None
     preload: tuple[str, ...] = ()
+    script: tuple[str, str, tuple[str, ...]] | None = None
+    script_first: bool = False
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to a worker."""
@@ -157,16 +162,19 @@ class LauncherConfig(Record):
         preload: Modules to import before the first fork.
         command: The command line of a fresh interpreter's worker, but for the
             numbers of its descriptors.
+        script: What to import as ``__main__`` before the first fork, if anything; see
+            :class:`WorkerConfig`.
     """
 
     sys_path: tuple[str, ...]
     fork: bool
     preload: tuple[str, ...]
     command: tuple[str, ...]
+    script: tuple[str, str, tuple[str, ...]] | None = None
 
     def pack(self) -> bytes:
         """Return the payload of a ``CONFIG`` frame to the launcher."""
-        return pickle.dumps((self.sys_path, self.fork, self.preload, self.command))
+        return pickle.dumps(tuple(self))
 
     @classmethod
     def unpack(cls, payload: bytes) -> LauncherConfig:

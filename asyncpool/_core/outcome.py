@@ -1,8 +1,8 @@
 """Turn jobs and what becomes of them into bytes, and back.
 
 The fast serializer is tried first.  What it cannot name (lambdas, closures) and
-what the other side cannot find under its name (all that lives in ``__main__``) goes
-by value, through cloudpickle.  Every failure, on either side, belongs to the one job
+what the other side cannot find under its name (such as what lives in ``__main__``, see
+``by_value.py``) goes by value, through cloudpickle.  Every failure, on either side, belongs to the one job
 whose data it is.
 
 Exceptions, which need more care, are in ``raised.py``.
@@ -16,6 +16,8 @@ from io import BytesIO
 
 from asyncpool._core import reducers
 from asyncpool._core.arrays import LARGE
+from asyncpool._core.arrivals import pickler_of_results
+from asyncpool._core.by_value import GlobalError
 from asyncpool._core.giants import Lookout
 from asyncpool._core.parcels import (
     HEAVY,
@@ -33,7 +35,6 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from typing import Any
 
-    from asyncpool._core.reducers import Reducers
 
 __all__ = [
     "describe",
@@ -60,26 +61,22 @@ _ONLY_AT_A_START = (
 _HINT = "; workers can have it from their start on, in the pool's initargs"
 
 
-def dumps(value: object, others: Callable[[], Reducers] | None = None) -> bytes:
-    """Pickle *value*, by value where a reference would not be found.
-
-    Args:
-        value: Anything.
-        others: Called for each try; returns how to reduce what pickle knows nothing of.
+def dumps(value: object) -> bytes:
+    """Pickle what a worker sends, by value where a reference would not be found.
 
     Raises:
         Exception: Whatever the value's own methods raise, or the serializer's.
     """
     try:
-        if others is not None or reducers.possible():
-            data = _dumps_with(pickle.Pickler, value, others=others)
+        if reducers.possible():
+            data = _dumps_with(pickle.Pickler, value)
         else:
             data = pickle.dumps(value, 5)
     except Exception:
         data = MAIN
     if data.find(MAIN) < 0:  # faster than "in"
         return data
-    return _dumps_by_value(value, others=others)
+    return _dumps_by_value(value)
 
 
 def pack_job(
@@ -238,25 +235,18 @@ def _pack(value: object) -> bytes | Parcel:
     return Parcel([data], buffers) if buffers or len(data) > HEAVY else data
 
 
-def _dumps_by_value(
-    value: object,
-    keep: Any = None,
-    others: Callable[[], Reducers] | None = None,
-) -> bytes:
-    import cloudpickle  # noqa: PLC0415 - 20 ms that most workers never need
-
-    return _dumps_with(cloudpickle.Pickler, value, keep, others)
+def _dumps_by_value(value: object, keep: Any = None) -> bytes:
+    return _dumps_with(pickler_of_results(), value, keep)
 
 
 def _dumps_with(
     pickler: Any,
     value: object,
     keep: Callable[[pickle.PickleBuffer], bool] | None = None,
-    others: Callable[[], Reducers] | None = None,
 ) -> bytes:
     file = BytesIO()
     made = pickler(file, 5, buffer_callback=keep)
-    reducers.teach(made, None if others is None else others())
+    reducers.teach(made)
     made.dump(value)
     return file.getvalue()
 
@@ -301,6 +291,8 @@ def _find_culprit(
 
 def describe(error: BaseException) -> str:
     """Return the type and the text of *error*."""
+    if isinstance(error, GlobalError):
+        return str(error)
     return f"{type(error).__qualname__}: {text_of(error)}"
 
 

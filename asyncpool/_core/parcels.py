@@ -12,12 +12,9 @@ between them whoever does it in a thread can make way for others.
 
 from __future__ import annotations
 
-import operator
 import pickle
-import types
-from functools import cache
 
-from asyncpool._core import reducers
+from asyncpool._core import by_value, main_module, reducers
 from asyncpool._core.arrays import LARGE
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -33,6 +30,7 @@ __all__ = [
     "StreamTooLongError",
     "cut",
     "dump",
+    "dumps_call",
     "is_heavy",
     "lay_out",
     "loads",
@@ -51,9 +49,6 @@ _CHUNK = 262_144
 
 # Where an area may begin: what vector instructions, and NumPy, like best.
 _ALIGNMENT = 64
-
-# What stands for a global that is yet to be imported, since Python 3.15.
-_LAZY = getattr(types, "LazyImportType", None)
 
 
 class StreamTooLongError(Exception):
@@ -150,6 +145,7 @@ def dump(
     pause: Callable[[], None] | None = None,
     watch: Callable[[Any], None] | None = None,
     whole: bool = False,
+    others: Callable[[], reducers.Reducers] | None = None,
 ) -> Parcel:
     """Pickle *value*, by value where a reference would not be found.
 
@@ -160,6 +156,7 @@ def dump(
         watch: Called with each object that has a class of its own, before it is pickled;
             may raise a :class:`StreamTooLongError`.
         whole: Whether large buffers are in the stream, like everything else.
+        others: Called for each try; returns how to reduce what pickle knows nothing of.
 
     Raises:
         StreamTooLongError: If the stream gets longer than *limit*.
@@ -167,12 +164,25 @@ def dump(
     """
     fast = pickle.Pickler if watch is None else _Watched
     try:
-        return _dump(fast, value, _Writer(limit, pause, without=MAIN), watch, whole)
+        if not main_module.is_local(value):
+            writer = _Writer(limit, pause, without=MAIN)
+            return _dump(
+                fast, value, writer, watch, whole=whole, others=others and others()
+            )
     except StreamTooLongError:
         raise
     except Exception:  # noqa: BLE001, S110 - by value, then
         pass
-    return _dump(_slow_pickler(), value, _Writer(limit, pause), watch, whole)
+    return _dump_by_value(
+        value, limit, pause, watch, whole=whole, others=others and others()
+    )
+
+
+def dumps_call(
+    value: object, others: Callable[[], reducers.Reducers] | None = None
+) -> bytes:
+    """Return *value* pickled for a worker, in one piece; see :func:`dump`."""
+    return b"".join(dump(value, whole=True, others=others).pieces)
 
 
 def keep_large(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
@@ -212,16 +222,35 @@ def _dump(
     value: object,
     writer: _Writer,
     watch: Callable[[Any], None] | None,
-    whole: bool,  # noqa: FBT001
+    *,
+    whole: bool,
+    others: reducers.Reducers | None,
 ) -> Parcel:
     buffers: list[memoryview] = []
     keep = None if whole else keep_large(buffers)
     made = pickler(writer, 5, buffer_callback=keep)
-    if watch is not None:
+    if watch is not None and pickler is not pickle.Pickler:
         made.watch = watch
-    reducers.teach(made)
+    reducers.teach(made, others)
     made.dump(value)
     return Parcel(writer.pieces, buffers)
+
+
+def _dump_by_value(
+    value: object,
+    limit: int | None,
+    pause: Callable[[], None] | None,
+    watch: Callable[[Any], None] | None,
+    *,
+    whole: bool,
+    others: reducers.Reducers | None,
+) -> Parcel:
+    def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
+        writer = _Writer(limit, pause)
+        parcel = _dump(pickler, value, writer, watch, whole=whole, others=others)
+        return parcel.pieces, parcel.buffers
+
+    return Parcel(*by_value.Globals(write, StreamTooLongError).pack(value))
 
 
 class _Watched(pickle.Pickler):
@@ -232,25 +261,6 @@ class _Watched(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
         self.watch(value)
         return NotImplemented
-
-
-@cache
-def _slow_pickler() -> Any:
-    """Return the class of picklers that pickle by value what no reference is found for."""
-    import cloudpickle  # noqa: PLC0415 - 20 ms that many never need
-
-    class Watched(cloudpickle.Pickler):
-        watch: Any = None
-
-        def reducer_override(self, value: object) -> Any:
-            if self.watch is not None:
-                self.watch(value)
-            if type(value) is _LAZY:
-                # A global that nobody has used yet: the other side gets what it is.
-                return operator.getitem, ((value.resolve(),), 0)  # type: ignore[attr-defined]
-            return super().reducer_override(value)
-
-    return Watched
 
 
 class _FoundError(Exception):

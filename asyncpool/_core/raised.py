@@ -14,6 +14,7 @@ import pickle
 import traceback
 
 from asyncpool._core import reducers
+from asyncpool._core.arrivals import pickler_of_results
 from asyncpool._core.outcome import describe, dumps, text_of
 from asyncpool._core.parcels import MAIN, Bundle, loads
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
@@ -123,13 +124,14 @@ def _dumps_rebuilt(error: BaseException) -> bytes:
             return data
     except Exception:  # noqa: S110 - by value, then
         pass
-    import cloudpickle  # noqa: PLC0415 - 20 ms that most workers never need
 
-    class ByValue(cloudpickle.Pickler):
+    base: Any = pickler_of_results()
+
+    class ByValue(base):  # type: ignore[misc]
         def reducer_override(self, obj: object) -> Any:
             reduced = _reduce(obj)
             if reduced is NotImplemented:
-                return super().reducer_override(obj)
+                return base.reducer_override(self, obj)
             return reduced
 
     return _dumps_with(ByValue, error)

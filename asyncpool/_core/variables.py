@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pickle
 
-from asyncpool._core.outcome import describe, dumps
+from asyncpool._core.outcome import describe
+from asyncpool._core.parcels import dumps_call
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -27,7 +28,7 @@ def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
     if not values:
         return b""
     try:
-        return dumps(values)
+        return dumps_call(values)
     except Exception as error:
         name, culprit = _find_culprit(values, error)
         raise JobNotPicklableError(
@@ -51,7 +52,7 @@ def _find_culprit(
 ) -> tuple[str, Exception]:
     for name, value in values:
         try:
-            dumps(value)
+            dumps_call(value)
         except Exception as own:
             return name, own
     return values[0][0], error

@@ -20,8 +20,8 @@ from asyncpool._core.chunks import LOST, Failure, run_chunk
 from asyncpool._core.functions import travels_by_name
 from asyncpool._core.limits import JobOptions
 from asyncpool._core.names import function_name
-from asyncpool._core.outcome import dumps
 from asyncpool._core.pace import Pace
+from asyncpool._core.parcels import dumps_call
 from asyncpool._core.profiles import UNKNOWN
 from asyncpool._runtime.batches import Batch, Part, Task
 from asyncpool._runtime.draining import Hold
@@ -295,7 +295,7 @@ def _any_failed(outcomes: list[Any]) -> bool:
 
 def _pack(function: Callable[..., Any]) -> bytes | None:
     try:
-        return dumps(function)
+        return dumps_call(function)
     except Exception:  # noqa: BLE001 - each job by itself says what is wrong
         return None
 

@@ -20,6 +20,7 @@ from typing import Any
 from asyncpool._core.attempts import AttemptPolicy
 from asyncpool._core.broadcasts import Broadcast, Remembered
 from asyncpool._core.limits import JobOptions
+from asyncpool._core.main_module import is_in_use
 from asyncpool._core.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._core.parcels import StreamTooLongError, dump
 from asyncpool._core.slots import UP, SlotState
@@ -90,7 +91,11 @@ class Broadcaster:
 
     def config(self) -> bytes:
         """Return what a worker is told that is started now, packed."""
-        if self._packed is None:
+        # A job that is the first to need the script waits for its import; once one has
+        # needed it, workers that start later are not ready before they have it.
+        first = is_in_use()
+        if self._packed is None or first != self._config.script_first:
+            self._config = self._config._replace(script_first=first)
             calls = self._remembered.calls
             self._packed = self._config._replace(broadcasts=calls).pack()
         return self._packed

@@ -17,7 +17,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncpool._core.messages import MAX_INITIALIZER
-from asyncpool._core.outcome import describe, dumps
+from asyncpool._core.outcome import describe
+from asyncpool._core.parcels import dumps_call
 from asyncpool._descriptors import Handed
 from asyncpool.errors import JobNotPicklableError
 
@@ -112,7 +113,7 @@ def _pack(
     spawning, before = _Spawning(), get_spawning_popen()
     set_spawning_popen(cast(Any, spawning))
     try:
-        payload = dumps((initializer, initargs), spawning.reducers)
+        payload = dumps_call((initializer, initargs), spawning.reducers)
     except Exception as error:  # noqa: BLE001 - an object's own methods
         name, culprit = _culprit(initializer, initargs, spawning, error)
         raise JobNotPicklableError(
@@ -142,7 +143,7 @@ def _culprit(
     parts |= {f"initargs[{index}]": value for index, value in enumerate(initargs)}
     for name, value in parts.items():
         try:
-            dumps(value, spawning.reducers)
+            dumps_call(value, spawning.reducers)
         except Exception as own:  # noqa: BLE001
             return name, own
     return "the initializer with its arguments", error

@@ -276,6 +276,7 @@ class StreamJob(Job[Any]):
     def title(self) -> str:
         waits = self._received >= self.credit
         return f"{super().title} (a stream{' that nobody reads' if waits else ''})"
+
     async def started(self) -> None:
         """Wait for the first item; there is none if the job is done.
 

@@ -1,14 +1,15 @@
 """Where a pool gets its workers from: a launcher's process, shared with others.
 
 Pools of one loop share a launcher if what their workers inherit is the same: what is
-preloaded, the module path, the environment, the directory, the user, the limits; on
-Linux also the umask and the signals that are ignored.  The first pool starts it, which
-takes some 60 ms, and the last one ends it.
+preloaded, whether the script is imported, the module path, the environment, the directory,
+the user, the limits; on Linux also the umask and the signals that are ignored.  The first
+pool starts it, which takes some 60 ms, and the last one ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 from collections.abc import Callable
@@ -16,17 +17,22 @@ from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from asyncpool._core import main_module
 from asyncpool._core.messages import LauncherConfig
 from asyncpool._runtime.interpreter import worker_command
 from asyncpool._runtime.machine import module_path, umask_and_ignored, usable_cores
 from asyncpool._runtime.process import Process
-from asyncpool._runtime.template import Template
+from asyncpool._runtime.script import main_script
+from asyncpool._runtime.template import LaunchError, ScriptError, Template
 
 __all__ = ["Launcher"]
 
 # Weak, so that a loop that is dropped with its pools takes their launchers along.
 _templates: WeakValueDictionary[tuple[object, ...], Template] = WeakValueDictionary()
 
+
+# Seconds in which a script may be at its end, and needs no other workers.
+_SHORT_LIFE = 1.0
 
 # Seconds without an answer after which a launcher that others share counts as hung.
 _SILENCE = 5.0
@@ -45,8 +51,15 @@ class Launcher:
         self, loop: asyncio.AbstractEventLoop, *, fork: bool, preload: tuple[str, ...]
     ) -> None:
         self._loop = loop
-        self._config = LauncherConfig(module_path(), fork, preload, worker_command())
+        # Where nothing of the script has been sent yet, nothing may ever be.
+        script = main_script() if fork and main_module.is_in_use() else None
+        command = worker_command()
+        self._config = LauncherConfig(module_path(), fork, preload, command, script)
         self._template: Template | None = None
+        self._others: list[Template] = []
+        self._later: asyncio.TimerHandle | None = None
+        if fork and script is None:
+            main_module.listen(self._on_use)
 
     async def launch(self, fds: list[int]) -> Process:
         """Start a worker on *fds* and return its process.
@@ -59,9 +72,13 @@ class Launcher:
             Safe: a worker that was on its way ends when its channels close.
         """
         if self._template is None or self._template.lost:
-            self._template = self._find()
-            self._template.users += 1
-        return await self._template.launch(fds)
+            self._template = self._find(self._config)
+        try:
+            return await self._template.launch(fds)
+        except ScriptError:
+            # It cannot be imported, or not where workers are forked: let them do it.
+            self._config = self._config._replace(script=None)
+            return await self.launch(fds)
 
     def accuse(self) -> None:
         """Kill the launcher, since a start took too long; but not one that serves others.
@@ -92,21 +109,63 @@ class Launcher:
         Cancellation:
             Costs the assurance that all is gone when this returns.
         """
+        main_module.forget(self._on_use)
+        if self._later is not None:
+            self._later.cancel()
         template, self._template = self._template, None
-        if template is None:
-            return
-        template.users -= 1
-        if template.users and not template.lost:
-            await template.sweep()
-        else:
-            await template.close()
+        if template is not None:
+            self._others.append(template)
+        while self._others:
+            template = self._others.pop()
+            template.users -= 1
+            if template.users and not template.lost:
+                await template.sweep()
+            else:
+                await template.close()
 
-    def _find(self) -> Template:
-        key = (id(self._loop), self._config, _inheritance())
+    def _find(self, config: LauncherConfig) -> Template:
+        key = (id(self._loop), config, _inheritance())
         template = _templates.get(key)
         if template is None or template.lost or not template.users:
-            template = _templates[key] = Template(self._loop, self._config)
+            template = _templates[key] = Template(self._loop, config)
+        template.users += 1
         return template
+
+    def _on_use(self) -> None:
+        """Take note, in any thread, that workers have to import the script."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._prepare_soon)
+
+    def _prepare_soon(self) -> None:
+        if self._template is not None and self._later is None:
+            self._later = self._loop.call_later(_SHORT_LIFE, self._prepare)
+
+    def _prepare(self) -> None:
+        """Have a launcher that has imported the script, for the workers to come.
+
+        The one that there is has workers to look after, and could not be forked from any
+        more if the script left threads.
+        """
+        config = self._config._replace(script=main_script())
+        # Or else each worker imports it.
+        with contextlib.suppress(LaunchError):
+            coming = self._find(config)
+            self._others.append(coming)
+            coming.ready.add_done_callback(
+                lambda ready: self._change(coming, config, ready)
+            )
+
+    def _change(
+        self, coming: Template, config: LauncherConfig, ready: asyncio.Future[None]
+    ) -> None:
+        before = self._template
+        if ready.exception() is not None:
+            coming.abort()
+        elif before is not None and not before.lost:
+            before.drop_spare()
+            self._others.remove(coming)
+            self._others.append(before)
+            self._template, self._config = coming, config
 
 
 def _inheritance() -> tuple[object, ...]:

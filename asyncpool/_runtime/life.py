@@ -13,6 +13,7 @@ import anyio
 from asyncpool._core.closing import Finish
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.home import check_home
+from asyncpool._runtime.script import check_not_imported
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary
@@ -49,13 +50,15 @@ class Life:
         Raises:
             PoolBrokenError: If none can be started; it has the crashes.
             PoolClosedError: If it is closed, or is meanwhile.
-            RuntimeError: If it was started in another event loop.
+            RuntimeError: If it was started in another event loop, or by a script that a
+                worker imports.
 
         Cancellation:
             Ends everything.
         """
         if self.closed_unused:
             raise PoolClosedError(f"the {self._what} is closed")
+        check_not_imported(self._what)
         self.check_loop()
         if self.supervisor is None:
             self.supervisor = Supervisor(config())

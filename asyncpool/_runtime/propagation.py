@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
+from asyncpool._core import main_module
 from asyncpool._core.context import MAX_VARIABLES, with_variables
 from asyncpool._core.kinds import several
 from asyncpool._core.variables import pack_variables
@@ -17,6 +18,7 @@ from asyncpool.errors import JobNotPicklableError
 __all__ = ["Propagation"]
 
 _UNSET = object()
+_OF_MAIN = ("__main__:", "__mp_main__:")
 _WORDS = "context variables and their names, such as 'package.module:name'"
 
 
@@ -80,7 +82,7 @@ def _import(name: str) -> ContextVar[Any]:
         raise ValueError(
             f"propagate takes names such as 'package.module:name', not {name!r}"
         )
-    if module == "__main__":
+    if module == "__main__" and not _is_imported(attribute):
         raise ValueError(_not_in_main(attribute))
     try:
         variable = getattr(importlib.import_module(module), attribute)
@@ -107,14 +109,24 @@ def _find_name(variable: ContextVar[Any]) -> str:
             "module, so workers cannot find it"
         )
     # Where it is defined, most likely, and not where it is imported: the smallest.
-    elsewhere = [pair for pair in found if not pair[1].startswith("__main__:")]
-    if not elsewhere:
+    elsewhere = [pair for pair in found if not pair[1].startswith(_OF_MAIN)]
+    if elsewhere:
+        return min(elsewhere)[1]
+    name = min(found)[1].partition(":")[2]
+    if not _is_imported(name):
         raise ValueError(_not_in_main(variable.name))
-    return min(elsewhere)[1]
+    return f"__main__:{name}"
+
+
+def _is_imported(name: str) -> bool:
+    """Tell whether workers have that global too, since they import the script."""
+    script = main_module.script()
+    return script is not None and name in script.importable
 
 
 def _not_in_main(name: str) -> str:
     return (
         f"propagate: context variable {name!r} lives in __main__, where workers cannot "
-        "find it: define it in a module that they can import"
+        "find it: define it in a module that they can import, or give the script an "
+        "`if __name__ == '__main__':` guard"
     )

@@ -24,7 +24,7 @@ from asyncpool._runtime.process import Process
 from asyncpool._runtime.spare import Spare
 from asyncpool.errors import ProtocolError
 
-__all__ = ["LaunchError", "Template"]
+__all__ = ["LaunchError", "ScriptError", "Template"]
 
 _MAX_REPORT = 1 << 20
 
@@ -48,6 +48,10 @@ _MOST_REQUESTS = 16
 
 class LaunchError(Exception):
     """No worker could be started; the text says why."""
+
+
+class ScriptError(LaunchError):
+    """The launcher cannot import the script, or could not fork after that."""
 
 
 class Template:
@@ -246,8 +250,9 @@ class Template:
                 self._exited(*unpack_exit(frame.payload))
             case Kind.FAILED:
                 failure = Failure.unpack(frame.payload)
-                error = LaunchError(printable_lines(failure.summary))
-                if failure.stage == "preload":
+                kind = ScriptError if failure.stage == "script" else LaunchError
+                error = kind(printable_lines(failure.summary))
+                if failure.stage in {"preload", "script"}:
                     self._useless = True
                     _fail(self.ready, error)
                 elif (answer := self._requests.get(frame.job)) is not None:

@@ -19,6 +19,7 @@ from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._core.records import Record
+from asyncpool._worker import script
 from asyncpool._worker.beats import Beats, install
 from asyncpool._worker.bounds import apply_bounds
 from asyncpool._worker.broadcasts import Broadcasts
@@ -192,6 +193,7 @@ def _initialize(config: WorkerConfig, parts: Parts) -> None:
     control, coroutines = parts.control, parts.coroutines
     broadcasts = Broadcasts(parts.interrupts, parts.beats, coroutines)
     sys.path[:] = config.sys_path
+    script.install(config.script)
     control.start()
     stage = "limits"
     try:
@@ -199,6 +201,8 @@ def _initialize(config: WorkerConfig, parts: Parts) -> None:
         for name in config.preload:
             stage = f"preload of {name}"
             __import__(name)
+        if config.script_first:
+            script.load()
         stage = "initializer"
         if config.initializer is not None:
             initializer, initargs = pickle.loads(config.initializer)

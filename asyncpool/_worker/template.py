@@ -2,7 +2,7 @@
 
 Pools of one event loop share one, if they preload the same.  It is single-threaded, so it can fork; it imports what
 workers need once, so a worker costs a millisecond; and nothing of a job ever runs
-in it.  With ``launcher="spawn"`` the fork is followed by a fresh interpreter, and
+in it, but what a script does when it is imported.  With ``launcher="spawn"`` the fork is followed by a fresh interpreter, and
 all else is the same.
 
 When its channel ends, or its parent does, every worker and all of their
@@ -32,6 +32,7 @@ from asyncpool._core.messages import (
     pack_pid,
 )
 from asyncpool._descriptors import receive_fds
+from asyncpool._worker import script
 from asyncpool._worker.kernel import adopt_orphans, die_with_parent
 from asyncpool._worker.loop import work
 from asyncpool._worker.preloading import threads_left
@@ -177,9 +178,18 @@ class Template:
                 text = traceback.format_exc()
                 self._send(Kind.FAILED, Failure("preload", summary, text).pack())
                 return
+        failure = ""
+        if config.script is not None:
+            script.install(config.script)
+            failure = script.load()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # it may be anything by now
                 stream.flush()  # else every worker would print what is left in it
+        if not failure and config.script is not None and (names := threads_left()):
+            failure = f"the script left threads behind: {', '.join(names)}"
+        if failure:  # the next launcher leaves it to the workers
+            self._send(Kind.FAILED, Failure("script", failure).pack())
+            return
         if config.fork and (names := threads_left()):
             summary = (
                 f"preload left threads behind: {', '.join(names)}; a "

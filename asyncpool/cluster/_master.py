@@ -15,7 +15,7 @@ from asyncpool._core.addresses import parse_all
 from asyncpool._core.closing import Finish
 from asyncpool._core.kinds import TEXT, check_kind, or_none, several
 from asyncpool._core.messages import WorkerConfig
-from asyncpool._core.outcome import dumps
+from asyncpool._core.parcels import dumps_call
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.arguments import (
@@ -38,6 +38,7 @@ from asyncpool._runtime.machine import (
     usable_cpus,
 )
 from asyncpool._runtime.output import OutputMode
+from asyncpool._runtime.script import main_script
 from asyncpool._runtime.service import Service
 from asyncpool.cluster._figures import cluster_stats
 from asyncpool.cluster._messages import Message, Messages
@@ -153,6 +154,7 @@ class Cluster:
         self._binds = several("bind", binds, _ADDRESSES, each=str)
         if self._binds:
             parse_all(self._binds, once_per_place=spread == "reuseport")
+        script = main_script()  # before anything is pickled
         self._target = pack_target(target)
         self._spread: Spread = spread if self._binds else "handoff"
         self._backlog = backlog
@@ -183,6 +185,7 @@ class Cluster:
                 cpus=limits.cpus,
                 rlimits=tuple(limits.rlimits.items()),
                 loop=loop,
+                script=script,
             ),
         )
         self._life = Life("cluster", self.name)
@@ -358,7 +361,7 @@ class Cluster:
             Safe: the message is sent whole, or not at all.
         """
         service = self._service()
-        payload = dumps(value)
+        payload = dumps_call(value)
         if len(payload) > MAX_MESSAGE:
             raise ValueError(
                 f"a message of {len(payload)} bytes is longer than the {MAX_MESSAGE} "

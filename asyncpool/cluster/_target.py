@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from asyncpool._core.kinds import check_function
 from asyncpool._core.messages import MAX_INITIALIZER
-from asyncpool._core.outcome import dumps
+from asyncpool._core.parcels import dumps_call
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["pack_target"]
@@ -24,7 +24,7 @@ def pack_target(target: str | Callable[..., object]) -> str | bytes:
     if isinstance(target, str):
         return target
     try:
-        payload = dumps(target)
+        payload = dumps_call(target)
     except Exception as error:
         raise JobNotPicklableError(
             f"target cannot be pickled: {error}", direction="arguments", name="target"

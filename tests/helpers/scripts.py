@@ -32,6 +32,8 @@ def start_script(
     *args: str,
     from_stdin: bool = False,
     keep_stdin: bool = False,
+    name: str = "script.py",
+    command: tuple[str, ...] = (),
 ) -> subprocess.Popen[str]:
     """Start *source* as a program in a session of its own.
 
@@ -41,17 +43,20 @@ def start_script(
         *args: Its arguments.
         from_stdin: Have the program read from its stdin.
         keep_stdin: Leave its stdin open.
+        name: What its file is called, in *folder*.
+        command: What Python is told to run, if not that file.
     """
     text = textwrap.dedent(source)
-    path = folder / "script.py"
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     # pytest's own way to look at warnings must not be theirs.
     env.pop("PYTHONWARNINGS", None)
-    name = "-" if from_stdin else str(path)
+    command = ("-",) if from_stdin else command or (str(path),)
     piped = from_stdin or keep_stdin
     return subprocess.Popen(
-        [sys.executable, *_FLAGS, name, *args],
+        [sys.executable, *_FLAGS, *command, *args],
         stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -137,7 +137,8 @@ def test_what_cannot_be_carried_is_named() -> None:
             ValueError,
             (
                 "propagate: context variable 'x' lives in __main__, where workers cannot "
-                "find it: define it in a module that they can import"
+                "find it: define it in a module that they can import, or give the script "
+                "an `if __name__ == '__main__':` guard"
             ),
         ),
     ],

@@ -2,8 +2,11 @@
 
 import pickle
 from collections.abc import Callable
+from types import FunctionType
+from typing import Any
 
-class Pickler(pickle.Pickler): ...
+class Pickler(pickle.Pickler):
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any: ...
 
 def dumps(
     obj: object,

@@ -1,0 +1,756 @@
+"""Scripts whose workers import them, and others, whose ``__main__`` lasts in each worker."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import zipapp
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.scripts import ROOT, finish, run_script, start_script
+
+# What users do with functions, classes and globals of a script.
+KINDS = """
+import asyncio, contextvars, functools, multiprocessing, pickle, sys, threading, weakref
+from concurrent.futures import ProcessPoolExecutor
+
+import asyncpool
+from asyncpool import to_process
+
+model, count, cache = None, 0, {}
+lock, var = threading.Lock(), contextvars.ContextVar("var", default=3)
+local, weak = threading.local(), weakref.WeakValueDictionary()
+
+class Counter:
+    n = 0
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+class OwnError(Exception):
+    pass
+
+def init(x):
+    global model
+    model = x
+
+def initialized():
+    return model
+
+def counted():
+    global count
+    count += 1
+    return count
+
+def cached():
+    cache["n"] = cache.get("n", 0) + 1
+    return cache["n"]
+
+def on_class():
+    Counter.n += 1
+    return Counter.n
+
+@functools.lru_cache
+def load(x):
+    return [x]
+
+def loads():
+    return load(1) is load(1), load.cache_info().misses
+
+def locked():
+    with lock:
+        return "locked"
+
+def variable():
+    return var.get()
+
+def thread_local():
+    local.x = getattr(local, "x", 0) + 1
+    return local.x
+
+@functools.singledispatch
+def single(x):
+    return "object"
+
+@single.register
+def _(x: int):
+    return "int"
+
+def weakly():
+    point = weak["point"] = Point(1)
+    return weak["point"] is point
+
+def unpickled(data):
+    return pickle.loads(data).x
+
+def moved(point):
+    return Point(point.x + 1)
+
+def fail():
+    raise OwnError("own")
+
+def later(x):
+    return lambda y: x + y + count
+
+JOBS = [
+    (initialized,), (counted,), (counted,), (cached,), (cached,), (on_class,), (on_class,),
+    (load, 2), (loads,), (loads,), (moved, Point(3)), (fail,), (locked,), (variable,),
+    (thread_local,), (thread_local,), (single, 2), (weakly,),
+]
+
+def outcome(call):
+    try:
+        value = call()
+    except Exception as error:
+        return type(error) is OwnError or f"{type(error).__name__}: {error}"
+    return value.x if type(value) is Point else value
+
+def with_executor(executor):
+    with executor:
+        return [outcome(executor.submit(*job).result) for job in jobs()]
+
+async def with_submit(submit):
+    found = []
+    for job in jobs():
+        try:
+            value = await submit(*job)
+        except Exception as error:
+            found.append(type(error) is OwnError or f"{type(error).__name__}: {error}")
+        else:
+            found.append(value.x if type(value) is Point else value)
+    return found
+
+async def with_pool(launcher, concurrency):
+    async with asyncpool.Pool(
+        1, initializer=init, initargs=(5,), launcher=launcher, concurrency=concurrency
+    ) as pool:
+        return await with_submit(pool.submit)
+
+async def with_anyio():
+    await to_process.run_sync(init, 5)
+    return await with_submit(to_process.run_sync)
+
+def jobs():
+    return JOBS + [(unpickled, pickle.dumps(Point(7)))]
+
+def main():
+    options = dict(initializer=init, initargs=(5,))
+    if "standard" in sys.argv:
+        context = multiprocessing.get_context("spawn")
+        print(with_executor(ProcessPoolExecutor(1, context, **options)))
+    for launcher, concurrency in ("forkserver", 1), ("forkserver", 2), ("spawn", 1):
+        print(asyncio.run(with_pool(launcher, concurrency)))
+    print(with_executor(asyncpool.Executor(1, **options)))
+    print(asyncio.run(with_anyio()))
+"""
+
+GUARD = """
+if __name__ == "__main__":
+    main()
+"""
+
+ALL = [5, 1, 2, 1, 2, 1, 2, [2], (True, 2), (True, 2), 4, True]
+LOCAL = ["locked", 3, 1, 2, "int", True]
+
+
+def lines_of(process: subprocess.Popen[str]) -> list[str]:
+    out, err = finish(process)
+    assert err == ""
+    assert process.returncode == 0
+    return out.splitlines()
+
+
+def test_a_script_with_a_guard_is_what_it_is_for_the_standard_library(
+    tmp_path: Path,
+) -> None:
+    process = start_script(tmp_path, KINDS + GUARD, "standard")
+    found = [ast.literal_eval(line) for line in lines_of(process)]
+    assert found == [[*ALL, *LOCAL, 7]] * 6
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("kinds.py", "kinds"),
+        ("package/__main__.py", "package"),
+        ("package/kinds.py", "package.kinds"),
+    ],
+)
+def test_a_module_that_is_run(tmp_path: Path, name: str, module: str) -> None:
+    process = start_script(tmp_path, KINDS + GUARD, name=name, command=("-m", module))
+    found = [ast.literal_eval(line) for line in lines_of(process)]
+    assert found == [[*ALL, *LOCAL, 7]] * 5
+
+
+def test_a_folder_that_is_run(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    process = start_script(
+        tmp_path, KINDS + GUARD, name="folder/__main__.py", command=(str(folder),)
+    )
+    found = [ast.literal_eval(line) for line in lines_of(process)]
+    assert found == [[*ALL, *LOCAL, 7]] * 5
+
+
+def refusal(function: str, name: str, kind: str, why: str) -> str:
+    return (
+        f"JobNotPicklableError: fn cannot be pickled: {function}() needs the global "
+        f"{name!r}, a {kind}, which cannot be pickled ({why}): put it into a module, or "
+        "give the script an `if __name__ == '__main__':` guard"
+    )
+
+
+REFUSED = [
+    refusal("locked", "lock", "lock", "cannot pickle '_thread.lock' object"),
+    refusal(
+        "variable",
+        "var",
+        "ContextVar",
+        "cannot pickle '_contextvars.ContextVar' object",
+    ),
+    *[
+        refusal(
+            "thread_local", "local", "_local", "cannot pickle '_thread._local' object"
+        )
+    ]
+    * 2,
+]
+
+
+def by_value(lines: list[str]) -> None:
+    assert len(lines) == 5
+    for line in lines:
+        found = ast.literal_eval(line)
+        assert found[: len(ALL) + 4] == [*ALL, *REFUSED]
+        assert found[-3:-1] == [
+            (
+                "JobNotPicklableError: fn cannot be pickled: the global 'single', a "
+                "function, cannot be pickled (cannot pickle 'weakref.ReferenceType' object): "
+                "put it into a module, or give the script an `if __name__ == '__main__':` "
+                "guard"
+            ),
+            refusal(
+                "weakly",
+                "weak",
+                "WeakValueDictionary",
+                "cannot pickle 'weakref.ReferenceType' object",
+            ),
+        ]
+        assert found[-1] == 7
+
+
+def test_a_script_without_a_guard_has_one_namespace_that_lasts(tmp_path: Path) -> None:
+    by_value(lines_of(start_script(tmp_path, KINDS + "\nmain()")))
+
+
+def test_a_script_from_stdin_has_one_namespace_that_lasts(tmp_path: Path) -> None:
+    process = start_script(tmp_path, "", from_stdin=True)
+    out, err = finish(process, KINDS + GUARD)
+    assert err == ""
+    by_value(out.splitlines())
+
+
+def test_a_command_has_one_namespace_that_lasts(tmp_path: Path) -> None:
+    process = start_script(tmp_path, "", command=("-c", KINDS + GUARD))
+    by_value(lines_of(process))
+
+
+def test_what_is_defined_step_by_step_has_one_namespace_that_lasts(
+    tmp_path: Path,
+) -> None:
+    source = "import __main__\nfor cell in CELLS: exec(cell, vars(__main__))\n"
+    text = source.replace("CELLS", repr([KINDS, "main()"]))
+    by_value(lines_of(start_script(tmp_path, text)))
+
+
+def test_an_archive_has_one_namespace_that_lasts(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "__main__.py").write_text(KINDS + GUARD)
+    archive = tmp_path / "app.pyz"
+    zipapp.create_archive(folder, archive)
+    by_value(lines_of(start_script(tmp_path, "", command=(str(archive),))))
+
+
+# What lies behind the guard is not in the workers.
+BEHIND = """
+    import asyncio, asyncpool
+
+    OFFSET = 1
+
+    def add(x):
+        return x + OFFSET
+
+    def init():
+        global OFFSET
+        OFFSET = 10
+
+    def outer():
+        def inner(x):
+            return add(x)
+        return inner
+
+    if __name__ == "__main__":
+        FACTOR = 3
+
+        def scale(x):
+            return add(x) * FACTOR
+
+        class Own:
+            def __init__(self, x):
+                self.x = x
+
+            def scaled(self):
+                return scale(self.x)
+
+        def make(x):
+            return Own(scale(x))
+
+        async def main():
+            global FACTOR
+            async with asyncpool.Pool(1, initializer=init) as pool:
+                print(await pool.submit(scale, 1), await pool.submit(outer(), 1))
+                print(await pool.submit(lambda x: scale(x) + OFFSET, 1))
+                print(await pool.submit(Own(1).scaled))
+                found = await pool.submit(make, 1)
+                print(type(found) is Own, found.x, await pool.submit(outer) is outer)
+                FACTOR = 4
+                print(await pool.submit(scale, 1), [x async for x in pool.map(scale, [1])])
+
+        asyncio.run(main())
+"""
+
+
+def test_what_lies_behind_the_guard_travels_by_value(tmp_path: Path) -> None:
+    # ``outer`` returns a function that is local to it, so only what it is called with is
+    # its own.
+    source = BEHIND.replace(", await pool.submit(outer) is outer", "")
+    assert run_script(tmp_path, source).splitlines() == [
+        "33 11",
+        "43",
+        "33",
+        "True 33",
+        "44 [44]",
+    ]
+
+
+SHARED = """
+    import asyncio, asyncpool
+
+    first = second = [1]
+
+    class Node:
+        def __init__(self, parent=None):
+            self.parent, self.children = parent, []
+
+    root = Node()
+    child = Node(root)
+    root.children.append(child)
+
+    class A:
+        pass
+
+    class B(A):
+        pass
+
+    A.other = B
+
+    def old():
+        return "old"
+
+    handlers = {"it": old}
+    config, connection, absent = {"x": 1}, None, 1
+
+    def init():
+        global connection
+        connection = "up"
+
+    def look():
+        same = first is second, child.parent is root, root.children[0] is child
+        return all(same) and type(child) is Node and B.__base__ is A and A.other is B
+
+    def state():
+        return config["x"], connection, handlers["it"](), handlers["it"] is old
+
+    def read():
+        return absent
+
+    def ping(n):
+        return n and pong(n - 1)
+
+    def pong(n):
+        return ping(n)
+
+    async def main():
+        global old, absent
+        async with asyncpool.Pool(1, initializer=init) as pool:
+            print(await pool.submit(look), await pool.submit(ping, 3))
+            print(await pool.submit(state))
+            config["x"] = 2
+            print(await pool.submit(state))
+            def old():
+                return "new"
+            handlers["it"] = old
+            print(await pool.submit(state))
+            print(await pool.submit(read))
+            del absent
+            try:
+                await pool.submit(read)
+            except NameError as error:
+                print(error)
+
+    asyncio.run(main())
+"""
+
+
+def test_by_value_a_global_is_set_again_when_it_has_changed(tmp_path: Path) -> None:
+    assert run_script(tmp_path, SHARED).splitlines() == [
+        "True 0",
+        "(1, 'up', 'old', True)",
+        "(2, 'up', 'old', True)",
+        "(2, 'up', 'new', True)",
+        "1",
+        "name 'absent' is not defined",
+    ]
+
+
+def test_what_comes_back_does_not_change_its_class(tmp_path: Path) -> None:
+    source = """
+        import asyncio, asyncpool
+
+        class Counter:
+            n = 0
+
+        def count():
+            Counter.n += 1
+            return Counter()
+
+        async def main():
+            async with asyncpool.Pool(1) as pool:
+                found = [await pool.submit(count) for _ in range(3)]
+                print(Counter.n, {type(one) is Counter for one in found})
+                print(await pool.submit(lambda: Counter.n))
+
+        asyncio.run(main())
+    """
+    assert run_script(tmp_path, source).splitlines() == ["0 {True}", "3"]
+
+
+def test_a_large_global_travels_beside_its_call(tmp_path: Path) -> None:
+    source = """
+        import asyncio, asyncpool
+
+        words = [str(number) for number in range(100_000)]
+        data = bytearray(3_000_000)
+
+        def look():
+            return len(words), len(data)
+
+        async def main():
+            async with asyncpool.Pool(1) as pool:
+                print(await pool.submit(look), await pool.submit(look))
+
+        asyncio.run(main())
+    """
+    assert run_script(tmp_path, source) == "(100000, 3000000) (100000, 3000000)\n"
+
+
+def test_a_script_is_imported_only_if_workers_need_it(tmp_path: Path) -> None:
+    source = """
+        import asyncio, math, sys, asyncpool
+
+        def work():
+            return sys.modules["__main__"] is sys.modules["__mp_main__"], __name__
+
+        async def main():
+            async with asyncpool.Pool(1) as pool:
+                print(await pool.submit(math.factorial, 5))
+                print(await pool.submit(lambda: bool(__import__("__main__").__file__)))
+                print(log.read_text())
+                print(await pool.submit(work))
+                print(await pool.submit(work))
+                print(log.read_text())
+
+        from pathlib import Path
+        log = Path(__file__ + ".log")
+        with log.open("a") as file:
+            print(__name__, file=file, end=" ")
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    assert run_script(tmp_path, source).splitlines() == [
+        "120",
+        "True",
+        "__main__ ",
+        "(True, '__mp_main__')",
+        "(True, '__mp_main__')",
+        "__main__ __mp_main__ ",
+    ]
+
+
+LAUNCHED = """
+    import asyncio, os, signal, sys, threading, asyncpool, asyncpool.events
+    from pathlib import Path
+
+    log = Path(__file__ + ".log")
+    with log.open("a") as file:
+        print(os.getpid(), file=file)
+    if sys.argv[1] == "threads":
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    def init():
+        pass
+
+    def who():
+        return os.getpid(), os.getppid()
+
+    async def main():
+        async with asyncpool.Pool(1, initializer=init) as pool:
+            first, launcher = await pool.submit(who)
+            events = pool.events()
+            os.kill(first, signal.SIGKILL)
+            async for event in events:
+                if isinstance(event, asyncpool.events.Ready):
+                    break
+            second, _ = await pool.submit(who)
+            names = {first: "first", second: "second", launcher: "launcher"}
+            pids = [int(pid) for pid in log.read_text().split()]
+            print([names.get(pid, "other") for pid in pids[1:]])
+
+    if __name__ == "__main__":
+        asyncio.run(main())
+"""
+
+
+def imports(folder: Path, threads: str) -> str:
+    process = start_script(folder, LAUNCHED, threads)
+    out, err = finish(process)
+    assert [line for line in err.splitlines() if "SIGKILL" not in line] == []
+    return out
+
+
+def test_the_launcher_imports_the_script_of_an_initializer_once(tmp_path: Path) -> None:
+    assert imports(tmp_path, "none") == "['launcher']\n"
+
+
+def test_what_leaves_threads_is_imported_by_each_worker(tmp_path: Path) -> None:
+    assert imports(tmp_path, "threads") == "['other', 'first', 'second']\n"
+
+
+def test_the_launcher_of_later_workers_has_imported_the_script(tmp_path: Path) -> None:
+    source = """
+        import asyncio, os, asyncpool
+
+        PID = os.getpid()
+
+        def who():
+            return os.getpid(), os.getppid(), PID
+
+        async def main():
+            limits = asyncpool.WorkerLimits(max_jobs=1, jitter=0)
+            async with asyncpool.Pool(1, limits=limits) as pool:
+                first, launcher, imported = await pool.submit(who)
+                print(imported == first)
+                parent = launcher
+                while parent == launcher:
+                    _, parent, imported = await pool.submit(who)
+                print(imported == parent)
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    assert run_script(tmp_path, source) == "True\nTrue\n"
+
+
+FAILING = """
+    import asyncio, sys, asyncpool
+    from asyncpool import Executor
+
+    def work():
+        return 1
+
+    async def start():
+        async with asyncpool.Pool(1) as pool:
+            pass
+
+    if __name__ != "__main__":
+        {statement}
+
+    async def main():
+        async with asyncpool.Pool(1) as pool:
+            for _ in range(2):
+                try:
+                    await pool.submit(work)
+                except ImportError as error:
+                    print(str(error).replace(__file__, "SCRIPT"))
+            print(await pool.submit(int, "3"))
+
+    if __name__ == "__main__":
+        asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("sys.exit(3)", "SystemExit: 3"),
+        ("input()", "EOFError: EOF when reading a line"),
+        (
+            "asyncio.run(start())",
+            (
+                "RuntimeError: a pool is started while a worker imports the script SCRIPT: "
+                "put what starts it under `if __name__ == '__main__':`"
+            ),
+        ),
+        (
+            "Executor(1).submit(int).result()",
+            (
+                'PoolClosedError: the executor failed: RuntimeError("a pool is started while '
+                "a worker imports the script SCRIPT: put what starts it under `if __name__ == "
+                "'__main__':`\")"
+            ),
+        ),
+    ],
+)
+def test_a_script_that_cannot_be_imported(
+    tmp_path: Path, statement: str, why: str
+) -> None:
+    expected = (
+        f"importing the script SCRIPT in a worker failed: {why}; put what starts things "
+        "under `if __name__ == '__main__':`"
+    )
+    # An executor's thread that cannot start its pool says so in the log.
+    out, _ = finish(start_script(tmp_path, FAILING.format(statement=statement)))
+    assert out.splitlines() == [expected, expected, "3"]
+
+
+def test_a_job_that_is_cancelled_while_it_imports_leaves_the_import_to_the_next(
+    tmp_path: Path,
+) -> None:
+    source = """
+        import asyncio, os, threading, asyncpool
+        from pathlib import Path
+
+        fifo = Path(__file__ + ".fifo")
+        half = 1
+        if __name__ == "__main__":
+            os.mkfifo(fifo)
+        elif fifo.exists():
+            fifo.write_text(str(os.getpid()))
+            threading.Event().wait()
+        whole = 2
+
+        def work():
+            return os.getpid(), half, whole
+
+        async def main():
+            async with asyncpool.Pool(1) as pool:
+                job = pool.submit(work)
+                pid = await asyncio.to_thread(fifo.read_text)
+                fifo.unlink()
+                job.cancel()
+                await asyncio.wait([job])
+                found, *values = await pool.submit(work)
+                print(found == int(pid), values)
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    assert run_script(tmp_path, source) == "True [1, 2]\n"
+
+
+def test_a_name_that_the_import_does_not_define_is_missed(tmp_path: Path) -> None:
+    source = """
+        import asyncio, asyncpool
+        from pathlib import Path
+
+        seen = Path(__file__ + ".seen")
+        if not seen.exists():
+            seen.touch()
+            def work():
+                return 1
+
+        async def main():
+            async with asyncpool.Pool(1) as pool:
+                try:
+                    print(await pool.submit(work))
+                except AttributeError as error:
+                    print(str(error).replace(__file__, "SCRIPT"))
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    expected = "Can't get attribute 'work' on <module '__mp_main__' from 'SCRIPT'>\n"
+    assert run_script(tmp_path, source) == expected
+
+
+@pytest.mark.parametrize("given", ["var", "'__main__:var'"])
+def test_a_context_variable_of_a_script_goes_with_its_jobs(
+    tmp_path: Path, given: str
+) -> None:
+    source = """
+        import asyncio, contextvars, asyncpool
+
+        var = contextvars.ContextVar("var", default=0)
+
+        def read():
+            return var.get()
+
+        async def main():
+            async with asyncpool.Pool(1, propagate=[GIVEN]) as pool:
+                var.set(7)
+                print(await pool.submit(read))
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+    """
+    assert run_script(tmp_path, source.replace("GIVEN", given)) == "7\n"
+
+
+def test_a_command_that_runs_a_service_is_never_imported(tmp_path: Path) -> None:
+    (tmp_path / "service.py").write_text(
+        "import asyncio, asyncpool\n"
+        "def work(): return 1\n"
+        "async def serve():\n"
+        "    async with asyncpool.Pool(1) as pool:\n"
+        "        return await pool.submit(work)\n"
+    )
+    source = """
+        import sys
+        if __name__ != "__main__":
+            raise RuntimeError("not me")
+        import asyncio, service
+        if __name__ == "__main__":
+            print(asyncio.run(service.serve()))
+    """
+    assert run_script(tmp_path, source) == "1\n"
+
+
+def test_an_interactive_script_travels_by_value(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("x = 1\nif __name__ == '__main__': pass\n")
+    lines = """
+        import asyncio, asyncpool
+        def work(): return x, __name__
+
+        async def main():
+            async with asyncpool.Pool(1) as pool: return await pool.submit(work)
+
+        print(asyncio.run(main()))
+        x = 2
+        print(asyncio.run(main()))
+    """
+    process = subprocess.run(
+        [sys.executable, "-i", "script.py"],
+        input="\n".join(line.removeprefix("        ") for line in lines.splitlines()),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert process.stdout.splitlines() == ["(1, '__main__')", "(2, '__main__')"]
