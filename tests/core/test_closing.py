@@ -161,7 +161,7 @@ class TestDraining:
             commands += core.ended(0, now, started=False, requeue=(), roll=0.0)
             if core.broken is not None:
                 break
-            if core.slots[0].state is SlotState.VACANT:
+            if core.slots[0].state is SlotState.PARKED:
                 now = core.next_deadline() or now
                 commands += core.on_timer(now)
         # The first job has died with the first worker; the other one had none to go to.

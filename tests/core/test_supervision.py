@@ -42,7 +42,7 @@ from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import EMPTY
 from asyncpool._core.pressing import REVOKE_GRACE
 from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
-from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.restart import BURST, RestartPolicy
 from asyncpool._core.slots import Ending, SlotState
 from asyncpool._core.supervision import Supervision
 from asyncpool._core.wear import WorkerLimits
@@ -377,6 +377,15 @@ class SupervisionMachine(RuleBasedStateMachine):
     def crash_without_a_job(self, data: st.DataObject, roll: float) -> None:
         slots = self.shell.slots("idle") or self.shell.slots("starting")
         self.shell.die(data.draw(st.sampled_from(slots)), roll=roll)
+
+    @precondition(lambda self: self.shell.slots("idle"))
+    @rule(whim=st.integers(0, 3))
+    def a_storm_kills_all_idle_workers(self, whim: int) -> None:
+        for _ in range(2 * BURST if whim == 0 else 0):
+            for slot in self.shell.slots("idle"):
+                self.shell.die(slot)
+            for slot in self.shell.slots("starting"):
+                self.shell.ready(slot)
 
     @precondition(lambda self: self.shell.slots("starting"))
     @rule(times=st.integers(1, 6), data=anything)
@@ -900,7 +909,7 @@ def test_the_machine_exercises_what_it_is_for() -> None:
     run_state_machine_as_test(
         CountedMachine,
         settings=settings(
-            max_examples=480, stateful_step_count=60, derandomize=True, database=None
+            max_examples=600, stateful_step_count=60, derandomize=True, database=None
         ),
     )
     seen = CountedMachine.seen
@@ -917,6 +926,8 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "a fault": 15,
         "close again": 1,
         "a broken pool recovered": 5,
+        "parked": 30,
+        "a restart behind the limit of forks": 10,
         "died busy, told no": 10,
         "died idle, told no": 6,
         "died starting, told no": 30,
