@@ -233,9 +233,9 @@ class Pool(Caller):
             raise ValueError(f"{text}: have more workers instead")
         check_callable("initializer", initializer)
         initargs = several("initargs", initargs, "a tuple of arguments")
+        script = main_script()  # before anything is pickled
         handover = Handover(initializer, initargs)
         self.name: str = name or f"pool-{next(_numbers)}"
-        script = main_script()  # before anything is pickled
         self._config = SupervisorConfig(
             workers=least_most,
             name=self.name,

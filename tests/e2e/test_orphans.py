@@ -198,7 +198,11 @@ def test_ctrl_c_ends_a_script_cleanly(
     service = Service(tmp_path, door, loop, how, *names)
     # What the terminal does: everybody in the foreground gets it.
     os.killpg(service.process.pid, signal.SIGINT)
-    assert service.ended() == (0, "interrupted\n", "")
+    code, out, err = service.ended()
+    assert (code, out) == (0, "interrupted\n")
+    lost = "pool pool-1 was closed before 3 of its jobs were done, and nobody waited"
+    assert err.startswith(lost)
+    assert err.count("\n") == 1, "and nothing else"
     nothing_left(time.monotonic() + LIMIT)
 
 

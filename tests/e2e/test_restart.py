@@ -212,7 +212,7 @@ async def test_an_honest_job_behind_crashing_ones_waits_for_no_timer(
 ) -> None:
     async with patience(), Pool(workers) as pool:
         events = pool.events(buffer=10_000)
-        hostile = [pool.submit(faults.commit, "exit 1") for _ in range(100)]
+        hostile = [pool.submit(faults.commit, "exit 3") for _ in range(100)]
         assert await pool.submit(jobs.square, 3) == 9
         outcomes = await asyncio.gather(*hostile, return_exceptions=True)
         await assert_serves(pool)
@@ -226,14 +226,14 @@ async def test_an_honest_job_behind_crashing_ones_waits_for_no_timer(
 async def test_every_job_between_kills_of_all_idle_workers_succeeds() -> None:
     async with patience(), Pool(2) as pool:
         events = pool.events(buffer=10_000)
-        for number in range(20):
+        for number in range(7):
             for slot in (await idle(pool)).slots:
                 if slot.pid is not None:
                     os.kill(slot.pid, signal.SIGKILL)
             assert await pool.submit(jobs.square, number) == number**2
         assert pool.stats().state == "running"
     delays = [event.delay async for event in by_events(events, Restarting)]
-    assert len(delays) >= 38, "the last ones are not looked for"
+    assert len(delays) >= 12, "the last ones are not looked for"
     assert delays[: 2 * BURST] == [0.0] * (2 * BURST)
     assert max(delays) <= 1.0
 
