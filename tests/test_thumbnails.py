@@ -6,7 +6,6 @@ import asyncio
 import io
 import os
 import random
-import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -367,16 +366,6 @@ class TestImages:
         except BadImageError:
             return
         assert max(opened(thumbnail).size) <= 32
-
-
-CHAPTER = (ROOT / "docs" / "web-service.md").read_text()
-
-
-@pytest.mark.parametrize(
-    "block", re.findall(r"```python\n(.*?)```", CHAPTER, re.DOTALL)
-)
-def test_the_chapter_shows_the_service_as_it_is(block: str) -> None:
-    assert block in (ROOT / "examples" / "thumbnails" / "app.py").read_text()
 
 
 async def converse(service: Service, rest: bytes) -> tuple[int, bytes]:

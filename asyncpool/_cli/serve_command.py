@@ -134,8 +134,8 @@ def serve_command(  # noqa: PLR0917 - they are click's
     """Serve an application in worker processes that are restarted, reloaded and drained.
 
     The port stays open whatever becomes of workers: connections wait while one is
-    replaced.  A worker that crashes is replaced at once, and after too many crashes in a
-    row with pauses between.
+    replaced.  A worker that crashes is replaced at once, however often; new code that does
+    not start is tried again, with pauses between.
 
     \b
     asyncpool serve app:app --bind :8000 --workers 4

@@ -253,10 +253,7 @@ async def test_nothing_leaks_with_1000_connections(spread: str) -> None:
 # Exceptions, and other ends.
 
 
-async def test_an_uncaught_exception_is_announced_and_replaced_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("asyncpool._core.supervision.SERVED", 0.0)
+async def test_an_uncaught_exception_is_announced_and_replaced_at_once() -> None:
     async with patience(), cluster_of() as cluster:
         await all_ready(cluster)
         async with Client(cluster) as client:
@@ -285,11 +282,7 @@ def others(stats: ClusterStats, old: set[int | None]) -> set[int | None]:
     return {slot.pid for slot in stats.slots if slot.ready} - old
 
 
-@pytest.mark.parametrize("served", [0.0, 3600.0])
-async def test_where_all_fail_others_serve_at_once(
-    served: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asyncpool._core.supervision.SERVED", served)
+async def test_where_all_fail_others_serve_at_once() -> None:
     async with patience(), cluster_of(drain_timeout=3600.0) as cluster:
         old = {slot.pid for slot in (await all_ready(cluster)).slots} - {None}
         async with clients(cluster, 2) as some:
