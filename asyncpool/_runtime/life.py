@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Awaitable, Callable
 
@@ -130,13 +131,16 @@ class Life:
         if cancelled is not None:
             raise cancelled
 
-    def dropped(self, face: object) -> None:
+    def dropped(
+        self, face: object, *, at_the_end: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
         """Take note that nobody has the *face* of it any more: it drains, and ends.
 
-        The garbage collector may call it, in any thread and at any moment.
+        The garbage collector may call it, in any thread and at any moment; at the end of the
+        interpreter too, when modules have lost their names and nobody can be told.
         """
         # In a fork there is but a copy, whose loop would write to this one's pipe.
-        if self._task is None or os.getpid() != self._process:
+        if at_the_end() or self._task is None or os.getpid() != self._process:
             return
         supervisor = self.running()
         if supervisor.closing:
