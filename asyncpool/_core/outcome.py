@@ -291,7 +291,7 @@ def _find_culprit(
 
 def describe(error: BaseException) -> str:
     """Return the type and the text of *error*."""
-    if isinstance(error, GlobalError):
+    if issubclass(type(error), GlobalError):  # its __class__ may be code of its own
         return str(error)
     return f"{type(error).__qualname__}: {text_of(error)}"
 

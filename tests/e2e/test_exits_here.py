@@ -180,7 +180,7 @@ class TestPool:
         self,
     ) -> None:
         async with patience(), Pool(1) as pool:
-            with pytest.raises(JobNotPicklableError, match=r"values\.SlyError: sly$"):
+            with pytest.raises(JobNotPicklableError, match=r"values\.SlyError: sly\n"):
                 await pool.submit(values.raise_sly)
             await assert_serves(pool)
 

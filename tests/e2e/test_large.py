@@ -485,7 +485,8 @@ async def test_what_takes_long_to_pickle_is_not_waited_for() -> None:
         with Stop("pickled", most=2) as stop:
             slow = [pool.submit(large.same, crowd(MIB)) for _ in range(2)]
             await stop.reached(2)
-            assert await pool.submit(large.same, crowd(2 * MIB)) == crowd(2 * MIB)
+            # One that computes for longer than 20 ms would rest until they are done.
+            assert await pool.submit(large.same, crowd(MIB // 4)) == crowd(MIB // 4)
             assert [job.state for job in slow] == ["queued"] * 2
             stop.release()
             assert await asyncio.gather(*slow) == [crowd(MIB)] * 2
@@ -497,7 +498,8 @@ async def test_what_takes_long_to_unpickle_is_not_waited_for() -> None:
             slow = [pool.submit(crowd, MIB) for _ in range(2)]
             await stop.reached(2)
             # Neither arguments nor results wait for them.
-            assert await pool.submit(large.same, crowd(2 * MIB)) == crowd(2 * MIB)
+            # One that computes for longer than 20 ms would rest until they are done.
+            assert await pool.submit(large.same, crowd(MIB // 4)) == crowd(MIB // 4)
             assert not any(job.done() for job in slow)
             stop.release()
             assert await asyncio.gather(*slow) == [crowd(MIB)] * 2
