@@ -144,6 +144,7 @@ class Broadcaster:
             await asyncio.wait([packing])
         finally:
             unwanted.set()
+            packing.cancel()  # if it was not waited for to its end
         if packing.cancelled():
             raise PoolClosedError
         error = packing.exception()

@@ -108,8 +108,9 @@ class Unpacker:
         loaded.add_done_callback(partial(self._on_done, job))
 
     def _on_done(self, job: Job[Any], loaded: asyncio.Future[Any]) -> None:
+        # Asked for in any case: what nobody asks for, the loop complains about.
+        error = None if loaded.cancelled() else loaded.exception()
         if not loaded.cancelled() and not job.done():
-            error = loaded.exception()
             self._on_loaded(
                 job, Failed(error, raised=False) if error else loaded.result()
             )

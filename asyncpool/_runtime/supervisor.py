@@ -268,9 +268,11 @@ class Supervisor:
         """
         if not is_heavy(frame.payload):
             return load_value(frame.payload)
-        return await self._threads.pickle(
-            load_value, frame.payload, unwanted=job.cancelled
-        )
+        item = self._threads.pickle(load_value, frame.payload, unwanted=job.cancelled)
+        try:
+            return await item
+        finally:
+            item.cancel()  # if its reader was closed, which cancels nothing by itself
 
     @decision
     def close(self, finish: Finish, timeout: float | None) -> None:
