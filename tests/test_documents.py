@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,9 @@ class Reader:
         shims = folder / "bin"
         shims.mkdir()
         for name, words in (("python", ""), ("asyncpool", "-m asyncpool ")):
-            (shims / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
+            (shims / name).write_text(
+                f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}"$@"\n'
+            )
             (shims / name).chmod(0o755)
         self._env = {
             **os.environ,

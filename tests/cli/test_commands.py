@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -395,7 +396,7 @@ def test_ctrl_c_at_a_terminal(folder: Path) -> None:
 def test_results_at_a_terminal_are_not_drawn_over(folder: Path) -> None:
     ours = folder / "screen"
     (folder / "in.jsonl").write_text("1\n2\n")
-    command = f"{sys.executable} -m asyncpool map work:slow in.jsonl"
+    command = f"{shlex.quote(sys.executable)} -m asyncpool map work:slow in.jsonl"
     subprocess.run(
         ["script", "-qec", command, str(ours)],
         cwd=folder,
