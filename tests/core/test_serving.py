@@ -497,6 +497,13 @@ class ServingMachine(RuleBasedStateMachine):
         for _ in range(self.size):
             self.one_fails(data)
 
+    @rule(data=st.data(), whim=st.integers(0, 3))
+    def they_fail_again_and_again(self, data: st.DataObject, whim: int) -> None:
+        for _ in range(2 * BURST * self.size if whim == 0 else 0):
+            self.all_are_ready()
+            self.who_is_told_ends()
+            self.one_fails(data)
+
     @rule(data=st.data())
     def one_fails_while_it_drains(self, data: st.DataObject) -> None:
         found = [s for s, it in self.workers.items() if it.told is Ending.STOPPED]
