@@ -75,7 +75,7 @@ class Budget:
 
     @property
     def stuck(self) -> bool:
-        """Whether it takes longer than any restart until there are as many who serve."""
+        """Whether a slot is parked since starts fail: nobody knows when it will serve."""
         parked = (slot.state is SlotState.PARKED for slot in self._slots)
         return self._serving and any(parked)
 
