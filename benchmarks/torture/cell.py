@@ -31,7 +31,7 @@ def run(peer_name: str, fault_name: str, folder: Path, timeout: float) -> None:
     peer = PEERS[peer_name].load()
     trial = Trial(peer, folder, timeout)
     fault = FAULTS[fault_name].load()
-    if fault_name == "initializer" and not peer.takes_initializer:
+    if fault_name.startswith("initializer") and not peer.takes_initializer:
         trial.skip("no initializer")
         return
 

@@ -78,6 +78,12 @@ def fail_to_start(diary: str) -> NoReturn:
     raise RuntimeError(f"{TOKEN}: no licence server")
 
 
+def start_unless(broken: str) -> None:
+    """Fail as an initializer for as long as the file *broken* is there."""
+    if Path(broken).exists():
+        raise RuntimeError(f"{TOKEN}: no licence server")
+
+
 class AwkwardError(Exception):
     """Pickles well and cannot be unpickled: two parameters, one argument."""
 

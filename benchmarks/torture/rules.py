@@ -61,6 +61,8 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "later": FINE,
     },
     "kill-idle": {"next": FINE, "later": FINE},
+    "kill-storm": {"between": FINE, "later": FINE},
+    "flood": {"honest": FINE, "culprit": CULPRIT, "later": FINE},
     "exit-0": {"culprit": CULPRIT, "later": FINE},
     "result-unpicklable": TRAVELLER,
     "argument-unpicklable": TRAVELLER,
@@ -72,6 +74,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "cancel-python": CANCELLED,
     "cancel-c": CANCELLED,
     "initializer": {"caller": OneOf((TOLD,)), "starts": AtMost(20, "processes")},
+    "initializer-mended": {"caller": OneOf((TOLD,)), "mended": FINE},
     "orphans-idle": ORPHANS,
     "orphans-busy": ORPHANS,
     "ctrl-c": {

@@ -18,7 +18,7 @@ import anyio.abc
 
 from benchmarks.torture import jobs, outcomes
 from benchmarks.torture.outcomes import Outcome
-from benchmarks.torture.peers.base import Peer
+from benchmarks.torture.peers.base import Initializer, Peer
 
 WORKERS = 2
 KEY = "torture"
@@ -73,9 +73,12 @@ class Trial:
         """Sees what is counted up to the report, also if the time runs out."""
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    async def opened(
+        self, initializer: Initializer | None = None
+    ) -> AsyncIterator[None]:
         """Open the pool, and leave it as its user would."""
-        async with self.peer.open(WORKERS), anyio.create_task_group() as self.group:
+        pool = self.peer.open(WORKERS, initializer)
+        async with pool, anyio.create_task_group() as self.group:
             yield
             self.group.cancel_scope.cancel()
 

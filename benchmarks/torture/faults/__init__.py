@@ -34,6 +34,12 @@ FAULTS = {
         "worker killed by SIGKILL while it runs a job", "crashes:kill_running"
     ),
     "kill-idle": Fault("idle workers killed by SIGKILL", "crashes:kill_idle"),
+    "kill-storm": Fault(
+        "all workers killed while idle, 10 times, calls in between", "crashes:storm"
+    ),
+    "flood": Fault(
+        "40 jobs that kill their worker before an honest one", "crashes:flood"
+    ),
     "exit-0": Fault("3 jobs that call os._exit(0), 2 workers", "crashes:exit_zero"),
     "result-unpicklable": Fault(
         "result that cannot be pickled", "pickles:result_unpicklable"
@@ -57,6 +63,9 @@ FAULTS = {
     "cancel-python": Fault("cancel of a Python loop", "cancels:python_loop"),
     "cancel-c": Fault("cancel of one long C call", "cancels:c_call"),
     "initializer": Fault("initializer that raises", "starts:initializer"),
+    "initializer-mended": Fault(
+        "initializer that fails for a while, workers killed", "starts:mended"
+    ),
     "orphans-idle": Fault(
         "supervisor killed by SIGKILL, workers idle", "endings:idle", "kill"
     ),
