@@ -66,7 +66,7 @@ test-all: ## All tests with all loops, on every supported Python that can be had
 	  }; \
 	  case "$$version" in $(OLDEST)|$(NEWEST)) what=;; *) what="tests/core tests/e2e";; esac; \
 	  echo "== $$python $$what"; tested="$$tested $$version"; \
-	  ASYNCPOOL_ALL_LOOPS=$${ASYNCPOOL_ALL_LOOPS-1} $(MAKE) --no-print-directory unit \
+	  ASYNCPOOL_LOOPS=$${ASYNCPOOL_LOOPS-both} $(MAKE) --no-print-directory unit \
 	    PYTHON="$$python" VENV=".venv-$$version" ARGS="$$what $(ARGS)" || \
 	    failed="$$failed $$version"; \
 	done; \

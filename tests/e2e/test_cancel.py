@@ -12,11 +12,11 @@ from asyncpool import Crash, Job, Pool
 from asyncpool.events import Crashed, Exited
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.loops import IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, by_events, closing, idle
 
-pytestmark = IN_TURNS
+pytestmark = BOTH_LOOPS
 
 
 async def test_a_queued_job_leaves_the_queue_at_no_cost() -> None:

@@ -18,7 +18,7 @@ from asyncpool.events import CrashKind
 from tests.helpers import faults, jobs
 from tests.helpers.faults import DEATHS, FAULTS, Fault, by_name
 from tests.helpers.gate import Gate
-from tests.helpers.loops import IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import (
     assert_serves,
@@ -29,7 +29,7 @@ from tests.helpers.pools import (
     until,
 )
 
-pytestmark = IN_TURNS
+pytestmark = BOTH_LOOPS
 
 
 def but(*slow: str) -> pytest.MarkDecorator:

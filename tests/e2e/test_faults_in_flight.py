@@ -27,11 +27,11 @@ from asyncpool import (
 from tests.helpers import faults
 from tests.helpers.ahead import expect, in_hand, never_look
 from tests.helpers.faults import DEATHS, FAULTS, HANGS, Fault
-from tests.helpers.loops import IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing, crash_of, timeout_of
 
-pytestmark = IN_TURNS
+pytestmark = BOTH_LOOPS
 
 # Eleven jobs of so many microseconds go to one worker together.
 COST = 1000.0

@@ -29,11 +29,11 @@ from asyncpool.events import Retiring
 from tests.helpers import faults, jobs
 from tests.helpers.faults import HANGS, Fault
 from tests.helpers.gate import Gate
-from tests.helpers.loops import IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing, idle, next_of, timeout_of, until
 
-pytestmark = IN_TURNS
+pytestmark = BOTH_LOOPS
 
 # Long enough for a job to begin on a machine under load.
 SHORT = 0.5

@@ -23,11 +23,11 @@ from asyncpool import (
 )
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate
-from tests.helpers.loops import IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
 
-pytestmark = IN_TURNS
+pytestmark = BOTH_LOOPS
 
 SHORT = 0.1
 SILENCE = 0.5  # in which a job gets to where it hangs, on a busy machine, too

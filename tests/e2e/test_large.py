@@ -32,11 +32,11 @@ from tests.helpers.large import (
     pattern,
     segments_of,
 )
-from tests.helpers.loops import IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing, idle, until
 
-pytestmark = IN_TURNS
+pytestmark = BOTH_LOOPS
 
 KIB, MIB = 1 << 10, 1 << 20
 

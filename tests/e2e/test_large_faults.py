@@ -47,11 +47,11 @@ from tests.helpers.large import (
     pattern,
     supervisor_of,
 )
-from tests.helpers.loops import IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import assert_serves, by_events, closing, crash_of, idle, until
 
-pytestmark = IN_TURNS
+pytestmark = BOTH_LOOPS
 
 KIB, MIB = 1 << 10, 1 << 20
 

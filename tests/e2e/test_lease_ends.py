@@ -30,11 +30,11 @@ from tests.e2e.test_pipelining import learn, stop
 from tests.helpers import jobs
 from tests.helpers.ahead import in_hand
 from tests.helpers.gate import Gate
-from tests.helpers.loops import IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import closing, idle, until
 
-pytestmark = IN_TURNS
+pytestmark = BOTH_LOOPS
 
 LONG, SHORT = 3600.0, 0.05
 

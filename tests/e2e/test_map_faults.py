@@ -22,11 +22,11 @@ from asyncpool._core.chunks import CHUNK_SIZE
 from asyncpool._runtime import page
 from tests.helpers import faults, jobs, scribbles
 from tests.helpers.gate import Gate
-from tests.helpers.loops import IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
 
-pytestmark = IN_TURNS
+pytestmark = BOTH_LOOPS
 
 Item = tuple[str, Any]
 

@@ -29,7 +29,7 @@ from tests.helpers import sharing
 from tests.helpers.executors import FORKS
 from tests.helpers.gate import Gate
 from tests.helpers.guards import open_fds
-from tests.helpers.loops import BOTH_LOOPS, IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import assert_serves, kill_worker, spare_of
 from tests.helpers.sharing import KINDS
@@ -81,7 +81,7 @@ FACES: dict[str, Callable[[tuple[Any, ...]], Any]] = {
 class TestInitargs:
     """Objects that can only be passed on to a process that is being started."""
 
-    pytestmark = IN_TURNS
+    pytestmark = BOTH_LOOPS
 
     @pytest.mark.parametrize("method", CONTEXTS)
     @pytest.mark.parametrize("face", FACES)

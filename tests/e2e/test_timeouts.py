@@ -19,11 +19,11 @@ from asyncpool.events import Crashed, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.large import Stop, crowd, filler, supervisor_of
-from tests.helpers.loops import IN_TURNS
+from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, idle, timeout_of
 
-pytestmark = IN_TURNS
+pytestmark = BOTH_LOOPS
 
 SHORT = 0.05
 LONG = 3600.0

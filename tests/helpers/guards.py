@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import re
 import resource
@@ -41,9 +42,15 @@ _FD = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
 _strangers: set[int] = set()
 
 
+# What multiprocessing puts before the names of semaphores by default.
+_ANYBODYS = "sem.mp-"
+
+
 def mark_descendants() -> None:
-    """Mark what this process starts from here on."""
+    """Mark what this process starts from here on, and the semaphores that it makes."""
     os.environ[MARK] = f"{os.getpid()}-{time.monotonic_ns()}"
+    config = vars(multiprocessing.current_process())["_config"]
+    config["semprefix"] = f"/tests-{os.getpid()}"
     _strangers.update(psutil.pids())
 
 
@@ -159,6 +166,8 @@ def _is_anothers(name: str) -> bool:
 
     Other programs of the machine use the place too, and so do tests side by side.
     """
+    if name.startswith(_ANYBODYS):
+        return True
     strangers = set(psutil.pids()) - {os.getpid(), *marked_processes()}
     # joblib and loky put the number of their process there.
     if strangers.intersection(map(int, re.findall(r"\b\d+\b", name.replace("_", " ")))):

@@ -10,31 +10,32 @@ from collections.abc import Callable
 
 import pytest
 
-__all__ = ["BOTH_LOOPS", "IN_TURNS", "LOOP_NAMES", "loop_factories", "skips", "warm_up"]
+__all__ = ["BOTH_LOOPS", "LOOP_NAMES", "loop_factories", "skips", "warm_up"]
 
 LOOP_NAMES = ("asyncio", "uvloop")
 
-# A module's ``pytestmark``: each of its tests runs with each loop, and is skipped
-# where that is not installed.
+# A module's ``pytestmark``: its tests are for each loop that is installed.
 BOTH_LOOPS = pytest.mark.asyncio(loop_factories=LOOP_NAMES)
-
-# The same for large tables of faults: half of a table with the one loop and half with the
-# other, unless all is wanted; see :func:`skips`.
-IN_TURNS = [BOTH_LOOPS, pytest.mark.in_turns]
 
 
 def skips(item: pytest.Item) -> bool:
     """Tell whether a test is to be left to the other loop.
 
-    ``ASYNCPOOL_ALL_LOOPS=1`` has every test run with every loop, as ``make test-all`` does.
+    Of the tests that are for each loop, half run with the one and half with the other:
+    what would depend on the loop shows in one test or another.  ``ASYNCPOOL_LOOPS=other``
+    runs those that are left out by default, and ``ASYNCPOOL_LOOPS=both`` runs all.
     """
-    if os.environ.get("ASYNCPOOL_ALL_LOOPS") or len(loop_factories()) < len(LOOP_NAMES):
+    halves = {"": 0, "other": 1}
+    asked = os.environ.get("ASYNCPOOL_LOOPS", "")
+    marker = item.get_closest_marker("asyncio")
+    if asked not in halves or marker is None or "loop_factories" not in marker.kwargs:
+        return False
+    if len(loop_factories()) < len(LOOP_NAMES):
         return False
     name, _, cell = item.name.partition("[")
-    loop, _, case = cell.partition("-")
-    if not case or item.get_closest_marker("in_turns") is None:
-        return False
-    return loop != LOOP_NAMES[zlib.crc32(f"{name} {case}".encode()) % len(LOOP_NAMES)]
+    loop, _, case = cell.removesuffix("]").partition("-")
+    turn = zlib.crc32(f"{name} {case}".encode()) + halves[asked]
+    return loop in LOOP_NAMES and loop != LOOP_NAMES[turn % len(LOOP_NAMES)]
 
 
 def loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
