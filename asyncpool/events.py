@@ -343,11 +343,13 @@ class RollResult:
 
     Attributes:
         replaced: How many of the old workers are gone.
+        filled: How many slots had no worker, since starts had failed, and have one now.
         trouble: Why the others stay; empty if there are none.
         crash: The failed start of a replacement, if that was the reason.
     """
 
     replaced: int
+    filled: int = 0
     trouble: str
     crash: Crash | None
 

@@ -397,18 +397,19 @@ class Pool(Caller):
 
         Each goes on working until its replacement is ready, finishes its job, and ends.
         If a replacement does not become ready the roll ends there: the other workers stay,
-        and the result says so.
+        and the result says so.  Where starts have failed, and where the pool is broken, the
+        next one is tried at once.
 
         Raises:
             RollInProgressError: If the pool is being rolled already.
             PoolClosedError: If the pool is closed.
-            PoolBrokenError: If no worker can be kept alive.
+            PoolBrokenError: If the pool has given up for good.
             RuntimeError: If the pool was started in another event loop.
 
         Cancellation:
             Safe: the roll goes on.
         """
-        return await asyncio.shield(self._life.open().rotator.roll())
+        return await asyncio.shield(self._life.trying().rotator.roll())
 
     async def close(
         self,

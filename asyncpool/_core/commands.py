@@ -187,10 +187,14 @@ class Resized:
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """A roll is over: *replaced* workers are gone; *trouble* says what has stopped it."""
+    """A roll is over: *replaced* workers are gone; *trouble* says what has stopped it.
+
+    *filled* slots had no worker since starts had failed, and have one now.
+    """
 
     replaced: int
     trouble: str
+    filled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,11 @@ class Lives:
             soon = max(now, self._tried_at + WANTED_AGAIN)
             self._retry_at = min(self._retry_at, soon)
 
+    def hasten(self, now: float) -> None:
+        """Have the next start be tried now, if starts fail."""
+        if self._retry_at is not None:
+            self._retry_at = now
+
     def retry_in(self, now: float) -> float | None:
         """Return the seconds until the next start is tried; ``None`` if there is none."""
         if self.gave_up:

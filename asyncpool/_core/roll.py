@@ -13,6 +13,9 @@ __all__ = ["ROLL", "Roll"]
 # Why those are worn that are rolled.
 ROLL = "roll"
 
+# Of a slot that was parked: the next start there, or the answer to it, is still to come.
+_UNFILLED = {SlotState.PARKED, SlotState.VACANT, SlotState.STARTING}
+
 
 class Roll:
     """The rolls of a pool, one at a time.
@@ -24,22 +27,31 @@ class Roll:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
         self._left: list[tuple[Slot, int]] | None = None
-        self._replaced = 0
+        self._empty: list[Slot] = []
+        self._replaced = self._filled = 0
 
     @property
     def under_way(self) -> bool:
         """Whether there is one that is not over."""
         return self._left is not None
 
+    @property
+    def fills(self) -> bool:
+        """Whether it waits for a start in a slot whose starts have failed."""
+        parked = any(slot.state is SlotState.PARKED for slot, _ in self._left or ())
+        return parked or any(slot.state in _UNFILLED for slot in self._empty)
+
     def begin(self) -> None:
         """Roll every worker that is there now; :meth:`go_on` is next.
 
-        One that is being started counts, too: it may have read what is old by now.
+        One that is being started counts, too: it may have read what is old by now.  Slots
+        that are parked are to be filled: what is new may be what they lack.
         """
         there = UP | {SlotState.STARTING}
         slots = [it for it in self._slots if it.state in there and not it.leaving]
         self._left = [(slot, slot.generation) for slot in slots]
-        self._replaced = 0
+        self._empty = [it for it in self._slots if it.state is SlotState.PARKED]
+        self._replaced = self._filled = 0
 
     def has(self, slot: Slot) -> bool:
         """Tell whether the worker of *slot* is one of those that are left."""
@@ -54,12 +66,16 @@ class Roll:
             for slot, generation in self._left
             if slot.generation == generation and slot.state not in EMPTY
         ]
-        self._replaced += len(self._left) - len(there)
+        parked = [slot for slot, _ in self._left if slot.state is SlotState.PARKED]
+        self._replaced += len(self._left) - len(there) - len(parked)
+        self._empty += parked
         self._left = there
         for slot, _ in there:
             if slot.state in UP and slot.worn is None:
                 slot.worn = ROLL
-        return [] if there else self.end("")
+        self._filled += sum(slot.state in UP for slot in self._empty)
+        self._empty = [slot for slot in self._empty if slot.state in _UNFILLED]
+        return [] if there or self._empty else self.end("")
 
     def end(self, why: str) -> list[Command]:
         """End it, if there is one, for that reason, or since it is complete.
@@ -68,9 +84,9 @@ class Roll:
         """
         if self._left is None:
             return []
-        self._left = None
+        self._left, self._empty = None, []
         coming = {slot.replaces for slot in self._slots}
         for slot in self._slots:
             if slot.worn == ROLL and not slot.leaving and slot.index not in coming:
                 slot.worn = None
-        return [Rolled(self._replaced, why)]
+        return [Rolled(self._replaced, why, self._filled)]

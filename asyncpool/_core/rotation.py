@@ -76,6 +76,7 @@ class Rotation:
         self._retry_at: float | None = None
         self._closing = closing
         self._roll = Roll(self._slots)
+        self._most_failures = 0  # in a row, while a roll fills slots
 
     # What is asked.
 
@@ -139,7 +140,13 @@ class Rotation:
         return [*self._report(size), *self.step(now)]
 
     def roll(self, now: float) -> list[Command]:
-        """Replace every worker that is there now, as many at a time as the budget allows."""
+        """Replace every worker that is there now, as many at a time as the budget allows.
+
+        Slots that are parked are tried at once; it is over when they have workers, too.
+        """
+        # A worker that is being started may fail of what is old, and does not count.
+        starting = any(slot.state is SlotState.STARTING for slot in self._slots)
+        self._most_failures = self._lives.ledger.failures + starting
         self._roll.begin()
         return self.step(now)
 
@@ -219,7 +226,19 @@ class Rotation:
 
     def step(self, now: float) -> list[Command]:
         """Grant what the budget allows, and see to what follows from all that was."""
-        return [*self._grant(now), *self._seating.settle()]
+        return [*self._fill_parked(now), *self._grant(now), *self._seating.settle()]
+
+    def _fill_parked(self, now: float) -> list[Command]:
+        """Have a roll try slots whose starts have failed, once, without waiting."""
+        failures = self._lives.ledger.failures
+        # They are counted from the last start that has succeeded.
+        self._most_failures = min(self._most_failures, failures + 1)
+        if self.stopped or not self._roll.fills:
+            return []
+        if failures > self._most_failures:
+            return self._roll.end("a start failed again")
+        self._lives.hasten(now)
+        return []
 
     def _grant(self, now: float) -> list[Command]:
         if self._grants_nothing:

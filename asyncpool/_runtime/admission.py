@@ -51,6 +51,19 @@ class Admission:
             self._rearm()
             raise broken_errors(self._state)(None)
 
+    def check_trying(self) -> None:
+        """Check that there is a pool that works, or that tries to start workers.
+
+        Raises:
+            PoolClosedError: If it is closed.
+            PoolBrokenError: If it has given up.
+        """
+        if self._core.closing.finish is not None:
+            raise PoolClosedError
+        is_broken = self._core.broken is not None
+        if is_broken and self._core.retry_in(self._state.loop.time()) is None:
+            raise broken_errors(self._state)(None)
+
     def check(self, options: JobOptions) -> None:
         """Check that a job with these options may come in.
 

@@ -203,3 +203,15 @@ class Life:
         supervisor = self.here()
         supervisor.check_open()
         return supervisor
+
+    def trying(self) -> Supervisor:
+        """Return a supervisor that works, or that tries to start workers.
+
+        Raises:
+            PoolClosedError: If it does not, since it was closed, or not started.
+            PoolBrokenError: If it has given up.
+            RuntimeError: If it was started in another event loop.
+        """
+        supervisor = self.here()
+        supervisor.check_trying()
+        return supervisor

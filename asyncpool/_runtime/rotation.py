@@ -121,17 +121,19 @@ class Rotator:
                 hub.publish(events.Retiring(slot, handle.generation, reason))
             case cmd.Resized(workers):
                 hub.publish(events.Resized(workers))
-            case cmd.Rolled(replaced, trouble):
-                self._rolled(replaced, trouble)
+            case cmd.Rolled(replaced, trouble, filled):
+                self._rolled(replaced, trouble, filled)
 
-    def _rolled(self, replaced: int, trouble: str) -> None:
+    def _rolled(self, replaced: int, trouble: str, filled: int) -> None:
         crashes = self._state.crashes
         failed = trouble and not self._rotation.stopped
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
         if roll is not None and not roll.done():
             roll.set_result(
-                events.RollResult(replaced=replaced, trouble=trouble, crash=crash)
+                events.RollResult(
+                    replaced=replaced, filled=filled, trouble=trouble, crash=crash
+                )
             )
 
     def look(self) -> None:
@@ -162,7 +164,7 @@ class Rotator:
         """Wait for nothing any more."""
         if self._watch is not None:
             self._watch.cancel()
-        self._rolled(0, "the pool was closed")
+        self._rolled(0, "the pool was closed", 0)
         if self._sized is not None and not self._sized.done():
             self._sized.set_exception(PoolClosedError())
             self._sized.exception()  # whoever waits for it may have left

@@ -68,6 +68,7 @@ class Supervisor:
         submit: The way in for jobs, see :meth:`Traffic.submit`.
         leases: The way in for those with leases.
         check_open: See :meth:`Admission.check_open`.
+        check_trying: See :meth:`Admission.check_trying`.
         room: See :meth:`Admission.room`.
         rotator: The way to planned exits.
         broadcasts: The way to calls for every worker.
@@ -93,7 +94,11 @@ class Supervisor:
         self._state = PoolState(loop=loop, config=config, core=self._core)
         self.standing = Standing(self._state)
         admission = Admission(self._state, self._rearm)
-        self.check_open, self.room = admission.check_open, admission.room
+        self.check_open, self.check_trying, self.room = (
+            admission.check_open,
+            admission.check_trying,
+            admission.room,
+        )
         self._draining = Draining(self._state, self._perform)
         self._threads = Threads(loop)
         self._heartbeats = Heartbeats(self._state)

@@ -311,18 +311,19 @@ class Cluster:
 
         Each serves on until its replacement is ready, then finishes its connections, and
         ends; one worker after the other.  If a replacement does not become ready the
-        reload ends there: the other workers stay, and the result says so.
+        reload ends there: the other workers stay, and the result says so.  Slots that have
+        no worker since starts have failed are tried at once.
 
         Raises:
             RollInProgressError: If that is under way already.
             PoolClosedError: If the cluster is closed.
-            PoolBrokenError: If no worker can be kept alive.
+            PoolBrokenError: If the cluster has given up for good.
             RuntimeError: If it was started in another event loop.
 
         Cancellation:
             Safe: the reload goes on.
         """
-        return await asyncio.shield(self._life.open().rotator.roll())
+        return await asyncio.shield(self._life.trying().rotator.roll())
 
     async def resize(self, workers: int) -> None:
         """Have *workers* workers from now on; return when there are, and all are ready.

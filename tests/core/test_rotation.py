@@ -387,6 +387,58 @@ def test_a_pool_that_breaks_is_not_rolled() -> None:
     assert core.slots[2].state is SlotState.PARKED
 
 
+def parked(workers: int) -> Supervision:
+    """Return a pool whose last worker has died at 1.0, and could not be replaced at 1.1."""
+    core = pool(workers)
+    last = workers - 1
+    assert gone(core, last, 1.0)[-1] == Spawn(last, 2)
+    [command] = gone(core, last, 1.1)
+    assert isinstance(command, ParkSlot)
+    return core
+
+
+def test_a_roll_tries_parked_slots_at_once_and_waits_for_their_workers() -> None:
+    core = parked(2)
+    assert core.rotation.roll(1.2) == [Spawn(2, 1)]
+    assert core.next_deadline() == 1.2
+    assert core.on_timer(1.2) == [Spawn(1, 3)]
+    assert core.ready(2, 1.3)[-2:] == [Retiring(0, "roll"), Stop(0)]
+    assert gone(core, 0, 1.4) == [LeaveEmpty(0)]
+    assert core.rotation.rolling
+    assert core.ready(1, 1.5)[-1] == Rolled(1, "", 1)
+
+
+def test_a_roll_of_a_broken_pool_tries_to_start_it() -> None:
+    core = pool(1, policy=RestartPolicy(initial_delay=0.5, max_failed_starts=1))
+    gone(core, 0, 1.0)
+    assert GiveUp("the start failed") in gone(core, 0, 1.1)
+    assert core.rotation.roll(1.2) == []
+    assert core.on_timer(1.2) == [Spawn(0, 3)]
+    assert core.ready(0, 1.3)[-1] == Rolled(0, "", 1)
+    assert core.broken is None
+
+
+def test_it_says_that_the_start_has_failed_again() -> None:
+    core = parked(1)
+    core.rotation.roll(1.2)
+    assert core.on_timer(1.2) == [Spawn(0, 3)]
+    assert gone(core, 0, 1.3)[-1] == Rolled(0, "a start failed again", 0)
+    assert core.next_deadline() != 1.3, "nothing is hurried any more"
+    assert not core.rotation.rolling
+
+
+def test_a_start_that_had_begun_before_the_roll_may_fail() -> None:
+    core = parked(1)
+    now = core.next_deadline()
+    assert now is not None
+    assert core.on_timer(now) == [Spawn(0, 3)]
+    assert core.rotation.roll(now) == []
+    gone(core, 0, now + 0.1)
+    assert core.rotation.rolling
+    assert core.on_timer(now + 0.1) == [Spawn(0, 4)]
+    assert core.ready(0, now + 0.2)[-1] == Rolled(0, "", 1)
+
+
 def test_a_pool_grows_at_once_when_it_is_resized() -> None:
     core = pool(1)
     commands = core.rotation.resize(3, 3, 1.0)

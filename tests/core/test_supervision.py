@@ -977,6 +977,7 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "roll": 10,
         "a complete roll": 3,
         "a roll in vain": 1,
+        "filled by a roll": 1,
         "resize": 10,
         "killed for a job, late": 1,
         "untouched by a death": 10,

@@ -55,6 +55,7 @@ class Books:
         self.width = width
         self.drain_timeout = limits.drain_timeout or math.inf
         self.rolling = False
+        self.hurried = 0  # starts that a roll may still try before their time
         self.policy = policy
         self.now = 1_000.0
         self.processes: dict[int, Process] = {}

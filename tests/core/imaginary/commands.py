@@ -95,9 +95,10 @@ class Commands(Ends):
                 self._leave(self.processes[slot], why)
             case cmd.Resized(workers):
                 self.workers = workers
-            case cmd.Rolled(_, trouble):
+            case cmd.Rolled(_, trouble, filled):
                 assert self.rolling
                 self.rolling = False
+                self.seen["filled by a roll"] += filled
                 self.seen["a roll in vain" if trouble else "a complete roll"] += 1
             case cmd.GiveUp():
                 assert not self.gave_up
@@ -114,7 +115,9 @@ class Commands(Ends):
         assert generation == self.generations[slot] + 1
         if slot in self.parked:
             assert not self.gave_up
-            assert self.now >= self.retry_at, "before the delay was over"
+            if self.now < self.retry_at:
+                assert self.hurried, "before the delay was over"
+                self.hurried -= 1
             assert not self.trying, "one tries for all"
             self.parked.remove(slot)
             self.last_try = slot

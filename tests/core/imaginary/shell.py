@@ -32,6 +32,7 @@ class ImaginaryShell(Jobs):
         # Starts succeed, for all of them.
         self.parked.clear()
         self.retry_at, self.last_try = -math.inf, None
+        self.hurried = 2 * self.rolling
         self.feed(self.core.ready(slot, self.now))
 
     def write(self, slot: int) -> None:
@@ -171,6 +172,8 @@ class ImaginaryShell(Jobs):
     def roll(self) -> None:
         self.seen["roll"] += 1
         self.rolling = True
+        # One that has begun may fail of what is old; the next one is the roll's own.
+        self.hurried = 2
         self.feed(self.core.rotation.roll(self.now))
 
     def resize(self, least: int, most: int) -> None:
