@@ -99,11 +99,8 @@ def reload_command(*, name: str | None, control: str | None) -> None:
     with _connected(name, control) as client:
         result = _asked(client, "reload")
     if result["trouble"]:
-        raise Refused(
-            f"the reload has ended after {result['replaced']} workers, the others are as "
-            f"before: {result['trouble']}"
-        )
-    say(f"reloaded: {result['replaced']} workers are new")
+        raise Refused(result["text"])
+    say(result["text"])
 
 
 @click.command("resize", short_help="Change the number of workers.")
@@ -112,8 +109,8 @@ def reload_command(*, name: str | None, control: str | None) -> None:
 def resize_command(*, workers: int, name: str | None, control: str | None) -> None:
     """Have WORKERS workers from now on; who is too many finishes its connections."""
     with _connected(name, control) as client:
-        _asked(client, "resize", workers=workers)
-    say(f"{workers} workers")
+        result = _asked(client, "resize", workers=workers)
+    say(result["text"])
 
 
 @click.command("stop", short_help="End a cluster.")
@@ -122,9 +119,9 @@ def resize_command(*, workers: int, name: str | None, control: str | None) -> No
 def stop_command(*, name: str | None, control: str | None, now: bool) -> None:
     """Let a cluster finish its connections and end, and wait for that."""
     with _connected(name, control) as client:
-        _asked(client, "stop", now=now)
+        result = _asked(client, "stop", now=now)
         client.wait_for_end()
-    say("stopped")
+    say(f"stopped: {result['name']}, process {result['pid']}")
 
 
 @contextlib.contextmanager

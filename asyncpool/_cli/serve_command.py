@@ -100,6 +100,14 @@ _MAX_BACKLOG = (1 << 31) - 1
     help="What is logged at least, here and in workers.",
 )
 @click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How records are written: as text, or each as a line of JSON, what workers "
+    "print and log included.",
+)
+@click.option(
     "--name",
     metavar="NAME",
     help="What other commands call it; by default the module's name.",
@@ -121,6 +129,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     options: tuple[str, ...],
     access_log: bool,  # noqa: FBT001
     log_level: str,
+    log_format: str,
     name: str | None,
     control: str | None,
     reload_on_change: bool,  # noqa: FBT001
@@ -191,7 +200,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     raise_descriptor_limit()
     if os.getpid() == 1:
         look_after_orphans()
-    sys.exit(_run(plan, level=log_level))
+    sys.exit(_run(plan, level=log_level, log=ServeLog(json=log_format == "json")))
 
 
 def _check_installed(interface: str, *, reload_on_change: bool) -> None:
@@ -237,8 +246,7 @@ def _check_known(options: dict[str, Any]) -> None:
             )
 
 
-def _run(plan: ServingPlan, *, level: str) -> int:
-    log = ServeLog()
+def _run(plan: ServingPlan, *, level: str, log: ServeLog) -> int:
     loop_factory = None
     if plan.cluster["loop"] == "uvloop" and importlib.util.find_spec("uvloop"):
         import uvloop  # noqa: PLC0415 - an extra

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import re
 import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
-from asyncpool._core.printable import printable_lines
+from asyncpool._cli.log_formats import JsonFormat, TextFormat, is_printed
+from asyncpool._cli.parameters import say
+from asyncpool._cli.repeats import Repeats
 from asyncpool.events import Crash
 
 __all__ = ["ServeLog", "cannot_be_loaded", "user_traceback"]
-
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 # What is longer is no traceback of a start.
 _MOST_LINES = 500
@@ -26,28 +29,42 @@ _OURS = re.compile(
 )
 
 
-class _OneLineEach(logging.Formatter):
-    """Indents all lines of a message but the first, which else could pass for others."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """Return the line, and what is behind it."""
-        text = printable_lines(super().formatMessage(record))
-        return text.replace("\n", "\n    ")
-
-
 class ServeLog(logging.StreamHandler[TextIO]):
-    """Prints records to stderr, and what workers print as it is.
+    """Prints records to stderr, and what workers print.
 
     As long as no worker was ready yet, tracebacks are withheld: if the code cannot be
-    loaded, what is told of that has them.
+    loaded, what is told of that has them.  Of a warning that comes again and again the
+    first few are shown, and then how many there were: an application whose clients leave
+    while it writes makes thousands in a second.
+
+    Args:
+        json: Whether each record is a line of JSON, rather than text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, json: bool = False) -> None:
         super().__init__(sys.stderr)
+        self._json = json
         self._starting = True
+        self._repeats = Repeats()
         # By the workers' names: a traceback, and what came behind it.
         self._withheld: dict[object, list[logging.LogRecord]] = {}
-        self.setFormatter(_OneLineEach(_FORMAT))
+        self.setFormatter(JsonFormat() if json else TextFormat())
+
+    def tell(self, text: str, level: int = logging.INFO) -> None:
+        """Print a text that is for people as it is; in JSON it is a record as others are."""
+        if self._json:
+            record = logging.makeLogRecord(
+                {
+                    "name": "asyncpool",
+                    "levelno": level,
+                    "levelname": logging.getLevelName(level),
+                    "msg": text.removeprefix("asyncpool: "),
+                }
+            )
+            super().emit(record)
+        else:
+            with contextlib.suppress(OSError):  # nobody may read it any more
+                say(text)
 
     def start_over(self) -> None:
         """Take note that workers are started, and forget what was withheld."""
@@ -64,9 +81,11 @@ class ServeLog(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        if record.name == "asyncpool.worker" and isinstance(record.args, tuple):
-            if not (self._starting and self._withhold(record, *record.args)):
+        if is_printed(record):
+            if not (self._starting and self._withhold(record, *_line_of(record))):
                 super().emit(record)
+            return
+        if not self._is_admitted(record):
             return
         crash = record.args[1:2] if isinstance(record.args, tuple) else ()
         if self._starting and crash and isinstance(crash[0], Crash):
@@ -74,6 +93,21 @@ class ServeLog(logging.StreamHandler[TextIO]):
                 return  # that is told of when it has ended
             self._print_withheld(f"worker {crash[0].pid} in slot {crash[0].slot}")
         super().emit(record)
+
+    def _is_admitted(self, record: logging.LogRecord) -> bool:
+        """Tell whether a record is to be printed, after what is known of earlier ones."""
+        now = time.monotonic()
+        self._tell_repeats(self._repeats.over(now))
+        if record.levelno < logging.WARNING or record.exc_info or record.exc_text:
+            return True
+        kind = record.name, record.levelno, record.levelname, record.getMessage()
+        return self._repeats.admits(kind, now)
+
+    def _tell_repeats(self, over: list[tuple[Any, int]]) -> None:
+        for (name, level, level_name, message), count in over:
+            fields = {"name": name, "levelno": level, "levelname": level_name}
+            text = f"{count} times more: {message}"
+            super().emit(logging.makeLogRecord({**fields, "msg": text}))
 
     def _withhold(
         self, record: logging.LogRecord, worker: object, line: object
@@ -99,12 +133,6 @@ class ServeLog(logging.StreamHandler[TextIO]):
         finally:
             self.release()
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
-        if record.name == "asyncpool.worker" and isinstance(record.args, tuple):
-            return "{}: {}".format(*record.args)
-        return super().format(record)
-
     @contextmanager
     def on(self, level: int) -> Generator[None]:
         """Handle all records of this level and above while the context lasts."""
@@ -119,9 +147,17 @@ class ServeLog(logging.StreamHandler[TextIO]):
         try:
             yield
         finally:
+            with self._locked():
+                self._tell_repeats(self._repeats.over(math.inf))
             root.removeHandler(self)
             root.setLevel(before[0])
             chatty.setLevel(before[1])
+
+
+def _line_of(record: logging.LogRecord) -> tuple[Any, ...]:
+    """Return who has printed a line, and the line."""
+    assert isinstance(record.args, tuple)
+    return record.args
 
 
 def cannot_be_loaded(crash: Crash) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from asyncpool._cli.parameters import say
 from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
 from asyncpool.cluster import Cluster, asgi
 from asyncpool.cluster._run import GAVE_UP, Operation
@@ -47,12 +46,6 @@ class ServingPlan:
     name: str
     control: str | None
     watch: bool
-
-
-def _tell(text: str) -> None:
-    """Print a line where errors go; nobody may read it any more, and it serves on."""
-    with contextlib.suppress(OSError):
-        say(text)
 
 
 class _Unread(Cluster):
@@ -106,7 +99,9 @@ class Serving:
                     watching.cancel()
                 if not self._failures:
                     return code
-                _tell("asyncpool: waiting for a change of the code (Ctrl-C ends)")
+                self._log.tell(
+                    "asyncpool: waiting for a change of the code (Ctrl-C ends)"
+                )
                 await changes.after(known)
 
     async def _serve(self) -> int:
@@ -141,9 +136,10 @@ class Serving:
         self._log.started()
         if operation.broken is not None:
             last = operation.broken.crashes[-1:]
-            _tell(
+            self._log.tell(
                 f"asyncpool: {plan.target}: given up: {operation.broken.reason}"
-                + "".join(f"; last: {crash}" for crash in last)
+                + "".join(f"; last: {crash}" for crash in last),
+                logging.ERROR,
             )
         return code
 
@@ -154,8 +150,8 @@ class Serving:
             await self._up.wait()
             assert self._operation is not None
             known = changes.count
-            _tell(f"asyncpool: {changes.names} changed: reloading")
-            self._operation.reload_soon()
+            self._log.tell(f"asyncpool: {changes.names} changed: reloading")
+            self._operation.reload_soon(f"changes of {changes.names}")
 
     def _ready(self) -> None:
         assert self._cluster is not None
@@ -163,19 +159,18 @@ class Serving:
         self._up.set()
         self._log.started()
         seconds = time.monotonic() - self._began
-        stats = self._cluster.stats()
-        _tell(f"asyncpool: serving {self._plan.target} after {seconds:.1f} s")
-        for address in stats.addresses:
+        lines = [f"asyncpool: serving {self._plan.target} after {seconds:.1f} s"]
+        for address in self._cluster.stats().addresses:
             shown = address
             if self._plan.interface == "asgi":
                 secure = "s" if "ssl_certfile" in self._plan.asgi else ""
                 shown = address.replace("tcp://", f"http{secure}://")
-            _tell(f"  {shown}")
-        path = self._operation.control_path
-        if path is not None:
-            name = Path(path).stem if self._plan.control is None else self._plan.name
-            _tell(f"  asyncpool status | reload | resize N | stop   (--name {name})")
-        _tell("  Ctrl-C drains and ends, a second one ends at once")
+            lines.append(f"  {shown}")
+        if self._operation.control_path is not None:
+            which = self._operation.which
+            lines.append(f"  asyncpool status | reload | resize N | stop   ({which})")
+        lines.append("  Ctrl-C drains and ends, a second one ends at once")
+        self._log.tell("\n".join(lines))
 
     def _crashed(self, crash: Crash) -> None:
         """End at once if the code cannot be loaded: to try again would not help."""
@@ -193,13 +188,14 @@ class Serving:
         module = target.partition(":")[0]
         own = {f"'{module}'", f"'{module.partition('.')[0]}'"}
         named = any(name in detail for name in own)
-        _tell(f"asyncpool: {target} cannot be served: {detail}")
+        lines = [f"asyncpool: {target} cannot be served: {detail}"]
         if detail.startswith("ModuleNotFoundError: ") and named:
-            _tell(
+            lines.append(
                 "  Modules are found in the current folder, in PYTHONPATH, in what is "
                 "installed.\n  Is this the folder that you meant, and the environment?"
             )
         elif detail.startswith("AttributeError: module ") and named:
-            _tell(f"  What is it called in {module}?  Write {module}:NAME.")
+            lines.append(f"  What is it called in {module}?  Write {module}:NAME.")
         elif (traceback := user_traceback(crash.stack)) is not None:
-            _tell(traceback)
+            lines.append(traceback)
+        self._log.tell("\n".join(lines), logging.ERROR)

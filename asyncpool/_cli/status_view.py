@@ -24,6 +24,7 @@ def status_view(status: dict[str, Any]) -> RenderableType:
         f"  pid {status['pid']}  ",
         (state, _STYLES.get(state, "")),
         f"  {status['spread']}  {'  '.join(status['addresses'])}",
+        (f"  {status['which']}", "dim"),
     )
     ready = sum(slot["ready"] for slot in slots)
     figures = Text.assemble(

@@ -68,7 +68,7 @@ def _worker_stats(slot: SlotStats, service: Service) -> WorkerStats:
         slot=slot.slot,
         generation=slot.generation,
         pid=slot.pid,
-        state=slot.state,
+        state="ready" if there.ready else slot.state,
         ready=there.ready,
         connections=there.connections,
         handed=there.had,

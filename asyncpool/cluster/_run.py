@@ -7,8 +7,11 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Coroutine
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol
 
 from asyncpool._core.control_protocol import Request
@@ -16,6 +19,7 @@ from asyncpool._runtime.control_places import place_of
 from asyncpool._runtime.control_socket import ControlSocket
 from asyncpool._runtime.notify import Notifier, watchdog_interval
 from asyncpool._runtime.signals import Orders, obeyed
+from asyncpool.cluster._life_log import LifeLog
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.errors import (
     PoolBrokenError,
@@ -23,7 +27,7 @@ from asyncpool.errors import (
     ResizeError,
     RollInProgressError,
 )
-from asyncpool.events import CloseSummary, RollResult
+from asyncpool.events import CloseSummary, Event, RollResult
 
 __all__ = ["GAVE_UP", "STOPPED", "Operated", "Operation", "run"]
 
@@ -47,6 +51,7 @@ class Operated(Protocol):
     async def reload(self) -> RollResult: ...
     async def resize(self, workers: int) -> None: ...
     async def stacks(self) -> dict[int, str]: ...
+    def events(self) -> AsyncIterator[Event]: ...
     def stats(self) -> ClusterStats: ...
 
 
@@ -71,6 +76,7 @@ class Operation:
 
     Attributes:
         control_path: Where the control socket is; ``None`` if there is none.
+        which: The option of commands that names it.
         broken: Why the cluster has given up, if it has.
     """
 
@@ -82,8 +88,11 @@ class Operation:
         on_ready: Callable[[], object] = lambda: None,
     ) -> None:
         self.control_path: str | None = None
+        self.which = ""
         self.broken: PoolBrokenError | None = None
         self._cluster = cluster
+        self._title = f"cluster {cluster.name}"
+        self._name = cluster.name
         self._control = control
         self._on_ready = on_ready
         self._notifier = Notifier({})
@@ -93,6 +102,7 @@ class Operation:
         self._wanted: int | None = None
         self._reloading = False
         self._reload_again = False
+        self._serves = False
 
     async def run(self) -> int:
         """Serve until somebody asks for an end, and return the exit code.
@@ -107,8 +117,8 @@ class Operation:
             Ends the cluster at once.
         """
         orders = Orders(
-            stop=self.stop,
-            reload=self.reload_soon,
+            stop=lambda number: self.stop(number, signal.Signals(number).name),
+            reload=lambda: self.reload_soon("SIGHUP"),
             resize=self._resize_by,
             dump=lambda: self._soon(self._dump()),
         )
@@ -133,28 +143,51 @@ class Operation:
         cut = self._stops[-1] if len(self._stops) > 1 else 0
         return 128 + cut if cut else STOPPED
 
-    def stop(self, number: int = 0) -> None:
+    def stop(self, number: int = 0, why: str = "") -> None:
         """Drain and end; when it is asked for again, end at once.
 
         Args:
             number: The signal that asks for it, 0 if none does.
+            why: What asks for it, for the log, which is not told otherwise.
         """
         self._stops.append(number)
+        how = (
+            "workers finish their connections; when asked again, it ends at once"
+            if len(self._stops) == 1
+            else "it ends at once"
+        )
+        if why:
+            _LOGGER.info("%s: asked to end by %s: %s", self._title, why, how)
         if len(self._stops) == 1:
             self._notifier.stopping()
         within = None if len(self._stops) == 1 else 0.0
         self._closing.add(self._soon(self._close(within)))
 
-    def reload_soon(self) -> None:
-        """Replace the workers; if that is under way already, once more after it."""
+    def reload_soon(self, why: str = "its program") -> None:
+        """Replace the workers; if that is under way already, once more after it.
+
+        Args:
+            why: What asks for it, for the log.
+        """
         self._reload_again = True
         if not self._reloading:
-            self._soon(self._reload_until_done())
+            self._soon(self._reload_until_done(why))
 
     async def _serve(self) -> None:
         """Start the cluster, and wait for its end."""
         try:
+            began = time.monotonic()
             await self._cluster.start()
+            self._serves = True
+            log = LifeLog(self._title, self._cluster.stats().slots)
+            self._soon(log.follow(self._cluster.events()))
+            _LOGGER.info(
+                "%s: serves after %.2f s: process %d, %s",
+                self._title,
+                time.monotonic() - began,
+                os.getpid(),
+                ", ".join(self._cluster.stats().addresses) or "no address",
+            )
             if not self._stops:
                 self._notifier.ready(self._status_line())
                 self._on_ready()
@@ -186,7 +219,11 @@ class Operation:
                 raise
             _LOGGER.warning("there is no control socket: %s", error)
             return None
-        self.control_path = control.path
+        self.control_path = path = control.path
+        self.which = f"--control {path}"
+        if path == place_of(Path(path).stem):
+            self._name = Path(path).stem
+            self.which = f"--name {self._name}"
         control.open()
         return control
 
@@ -209,22 +246,31 @@ class Operation:
         match request.action:
             case "status":
                 return {
-                    "name": self._cluster.name,
+                    "name": self._name,
+                    "which": self.which,
                     "pid": os.getpid(),
                     **asdict(self._cluster.stats()),
                 }
             case "reload":
                 result = await self._reload_for_client()
-                return {"replaced": result.replaced, "trouble": _trouble(result)}
+                return {
+                    "replaced": result.replaced,
+                    "filled": result.filled,
+                    "trouble": "" if result.ok else _trouble(result),
+                    "text": _told(result),
+                }
             case "resize":
                 assert request.workers is not None
+                before = self._cluster.stats().workers
                 self._wanted = request.workers
                 await self._cluster.resize(request.workers)
-                return {"workers": request.workers}
+                text = f"{_workers(request.workers)} now, {before} before"
+                _LOGGER.info("%s: resized by a command: %s", self._title, text)
+                return {"workers": request.workers, "text": text}
             case "stop":
                 while len(self._stops) < 1 + request.now:
-                    self.stop()
-                return {"pid": os.getpid()}
+                    self.stop(why="a command")
+                return {"pid": os.getpid(), "name": self._name}
             case "stacks":
                 stacks = await self._cluster.stacks()
                 return {
@@ -232,41 +278,46 @@ class Operation:
                 }
 
     async def _close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        await self._cluster.close(timeout)
+        summary = await self._cluster.close(timeout)
+        if not self._serves:
+            return
+        self._serves = False
+        _LOGGER.info(
+            "%s: has ended: %d connections finished meanwhile, %d were cut off, %d workers killed",
+            self._title,
+            summary.finished,
+            summary.failed,
+            summary.killed,
+        )
 
-    async def _reload_until_done(self) -> None:
+    async def _reload_until_done(self, why: str) -> None:
         while self._reload_again and not self._stops:
             self._reload_again = False
             with contextlib.suppress(RollInProgressError):  # that one is told of
-                await self._reload()
+                await self._reload(why)
 
     async def _reload_for_client(self) -> RollResult:
         try:
-            return await self._reload()
+            return await self._reload("a command")
         finally:
             if self._reload_again:  # asked for by a signal meanwhile
-                self.reload_soon()
+                self.reload_soon("SIGHUP")
 
-    async def _reload(self) -> RollResult:
+    async def _reload(self, why: str) -> RollResult:
         """Replace the workers, and tell of it."""
         if self._reloading:
             raise RollInProgressError("a reload is under way already")
         self._reloading = True
         self._notifier.reloading()
+        _LOGGER.info("%s: asked to reload by %s", self._title, why)
         try:
             result = await self._cluster.reload()
         finally:
             self._reloading = False
             if not self._stops:
                 self._notifier.ready(self._status_line())
-        if result.ok:
-            _LOGGER.info("reloaded: %d workers are new", result.replaced)
-        else:
-            _LOGGER.error(
-                "the reload has ended after %d workers, the others are as before: %s",
-                result.replaced,
-                _trouble(result),
-            )
+        level = logging.INFO if result.ok else logging.ERROR
+        _LOGGER.log(level, "%s: %s", self._title, _told(result))
         return result
 
     def _resize_by(self, change: int) -> None:
@@ -278,9 +329,13 @@ class Operation:
         try:
             await self._cluster.resize(workers)
         except ResizeError as error:
-            _LOGGER.error("there are to be %d workers: %s", workers, error)  # noqa: TRY400 - it is no bug here
+            _LOGGER.error(  # noqa: TRY400 - it is no bug here
+                "%s: there are to be %d workers: %s", self._title, workers, error
+            )
         else:
-            _LOGGER.info("there are %d workers now", workers)
+            _LOGGER.info(
+                "%s: resized by a signal: %s now", self._title, _workers(workers)
+            )
 
     async def _dump(self) -> None:
         """Tell where all workers are."""
@@ -326,6 +381,25 @@ class Operation:
             pass  # it has ended meanwhile
         except Exception:
             _LOGGER.exception("an order to cluster %s has failed", self._cluster.name)
+
+
+def _told(result: RollResult) -> str:
+    """Return what a reload has done, and what it could not do."""
+    if not result.ok:
+        new = _workers(result.replaced + result.filled)
+        return (
+            f"the reload has ended after {new}, the others are as before: "
+            f"{_trouble(result)}"
+        )
+    are = "is" if result.replaced == 1 else "are"
+    text = f"reloaded: {_workers(result.replaced)} {are} new"
+    if result.filled:
+        text += f", {_workers(result.filled)} came where starts had failed"
+    return text
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def _trouble(result: RollResult) -> str:

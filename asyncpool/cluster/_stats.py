@@ -15,7 +15,8 @@ class WorkerStats:
         slot: Which one it is; ``worker.id`` inside.
         generation: Which worker of the slot it is, counting from 1.
         pid: Its process id; ``None`` if there is no process.
-        state: The slot's, such as ``"idle"`` for one that serves.
+        state: ``"ready"`` if it serves, and is to go on; else the slot's, such as
+            ``"starting"`` or ``"parked"``.
         ready: Whether it serves, and is to go on.
         connections: How many it has open.
         handed: How many it was handed, or has accepted, in all.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -72,7 +73,7 @@ def test_a_whole_life(folder: Path) -> None:
         assert server.get().startswith("two ")
 
         done = server.command("resize", "3")
-        assert (done.code, done.err) == (0, "3 workers\n")
+        assert (done.code, done.err) == (0, "3 workers now, 2 before\n")
         none = [0, 0, 0]
         until(
             lambda: [it["connections"] for it in server.status()["slots"]] == none, ""
@@ -89,8 +90,42 @@ def test_a_whole_life(folder: Path) -> None:
         assert [row.split()[3] for row in rows] == ["ready"] * 3
 
         done = server.command("stop")
-        assert (done.code, done.err) == (0, "stopped\n")
+        assert (done.code, done.err) == (
+            0,
+            f"stopped: app, process {server.process.pid}\n",
+        )
         assert server.end() == 0
+
+
+def test_the_log_tells_its_life(folder: Path) -> None:
+    with Server(folder, "app:app", *ONE, "--log-format", "json") as server:
+        server.whole()
+        server.command("reload")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE) == 0
+    records = [json.loads(line) for line in server.log.splitlines()]
+    told = [
+        re.sub(r"\d+\.\d\d s|(worker|process) \d+", r"\1 N", record["message"])
+        for record in records
+        if record["message"].startswith("cluster app: ")
+    ]
+    assert [
+        text.removeprefix("cluster app: ") for text in told if "first" not in text
+    ] == [
+        f"serves after  N: process N, tcp://127.0.0.1:{server.port}",
+        "asked to reload by a command",
+        "worker N in slot 1 is ready after  N",
+        "worker N in slot 0 takes no more connections: a reload replaces it",
+        "worker N in slot 0 has ended",
+        "reloaded: 1 worker is new",
+        (
+            "asked to end by SIGTERM: workers finish their connections; when asked again, "
+            "it ends at once"
+        ),
+        "worker N in slot 1 has ended",
+        "has ended: 0 connections finished meanwhile, 0 were cut off, 0 workers killed",
+    ]
+    assert {record["level"] for record in records} == {"INFO"}
 
 
 @pytest.mark.skipif(
@@ -206,11 +241,11 @@ def test_a_resize_that_does_not_succeed_says_why(folder: Path) -> None:
 def test_signals_resize(folder: Path) -> None:
     with Server(folder, "app:app", *ONE) as server:
         server.up().signal(signal.SIGTTIN)
-        server.says("there are 2 workers now")
+        server.says("resized by a signal: 2 workers now")
         server.signal(signal.SIGTTIN)
-        server.says("there are 3 workers now")
+        server.says("resized by a signal: 3 workers now")
         server.signal(signal.SIGTTOU)
-        server.says("there are 2 workers now", times=2)
+        server.says("resized by a signal: 2 workers now", times=2)
         assert server.status()["workers"] == 2
         assert server.end(signal.SIGTERM) == 0
 
@@ -488,7 +523,7 @@ def test_a_change_reloads(folder: Path) -> None:
         server.says("the reload has ended after 0 workers")
         assert server.get().startswith("one ")
         write_app(folder, TWICE)
-        server.says("reloaded: 1 workers are new")
+        server.says("reloaded: 1 worker is new")
         assert server.get().startswith("two ")
         assert server.end(signal.SIGINT) == 0
 
@@ -664,7 +699,7 @@ def test_a_program_of_ones_own(folder: Path) -> None:
             "it runs",
         )
         done = run_command(folder, "reload", "--name", "mine")
-        assert (done.code, done.err) == (0, "reloaded: 1 workers are new\n")
+        assert (done.code, done.err) == (0, "reloaded: 1 worker is new\n")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
 
@@ -687,7 +722,7 @@ def test_it_is_the_first_process_of_a_container(folder: Path) -> None:
         # unshare's child is the first there, and its child is the server.
         (first,) = [int(pid) for pid in until(lambda: kids(server.process.pid), "")]
         os.kill(first, signal.SIGHUP)
-        server.says("reloaded: 1 workers are new")
+        server.says("reloaded: 1 worker is new")
         os.kill(first, signal.SIGTERM)
         assert server.end() == 0
 

@@ -6,7 +6,10 @@ import asyncio
 import dataclasses
 import errno
 import io
+import json
 import logging
+import os
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +20,9 @@ import pytest_asyncio
 from rich.console import Console
 
 from asyncpool import Cluster, WorkerLimits
-from asyncpool._cli import changes, serve_command, serving
+from asyncpool._cli import changes, serve_command, serve_log, serving
 from asyncpool._cli.changes import Changes
+from asyncpool._cli.log_formats import TextFormat
 from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
 from asyncpool._cli.serving import Serving, ServingPlan
 from asyncpool._cli.status_view import status_view
@@ -125,7 +129,8 @@ class Told:
     def stop(self) -> None:
         self.ending.set()
 
-    def reload_soon(self) -> None:
+    def reload_soon(self, why: str) -> None:
+        assert why == "changes of app.py"
         self.reloading.set()
 
     @classmethod
@@ -239,18 +244,26 @@ def test_nobody_reads_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(_: str) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(serving, "say", gone)
-    serving._tell("hello")
+    monkeypatch.setattr(serve_log, "say", gone)
+    ServeLog().tell("hello")
+
+
+class Timeless(TextFormat):
+    """Text whose times a test need not know."""
+
+    def formatTime(self, *_: object) -> str:  # noqa: N802 - logging's name
+        return "now"
 
 
 def printed(tell: Callable[[ServeLog], object], *, level: int = logging.INFO) -> str:
     """Return what is printed of what is logged."""
     log = ServeLog()
     log.setStream(stream := io.StringIO())
-    log.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    log.setFormatter(Timeless())
     with log.on(level):
         tell(log)
-    return stream.getvalue()
+    lines = stream.getvalue().splitlines(keepends=True)
+    return "".join(line.removeprefix("now ") for line in lines)
 
 
 def worker(line: str, name: str = "worker 7 in slot 0") -> None:
@@ -290,6 +303,73 @@ def crash(**changes: Any) -> Crash:
     crash = Crash(**{**known, **changes})
     logging.getLogger("asyncpool").warning("%s: %s; %s", "app", crash, crash.next_step)
     return crash
+
+
+def test_what_a_worker_logs_names_it() -> None:
+    def tell(_: ServeLog) -> None:
+        log = logging.getLogger("shop")
+        log.warning("sold %d\nout", 3, extra={"worker": 7})
+
+    assert printed(tell) == "WARNING shop [7]: sold 3\n    out\n"
+
+
+def test_a_warning_that_comes_again_and_again_is_counted() -> None:
+    def tell(_: ServeLog) -> None:
+        for _n in range(1000):
+            logging.getLogger("asyncio").warning("socket.send() raised exception.")
+        for n in range(7):
+            logging.getLogger("access").info("GET /")
+            logging.getLogger("shop").warning("number %d", n)
+
+    lines = printed(tell).splitlines()
+    again = "WARNING asyncio: socket.send() raised exception."
+    assert lines[:5] == [again] * 5
+    assert lines[5:-1] == [
+        line
+        for n in range(7)
+        for line in ("INFO access: GET /", f"WARNING shop: number {n}")
+    ]
+    assert (
+        lines[-1] == "WARNING asyncio: 995 times more: socket.send() raised exception."
+    )
+
+
+def in_json(tell: Callable[[ServeLog], object]) -> list[dict[str, Any]]:
+    log = ServeLog(json=True)
+    log.setStream(stream := io.StringIO())
+    with log.on(logging.INFO):
+        tell(log)
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_records_as_json() -> None:
+    def tell(log: ServeLog) -> None:
+        worker("hello \x1b 100%")
+        worker('{"mine": [1]}')
+        worker("{no json}")
+        try:
+            os.environ["LOST-"]
+        except KeyError:
+            logging.getLogger("shop").exception("sold\nout", extra={"order": 5})
+        logging.getLogger("shop").info("by", extra={"worker": 7, "path": Path("/x")})
+        log.tell("asyncpool: gone", logging.ERROR)
+
+    found = in_json(tell)
+    times = [entry.pop("time") for entry in found if "mine" not in entry]
+    assert len(times) == 5
+    assert all(re.fullmatch(r"[\d-]{10}T[\d:]{8}\.\d{3}Z", time) for time in times)
+    failed = found[3]
+    assert failed.pop("exception").endswith("KeyError: 'LOST-'")
+    printed = {"level": "WARNING", "logger": "asyncpool.worker", "worker": 7, "slot": 0}
+    shop = {"level": "INFO", "logger": "shop"}
+    assert found == [
+        printed | {"message": "hello \x1b 100%"},
+        {"mine": [1]},
+        printed | {"message": "{no json}"},
+        {"level": "ERROR", "logger": "shop", "message": "sold\nout", "order": 5},
+        shop | {"message": "by", "worker": 7, "path": "PosixPath('/x')"},
+        {"level": "ERROR", "logger": "asyncpool", "message": "gone"},
+    ]
 
 
 def test_tracebacks_of_a_start_are_withheld() -> None:
@@ -453,6 +533,7 @@ def slot(**changes: Any) -> dict[str, Any]:
 def test_a_status_as_it_is_shown() -> None:
     status = {
         "name": "app",
+        "which": "--name app",
         "pid": 76,
         "state": "running",
         "spread": "handoff",
@@ -475,7 +556,7 @@ def test_a_status_as_it_is_shown() -> None:
         "3 restarts, 1 crashes   50 MB"
     )
     assert [lines[0], *lines[2:]] == [
-        "app  pid 76  running  handoff  tcp://127.0.0.1:8000  unix:///run/x",
+        "app  pid 76  running  handoff  tcp://127.0.0.1:8000  unix:///run/x  --name app",
         "slot  generation  pid  state     open  in all       up  memory",
         "   0           1   77  ready    1,000  20,000  1:02:05   50 MB",
         "   1           1    -  backoff  1,000  20,000  1:02:05     0 B",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from asyncpool._runtime.hub import EventStream
 from asyncpool.cluster._stats import ClusterStats, WorkerStats
 from asyncpool.errors import PoolBrokenError, PoolClosedError
-from asyncpool.events import CloseSummary, RollResult
+from asyncpool.events import CloseSummary, Event, RollResult
 
 __all__ = ["FakeCluster"]
 
@@ -82,6 +83,11 @@ class FakeCluster:
     async def stacks(self) -> dict[int, str]:
         await self._note("stacks")
         return {1: "one\n", 0: "zero\n"}
+
+    def events(self) -> EventStream[Event]:
+        stream: EventStream[Event] = EventStream(10)
+        stream.end()
+        return stream
 
     def stats(self) -> ClusterStats:
         ready = self.state == "running"

@@ -50,6 +50,14 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
+RELOADED = {
+    "replaced": 2,
+    "filled": 0,
+    "trouble": "",
+    "text": "reloaded: 2 workers are new",
+}
+
+
 class Running:
     """An operation under way, with a fake cluster."""
 
@@ -156,17 +164,23 @@ async def test_a_hangup_reloads(caplog: pytest.LogCaptureFixture) -> None:
         running.cluster.reloaded.set()
         await running.cluster.asked_for("reload", "stacks", "reload")
     reloaded = [line for line in told(caplog) if "reloaded" in line]
-    assert reloaded == ["reloaded: 2 workers are new"] * 2
+    assert reloaded == ["cluster app: reloaded: 2 workers are new"] * 2
 
 
 async def test_a_reload_fails(caplog: pytest.LogCaptureFixture) -> None:
     async with operating() as running:
         running.cluster.result = RollResult(replaced=0, trouble="bad code", crash=None)
         running.cluster.reloaded.set()
-        assert await running.ask("reload") == {"replaced": 0, "trouble": "bad code"}
-    assert told(caplog) == [
-        "the reload has ended after 0 workers, the others are as before: bad code"
-    ]
+        text = (
+            "the reload has ended after 0 workers, the others are as before: bad code"
+        )
+        assert await running.ask("reload") == {
+            "replaced": 0,
+            "filled": 0,
+            "trouble": "bad code",
+            "text": text,
+        }
+    assert told(caplog) == [f"cluster app: {text}"]
 
 
 async def test_a_client_reloads_one_at_a_time() -> None:
@@ -176,7 +190,7 @@ async def test_a_client_reloads_one_at_a_time() -> None:
         with pytest.raises(ProtocolError, match=r"^a reload is under way already$"):
             await running.ask("reload")
         running.cluster.reloaded.set()
-        assert await first == {"replaced": 2, "trouble": ""}
+        assert await first == RELOADED
 
 
 async def test_a_hangup_while_a_client_reloads_is_one_more() -> None:
@@ -190,7 +204,7 @@ async def test_a_hangup_while_a_client_reloads_is_one_more() -> None:
         with pytest.raises(ProtocolError, match=r"^a reload is under way already$"):
             await running.ask("reload")
         running.cluster.reloaded.set()
-        assert await first == {"replaced": 2, "trouble": ""}
+        assert await first == RELOADED
         await running.cluster.asked_for("reload", "stacks", "reload")
 
 
@@ -200,7 +214,10 @@ async def test_signals_resize() -> None:
             signal.raise_signal(number)
             await asyncio.sleep(0)
         await running.cluster.asked_for("resize 3", "resize 4", "resize 3")
-        assert await running.ask("resize", workers=1) == {"workers": 1}
+        assert await running.ask("resize", workers=1) == {
+            "workers": 1,
+            "text": "1 worker now, 3 before",
+        }
         signal.raise_signal(signal.SIGTTOU)
         await running.cluster.asked_for(
             "resize 3", "resize 4", "resize 3", "resize 1", "resize 1"
@@ -230,7 +247,10 @@ async def test_a_client_asks_how_it_is() -> None:
 )
 async def test_a_client_stops_it(now: bool, asked: list[str]) -> None:  # noqa: FBT001
     async with operating() as running:
-        assert await running.ask("stop", now=now) == {"pid": os.getpid()}
+        assert await running.ask("stop", now=now) == {
+            "pid": os.getpid(),
+            "name": "app",
+        }
         await running.cluster.asked_for(*asked)
         running.cluster.drained.set()
         assert await running.task == 0
@@ -265,7 +285,7 @@ async def test_a_resize_that_does_not_succeed_is_logged_in_a_line(
         with pytest.raises(ProtocolError, match="exited with status 3: no module"):
             await running.ask("resize", workers=4)
     assert told(caplog) == [
-        f"there are to be 3 workers: there are not as many workers yet: {CRASH}"
+        f"cluster app: there are to be 3 workers: there are not as many workers yet: {CRASH}"
     ]
     assert [record.exc_info for record in caplog.records] == [None]
 

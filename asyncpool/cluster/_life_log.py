@@ -1,0 +1,64 @@
+"""The life of a cluster as log records: who came, who went, and why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+
+from asyncpool.cluster._stats import WorkerStats
+from asyncpool.events import Crashed, Event, Exited, Ready, Retiring
+
+__all__ = ["LifeLog"]
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# Why workers retire, for those who do not know the names of the limits.
+_REASONS = {
+    "roll": "a reload replaces it",
+    "resize": "there are more workers than wanted",
+    "max_jobs": "it has had as many connections as it may (max_jobs)",
+    "max_age": "it is as old as it may be (max_age)",
+    "max_rss": "it has more memory than it may (max_rss)",
+    "retire()": "its code has called retire()",
+    "replace()": "its code has called replace()",
+}
+
+
+class LifeLog:
+    """Logs the planned part of the workers' lives; crashes are logged anyway.
+
+    Args:
+        title: What begins each record, such as ``cluster app``.
+        slots: Whoever is there already.
+    """
+
+    def __init__(self, title: str, slots: Iterable[WorkerStats]) -> None:
+        self._title = title
+        self._pids = {(slot.slot, slot.generation): slot.pid for slot in slots}
+
+    async def follow(self, events: AsyncIterator[Event]) -> None:
+        """Log what happens until the events end."""
+        async for event in events:
+            self.tell(event)
+
+    def tell(self, event: Event) -> None:
+        """Log an event that an operator wants to know of."""
+        match event:
+            case Ready(slot, generation, pid, seconds):
+                self._pids[slot, generation] = pid
+                self._say(slot, generation, f"is ready after {seconds:.2f} s")
+            case Retiring(slot, generation, reason):
+                why = _REASONS.get(reason, reason)
+                self._say(slot, generation, f"takes no more connections: {why}")
+            case Exited(slot, generation):
+                self._say(slot, generation, "has ended")
+                self._pids.pop((slot, generation), None)
+            case Crashed(crash):
+                self._pids.pop((crash.slot, crash.generation), None)
+            case _:
+                pass
+
+    def _say(self, slot: int, generation: int, text: str) -> None:
+        pid = self._pids.get((slot, generation))
+        who = "a worker" if pid is None else f"worker {pid}"
+        _LOGGER.info("%s: %s in slot %d %s", self._title, who, slot, text)
