@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import inspect
-import json
 import logging
 import os
 import sys
-from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -17,6 +14,7 @@ import click
 from asyncpool._cli.life_options import life_options
 from asyncpool._cli.parameters import Exit, Refused, Trouble
 from asyncpool._cli.serve_log import ServeLog
+from asyncpool._cli.server_options import read_options, server_options
 from asyncpool._cli.serving import Serving, ServingPlan
 from asyncpool._core.control_protocol import MAX_WORKERS, is_name
 from asyncpool._core.wear import WorkerLimits
@@ -27,6 +25,17 @@ from asyncpool.errors import AsyncPoolError
 __all__ = ["serve_command"]
 
 _BIND = "127.0.0.1:8000"
+
+# Those of uvicorn that are options of the command, by uvicorn's names.
+_OF_UVICORN = (
+    "ssl_certfile",
+    "ssl_keyfile",
+    "root_path",
+    "env_file",
+    "factory",
+    "forwarded_allow_ips",
+    "limit_concurrency",
+)
 
 # What listen() takes; the kernel has a limit of its own, below that.
 _MAX_BACKLOG = (1 << 31) - 1
@@ -53,11 +62,11 @@ _MAX_BACKLOG = (1 << 31) - 1
 )
 @click.option(
     "--interface",
-    type=click.Choice(["asgi", "serve"]),
+    type=click.Choice(["asgi", "wsgi", "serve"]),
     default="asgi",
     show_default=True,
-    help="What MODULE:NAME is: an ASGI application, which uvicorn runs, or an 'async def "
-    "serve(worker)' of your own.",
+    help="What MODULE:NAME is: an ASGI application, which uvicorn runs, a WSGI application, "
+    "or an 'async def serve(worker)' of your own.",
 )
 @click.option(
     "--spread",
@@ -75,6 +84,7 @@ _MAX_BACKLOG = (1 << 31) - 1
     help="The event loop of workers.",
 )
 @life_options
+@server_options
 @click.option(
     "--backlog",
     type=click.IntRange(1, _MAX_BACKLOG),
@@ -88,8 +98,8 @@ _MAX_BACKLOG = (1 << 31) - 1
     "options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="An option of uvicorn.Config, such as root_path=/api, ws_ping_interval=10 or "
-    "ssl_certfile=cert.pem.  Several may be given.",
+    help="Another option of uvicorn.Config, such as ws_ping_interval=10 or "
+    "server_header=false.  Several may be given.",
 )
 @click.option("--access-log", is_flag=True, help="Log every request.")
 @click.option(
@@ -133,6 +143,10 @@ def serve_command(  # noqa: PLR0917 - they are click's
     name: str | None,
     control: str | None,
     reload_on_change: bool,  # noqa: FBT001
+    header_timeout: float,
+    header_size: int,
+    threads: int,
+    ssl_keyfile_password_file: str | None,
     max_age: float | None,
     max_connections: int | None,
     max_rss: int | None,
@@ -169,14 +183,26 @@ def serve_command(  # noqa: PLR0917 - they are click's
     module, colon, attribute = target.partition(":")
     if not (module and colon and attribute):
         raise Trouble(f"{target!r} is not MODULE:NAME, such as app:app")
+    if "/" in module or module.endswith(".py"):
+        name = module.removesuffix(".py").replace("/", ".").strip(".")
+        raise Trouble(
+            f"{module} is a file, and a module's name is wanted: {name}:{attribute}"
+        )
     if name is not None and not is_name(name):
         raise Trouble(f"--name: {name!r} is no name: letters, digits and -_.: are")
     if reload_on_change and cluster["preload"]:
         raise Trouble("what is preloaded is not loaded anew: --reload-on-change or not")
-    if interface != "asgi" and (options or access_log):
-        word = "--option" if options else "--access-log"
-        raise Trouble(f"{word} is of --interface asgi: it would change nothing here")
+    given = {name: cluster.pop(name) for name in _OF_UVICORN}
+    if interface == "serve":
+        _refuse_options(options, given, access_log=access_log)
     _check_installed(interface, reload_on_change=reload_on_change)
+    server: dict[str, Any] = {}
+    if interface != "serve":
+        server = read_options(options, given, password_file=ssl_keyfile_password_file)
+        server |= {"header_timeout": header_timeout, "header_size": header_size}
+        server["access_log"] = access_log
+    if interface == "wsgi":
+        server["threads"] = threads
     try:
         limits = WorkerLimits(
             max_jobs=max_connections,
@@ -190,7 +216,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     plan = ServingPlan(
         target=target,
         interface=interface,
-        asgi=_asgi_options(options, access_log=access_log),
+        options=server,
         cluster={"bind": bind, "limits": limits, **cluster},
         name=name or (module if is_name(module) else "server"),
         # A path, though a word without a slash could be a name as well.
@@ -203,46 +229,28 @@ def serve_command(  # noqa: PLR0917 - they are click's
     sys.exit(_run(plan, level=log_level, log=ServeLog(json=log_format == "json")))
 
 
+def _refuse_options(
+    words: tuple[str, ...], given: dict[str, Any], *, access_log: bool
+) -> None:
+    flags = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    flags += ["--option"] * bool(words) + ["--access-log"] * access_log
+    if flags:
+        raise Trouble(
+            f"{flags[0]} is for applications: with --interface serve it would change nothing"
+        )
+
+
 def _check_installed(interface: str, *, reload_on_change: bool) -> None:
-    needed = [("uvicorn", "cluster", "--interface asgi")] * (interface == "asgi")
+    needed = [("uvicorn", "cluster", f"--interface {interface}")] * (
+        interface != "serve"
+    )
+    needed += [("a2wsgi", "wsgi", "--interface wsgi")] * (interface == "wsgi")
     needed += [("watchfiles", "reload", "--reload-on-change")] * reload_on_change
     for package, extra, what in needed:
         if importlib.util.find_spec(package) is None:
             raise Trouble(
                 f"{what} needs {package}, which is not installed: "
                 f"pip install 'asyncpool-supervised[{extra}]'"
-            )
-
-
-def _asgi_options(words: tuple[str, ...], *, access_log: bool) -> dict[str, Any]:
-    """Read ``name=value``; values are taken as JSON if they are, and as text if not."""
-    found: dict[str, Any] = {"access_log": access_log}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not (equals and name.isidentifier()):
-            raise Trouble(f"--option: {word!r} is not NAME=VALUE")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-        except RecursionError:
-            raise Trouble(f"--option: {name} is nested too deeply") from None
-    if words:
-        _check_known(found)
-    return found
-
-
-def _check_known(options: dict[str, Any]) -> None:
-    """Refuse what uvicorn does not know, before all workers die of it."""
-    import uvicorn  # noqa: PLC0415 - an extra, which only workers need otherwise
-
-    known = inspect.signature(uvicorn.Config).parameters
-    for name in options:
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            hint = f"; is {near[0]} meant?" if near else ""
-            raise Trouble(
-                f"--option: uvicorn {uvicorn.__version__} has no {name}{hint}"
             )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
-from asyncpool.cluster import Cluster, asgi
+from asyncpool.cluster import Cluster, asgi, wsgi
 from asyncpool.cluster._run import GAVE_UP, Operation
 from asyncpool.events import Crash
 
@@ -31,8 +31,8 @@ class ServingPlan:
 
     Attributes:
         target: ``package.module:name``.
-        interface: What that is: ``"asgi"`` or ``"serve"``.
-        asgi: Options of the adapter.
+        interface: What that is: ``"asgi"``, ``"wsgi"`` or ``"serve"``.
+        options: Those of :func:`asyncpool.cluster.asgi` or ``wsgi``.
         cluster: Options of the cluster.
         name: The cluster's.
         control: The name or path of the control socket, if one was chosen.
@@ -41,7 +41,7 @@ class ServingPlan:
 
     target: str
     interface: str
-    asgi: dict[str, Any]
+    options: dict[str, Any]
     cluster: dict[str, Any]
     name: str
     control: str | None
@@ -121,8 +121,9 @@ class Serving:
         self._log.start_over()
         self._began = time.monotonic()
         target: Any = plan.target
-        if plan.interface == "asgi":
-            target = asgi(plan.target, **plan.asgi)
+        if plan.interface != "serve":
+            adapter = asgi if plan.interface == "asgi" else wsgi
+            target = adapter(plan.target, **plan.options)
         self._cluster = cluster = _Unread(
             target, name=plan.name, on_crash=self._crashed, **plan.cluster
         )
@@ -162,8 +163,8 @@ class Serving:
         lines = [f"asyncpool: serving {self._plan.target} after {seconds:.1f} s"]
         for address in self._cluster.stats().addresses:
             shown = address
-            if self._plan.interface == "asgi":
-                secure = "s" if "ssl_certfile" in self._plan.asgi else ""
+            if self._plan.interface != "serve":
+                secure = "s" if "ssl_certfile" in self._plan.options else ""
                 shown = address.replace("tcp://", f"http{secure}://")
             lines.append(f"  {shown}")
         if self._operation.control_path is not None:

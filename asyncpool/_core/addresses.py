@@ -57,7 +57,7 @@ class Unix:
     Attributes:
         path: Of the socket's file; abstract ones, which begin with a NUL, are only
             inherited.
-        mode: The permissions of the file; ``None`` leaves them to the umask.
+        mode: The permissions of the file; ``None`` if none were written.
     """
 
     path: str

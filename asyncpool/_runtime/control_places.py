@@ -23,6 +23,8 @@ __all__ = ["live_names", "peer_pid", "peer_uid", "place_of", "private_folder"]
 _SUFFIX = ".sock"
 _TMP = Path("/tmp")  # noqa: S108 - the folder in it is checked
 
+_WAY_OUT = "have it removed, or set XDG_RUNTIME_DIR to a folder of your own"
+
 _UCRED = struct.Struct("=iII")  # pid, uid, gid
 
 # Darwin's: the option, and a structure of which we want the second number.
@@ -57,13 +59,17 @@ def private_folder(*, make: bool) -> Path:
         return folder
     # Once it is ours and nobody else may write there, nobody can change that again.
     if not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(f"{folder} is no folder: somebody has made it before us")
+        raise PermissionError(
+            f"{folder} is no folder: somebody has made it before us; {_WAY_OUT}"
+        )
     if found.st_uid != os.geteuid():
-        raise PermissionError(f"{folder} belongs to user {found.st_uid}")
+        raise PermissionError(
+            f"{folder} belongs to user {found.st_uid}, not to {os.geteuid()}; {_WAY_OUT}"
+        )
     if stat.S_IMODE(found.st_mode) & 0o077:
         raise PermissionError(
             f"others may enter {folder}: its permissions are "
-            f"{stat.S_IMODE(found.st_mode):o}, and must be 700"
+            f"{stat.S_IMODE(found.st_mode):o}, and must be 700: chmod 700 {folder}"
         )
     return folder
 

@@ -25,6 +25,9 @@ __all__ = ["Listeners", "open_listeners"]
 # What a machine says that has one of the versions of IP switched off.
 _NOT_HERE = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT))
 
+# The file of a Unix socket is its user's own, unless other permissions were written.
+_PRIVATE = 0o600
+
 _FIRST_FREE_PORT = 1024
 
 
@@ -211,7 +214,12 @@ def _open_unix(bind: Unix, backlog: int) -> _Listener:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with closed_on_error(sock):
         sock.setblocking(False)
-        file = listen_at(sock, bind.path, mode=bind.mode, backlog=backlog)
+        file = listen_at(
+            sock,
+            bind.path,
+            mode=_PRIVATE if bind.mode is None else bind.mode,
+            backlog=backlog,
+        )
     return _Listener(sock, file)
 
 

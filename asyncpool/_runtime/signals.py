@@ -23,12 +23,21 @@ class Orders:
         reload: At ``SIGHUP``.
         resize: At ``SIGTTIN`` with 1, at ``SIGTTOU`` with -1.
         dump: At ``SIGUSR1``.
+        quit: At ``SIGQUIT``.
+        refuse: With the number, at those that mean nothing here, and whose default would
+            end the process without a word.
     """
 
     stop: Callable[[int], object]
     reload: Callable[[], object]
     resize: Callable[[int], object]
     dump: Callable[[], object]
+    quit: Callable[[], object]
+    refuse: Callable[[int], object]
+
+
+# Which of them there are depends on the system.
+_MEANINGLESS = ("SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR")
 
 
 @contextmanager
@@ -51,6 +60,13 @@ def obeyed(orders: Orders) -> Generator[None]:
         (signal.SIGTTIN, orders.resize, (1,)),
         (signal.SIGTTOU, orders.resize, (-1,)),
         (signal.SIGUSR1, orders.dump, ()),
+        (signal.SIGQUIT, orders.quit, ()),
+    ]
+    # One that has a handler means something to the program that we are a part of.
+    actions += [
+        (number, orders.refuse, (number,))
+        for number in map(signal.Signals.__members__.get, _MEANINGLESS)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL
     ]
     before: list[tuple[signal.Signals, Any]] = []
     try:

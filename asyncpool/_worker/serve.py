@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import os
 import pickle
 import socket
 from functools import partial
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
     Target = Callable[[Worker], Awaitable[object]]
 
 __all__ = ["find_object", "serve"]
+
+# What the service manager tells the master.  A program that a worker starts would take
+# itself for the one that is meant.
+_MASTERS = (
+    *("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"),
+    *("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"),
+)
 
 # How long what is cancelled at the end of its time may clean up, in seconds: less than
 # the second after which the pool ends the process.
@@ -50,6 +58,8 @@ def serve(
         BaseException: What has kept it from becoming ready; the pool was told.
     """
     assert config.serving is not None
+    for name in _MASTERS:
+        os.environ.pop(name, None)
     target, spread, drain_timeout, slot, generation = pickle.loads(config.serving)
     try:
         function = _load(target)

@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from asyncpool._worker.connections import Connection
     from asyncpool._worker.member import Worker
-    from asyncpool.cluster._asgi import asgi
+    from asyncpool.cluster._asgi import asgi, wsgi
     from asyncpool.cluster._master import Cluster
     from asyncpool.cluster._messages import Message
     from asyncpool.cluster._plain import protocol, streams
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "asyncpool._worker.connections": ("Connection",),
     "asyncpool._worker.member": ("Worker",),
-    "asyncpool.cluster._asgi": ("asgi",),
+    "asyncpool.cluster._asgi": ("asgi", "wsgi"),
     "asyncpool.cluster._master": ("Cluster",),
     "asyncpool.cluster._messages": ("Message",),
     "asyncpool.cluster._plain": ("protocol", "streams"),
@@ -39,6 +39,7 @@ __all__ = [
     "asgi",
     "protocol",
     "streams",
+    "wsgi",
 ]
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from asyncpool._core.kinds import check_function
+from asyncpool._runtime.arguments import check_int, check_seconds
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
     from typing import Any
 
     import uvicorn
 
     from asyncpool._worker.member import Worker
 
-__all__ = ["asgi"]
+__all__ = ["asgi", "wsgi"]
 
 # What the cluster decides, and what makes sense for one process only.
 _NOT_OURS = {
@@ -35,11 +37,23 @@ _NOT_OURS = {
 }
 
 
+# The request's head, its line included: what h11, nginx and Apache allow, or more.
+_MOST_HEAD = 64 * 1024
+
+# Seconds for a head, and for the first byte of a connection.
+_HEADER_TIMEOUT = 30.0
+
 # How long requests may clean up when their time is over, in seconds.
 _CLEAN_UP = 0.2
 
 
-def asgi(app: Any, **options: Any) -> _Asgi:
+def asgi(
+    app: Any,
+    *,
+    header_timeout: float = _HEADER_TIMEOUT,
+    header_size: int = _MOST_HEAD,
+    **options: Any,
+) -> _Asgi:
     """Serve an ASGI application with uvicorn, which the extra ``cluster`` installs.
 
     A worker is ready when the lifespan of its application has begun.  While it drains,
@@ -51,20 +65,80 @@ def asgi(app: Any, **options: Any) -> _Asgi:
     Args:
         app: The application, a factory of it, or where to import it from:
             ``package.module:app``.
+        header_timeout: Seconds that a client has for the head of a request, from its
+            first byte, and for that from the beginning of the connection; then it is
+            closed, with 408 if a part of a head has come.
+        header_size: The most bytes of a head; more are answered by 431 or 400.
         **options: Those of ``uvicorn.Config`` that do not concern sockets, processes and
             the loop.  Other than there, ``log_config`` is ``None`` by default, so that
-            records go where those of workers go, and ``access_log`` is off.
+            records go where those of workers go, ``access_log`` is off, an ``env_file``
+            is read before the application is imported, and proxy headers are believed
+            from ``forwarded_allow_ips`` only, or else from nobody.
 
     Raises:
         TypeError: If *app* is neither callable nor a name; for an option that is the
-            cluster's.
-        ValueError: If *app* is a name of nothing.
+            cluster's, or of the wrong kind.
+        ValueError: If *app* is a name of nothing, or an option is out of range.
+
+    What a worker finds not to be an ASGI application is a failed start.
     """
+    return _target(
+        app, options, header_timeout=header_timeout, header_size=header_size, threads=0
+    )
+
+
+def wsgi(
+    app: Any,
+    *,
+    threads: int = 10,
+    header_timeout: float = _HEADER_TIMEOUT,
+    header_size: int = _MOST_HEAD,
+    **options: Any,
+) -> _Asgi:
+    """Serve a WSGI application, in threads, with a2wsgi, which the extra ``wsgi`` installs.
+
+    Args:
+        app: The application, a factory of it, or where to import it from.
+        threads: How many requests a worker runs at once; others wait.
+        header_timeout: As of :func:`asgi`.
+        header_size: Likewise.
+        **options: Likewise.
+
+    Raises:
+        TypeError: As of :func:`asgi`.
+        ValueError: Likewise; if there is to be no thread.
+    """
+    check_int("threads", threads, at_least=1)
+    return _target(
+        app,
+        options,
+        header_timeout=header_timeout,
+        header_size=header_size,
+        threads=threads,
+    )
+
+
+def _target(
+    app: Any,
+    options: dict[str, Any],
+    *,
+    header_timeout: float,
+    header_size: int,
+    threads: int,
+) -> _Asgi:
     check_function("app", app, "an application")
+    check_seconds("header_timeout", header_timeout)
+    check_int("header_size", header_size, at_least=1)
     foreign = sorted(_NOT_OURS & options.keys())
     if foreign:
         raise TypeError(f"these options are not for workers: {', '.join(foreign)}")
-    return _Asgi(app, options)
+    return _Asgi(
+        app,
+        options,
+        header_timeout=header_timeout,
+        header_size=header_size,
+        threads=threads,
+    )
 
 
 class _Asgi:
@@ -73,11 +147,25 @@ class _Asgi:
     Args:
         app: The application, or where to find it.
         options: Those of uvicorn.
+        header_timeout: Seconds for the head of a request.
+        header_size: The most bytes of one.
+        threads: How many run WSGI requests; 0 for an ASGI application.
     """
 
-    def __init__(self, app: Any, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        app: Any,
+        options: dict[str, Any],
+        *,
+        header_timeout: float,
+        header_size: int,
+        threads: int,
+    ) -> None:
         self._app = app
         self._options = options
+        self._header_timeout = header_timeout
+        self._header_size = header_size
+        self._threads = threads
 
     async def __call__(self, worker: Worker) -> None:
         """Serve, in a worker.
@@ -89,13 +177,11 @@ class _Asgi:
 
         import uvicorn  # noqa: PLC0415
 
-        from asyncpool._worker.serve import find_object  # noqa: PLC0415
+        from asyncpool.cluster._asgi_bounds import bounded, close_late  # noqa: PLC0415
         from asyncpool.cluster._asgi_drain import Drain  # noqa: PLC0415
         from asyncpool.cluster._transports import connect  # noqa: PLC0415
 
-        app = find_object(self._app) if isinstance(self._app, str) else self._app
-        defaults: dict[str, Any] = {"log_config": None, "access_log": False}
-        config = uvicorn.Config(app, **defaults | self._options, loop="none")
+        config = self._config()
         config.load()
         most = _most_requests(config, worker)
         server = uvicorn.Server(config)
@@ -105,7 +191,11 @@ class _Asgi:
             raise RuntimeError("the application's lifespan has refused to start")
         loop, state = asyncio.get_running_loop(), server.server_state
 
-        kind: Any = config.http_protocol_class
+        kind = bounded(
+            config.http_protocol_class,
+            most=self._header_size,
+            within=self._header_timeout,
+        )
 
         def make() -> asyncio.Protocol:
             return kind(  # type: ignore[no-any-return]
@@ -116,7 +206,7 @@ class _Asgi:
             )
 
         await server.on_tick(0)
-        ticking = loop.create_task(_tick(server, worker, most))
+        ticking = loop.create_task(_tick(server, worker, most, close_late))
         try:
             worker.ready()
             connecting = loop.create_task(connect(worker, make, config.ssl))
@@ -128,6 +218,52 @@ class _Asgi:
             ticking.cancel()
             await _cancel(state.tasks)
             await lifespan.shutdown()
+
+    def _config(self) -> uvicorn.Config:
+        """Find the application, and configure uvicorn for it."""
+        import os  # noqa: PLC0415 - as above
+
+        import uvicorn  # noqa: PLC0415
+
+        from asyncpool._worker.serve import find_object  # noqa: PLC0415
+        from asyncpool.cluster._application import (  # noqa: PLC0415
+            asgi_application,
+            load_environment,
+            wsgi_application,
+        )
+
+        options = dict(self._options)
+        if (env_file := options.pop("env_file", None)) is not None:
+            load_environment(env_file)
+        app, name = self._app, "the application"
+        if isinstance(app, str):
+            name = app
+            app = find_object(app)
+        factory = options.pop("factory", False)
+        if self._threads:
+            app = wsgi_application(app, name, factory=factory)
+            app = _in_threads(app, self._threads)
+            options["lifespan"] = "off"
+        elif options.get("interface") != "wsgi":  # uvicorn's own way, which goes away
+            app = asgi_application(app, name, factory=factory)
+        trusted = options.get("forwarded_allow_ips")
+        defaults: dict[str, Any] = {
+            "log_config": None,
+            "access_log": False,
+            "proxy_headers": bool(trusted or os.environ.get("FORWARDED_ALLOW_IPS")),
+            "h11_max_incomplete_event_size": self._header_size,
+        }
+        return uvicorn.Config(app, **defaults | options, loop="none")
+
+
+def _in_threads(app: Any, threads: int) -> Any:
+    try:
+        from a2wsgi import WSGIMiddleware  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "WSGI needs a2wsgi: pip install 'asyncpool-supervised[wsgi]'"
+        ) from error
+    return WSGIMiddleware(app, workers=threads)
 
 
 async def _cancel(requests: set[asyncio.Task[None]]) -> None:
@@ -160,12 +296,21 @@ def _most_requests(config: uvicorn.Config, worker: Worker) -> float:
     return WorkerLimits(max_jobs=most).wear(worker.id, worker.generation).jobs
 
 
-async def _tick(server: uvicorn.Server, worker: Worker, most: float) -> None:
-    """Keep the date in the headers, and count requests, as uvicorn's main loop does."""
+async def _tick(
+    server: uvicorn.Server,
+    worker: Worker,
+    most: float,
+    close_late: Callable[[set[Any]], object],
+) -> None:
+    """Keep the date in the headers, and count requests, as uvicorn's main loop does.
+
+    And close the connections that have had their time for a head.
+    """
     import asyncio  # noqa: PLC0415 - as above
 
     while True:
         await asyncio.sleep(1)
         await server.on_tick(0)
+        close_late(server.server_state.connections)
         if server.server_state.total_requests >= most:
             worker.replace("it has served as many requests as it may")

@@ -139,7 +139,14 @@ class Drain:
             return False
         # The copy outlives the transport, which closes without a word to the client.
         transport.pause_reading()
-        copy = os.dup(transport.get_extra_info("socket").fileno())
+        try:
+            copy = os.dup(transport.get_extra_info("socket").fileno())
+        except (
+            OSError
+        ):  # no descriptor is left: from now on responses are the last ones
+            self._can_move = False
+            transport.resume_reading()
+            return False
         self._worker.give_back(socket.socket(fileno=copy))
         transport.abort()
         return True

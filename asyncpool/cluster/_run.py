@@ -121,6 +121,8 @@ class Operation:
             reload=lambda: self.reload_soon("SIGHUP"),
             resize=self._resize_by,
             dump=lambda: self._soon(self._dump()),
+            quit=lambda: self._stop_now("SIGQUIT"),
+            refuse=self._refuse,
         )
         self._notifier = Notifier()
         control = None
@@ -162,6 +164,19 @@ class Operation:
             self._notifier.stopping()
         within = None if len(self._stops) == 1 else 0.0
         self._closing.add(self._soon(self._close(within)))
+
+    def _stop_now(self, why: str) -> None:
+        """End at once, which is no failure."""
+        while len(self._stops) < 2:  # noqa: PLR2004 - the second cuts the drain short
+            self.stop(why=why)
+
+    def _refuse(self, number: int) -> None:
+        _LOGGER.warning(
+            "%s: %s means nothing here: SIGHUP reloads, SIGTERM ends after a drain, SIGQUIT "
+            "at once",
+            self._title,
+            signal.Signals(number).name,
+        )
 
     def reload_soon(self, why: str = "its program") -> None:
         """Replace the workers; if that is under way already, once more after it.
@@ -215,9 +230,16 @@ class Operation:
         try:
             control = self._control_at(name)
         except (OSError, ValueError) as error:
-            if self._control is not None:
+            in_use = getattr(error, "errno", None) == errno.EADDRINUSE
+            is_path = self._control is not None and "/" in self._control
+            if is_path or (in_use and self._control is not None):
                 raise
-            _LOGGER.warning("there is no control socket: %s", error)
+            _LOGGER.warning(
+                "%s: there is no control socket, so commands cannot reach it: %s; "
+                "--control PATH has it elsewhere",
+                self._title,
+                error,
+            )
             return None
         self.control_path = path = control.path
         self.which = f"--control {path}"
@@ -268,7 +290,9 @@ class Operation:
                 _LOGGER.info("%s: resized by a command: %s", self._title, text)
                 return {"workers": request.workers, "text": text}
             case "stop":
-                while len(self._stops) < 1 + request.now:
+                if request.now:
+                    self._stop_now("a command")
+                elif not self._stops:
                     self.stop(why="a command")
                 return {"pid": os.getpid(), "name": self._name}
             case "stacks":

@@ -383,17 +383,29 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
             "hard_rss must be more than max_rss (2147483648), not 1073741824\n",
         ),
         (
-            ["app:app", "--option", "root_path=" + "[" * 100_000],
-            "--option: root_path is nested too deeply\n",
+            ["app:app", "--option", "headers=" + "[" * 100_000],
+            "--option: headers is a list or an object, in JSON, not '[[[",
         ),
-        (["app:app", "--option", "workers=3"], "these options are not for workers: w"),
+        (
+            ["app:app", "--option", "workers=3"],
+            "--option: workers is the command's: --workers",
+        ),
         (
             ["app:app", "--interface", "serve", "-o", "x=1", "--access-log"],
-            "--option is of --interface asgi: it would change nothing here\n",
+            "--option is for applications: with --interface serve it would change nothing\n",
+        ),
+        (["app.py:app"], "app.py is a file, and a module's name is wanted: app:app\n"),
+        (
+            ["app:app", "--interface", "serve", "--root-path", "/x"],
+            "--root-path is for applications: with --interface serve it would change",
+        ),
+        (
+            ["app:app", "--ssl-certfile", "app.py"],
+            "app.py: the certificate and its key",
         ),
         (
             ["app:app", "--interface", "serve", "--access-log"],
-            "--access-log is of --interface asgi: it would change nothing here\n",
+            "--access-log is for applications: with --interface serve it would change nothing\n",
         ),
         (
             ["app:app", "--reload-on-change", "--preload", "json"],

@@ -32,7 +32,7 @@ from tests.helpers.patience import patience
 PLAN = ServingPlan(
     target="app:app",
     interface="serve",
-    asgi={},
+    options={},
     cluster={},
     name="app",
     control=None,

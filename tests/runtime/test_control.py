@@ -78,12 +78,15 @@ def test_a_runtime_folder_of_somebody_else(
     assert private_folder(make=False) == tmp / f"asyncpool-{US + 1}"
 
 
+WAY_OUT = "have it removed, or set XDG_RUNTIME_DIR to a folder of your own"
+
+
 @pytest.mark.parametrize("make", [True, False])
 def test_a_folder_that_is_a_link_is_a_trap(tmp: Path, make: bool) -> None:  # noqa: FBT001
     (tmp / "elsewhere").mkdir(mode=0o700)
     trap = tmp / f"asyncpool-{US}"
     trap.symlink_to(tmp / "elsewhere")
-    error = f"{trap} is no folder: somebody has made it before us"
+    error = f"{trap} is no folder: somebody has made it before us; {WAY_OUT}"
     with pytest.raises(PermissionError, match=f"^{re.escape(error)}$"):
         private_folder(make=make)
 
@@ -91,7 +94,8 @@ def test_a_folder_that_is_a_link_is_a_trap(tmp: Path, make: bool) -> None:  # no
 def test_a_folder_that_others_may_enter(tmp: Path) -> None:
     folder = private_folder(make=True)
     folder.chmod(0o710)
-    error = f"others may enter {folder}: its permissions are 710, and must be 700"
+    error = f"others may enter {folder}: its permissions are 710, and must be 700: "
+    error += f"chmod 700 {folder}"
     with pytest.raises(PermissionError, match=f"^{re.escape(error)}$"):
         private_folder(make=True)
 
@@ -100,7 +104,7 @@ def test_a_folder_of_somebody_else(tmp: Path, monkeypatch: pytest.MonkeyPatch) -
     folder = tmp / f"asyncpool-{US + 1}"
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: US + 1)
-    error = f"{folder} belongs to user {US}"
+    error = f"{folder} belongs to user {US}, not to {US + 1}; {WAY_OUT}"
     with pytest.raises(PermissionError, match=f"^{re.escape(error)}$"):
         private_folder(make=True)
 

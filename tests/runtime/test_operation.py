@@ -333,8 +333,23 @@ async def test_where_no_control_socket_can_be_it_serves_without(
     (runtime / "asyncpool").touch()
     async with operating() as running:
         assert running.operation.control_path is None
-    folder, why = runtime / "asyncpool", "somebody has made it before us"
-    assert told(caplog) == [f"there is no control socket: {folder} is no folder: {why}"]
+    assert told(caplog) == [
+        (
+            "cluster app: there is no control socket, so commands cannot reach it: "
+            f"{runtime / 'asyncpool'} is no folder: somebody has made it before us; have it "
+            "removed, or set XDG_RUNTIME_DIR to a folder of your own; --control PATH has it "
+            "elsewhere"
+        )
+    ]
+
+
+async def test_a_name_that_cannot_be_had_is_no_reason_not_to_serve(
+    runtime: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (runtime / "asyncpool").touch()
+    async with operating(control="mine") as running:
+        assert running.operation.control_path is None
+    assert "there is no control socket" in caplog.text
 
 
 # The service manager.

@@ -19,6 +19,8 @@ OBEYED = (
     signal.SIGTTIN,
     signal.SIGTTOU,
     signal.SIGUSR1,
+    signal.SIGQUIT,
+    signal.SIGUSR2,
 )
 
 
@@ -32,6 +34,8 @@ class Notes:
             reload=lambda: self.news.put_nowait(("reload",)),
             resize=lambda change: self.news.put_nowait(("resize", change)),
             dump=lambda: self.news.put_nowait(("dump",)),
+            quit=lambda: self.news.put_nowait(("quit",)),
+            refuse=lambda number: self.news.put_nowait(("refuse", int(number))),
         )
 
 
@@ -46,6 +50,8 @@ async def test_each_signal_is_an_order() -> None:
             (signal.SIGTTIN, ("resize", 1)),
             (signal.SIGTTOU, ("resize", -1)),
             (signal.SIGUSR1, ("dump",)),
+            (signal.SIGQUIT, ("quit",)),
+            (signal.SIGUSR2, ("refuse", int(signal.SIGUSR2))),
         ]:
             signal.raise_signal(number)
             async with patience():
@@ -63,6 +69,17 @@ async def test_handlers_of_before_come_back() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert calls == [signal.SIGUSR1]
+
+
+async def test_what_has_a_handler_means_something() -> None:
+    calls: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: calls.append(number))
+    try:
+        with obeyed(Notes().orders):
+            signal.raise_signal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert calls == [signal.SIGUSR2]
 
 
 async def test_what_is_ignored_stays_ignored() -> None:

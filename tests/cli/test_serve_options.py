@@ -1,0 +1,229 @@
+"""Options of ``asyncpool serve`` that change what clients see, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpool._runtime.signals import _MEANINGLESS
+from tests.helpers.patience import PATIENCE
+from tests.helpers.serving import Server, until, write_app
+
+ONE = ("--bind", "127.0.0.1:0", "--workers", "1")
+
+# Tells what a request is, as JSON, and what the environment was at the import.
+TELLER = """
+    import json, os
+
+    IMPORTED = os.environ.get("SHOP")
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": message["type"] + ".complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        told = {
+            "client": scope["client"] and scope["client"][0],
+            "scheme": scope["scheme"],
+            "root": scope["root_path"],
+            "imported": IMPORTED,
+            "masters": sorted(name for name in os.environ if name.startswith("LISTEN_")),
+        }
+        text = json.dumps(told).encode()
+        headers = [(b"content-length", str(len(text)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+    def make():
+        return app
+"""
+
+WSGI = """
+    import flask, os
+
+    app = flask.Flask("shop")
+
+    @app.post("/<name>")
+    def buy(name):
+        return f"{name} {len(flask.request.data)} {flask.request.remote_addr}"
+"""
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    write_app(tmp_path, TELLER, "teller")
+    write_app(tmp_path, WSGI, "shop")
+    with tempfile.TemporaryDirectory() as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield tmp_path
+
+
+def exchange(server: Server, *parts: bytes) -> bytes:
+    """Send parts, one when the last one may have arrived, and return all that comes."""
+    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
+        answer = b""
+        try:
+            for part in parts:
+                client.sendall(part)
+            while more := client.recv(1 << 16):
+                answer += more
+        except ConnectionError:  # it has seen enough
+            pass
+        return answer
+
+
+def told(server: Server, *headers: bytes) -> dict[str, Any]:
+    lines = b"".join(header + b"\r\n" for header in headers)
+    answer = exchange(server, GET + lines + b"connection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+    return found
+
+
+FORWARDED = (b"x-forwarded-for: 6.6.6.6", b"x-forwarded-proto: https")
+
+
+def test_proxies_are_believed_if_they_are_named(folder: Path) -> None:
+    with Server(folder, "teller:app", *ONE) as server:
+        found = told(server, *FORWARDED)
+        assert (found["client"], found["scheme"]) == ("127.0.0.1", "http")
+        assert server.end(signal.SIGTERM) == 0
+    trusting = ("--forwarded-allow-ips", "127.0.0.1", "--root-path", "/shop")
+    with Server(folder, "teller:make", "--factory", *ONE, *trusting) as server:
+        found = told(server, *FORWARDED)
+        assert (found["client"], found["scheme"]) == ("6.6.6.6", "https")
+        assert found["root"] == "/shop"
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_the_environment_is_there_before_the_import(folder: Path) -> None:
+    (folder / "env").write_text("SHOP=open\n")
+    env = {"LISTEN_FDNAMES": "web"}  # of systemd, for the master
+    with Server(folder, "teller:app", *ONE, "--env-file", "env", env=env) as server:
+        found = told(server)
+        assert (found["imported"], found["masters"]) == ("open", [])
+        (folder / "env").write_text("SHOP=closed\n")
+        assert server.command("reload").code == 0
+        assert told(server)["imported"] == "closed", "a reload reads it anew"
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_wsgi_application_is_served_in_threads(folder: Path) -> None:
+    with Server(folder, "shop:app", *ONE, "--interface", "wsgi") as server:
+        body = b"x" * 100_000
+        head = b"POST /bread HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        head += b"content-length: 100000\r\n\r\n"
+        answer = exchange(server, head, body)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.endswith(b"\r\n\r\nbread 100000 127.0.0.1")
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_what_is_no_application_replaces_none(folder: Path) -> None:
+    with Server(folder, "teller:app", *ONE) as server:
+        server.whole()
+        for code, why in [
+            (
+                WSGI,
+                (
+                    "TypeError: teller:app is a WSGI application, not ASGI: serve it with "
+                    "--interface wsgi"
+                ),
+            ),
+            (
+                "app = {}",
+                "TypeError: teller:app is no application: dict cannot be called",
+            ),
+        ]:
+            write_app(folder, code, "teller")
+            done = server.command("reload")
+            assert done.code == 1
+            assert why in done.err
+            assert told(server)["client"] == "127.0.0.1"
+        assert server.end(signal.SIGTERM) == 0
+    with Server(folder, "shop:app", *ONE) as server:
+        assert server.end() == 3
+        assert (
+            "shop:app cannot be served: TypeError: shop:app is a WSGI appl"
+            in server.log
+        )
+
+
+@pytest.mark.parametrize("http", ["h11", "httptools"])
+def test_a_head_has_bounds(http: str, folder: Path) -> None:
+    small = (
+        "--header-size",
+        "4K",
+        "--option",
+        f"http={http}",
+        "--header-timeout",
+        "0.5",
+    )
+    large = b"x: " + b"y" * 3000 + b"\r\n"
+    too_large = b"431 " if http == "httptools" else b"400 "
+    with Server(folder, "teller:app", *ONE, *small) as server:
+        assert told(server, large.strip())["client"] == "127.0.0.1"
+        many = exchange(server, GET + 2 * large + b"\r\n")
+        assert many.split(b" ", 1)[1].startswith(
+            too_large if http == "httptools" else b"200"
+        )
+        # More than a loop reads at once, without an end.
+        endless = exchange(server, GET + b"x: ", *[b"y" * 100_000] * 20)
+        assert endless == b"" or endless.split(b" ", 1)[1].startswith(too_large)
+        # A client that takes its time, and one that says nothing.
+        assert exchange(server, GET).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+        assert exchange(server) == b""
+        # A body may be larger, and slower.
+        post = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 20000\r\n"
+        assert exchange(server, post + b"\r\n", b"z" * 20_000).startswith(
+            b"HTTP/1.1 200 "
+        )
+        assert told(server)["scheme"] == "http"
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_unix_socket_is_its_users_own(folder: Path) -> None:
+    for bind, mode in (("unix:x.sock", 0o600), ("unix:y.sock?mode=660", 0o660)):
+        with Server(folder, "teller:app", "--bind", bind, "--workers", "1") as server:
+            server.up()
+            path = folder / bind.removeprefix("unix:").partition("?")[0]
+            assert stat.S_IMODE(os.stat(path).st_mode) == mode
+            assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_signal_that_means_nothing_is_answered(folder: Path) -> None:
+    with Server(folder, "teller:app", *ONE) as server:
+        server.up()
+        for name in _MEANINGLESS:
+            server.signal(signal.Signals[name])
+            server.says(
+                f"WARNING asyncpool: cluster teller: {name} means nothing here: "
+            )
+        assert told(server)["client"] == "127.0.0.1"
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_sigquit_ends_at_once(folder: Path) -> None:
+    with Server(folder, "teller:app", *ONE) as server:
+        pids = [slot["pid"] for slot in server.whole()["slots"]]
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
+            client.sendall(GET)  # half a request, which a drain would wait for
+            until(
+                lambda: server.status()["slots"][0]["connections"] == 1, "it is there"
+            )
+            assert server.end(signal.SIGQUIT) == 0
+            server.says("cluster teller: asked to end by SIGQUIT: it ends at once")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -1,0 +1,79 @@
+"""What of uvicorn is used that its documentation does not promise.
+
+If one of these fails after an update of uvicorn, that part has moved: see where
+``asyncpool/cluster/_asgi*.py`` uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.lifespan.on import LifespanOn
+from uvicorn.server import ServerState
+
+from asyncpool.cluster._asgi_bounds import bounded
+from asyncpool.cluster._asgi_drain import _KNOWN
+
+pytestmark = pytest.mark.asyncio
+
+# By the protocol: what is read or called of it, besides what asyncio calls.
+OF_BOTH = (
+    "connections",
+    "cycle",
+    "on_response_complete",
+    "scope",
+    "shutdown",
+    "timeout_keep_alive_task",
+    "transport",
+)
+PARTS = {
+    "h11": (*OF_BOTH, "conn", "handle_events"),
+    "httptools": (
+        *OF_BOTH,
+        "headers",
+        "on_headers_complete",
+        "on_message_begin",
+        "pipeline",
+        "send_400_response",
+        "url",
+    ),
+}
+LATER = {"url"}  # made by the first request
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+
+def loaded(http: Any) -> uvicorn.Config:
+    config = uvicorn.Config(app, http=http, loop="none", log_config=None)
+    config.load()
+    return config
+
+
+@pytest.mark.parametrize("http", PARTS)
+async def test_protocols_have_the_parts_that_are_used(http: Any) -> None:
+    config = loaded(http)
+    kind: Any = config.http_protocol_class
+    assert f"{kind.__module__}.{kind.__name__}" in _KNOWN
+    protocol = bounded(kind, most=1, within=1.0)(
+        config=config,
+        server_state=ServerState(),
+        app_state={},
+        _loop=asyncio.get_running_loop(),
+    )
+    missing = [name for name in PARTS[http] if not hasattr(protocol, name)]
+    assert set(missing) <= LATER, f"uvicorn {uvicorn.__version__} has no {missing}"
+    assert protocol.head_until is None
+
+
+async def test_servers_have_them() -> None:
+    server = uvicorn.Server(loaded("h11"))
+    state = vars(server.server_state)
+    assert {"connections", "default_headers", "tasks", "total_requests"} <= state.keys()
+    assert list(inspect.signature(server.on_tick).parameters) == ["counter"]
+    lifespan = LifespanOn(loaded("h11"))
+    assert {"should_exit", "state"} <= vars(lifespan).keys()
