@@ -24,6 +24,7 @@ from asyncpool._core.restart import RestartPolicy
 from asyncpool._engine import Engine
 from asyncpool._results import chunks_of, flatten, results_of
 from asyncpool._runtime.machine import DEFAULT_LAUNCHER, usable_cpus
+from asyncpool._runtime.output import OutputMode
 from asyncpool._worker.calls import call_chunk, call_counted
 from asyncpool.pool import Pool
 
@@ -74,6 +75,7 @@ class Executor(concurrent.futures.Executor):
         initargs: The arguments of *initializer*; see :class:`Pool`.
         max_tasks_per_child: How many calls a worker makes at the most before another one
             takes its place; ``None`` for any number.
+        output: Where the lines go that calls print; see :class:`Pool`.
 
     Raises:
         ValueError: If a number is too low.
@@ -90,6 +92,7 @@ class Executor(concurrent.futures.Executor):
         initargs: Iterable[Any] = (),
         *,
         max_tasks_per_child: int | None = None,
+        output: OutputMode = "log",
     ) -> None:
         check_kind("max_workers", max_workers, or_none(_INT))
         if max_workers is not None and max_workers <= 0:
@@ -116,6 +119,7 @@ class Executor(concurrent.futures.Executor):
             initializer=initializer,
             initargs=initargs,
             launcher=_launcher(mp_context),
+            output=output,
             max_message=None,
         )
         self._engine: Engine | None = None

@@ -74,7 +74,7 @@ class Template:
         self.users = 0
         self.ready: asyncio.Future[None] = loop.create_future()
         self.gone: asyncio.Future[None] = loop.create_future()
-        self.lost = self._useless = False
+        self.lost = self._useless = self._spare_asked = False
         self._room = asyncio.Semaphore(_MOST_REQUESTS)
         self._swept: list[asyncio.Future[None]] = []
         self.asked_at: float | None = loop.time()
@@ -167,10 +167,12 @@ class Template:
             self._quiet = self._loop.call_later(_QUIET, self._ask_for_spare)
 
     def _ask_for_spare(self) -> None:
-        if self._spare is None:
+        # On a busy machine the last one that was asked for may still be on its way.
+        if self._spare is None and not self._spare_asked:
             # Or else the next start takes a little longer.
             with contextlib.suppress(OSError):
                 self._socket.send(header(Kind.SPARE, 0))
+                self._spare_asked = True
 
     async def _request(self, fds: list[int]) -> Process:
         self._next_request += 1
@@ -241,11 +243,12 @@ class Template:
                 _settle(self._swept.pop(0))
             case Kind.LAUNCHED:
                 self._launched(frame, fds)
-            case Kind.SPARE if fds and self._spare is None:
-                door = fds.pop(0)
-                self._spare = Spare(self._started(frame, fds), door)
             case Kind.SPARE:
-                pass  # its door was lost, which ends it
+                self._spare_asked = False
+                # Else it could not be forked, or its door was lost, which ends it.
+                if fds and self._spare is None:
+                    door = fds.pop(0)
+                    self._spare = Spare(self._started(frame, fds), door)
             case Kind.EXITED:
                 self._exited(*unpack_exit(frame.payload))
             case Kind.FAILED:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import mmap
 import os
 import pickle
@@ -32,6 +30,7 @@ from asyncpool._worker.identity import assume
 from asyncpool._worker.interrupts import Interrupts
 from asyncpool._worker.journal import Journal
 from asyncpool._worker.kernel import adopt_orphans
+from asyncpool._worker.leaving import leave
 from asyncpool._worker.receiving import decoder, receive
 from asyncpool._worker.retiring import on_retire
 from asyncpool._worker.segments import Segments
@@ -149,8 +148,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
             pass
     except BaseException:
         traceback.print_exc()
-        _leave(1, coroutines)
-    _leave(0, coroutines)
+        leave(1, coroutines)
+    leave(0, coroutines)
 
 
 def make_executor(parts: Parts, cargo: Cargo) -> Executor:
@@ -183,10 +182,10 @@ def _begin(config: WorkerConfig, parts: Parts) -> None:
         if config.serving is not None:
             from asyncpool._worker.serve import serve  # noqa: PLC0415 - with asyncio
 
-            _leave(serve(jobs, control, coroutines, config), coroutines)
+            leave(serve(jobs, control, coroutines, config), coroutines)
     except BaseException as error:
         print_error(error)
-        _leave(1, coroutines)
+        leave(1, coroutines)
 
 
 def _initialize(config: WorkerConfig, parts: Parts) -> None:
@@ -262,15 +261,3 @@ def _prepare(frame: Frame, executor: Executor, cargo: Cargo) -> None:
         executor.streams.first = frame.tag
     else:
         cargo.take(frame)
-
-
-def _leave(status: int, coroutines: Coroutines) -> NoReturn:
-    # Not through sys.exit(): in a forked worker the frames below are the launcher's.
-    with contextlib.suppress(BaseException):
-        coroutines.close()
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
-    os._exit(status)

@@ -216,10 +216,15 @@ class Template:
             os.close(fd)
 
     def _fork_spare(self) -> None:
-        with _undisturbed(), contextlib.suppress(OSError):
-            pid, door = fork_spare(self._fork)
-            with door:
-                self._report_start(Kind.SPARE, pid, 0, door.fileno())
+        with _undisturbed():
+            try:
+                pid, door = fork_spare(self._fork)
+                with door:
+                    self._report_start(Kind.SPARE, pid, 0, door.fileno())
+            except OSError:
+                self._send(
+                    Kind.SPARE
+                )  # there is none, and another one may be asked for
 
     def _fork(self, await_fds: Callable[[], list[int]]) -> int:
         """Fork a process that is a worker when it has its descriptors."""

@@ -73,7 +73,7 @@ def test_what_each_command_says() -> None:
         "Keep": ("slot", "again_in"),
         "Retiring": ("slot", "reason"),
         "Resized": ("workers",),
-        "Rolled": ("replaced", "trouble"),
+        "Rolled": ("replaced", "trouble", "filled"),
         "GiveUp": ("reason",),
         "Recover": ("slot",),
         "Finished": (),

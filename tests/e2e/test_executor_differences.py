@@ -55,6 +55,7 @@ DIFFERENCES = {
     "Ctrl-C": "does not reach workers, and calls that were handed ahead still run",
     "forced end": "kill_workers() and terminate_workers() are there with every Python, work "
     "after shutdown(), too, and leave nobody who ignores SIGTERM",
+    "threads": "that a call leaves behind end with its worker; nobody waits for them",
     "forked": "submit() in a fork of the executor's process is an error, not a hang",
 }
 
@@ -278,6 +279,18 @@ class TestDifferences:
 
         with make(1) as executor:
             assert asyncio.run(main()) == (make is not process_pool)
+
+    @shows("threads")
+    def test_threads(self, make: Make, room: WaitingRoom) -> None:
+        executor = make(1)
+        executor.submit(jobs.wait_behind, room.path, "left").result()
+        room.admit()
+        ending = threading.Thread(target=executor.shutdown)
+        ending.start()
+        if make is process_pool:
+            room.release()
+        ending.join(PATIENCE)
+        assert not ending.is_alive()
 
     @shows("Ctrl-C")
     def test_ctrl_c(self, make: Make, room: WaitingRoom, tmp_path: Path) -> None:

@@ -154,7 +154,8 @@ def test_what_a_job_prints_is_not_lost(tmp_path: Path, *, configured: bool) -> N
         assert (out, err) == ("hello\n", "oh\n")
 
 
-def test_output_can_be_inherited(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", ["pool", "executor"])
+def test_output_can_be_inherited(tmp_path: Path, use: str) -> None:
     source = """
         import asyncio, logging, sys
         import asyncpool
@@ -169,7 +170,11 @@ def test_output_can_be_inherited(tmp_path: Path) -> None:
             async with asyncpool.Pool(1, output="inherit") as pool:
                 await pool.submit(speak)
 
-        asyncio.run(main())
+        if sys.argv[1] == "pool":
+            asyncio.run(main())
+        else:
+            with asyncpool.Executor(1, output="inherit") as executor:
+                executor.submit(speak).result()
     """
-    process = start_script(tmp_path, source)
+    process = start_script(tmp_path, source, use)
     assert finish(process) == ("hello\n", "oh\n")

@@ -14,6 +14,7 @@ from tests.helpers.faults import by_name
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, crash_of
+from tests.helpers.waiting_room import WaitingRoom
 
 pytestmark = BOTH_LOOPS
 
@@ -54,6 +55,31 @@ async def test_nothing_is_lost_of_a_flood(lines: pytest.LogCaptureFixture) -> No
         while len(lines.records) < 5000:  # noqa: ASYNC110 - logging tells nobody
             await asyncio.sleep(0)
     assert [text for _, text in said(lines)] == ["x" * 99] * 5000
+
+
+async def test_threads_that_end_with_their_worker_are_named(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever comes from ProcessPoolExecutor expects that somebody waits for them."""
+    with WaitingRoom() as room:
+        async with patience(), Pool(1) as pool:
+            await pool.submit(jobs.wait_behind, room.path, "uploader")
+    assert (
+        logging.WARNING,
+        (
+            "asyncpool: this worker ends, and with it the threads that its calls have left"
+            " running: uploader; have a call join what it starts"
+        ),
+    ) in said(lines)
+
+
+async def test_threads_that_wait_for_work_are_not(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    async with patience(), Pool(1) as pool:
+        assert await pool.submit(jobs.keep_thread_pool) == 8
+        await pool.submit(jobs.say, "hello")
+    assert [text for _, text in said(lines)] == ["hello"]
 
 
 async def test_the_last_words_of_a_worker_are_in_its_crash() -> None:

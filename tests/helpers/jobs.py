@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -101,6 +102,19 @@ def wait_at(gate: str, word: str = "") -> str:
     """Wait to be let go, and return the answer."""
     with arrive(gate, word) as sock:
         return sock.recv(4096).decode()
+
+
+def wait_behind(gate: str, name: str) -> None:
+    """Leave a thread behind that waits there, and is no daemon."""
+    thread = threading.Thread(target=wait_at, args=(gate,), name=name, daemon=False)
+    thread.start()
+
+
+def keep_thread_pool() -> int:
+    """Leave a thread pool behind, as a module may that has one; its threads are idle."""
+    executor = ThreadPoolExecutor(1)
+    asyncpool.worker_state().executor = executor
+    return executor.submit(pow, 2, 3).result()
 
 
 def pass_by(gate: str, word: str = "") -> None:

@@ -211,6 +211,20 @@ async def test_none_is_asked_for_while_there_is_one(
     async with a_launcher(monkeypatch) as launcher:
         launcher.template._ask_for_spare()
         assert (await launcher.hear()).kind is Kind.SPARE
+        launcher.template._ask_for_spare()  # while the first one is on its way
+        await launcher.settled()
         with await launcher.announce():
             launcher.template._ask_for_spare()
             await launcher.settled()
+
+
+async def test_another_one_is_asked_for_after_one_that_could_not_be_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_launcher(monkeypatch) as launcher:
+        launcher.template._ask_for_spare()
+        assert (await launcher.hear()).kind is Kind.SPARE
+        launcher.say(Kind.SPARE)
+        await launcher.settled()
+        launcher.template._ask_for_spare()
+        assert (await launcher.hear()).kind is Kind.SPARE

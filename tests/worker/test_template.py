@@ -33,6 +33,23 @@ def told(sock: socket.socket) -> tuple[list[Frame], list[int]]:
     return list(FrameDecoder(max_payload=1000).feed(data)), fds
 
 
+def test_the_pool_hears_of_a_process_that_cannot_be_forked_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fork() -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "fork", fork)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        template = Template(ours, Reaper())
+        template._fork_spare()
+        [frame], fds = told(theirs)
+        assert (frame.kind, frame.payload, fds) == (Kind.SPARE, b"", [])
+        for fd in (template._wake_out, template._wake_in):
+            os.close(fd)
+
+
 @pytest.mark.usefixtures("sigterm_exits")
 def test_a_sigterm_while_it_forks_ahead_waits_until_the_pool_has_the_process(
     monkeypatch: pytest.MonkeyPatch,

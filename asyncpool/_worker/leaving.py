@@ -1,0 +1,55 @@
+"""How the process of a worker ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+
+from asyncpool._worker.coroutines import Coroutines
+
+TYPE_CHECKING = False  # see _core/records.py
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+__all__ = ["leave"]
+
+
+def leave(status: int, coroutines: Coroutines) -> NoReturn:
+    """End this process with *status*, and its event loop before.
+
+    Threads that calls have left behind are not waited for: a worker that is replaced
+    would live for as long as they do.  Those that somebody may miss are named.
+    """
+    # Not through sys.exit(): in a forked worker the frames below are the launcher's.
+    with contextlib.suppress(BaseException):
+        coroutines.close()
+    with contextlib.suppress(BaseException):
+        _tell_of_threads()
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(status)
+
+
+def _tell_of_threads() -> None:
+    if "threading" not in sys.modules:
+        return
+    import threading  # noqa: PLC0415 - see _worker/__init__.py
+
+    # The threads of a ThreadPoolExecutor are no daemons, and mostly wait for nothing.
+    pools = sys.modules.get("concurrent.futures.thread")
+    waiting = getattr(pools, "_threads_queues", ())
+    names = sorted(
+        thread.name
+        for thread in threading.enumerate()
+        if not (thread.daemon or thread is threading.main_thread() or thread in waiting)
+    )
+    if names:
+        sys.stderr.write(
+            "asyncpool: this worker ends, and with it the threads that its calls have"
+            f" left running: {', '.join(names)}; have a call join what it starts\n"
+        )
