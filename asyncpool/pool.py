@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 from collections.abc import Callable, Iterable
@@ -53,6 +52,7 @@ from asyncpool._runtime.options import Options, changed
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.propagation import Propagation
 from asyncpool._runtime.script import main_script
+from asyncpool._runtime.shielding import shielded
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
 
@@ -390,7 +390,7 @@ class Pool(Caller):
         """
         least, most = least_and_most(workers)
         supervisor = self._life.open()
-        await asyncio.shield(supervisor.rotator.resize(least, most))
+        await shielded(supervisor.rotator.resize(least, most))
 
     async def roll(self) -> RollResult:
         """Replace every worker by a fresh one, as many at a time as *surge* allows.
@@ -409,7 +409,7 @@ class Pool(Caller):
         Cancellation:
             Safe: the roll goes on.
         """
-        return await asyncio.shield(self._life.trying().rotator.roll())
+        return await shielded(self._life.trying().rotator.roll())
 
     async def close(
         self,

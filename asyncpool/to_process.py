@@ -24,6 +24,7 @@ from asyncpool._runtime.arguments import not_callable
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.kinship import also
 from asyncpool._runtime.packing import unpicklable
+from asyncpool._runtime.shielding import shielded
 from asyncpool._worker.calls import call_packed
 from asyncpool.errors import (
     JobNotPicklableError,
@@ -190,7 +191,7 @@ async def _of_this_loop() -> _Resident:
         for other in [other for other in _residents if other.is_closed()]:
             del _residents[other]
         resident = _residents[loop] = _Resident()
-    await asyncio.shield(resident.up)
+    await shielded(resident.up)
     return resident
 
 

@@ -297,7 +297,9 @@ class Journal:
         with self._alone():
             (text,) = self._db.execute(
                 "SELECT json_group_array(json_array(item, crc, ok, "
-                "CASE WHEN item >= ?2 AND batch > ?3 THEN line END)) FROM "
+                "CASE WHEN item >= ?2 AND batch > ?3 THEN "
+                # Which SQLite takes for JSON, from some version on.
+                "CASE typeof(line) WHEN 'blob' THEN 0 ELSE line END END)) FROM "
                 "(SELECT * FROM items WHERE item > ?1 ORDER BY item LIMIT ?4)",
                 (after, first, batch, _READ),
             ).fetchone()

@@ -22,9 +22,10 @@ from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceba
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
     from typing import Any
 
-__all__ = ["load_error", "pack_error"]
+__all__ = ["format_error", "load_error", "pack_error"]
 
 
 def pack_error(error: BaseException, *, skip: int) -> bytes:
@@ -35,7 +36,10 @@ def pack_error(error: BaseException, *, skip: int) -> bytes:
         skip: How many of the outermost frames of its traceback are the worker's
             own, and of no interest to anybody.
     """
-    remote, name, text = _format(error, skip), _name(error), text_of(error)
+    tb = error.__traceback__
+    for _ in range(skip):
+        tb = tb.tb_next if tb is not None else None
+    remote, name, text = format_error(error, tb), _name(error), text_of(error)
     for attempt, is_good in ((dumps, _is_faithful), (_dumps_rebuilt, _is_alike)):
         try:
             data = attempt(error)
@@ -181,11 +185,18 @@ def _name(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
-def _format(error: BaseException, skip: int) -> str:
-    tb = error.__traceback__
-    for _ in range(skip):
-        tb = tb.tb_next if tb is not None else None
+def format_error(error: BaseException, tb: TracebackType | None) -> str:
+    """Return the traceback *tb* of *error* and its text, whatever stands in the way.
+
+    That is a hostile ``__str__`` or ``__notes__``; or :mod:`traceback` itself, which may
+    import modules where no file can be opened any more, and warn where warnings are errors.
+    """
     try:
         return "".join(traceback.format_exception(type(error), error, tb))
-    except BaseException:  # a hostile __str__ or __notes__
-        return f"{''.join(traceback.format_tb(tb))}{describe(error)}\n"
+    except BaseException:  # nothing is known of what it raises
+        head = "Traceback (most recent call last):\n"
+    frames = [
+        f'  File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}\n'
+        for frame, line in traceback.walk_tb(tb)
+    ]
+    return "".join((head, *frames, f"{describe(error)}\n"))

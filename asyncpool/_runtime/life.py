@@ -15,6 +15,7 @@ from asyncpool._core.closing import Finish
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.home import check_home
 from asyncpool._runtime.script import check_not_imported
+from asyncpool._runtime.shielding import shielded
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary
@@ -68,7 +69,7 @@ class Life:
             )
         supervisor = self.supervisor
         try:
-            await asyncio.shield(supervisor.standing.up)
+            await shielded(supervisor.standing.up)
         except BaseException:
             await self.end_now()
             raise
@@ -87,7 +88,7 @@ class Life:
             return CloseSummary(finished=0, failed=0, killed=0)
         self.check_loop()
         self.supervisor.close(finish, timeout)
-        await asyncio.shield(self.supervisor.standing.done)
+        await shielded(self.supervisor.standing.done)
         return self.supervisor.summary()
 
     async def leave(
@@ -125,7 +126,7 @@ class Life:
         with anyio.CancelScope(shield=True):
             while not supervisor.standing.done.done():
                 try:
-                    await asyncio.shield(supervisor.standing.done)
+                    await shielded(supervisor.standing.done)
                 except asyncio.CancelledError as error:
                     cancelled = error
         if cancelled is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from asyncpool._core.segments import SegmentLedger, size_class
+from asyncpool._runtime.shielding import shielded
 from asyncpool._runtime.threads import Threads
 from asyncpool.errors import ProtocolError
 
@@ -129,7 +130,7 @@ class Segments:
             return None
         made = self._threads.copy(_make, size)
         try:
-            fd, memory = await asyncio.shield(made)
+            fd, memory = await shielded(made)
         except Exception:  # noqa: BLE001 - no memory, no descriptors, no ctypes
             self._ledger.forget(number)
             return None

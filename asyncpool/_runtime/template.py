@@ -21,6 +21,7 @@ from asyncpool._core.printable import printable_lines
 from asyncpool._descriptors import receive_fds
 from asyncpool._runtime.interpreter import start_launcher
 from asyncpool._runtime.process import Process
+from asyncpool._runtime.shielding import shielded
 from asyncpool._runtime.spare import Spare
 from asyncpool.errors import ProtocolError
 
@@ -124,7 +125,7 @@ class Template:
         """Start a worker on *fds*; see :meth:`Launcher.launch`."""
         async with self._room:
             try:
-                await asyncio.shield(self.ready)
+                await shielded(self.ready)
                 process = self._take_spare(fds) or await self._request(fds)
             except LaunchError:
                 if self._useless:

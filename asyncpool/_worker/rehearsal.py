@@ -27,15 +27,22 @@ def rehearse() -> None:
     until the next worker is made here.
     """
     # It need not succeed: there may be no descriptors, or no such files on this platform.
-    with contextlib.suppress(OSError, AttributeError), contextlib.ExitStack() as ends:
-        _, jobs = map(ends.enter_context, socket.socketpair())
-        control, theirs = map(ends.enter_context, socket.socketpair())
-        page = os.memfd_create("rehearsal")
-        ends.callback(os.close, page)
-        os.ftruncate(page, STACKS_START + STACKS_SIZE)
-        parts = equip(jobs.detach(), theirs.detach(), page)
-        ends.callback(parts.jobs.close)
-        ends.callback(parts.control.close)
+    # An ExitStack would have each spare process import inspect, from Python 3.15 on.
+    with contextlib.suppress(OSError, AttributeError):
+        outside, jobs = socket.socketpair()
+        with outside, jobs:
+            control, theirs = socket.socketpair()
+            fd = os.memfd_create("rehearsal")
+            with control, theirs, os.fdopen(fd, "wb", 0) as page:
+                page.truncate(STACKS_START + STACKS_SIZE)
+                _take_steps(jobs, theirs, page.fileno(), control)
+
+
+def _take_steps(
+    jobs: socket.socket, theirs: socket.socket, page: int, control: socket.socket
+) -> None:
+    parts = equip(jobs.detach(), theirs.detach(), page)
+    with contextlib.closing(parts.jobs), contextlib.closing(parts.control):
         make_executor(parts, Cargo(parts.jobs, parts.segments))
         control.sendall(header(Kind.PING, 0))
         parts.control.receive_config()

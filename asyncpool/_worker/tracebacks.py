@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
+import sys
 
 from asyncpool._core.messages import Failure
+from asyncpool._core.outcome import text_of
+from asyncpool._core.raised import format_error
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
@@ -21,13 +23,13 @@ def failure_of(stage: str, error: BaseException) -> Failure:
 
     All of it, if it is nowhere: then the worker's own frames are all that is known.
     """
-    lines = traceback.format_exception(type(error), error, _users_own(error))
-    return Failure(stage, f"{type(error).__qualname__}: {error}", "".join(lines))
+    text = format_error(error, _users_own(error))
+    return Failure(stage, f"{type(error).__qualname__}: {text_of(error)}", text)
 
 
 def print_error(error: BaseException) -> None:
     """Print the same traceback."""
-    traceback.print_exception(type(error), error, _users_own(error))
+    sys.stderr.write(format_error(error, _users_own(error)))
 
 
 def _users_own(error: BaseException) -> TracebackType | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
 import socket
@@ -40,6 +39,7 @@ from asyncpool._runtime.machine import (
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.script import main_script
 from asyncpool._runtime.service import Service
+from asyncpool._runtime.shielding import shielded
 from asyncpool.cluster._figures import cluster_stats
 from asyncpool.cluster._messages import Message, Messages
 from asyncpool.cluster._stats import ClusterStats
@@ -244,7 +244,7 @@ class Cluster:
             Safe.
         """
         supervisor = self._life.here()
-        await asyncio.shield(supervisor.standing.over)
+        await shielded(supervisor.standing.over)
 
     async def run(self, *, control: str | None = None) -> int:
         """Start, obey signals and commands, and return the exit code at the end.
@@ -323,7 +323,7 @@ class Cluster:
         Cancellation:
             Safe: the reload goes on.
         """
-        return await asyncio.shield(self._life.trying().rotator.roll())
+        return await shielded(self._life.trying().rotator.roll())
 
     async def resize(self, workers: int) -> None:
         """Have *workers* workers from now on; return when there are, and all are ready.
@@ -343,7 +343,7 @@ class Cluster:
         """
         check_int("workers", workers, at_least=1)
         rotator = self._life.open().rotator
-        await asyncio.shield(rotator.resize(workers, workers))
+        await shielded(rotator.resize(workers, workers))
 
     # What passes between the master and the workers.
 

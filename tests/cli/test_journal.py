@@ -94,7 +94,7 @@ def position_of(after: str, size: str) -> str:
             "row 'identity' in run does not say target, input, form, ordered, bare",
         ),
         (row("size", '"large"'), "row 'size' in run is no number"),
-        ("UPDATE items SET line = x'00'", "JSON cannot hold BLOB values"),
+        ("UPDATE items SET line = x'00'", "the line of item 0 in items is none"),
         (
             "UPDATE items SET line = 'a' || char(10) || 'b'",
             "the line of item 0 in items is none",

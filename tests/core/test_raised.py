@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
 
 from asyncpool._core.parcels import Bundle
-from asyncpool._core.raised import load_error, pack_error
+from asyncpool._core.raised import format_error, load_error, pack_error
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
 from tests.core import specimens
 
@@ -289,3 +290,24 @@ def test_an_error_can_be_loaded_wherever_it_lies() -> None:
         assert type(error) is specimens.NeedsTwo
         assert (error.left, error.right) == ("a", "b")
         assert "in job" in text_of(error)
+
+
+def test_a_traceback_is_told_where_python_cannot_format_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may need a file, and there is no descriptor left."""
+
+    def fail(*_: object) -> None:
+        raise OSError("Too many open files")
+
+    monkeypatch.setattr(traceback, "format_exception", fail)
+    with pytest.raises(LookupError) as caught:
+        run(lambda: {1: 2}[3])
+    tb = caught.tb.tb_next
+    assert tb is not None
+    assert format_error(LookupError("nothing"), tb) == (
+        "Traceback (most recent call last):\n"
+        f'  File "{__file__}", line {tb.tb_lineno}, in run\n'
+        f'  File "{__file__}", line {caught.tb.tb_lineno}, in <lambda>\n'
+        "LookupError: nothing\n"
+    )

@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 import operator
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -323,7 +324,9 @@ async def test_a_map_ends_with_its_pool() -> None:
 async def test_lengths_and_progress_bars(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # else it leaves a thread behind
+    # Else it leaves a thread behind, and a semaphore.
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)
+    monkeypatch.setattr(tqdm, "_lock", threading.RLock(), raising=False)
     async with patience(), Pool(2) as pool:
         results = pool.map(jobs.square, range(30))
         assert (len(results), operator.length_hint(results)) == (30, 30)

@@ -685,7 +685,12 @@ def test_a_name_that_the_import_does_not_define_is_missed(tmp_path: Path) -> Non
         if __name__ == "__main__":
             asyncio.run(main())
     """
-    expected = "Can't get attribute 'work' on <module '__mp_main__' from 'SCRIPT'>\n"
+    if sys.version_info >= (3, 15):  # pickle passes on what the module says
+        expected = "the script SCRIPT, imported in a worker, has no 'work'\n"
+    else:
+        expected = (
+            "Can't get attribute 'work' on <module '__mp_main__' from 'SCRIPT'>\n"
+        )
     assert run_script(tmp_path, source) == expected
 
 

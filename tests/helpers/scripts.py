@@ -18,6 +18,9 @@ ROOT = Path(__file__).parents[2]
 # Python's own complaints at exit (a coroutine that was never awaited, a transport
 # that was never closed) count as output too.
 _FLAGS = ("-W", "error")
+if sys.version_info >= (3, 15):
+    # For the tracebacks of what was imported as __mp_main__, also by multiprocessing.
+    _FLAGS += ("-W", "ignore:Module globals is missing a __spec__.loader")
 
 
 def promised(program: str) -> str:

@@ -65,7 +65,7 @@ def test_what_cannot_be_formatted_is_told_on_stderr(worker: Worker) -> None:
     _, status, err = worker.last_words()
     assert status == 0
     assert "--- Logging error ---" in err
-    assert "%d format" in err
+    assert "Message: '%d'" in err
 
 
 def test_a_huge_record_is_cut(worker: Worker) -> None:
