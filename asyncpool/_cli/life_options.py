@@ -102,7 +102,28 @@ def life_options(function: F) -> F:
             default=5.0,
             show_default=True,
             metavar="SECONDS",
-            help="How long a worker that ends may take to finish its connections.",
+            help="How long workers may take to finish their connections when the server "
+            "ends.",
+        ),
+        click.option(
+            "--reload-drain-timeout",
+            type=seconds,
+            metavar="SECONDS",
+            help="How long a worker that is replaced may take for it, while others serve; by "
+            "default as long.",
+        ),
+        click.option(
+            "--max-restarts",
+            type=click.IntRange(min=1),
+            metavar="NUMBER",
+            help="Give up, with exit code 3, after more restarts than that within "
+            "--within; by default a server never gives up.",
+        ),
+        click.option(
+            "--within",
+            type=seconds,
+            metavar="SECONDS",
+            help="For --max-restarts; 60 by default.",
         ),
     ):
         function = option(function)

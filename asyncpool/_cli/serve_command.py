@@ -17,6 +17,7 @@ from asyncpool._cli.serve_log import ServeLog
 from asyncpool._cli.server_options import read_options, server_options
 from asyncpool._cli.serving import Serving, ServingPlan
 from asyncpool._core.control_protocol import MAX_WORKERS, is_name
+from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.first_process import look_after_orphans
 from asyncpool._runtime.machine import raise_descriptor_limit
@@ -25,6 +26,9 @@ from asyncpool.errors import AsyncPoolError
 __all__ = ["serve_command"]
 
 _BIND = "127.0.0.1:8000"
+
+# Seconds within which --max-restarts counts, if --within does not say.
+_WITHIN = 60.0
 
 # Those of uvicorn that are options of the command, by uvicorn's names.
 _OF_UVICORN = (
@@ -152,6 +156,8 @@ def serve_command(  # noqa: PLR0917 - they are click's
     max_rss: int | None,
     hard_rss: int | None,
     nice: int,
+    max_restarts: int | None,
+    within: float | None,
     **cluster: Any,
 ) -> None:
     """Serve an application in worker processes that are restarted, reloaded and drained.
@@ -204,7 +210,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     if interface == "wsgi":
         server["threads"] = threads
     try:
-        limits = WorkerLimits(
+        cluster["limits"] = WorkerLimits(
             max_jobs=max_connections,
             max_age=max_age,
             max_rss=max_rss,
@@ -213,11 +219,12 @@ def serve_command(  # noqa: PLR0917 - they are click's
         )
     except ValueError as error:
         raise Trouble(str(error)) from None
+    cluster["restart"] = _restart_policy(max_restarts, within)
     plan = ServingPlan(
         target=target,
         interface=interface,
         options=server,
-        cluster={"bind": bind, "limits": limits, **cluster},
+        cluster={"bind": bind, **cluster},
         name=name or (module if is_name(module) else "server"),
         # A path, though a word without a slash could be a name as well.
         control=name if control is None else control and os.path.abspath(control),  # noqa: PTH100
@@ -227,6 +234,14 @@ def serve_command(  # noqa: PLR0917 - they are click's
     if os.getpid() == 1:
         look_after_orphans()
     sys.exit(_run(plan, level=log_level, log=ServeLog(json=log_format == "json")))
+
+
+def _restart_policy(max_restarts: int | None, within: float | None) -> RestartPolicy:
+    if max_restarts is not None:
+        return RestartPolicy.limited(max_restarts, within or _WITHIN)
+    if within is not None:
+        raise Trouble("--within says for how long --max-restarts counts: give both")
+    return RestartPolicy()
 
 
 def _refuse_options(

@@ -90,6 +90,7 @@ class Kind(enum.IntEnum):
     REVOKED = 12  # worker: these of them will not begin
     INTERRUPT = 23  # pool: end the job that came in this place, if it is running
     STACKS = 24  # pool: write down where your threads are; worker: I have
+    CLOSING = 50  # pool: you drain, and now the whole cluster ends
     RETIRE = 27  # worker: I begin no other job; if there is a *tag*, not yet
     RECORD = 26  # worker: a logger has recorded this
     HEARTBEAT = 30  # worker: there is a new beat on my page

@@ -27,13 +27,15 @@ class ServingConfig:
     Attributes:
         target: The name of the function that serves, or the pickled function.
         spread: How connections get to the workers.
-        drain_timeout: Seconds that a worker has to finish them.
+        drain_timeout: Seconds that a worker has to finish them, if the cluster ends.
+        reload_drain_timeout: Seconds that it has if others serve on.
         listeners: What is listened on, if anything is.
     """
 
     target: str | bytes
     spread: Spread
     drain_timeout: float
+    reload_drain_timeout: float
     listeners: Listeners | None
 
 

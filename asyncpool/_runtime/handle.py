@@ -189,6 +189,10 @@ class WorkerHandle:
         """Ask for a sign of life."""
         self._say(Kind.PING, b"")
 
+    def tell_of_close(self) -> None:
+        """Tell it that the whole cluster ends, while it drains."""
+        self._say(Kind.CLOSING, b"")
+
     def catch_up(self) -> None:
         """Hear what it has said on its control channel by now."""
         assert self._control is not None

@@ -205,6 +205,11 @@ class Line:
             self._told = self._consumed
             self._answer(Kind.ROOM, self._consumed)
 
+    @property
+    def is_shut(self) -> bool:
+        """Whether nothing more is sent."""
+        return self._shut
+
     def shut(self) -> None:
         """Send nothing more; whoever waits for room hears of it."""
         if self._shut:

@@ -90,7 +90,7 @@ class Service:
         serving = (
             config.target,
             config.spread,
-            config.drain_timeout,
+            (config.drain_timeout, config.reload_drain_timeout),
             handle.slot,
             handle.generation,
         )
@@ -243,6 +243,9 @@ class Service:
                 self._config.listeners.close()
             spread = self.spreader.core
             self._at_end = sum(spread.connections(slot) for slot in self.lines)
+            for slot, line in self.lines.items():
+                if line.is_shut:  # else it is about to hear that nobody serves on
+                    self._state.handles[slot].tell_of_close()
 
     def close(self) -> None:
         """Let go of everything; there are no workers any more."""

@@ -61,6 +61,7 @@ class Control:
 
     Attributes:
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
+        on_end_of_all: Called when a worker that drains hears that the whole cluster ends.
         call_soon: Has the event loop call something, if one serves here.
         identity: Who this worker is, if the pool has said so.
         interrupts: As above.
@@ -83,6 +84,7 @@ class Control:
         self._lock = _thread.RLock()
         self._records: deque[bytes] = deque()
         self.on_thread_death: Callable[[], None] | None = None
+        self.on_end_of_all: Callable[[], None] | None = None
         self.call_soon: Callable[..., object] | None = None
         self.identity: Identity | None = None
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
@@ -193,7 +195,13 @@ class Control:
         elif frame.kind is Kind.STACKS:
             self.interrupts.write_stacks(frame.job, frame.attempt)
             self.send(Kind.STACKS, b"", frame.job, frame.attempt)
-        elif frame.kind is Kind.SEGMENT:
+        elif frame.kind is Kind.CLOSING:
+            self._hear_of_end()
+        else:
+            self._take_segment(frame, fds)
+
+    def _take_segment(self, frame: Frame, fds: list[int]) -> None:
+        if frame.kind is Kind.SEGMENT:
             self._segments.arrive(frame.tag, fds.pop() if fds else None, frame.job)
         elif frame.kind is Kind.GRANT:
             self._segments.grant(frame.tag)
@@ -210,6 +218,12 @@ class Control:
                 call_soon(self.send, Kind.PONG)
                 return
         self.send(Kind.PONG)
+
+    def _hear_of_end(self) -> None:
+        call_soon, on_end = self.call_soon, self.on_end_of_all
+        if call_soon is not None and on_end is not None:
+            with contextlib.suppress(RuntimeError):  # it was closed at this moment
+                call_soon(on_end)
 
     def _report_thread(self, args: ExceptHookArgs) -> None:
         if args.exc_type is SystemExit:

@@ -25,17 +25,18 @@ class Worker:
         sockets: The listening sockets, if workers accept for themselves (``spread`` is
             ``"shared"`` or ``"reuseport"``).  Use them or :meth:`connections`, not both.
             Who uses them closes them when it is to drain.
-        drain_timeout: How long it may drain, in seconds.
     """
 
-    def __init__(
-        self, slot: int, generation: int, drain_timeout: float, member: Any
-    ) -> None:
+    def __init__(self, slot: int, generation: int, member: Any) -> None:
         self.id = slot
         self.generation = generation
-        self.drain_timeout = drain_timeout
         self.sockets: list[socket.socket] = member.listeners
         self._member: Member = member  # nothing of the public interface
+
+    @property
+    def drain_timeout(self) -> float:
+        """How long it may drain, in seconds; another time if others serve meanwhile."""
+        return self._member.time.limit
 
     @property
     def is_draining(self) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from asyncpool._worker.control import Control
+    from asyncpool._worker.drain_time import DrainTime
 
 __all__ = ["Member"]
 
@@ -40,12 +41,13 @@ class Member:
         control: The control channel.
         accepts: Whether the worker accepts for itself, on sockets that come first.
         max_payload: The most bytes that a message may have.
+        time: How long it may drain.
 
     Attributes:
         draining: Whether it drains.
         ended: Whether nothing more comes from the pool.
         error: How the pool has broken the protocol.
-        drains_since: When it began to drain, by the loop's clock.
+        time: As above.
         is_ready: Whether it has said so.
         idle: Whether no connection is open.
         returning: Whether connections may be given back.
@@ -58,6 +60,7 @@ class Member:
         *,
         accepts: bool,
         max_payload: int,
+        time: DrainTime,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
@@ -67,7 +70,7 @@ class Member:
         self.idle = asyncio.Event()
         self.idle.set()
         self.error: ProtocolError | None = None
-        self.drains_since = 0.0
+        self.time = time
         self.is_ready = self.returning = self._retired = self._refusing = False
         self._is_worn = False
         self.listeners: list[socket.socket] = []
@@ -129,7 +132,7 @@ class Member:
     def drain(self) -> None:
         """Take no new connections, but for those that were handed out already."""
         if not self.draining.is_set():
-            self.drains_since = self._loop.time()
+            self.time.begin()
             self.draining.set()
             # A server that accepts by itself has registered them: it is to close them.
             if self._acceptor is not None and self._acceptor.used:
@@ -218,6 +221,7 @@ class Member:
             self.parcels.answer(frame.job, arrived=kind is Kind.TAKEN)
         elif kind is Kind.RETURN:
             self.returning = True
+            self.time.others_serve()
             if self._refusing:
                 self.refuse_rest()
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import os
 import pickle
@@ -14,6 +13,7 @@ from asyncpool._core.frames import Kind
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._worker.control import Control
 from asyncpool._worker.coroutines import Coroutines
+from asyncpool._worker.drain_time import DrainTime
 from asyncpool._worker.member import Worker
 from asyncpool._worker.membership import Member
 from asyncpool._worker.tasks import task_stacks
@@ -21,7 +21,7 @@ from asyncpool._worker.tracebacks import failure_of, print_error
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
     from typing import Any
 
     Target = Callable[[Worker], Awaitable[object]]
@@ -49,7 +49,7 @@ def serve(
         jobs: The job channel, which is the line.
         control: The control channel.
         coroutines: The event loop.
-        config: With the pickled ``(target, spread, drain_timeout, slot, generation)``.
+        config: With the pickled ``(target, spread, drain_timeouts, slot, generation)``.
 
     Returns:
         The status to leave with: 1 if an exception was not caught.
@@ -60,10 +60,10 @@ def serve(
     assert config.serving is not None
     for name in _MASTERS:
         os.environ.pop(name, None)
-    target, spread, drain_timeout, slot, generation = pickle.loads(config.serving)
+    target, spread, drain_timeouts, slot, generation = pickle.loads(config.serving)
     try:
         function = _load(target)
-        life = _Life(control, coroutines, function, drain_timeout)
+        life = _Life(control, coroutines, function, drain_timeouts)
         return coroutines.run(  # type: ignore[no-any-return]
             life.run(jobs, config.max_payload, spread, slot, generation)
         )
@@ -109,7 +109,8 @@ class _Life:
         control: The control channel.
         coroutines: The event loop.
         target: What serves.
-        drain_timeout: How long it may take to drain, in seconds.
+        drain_timeouts: How long it may take to drain, in seconds: if the cluster ends, and
+            if others serve on.
     """
 
     def __init__(
@@ -117,12 +118,12 @@ class _Life:
         control: Control,
         coroutines: Coroutines,
         target: Target,
-        drain_timeout: float,
+        drain_timeouts: tuple[float, float],
     ) -> None:
         self._control = control
         self._coroutines = coroutines
         self._target = target
-        self._drain_timeout = drain_timeout
+        self._drain_timeouts = drain_timeouts
         self._error: BaseException | None = None
         self._thread_died = self._is_over = False
 
@@ -137,26 +138,33 @@ class _Life:
         """Live, and return the status to leave with."""
         self._loop = asyncio.get_running_loop()
         self._coroutines.show(partial(task_stacks, self._loop))
+        time = DrainTime(*self._drain_timeouts)
         member = self._member = Member(
-            jobs, self._control, accepts=spread != "handoff", max_payload=max_payload
+            jobs,
+            self._control,
+            accepts=spread != "handoff",
+            max_payload=max_payload,
+            time=time,
         )
         self._control.on_thread_death = self._mourn
+        self._control.on_end_of_all = time.cluster_ends
         self._control.call_soon = self._loop.call_soon_threadsafe
         try:
             await member.until_listening()
-            worker = Worker(slot, generation, self._drain_timeout, member)
+            worker = Worker(slot, generation, member)
             await self._serve(worker)
             unasked = self._error is None and not member.draining.is_set()
             member.drain()
             member.refuse_rest()
             if not unasked:  # more may be on its way, which others are to serve
-                await self._until_deadline(member.ended.wait())
-            await self._until_deadline(member.idle.wait())
+                await time.bound(member.ended.wait())
+            await time.bound(member.idle.wait())
             if member.load.open and not self._is_over:
                 self._tell_of_end()
-            await self._until_deadline(member.line.until_read())
+            await time.bound(member.line.until_read())
         finally:
             self._control.on_thread_death = self._control.call_soon = None
+            self._control.on_end_of_all = None
             member.close()
         if member.error is not None:
             raise member.error
@@ -172,7 +180,7 @@ class _Life:
         if member.error is not None:
             raise member.error  # there is nobody to drain for
         if not task.done():
-            await asyncio.wait({task}, timeout=self._rest)
+            await member.time.bound(asyncio.wait({task}))
         if not task.done():
             self._tell_of_end()
             self._is_over = True
@@ -194,33 +202,29 @@ class _Life:
             if not self._is_over:
                 self._error = error
 
-    @property
-    def _rest(self) -> float:
-        """How much is left of its time, in seconds."""
-        end = self._member.drains_since + self._drain_timeout
-        return max(0.0, end - self._loop.time())
-
-    async def _until_deadline(self, awaited: Coroutine[Any, Any, object]) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._rest):
-                await awaited
-
     def _tell_of_end(self) -> None:
         """Tell what is cut off now, at the end of the time."""
         import logging  # noqa: PLC0415 - most workers need none
 
-        load, limit = self._member.load, self._drain_timeout
+        load, time = self._member.load, self._member.time
         if not load.open:
-            text = "what it serves had not ended within the drain_timeout of %g s, and is cancelled"
-            logging.getLogger("asyncpool").warning(text, limit)
+            text = (
+                "what it serves had not ended within the %s of %g s, and is cancelled"
+            )
+            logging.getLogger("asyncpool").warning(text, time.name, time.limit)
             return
         text = (
-            "%d of %d connections had not ended within the drain_timeout of %g s, and are "
+            "%d of %d connections had not ended within the %s of %g s, and are "
             "cut off%s"
         )
         who = load.tell_who()
         logging.getLogger("asyncpool").warning(
-            text, load.open, load.opened, limit, f": {who}" if who else ""
+            text,
+            load.open,
+            load.opened,
+            time.name,
+            time.limit,
+            f": {who}" if who else "",
         )
 
     def _mourn(self) -> None:

@@ -81,7 +81,10 @@ class Cluster:
             port, among which the kernel divides connections.
         backlog: How many connections may wait in the kernel's queue.
         loop: The event loop of the workers.
-        drain_timeout: Seconds that a worker which is to end has for its connections.
+        drain_timeout: Seconds that workers have for their connections when the cluster ends.
+        reload_drain_timeout: Seconds that a worker has for its connections when it is
+            replaced, or not needed any more, and others serve on; ``None`` means as many.
+            If the cluster ends meanwhile, *drain_timeout* counts from then on.
         start_timeout: Seconds that a worker has to become ready.
         health_timeout, restart, on_crash, launcher, preload, limits, surge, output, name:
             As of :class:`asyncpool.Pool`.  ``max_jobs`` of the *limits* counts connections
@@ -110,6 +113,7 @@ class Cluster:
         backlog: int = 2048,
         loop: Literal["asyncio", "uvloop"] = "asyncio",
         drain_timeout: float = 5.0,
+        reload_drain_timeout: float | None = None,
         start_timeout: float = 60.0,
         health_timeout: float | None = 30.0,
         restart: RestartPolicy | None = None,
@@ -133,6 +137,9 @@ class Cluster:
         check_int("backlog", backlog, at_least=1)
         check_int("surge", surge, at_least=1)
         check_seconds("drain_timeout", drain_timeout)
+        if reload_drain_timeout is None:
+            reload_drain_timeout = drain_timeout
+        check_seconds("reload_drain_timeout", reload_drain_timeout)
         limits, restart, modules = check_crew(
             name=name,
             restart=restart,
@@ -159,6 +166,7 @@ class Cluster:
         self._spread: Spread = spread if self._binds else "handoff"
         self._backlog = backlog
         self._drain_timeout = drain_timeout
+        self._reload_drain_timeout = reload_drain_timeout
         self._config = SupervisorConfig(
             workers=(workers, workers),
             name=self.name,
@@ -176,7 +184,7 @@ class Cluster:
             surge=surge,
             unavailable=0,
             propagation=None,
-            stop_grace=drain_timeout + _GRACE,
+            stop_grace=max(drain_timeout, reload_drain_timeout) + _GRACE,
             worker=WorkerConfig(
                 sys_path=module_path(),
                 initializer=None,
@@ -228,6 +236,7 @@ class Cluster:
             target=self._target,
             spread=self._spread,
             drain_timeout=self._drain_timeout,
+            reload_drain_timeout=self._reload_drain_timeout,
             listeners=self._listeners,
         )
         return dataclasses.replace(self._config, serving=serving)

@@ -357,6 +357,11 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
         server.says("exited with status 7", times=8)  # and it goes on
         assert server.end(signal.SIGTERM) == 0
         assert "given up" not in server.log
+    limit = "--max-restarts", "3", "--within", "3600"
+    with Server(folder, "dying:serve", *ONE, "--interface", "serve", *limit) as server:
+        assert server.end() == 3
+        reason = "4 workers died within 3600 s, and the policy allows 3"
+        assert f"dying:serve: given up: {reason}; last: worker " in server.log
 
 
 @pytest.mark.parametrize(
@@ -367,6 +372,10 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
         (["app:app", "--bind", "systemd:"], "'systemd:': systemd has passed no sock"),
         (["app:app", "--name", "a/b"], "--name: 'a/b' is no name: letters, digits"),
         (["app:app", "--option", "x"], "--option: 'x' is not NAME=VALUE"),
+        (
+            ["app:app", "--within", "5"],
+            "--within says for how long --max-restarts counts: give both",
+        ),
         (
             ["app:app", "-o", "factory=true", "-o", "rootpath=/api"],
             (

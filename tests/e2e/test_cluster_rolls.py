@@ -8,7 +8,7 @@ import os
 import signal
 import textwrap
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +44,7 @@ from tests.helpers.clusters import (
 from tests.helpers.gate import Gate
 from tests.helpers.guards import few_descriptors
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.patience import patience
+from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import next_of
 
 pytestmark = BOTH_LOOPS
@@ -248,6 +248,34 @@ async def test_a_connection_that_never_ends_does_not_hold_up_a_reload() -> None:
         assert cluster.stats().crashes == 0
 
 
+async def test_a_reload_has_a_drain_time_of_its_own() -> None:
+    async with (
+        patience(),
+        cluster_of(drain_timeout=3600.0, reload_drain_timeout=0.2) as cluster,
+    ):
+        await all_ready(cluster)
+        async with clients(cluster, 4) as some:
+            for client in some:
+                await client.who()
+            assert (await cluster.reload()).replaced == 2
+            assert [await client.answer() for client in some] == [""] * 4
+
+
+async def test_who_has_long_to_drain_has_not_when_the_cluster_ends() -> None:
+    async with patience(), AsyncExitStack() as stack:
+        cluster = cluster_of(workers=1, drain_timeout=0.2, reload_drain_timeout=3600.0)
+        await stack.enter_async_context(cluster)
+        client = await stack.enter_async_context(Client(cluster))
+        pid = (await client.who())[2]
+        reload = asyncio.create_task(cluster.reload())
+        assert await client.ask("wait") == "draining"
+        assert (await client.who())[2] == pid
+        summary = await cluster.close(timeout=PATIENCE)
+        assert (summary.failed, summary.killed) == (1, 0)
+        assert await client.answer() == ""
+        assert (await reload).trouble == "the pool was closed"
+
+
 async def test_one_reload_at_a_time() -> None:
     async with patience(), cluster_of() as cluster:
         await all_ready(cluster)
@@ -355,7 +383,7 @@ async def test_a_crash_while_it_drains_is_none_the_less_a_crash() -> None:
         crash = (await next_of(events, Crashed)).crash
         assert (crash.slot, crash.signal, crash.kind) == (0, "SIGABRT", "crash")
         assert crash.next_step == "not replaced: there are enough other workers"
-        assert (await reload).replaced == 1
+        assert (await reload).trouble == "the pool was closed"
         stats = await all_ready(cluster)
         assert (stats.crashes, stats.state) == (1, "running")
 
@@ -369,7 +397,7 @@ async def test_an_exception_while_it_drains_cuts_nobody_off() -> None:
         crash = (await next_of(events, Crashed)).crash
         assert (crash.exit_code, crash.signal) == (1, None)
         assert crash.detail == "serve failed: ArithmeticError: at last"
-        assert (await reload).replaced == 1
+        assert (await reload).trouble == "the pool was closed"
         assert (await all_ready(cluster)).crashes == 1
 
 

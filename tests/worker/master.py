@@ -26,6 +26,7 @@ class Master:
         spread: How it gets connections.
         loop: Its event loop.
         drain_timeout: How long it may drain, in seconds.
+        reload_drain_timeout: How long if others serve on; by default as long.
         options: Further ones of its configuration.
     """
 
@@ -36,10 +37,12 @@ class Master:
         spread: str = "handoff",
         loop: str = "asyncio",
         drain_timeout: float = PATIENCE,
+        reload_drain_timeout: float | None = None,
         **options: Any,
     ) -> None:
         packed = target if isinstance(target, str) else pickle.dumps(target)
-        serving = pickle.dumps((packed, spread, drain_timeout, 3, 7))
+        last, replaced = drain_timeout, reload_drain_timeout or drain_timeout
+        serving = pickle.dumps((packed, spread, (last, replaced), 3, 7))
         self.worker = Worker(serving=serving, loop=loop, **options)
         self.process = self.worker.process
         self._decoder = FrameDecoder(max_payload=1 << 24)
