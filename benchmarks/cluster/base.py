@@ -17,15 +17,28 @@ class Scale:
     reloads: int
     start: float
     killing: float
+    storm: float
     deploying: float
     orphaned: float
 
 
 FULL = Scale(
-    seconds=8.0, reloads=10, start=3.0, killing=30.0, deploying=10.0, orphaned=5.0
+    seconds=8.0,
+    reloads=10,
+    start=3.0,
+    killing=30.0,
+    storm=15.0,
+    deploying=10.0,
+    orphaned=5.0,
 )
 QUICK = Scale(
-    seconds=2.0, reloads=2, start=1.0, killing=6.0, deploying=3.0, orphaned=2.0
+    seconds=2.0,
+    reloads=2,
+    start=1.0,
+    killing=6.0,
+    storm=2.0,
+    deploying=3.0,
+    orphaned=2.0,
 )
 
 

@@ -91,6 +91,10 @@ class Running:
         return self.place.workers
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def port(self) -> int:
         return self.place.port
 
