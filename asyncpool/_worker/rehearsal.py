@@ -11,6 +11,7 @@ import _thread
 import contextlib
 import os
 import socket
+from io import FileIO
 
 from asyncpool._core.frames import Kind, header
 from asyncpool._core.page import STACKS_SIZE, STACKS_START
@@ -32,10 +33,13 @@ def rehearse() -> None:
         outside, jobs = socket.socketpair()
         with outside, jobs:
             control, theirs = socket.socketpair()
-            fd = os.memfd_create("rehearsal")
-            with control, theirs, os.fdopen(fd, "wb", 0) as page:
+            with control, theirs, _new_page() as page:
                 page.truncate(STACKS_START + STACKS_SIZE)
                 _take_steps(jobs, theirs, page.fileno(), control)
+
+
+def _new_page() -> FileIO:
+    return FileIO(os.memfd_create("rehearsal"), "wb")
 
 
 def _take_steps(

@@ -905,6 +905,7 @@ class CountedMachine(SupervisionMachine):
     seen: ClassVar[Counter[str]] = Counter()
 
 
+@pytest.mark.timeout(600)  # half a minute alone, two beside others on a slow machine
 def test_the_machine_exercises_what_it_is_for() -> None:
     run_state_machine_as_test(
         CountedMachine,

@@ -240,7 +240,7 @@ async def test_every_job_between_kills_of_all_idle_workers_succeeds() -> None:
 
 async def test_a_flood_of_hostile_jobs_slows_nobody_down() -> None:
     crashes: list[Crash] = []
-    async with patience(), Pool(2, on_crash=crashes.append) as pool:
+    async with patience(4), Pool(2, on_crash=crashes.append) as pool:
         events = pool.events(buffer=10_000)
         hostile, good = [], []
         for n in range(200):
