@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,13 @@ def walk(path: Path) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(path.read_text()))
 
 
+def offenders(
+    paths: list[Path], found: Callable[[Path], list[int]]
+) -> dict[str, list[int]]:
+    """Return the lines that were found, by file; one test for all files, since it is short."""
+    return {name_of(path): lines for path in paths if (lines := found(path))}
+
+
 def sleeps(path: Path) -> list[int]:
     """Return the lines that call any ``sleep`` with anything but a literal zero."""
     lines = []
@@ -42,9 +49,8 @@ def sleeps(path: Path) -> list[int]:
     return lines
 
 
-@pytest.mark.parametrize("path", SUITE, ids=name_of)
-def test_no_test_sleeps(path: Path) -> None:
-    assert not sleeps(path)
+def test_no_test_sleeps() -> None:
+    assert offenders(SUITE, sleeps) == {}
 
 
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time"}
@@ -64,37 +70,49 @@ def timed(path: Path) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("path", SUITE, ids=name_of)
-def test_no_test_asserts_how_long_something_takes(path: Path) -> None:
+def test_no_test_asserts_how_long_something_takes() -> None:
     """A machine under load takes longer: what is too slow is counted instead."""
-    assert not timed(path)
+    assert offenders(SUITE, timed) == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_test_mocks(path: Path) -> None:
+def mocks(path: Path) -> list[int]:
+    """Return the lines that import a library of mocks, or ask for one."""
+    lines = []
     for node in walk(path):
-        names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.arg):
-            names = ["mock"] if node.arg == "mocker" else []
-        for name in names:
-            assert not name.startswith(MOCKS)
+        elif isinstance(node, ast.arg) and node.arg == "mocker":
+            names = ["mock"]
+        else:
+            continue
+        if any(name.startswith(MOCKS) for name in names):
+            lines.append(node.lineno)
+    return lines
 
 
-@pytest.mark.parametrize("path", sorted((TESTS / "core").glob("*.py")), ids=name_of)
-def test_tests_of_the_core_need_no_event_loop(path: Path) -> None:
-    for node in walk(path):
-        assert not isinstance(node, ast.AsyncFunctionDef | ast.Await)
+def test_no_test_mocks() -> None:
+    assert offenders(FILES, mocks) == {}
 
 
-@pytest.mark.parametrize(
-    "module", [path.stem for path in CORE.glob("*.py") if path.stem != "__init__"]
-)
-def test_every_module_of_the_core_has_its_tests(module: str) -> None:
-    assert (TESTS / "core" / f"test_{module}.py").exists()
+def awaits(path: Path) -> list[int]:
+    """Return the lines that need an event loop."""
+    return [
+        node.lineno
+        for node in walk(path)
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await)
+    ]
+
+
+def test_tests_of_the_core_need_no_event_loop() -> None:
+    assert offenders(sorted((TESTS / "core").glob("*.py")), awaits) == {}
+
+
+def test_every_module_of_the_core_has_its_tests() -> None:
+    modules = {path.stem for path in CORE.glob("*.py")} - {"__init__"}
+    tested = {path.stem for path in (TESTS / "core").glob("test_*.py")}
+    assert {f"test_{module}" for module in modules} <= tested
 
 
 @pytest.mark.parametrize(
@@ -127,3 +145,19 @@ def test_an_assertion_of_time_is_found(line: str, bad: bool, tmp_path: Path) -> 
     path = tmp_path / "test_it.py"
     path.write_text(f"def test() -> None:\n    {line}\n")
     assert bool(timed(path)) is bad
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import mock", "from unittest import mock", "from unittest.mock import patch"],
+)
+def test_a_mock_is_found(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "test_it.py"
+    path.write_text(f"import ast\n{line}\n")
+    assert mocks(path) == [2]
+
+
+def test_a_loop_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.py"
+    path.write_text("def one() -> None: ...\n\nasync def two() -> None: ...\n")
+    assert awaits(path) == [3]

@@ -56,7 +56,7 @@ def mark_descendants() -> None:
 
 def marked_processes() -> dict[int, str]:
     """Return the pid and command line of every living process with our mark."""
-    mark, found = os.environ.get(MARK), {}
+    mark, found = os.environ[MARK], {}
     for pid in _newcomers():
         with suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
