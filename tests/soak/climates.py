@@ -33,6 +33,8 @@ class Climate:
         kills: Whether workers are killed from outside.
         stops: Whether workers are stopped from outside.
         launcher: Whether the launcher is killed; where workers are stopped, it is too.
+        orphans: Whether what has left its worker's group may be out of reach, since a
+            launcher is killed; it may be one that another pool shares.
         frail: Whether the pool may break.
         seconds: After how many seconds the pool is closed.
         rest: Whether its clients go before that, and it is to recover.
@@ -47,6 +49,7 @@ class Climate:
     kills: bool
     stops: bool
     launcher: bool
+    orphans: bool
     frail: bool
     seconds: float
     rest: bool
@@ -121,11 +124,13 @@ def draw_climate(rng: Random) -> Climate:
     if calm and initializer is work.stumble:
         initializer, initargs = None, ()
     finish = rng.choice(("all", "all", "all", "running", "none"))
+    launcher_kind = rng.choice(("forkserver", "forkserver", "forkserver", "spawn"))
     return Climate(
         ending=rng.choice(("one", "one", "one", "cancelled", "second", "error")),
         kills=kills,
         stops=stops,
         launcher=launcher,
+        orphans=launcher,
         frail=frail,
         seconds=rng.uniform(0.05, 5.0) if rng.random() < 0.9 else 0.0,
         rest=rng.random() < 0.4,
@@ -136,10 +141,10 @@ def draw_climate(rng: Random) -> Climate:
             "idle_timeout": rng.choice((0.2, 1.0, 60.0)),
             "surge": (surge := rng.choice((0, 1, 1, 2))),
             "unavailable": rng.choice((0, 1, 2)) if surge else 1,
-            "launcher": rng.choice(("forkserver", "forkserver", "forkserver", "spawn")),
+            "launcher": launcher_kind,
             "preload": rng.choice(((), ("json",))),
             "restart": rng.choice(_FRAIL) if frail else _FORGIVING,
-            "limits": _draw_limits(rng, calm=calm),
+            "limits": _draw_limits(rng, calm=calm, slow=launcher_kind == "spawn"),
             "health_timeout": health,
             # Who is stopped while it starts is found by that alone.
             "start_timeout": 5.0 if stops else 30.0,
@@ -154,11 +159,13 @@ def draw_climate(rng: Random) -> Climate:
     )
 
 
-def _draw_limits(rng: Random, *, calm: bool) -> WorkerLimits:
+def _draw_limits(rng: Random, *, calm: bool, slow: bool) -> WorkerLimits:
+    # Where starts take half a second, on a busy machine, somebody would always be starting.
+    ages = (None, None, 5.0) if slow else (None, None, 0.5, 2.0)
     memory = rng.choice((None, None, 80 * _MB))
     return WorkerLimits(
         max_jobs=rng.choice((None, None, 5, 100)),
-        max_age=rng.choice((None, None, 0.5, 2.0)),
+        max_age=rng.choice(ages),
         max_rss=memory,
         hard_rss=140 * _MB if not calm and rng.random() < 0.3 else None,
         drain_timeout=DRAIN_LONG if calm else rng.choice((DRAIN_LONG, 0.5, 0.02)),

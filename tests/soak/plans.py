@@ -75,7 +75,7 @@ def leak(rng: Random, climate: Climate) -> Plan:
 
 def fork(rng: Random, climate: Climate) -> Plan:
     # What has left its worker's group is out of reach when the launcher is dead, too.
-    new_session = not climate.launcher and rng.random() < 0.5
+    new_session = not climate.orphans and rng.random() < 0.5
     return make_plan("fork", work.fork, new_session, good=is_("forked"))
 
 

@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -62,6 +63,10 @@ def run_round(rng: Random, number: int, tally: Tally, folder: Path) -> None:
         (f"{number}{letter}", draw_climate(rng), rng.getrandbits(64))
         for letter in "ab"[: rng.choice((1, 1, 2))]
     ]
+    if any(climate.launcher for _, climate, _ in eras):  # which they may share
+        eras = [
+            (name, replace(climate, orphans=True), seed) for name, climate, seed in eras
+        ]
     tally.setups = [f"{name}: {loop_name}, {climate}" for name, climate, _ in eras]
     tally.deed("round", loop_name, f"number {number}")
 
