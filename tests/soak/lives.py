@@ -138,7 +138,7 @@ async def _roll(era: Era) -> None:
     era.tally.deed(era.name, "rolled" if result.ok else "not rolled", result.trouble)
     climate = era.climate
     rough = climate.frail or climate.stumbles or climate.kills or climate.stops
-    may_fail = rough or climate.launcher or era.closing.is_set()
+    may_fail = rough or climate.orphans or era.closing.is_set()
     era.demand(result.ok or may_fail, f"{result}")
 
 
