@@ -227,17 +227,19 @@ class PoolBrokenError(AsyncPoolError):
 
 
 class NoWorkerError(AsyncPoolError, LookupError):
-    """There is no worker of a cluster that could take a message, or a socket.
+    """There is no worker of a cluster that could take a message, a socket or a file.
 
     Attributes:
-        worker: The slot that was asked for; ``None`` if a socket was to go to another
-            worker, since the first one had died or had no descriptors left.
+        worker: The slot that was asked for; ``None`` if a socket or file was to go to
+            another worker, since the first one had died or had no descriptors left.
     """
 
     worker: int | None
 
     def __init__(self, worker: int | None) -> None:
-        where = "that could take the socket" if worker is None else f"in slot {worker}"
+        where = (
+            "that could take the descriptor" if worker is None else f"in slot {worker}"
+        )
         super().__init__(f"there is no worker {where}", worker=worker)
 
 

@@ -166,6 +166,9 @@ async def test_a_cluster_is_run_and_sent_what_there_is() -> None:
         await cluster.run(control=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^sock must be a socket, not 3$"):
         await cluster.send_socket(0, 3)  # type: ignore[arg-type]
+    text = r"^file must be a file or a descriptor, not 'x'$"
+    with pytest.raises(TypeError, match=text):
+        await cluster.send_file(0, "x")  # type: ignore[arg-type]
 
 
 MAKES = "a function that makes the context"

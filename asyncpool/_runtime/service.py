@@ -73,7 +73,7 @@ class Service:
         self._setup = LineSetup(
             on_taken=self.spreader.taken,
             on_refused=self.spreader.refused,
-            on_socket=self.mail.take_socket,
+            on_parcel=self.mail.take_parcel,
             on_message=self.mail.take_message,
             on_load=self._on_load,
             on_returned=self.spreader.returned,

@@ -8,6 +8,7 @@ import itertools
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -18,6 +19,13 @@ from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.parcels import dumps_call
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.wear import WorkerLimits
+from asyncpool._descriptors import (
+    ReceivedFile,
+    ReceivedSocket,
+    check_beside,
+    file_descriptor,
+    socket_descriptor,
+)
 from asyncpool._runtime.arguments import (
     check_choice,
     check_int,
@@ -41,7 +49,7 @@ from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.script import main_script
 from asyncpool._runtime.service import Service
 from asyncpool.cluster._figures import cluster_stats
-from asyncpool.cluster._messages import Message, Messages
+from asyncpool.cluster._messages import Message, Messages, Parcels
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.cluster._target import pack_target
 from asyncpool.errors import NoWorkerError, UnsupportedPlatformError
@@ -386,29 +394,72 @@ class Cluster:
         assert service is not None
         return Messages(service.mail.messages, self.name)
 
-    async def send_socket(self, worker: int, sock: socket.socket) -> None:
+    async def send_socket(
+        self, worker: int, sock: socket.socket, value: object = None
+    ) -> None:
         """Send a copy of a socket to the worker in a slot; return when it is there.
 
         If that worker dies before it has it, or has no descriptor for it, it goes to
         another one.
 
+        Args:
+            worker: The slot.
+            sock: A socket of any kind.
+            value: What goes beside it, 64 KiB at the most when pickled: the attribute
+                ``value`` of the socket that the worker receives.
+
         Raises:
             NoWorkerError: If there is no such worker, or no other.
             TypeError: If *sock* is no socket.
+            OSError: If it is closed, or this process has no descriptor left for a copy.
+            ValueError: If *value* is too large.
             PoolClosedError: If the cluster is closed.
             PoolBrokenError: If no worker can be kept alive.
+            Exception: Whatever pickling *value* raises.
 
         Cancellation:
             The socket may arrive nevertheless.
         """
-        if not hasattr(sock, "fileno"):  # those of asyncio's transports will do
-            raise TypeError(f"sock must be a socket, not {sock!r}")
-        await self._service().spreader.send(worker, sock)
+        await self._send_descriptor(worker, socket_descriptor(sock), value)
 
-    def sockets(self) -> AsyncIterator[tuple[int, socket.socket]]:
+    async def send_file(
+        self, worker: int, file: IOBase | int, value: object = None
+    ) -> None:
+        """Send a copy of a file to the worker in a slot; return when it is there.
+
+        The worker shares its offset and its flags, and gets it as a raw binary file.
+        Otherwise it is as with :meth:`send_socket`.
+
+        Args:
+            worker: The slot.
+            file: An open file or pipe, or any other descriptor but a socket's or a
+                directory's.
+            value: As of :meth:`send_socket`.
+
+        Raises:
+            NoWorkerError: If there is no such worker, or no other.
+            TypeError: If *file* is no such thing.
+            OSError: If it is closed, or this process has no descriptor left for a copy.
+            ValueError: If *value* is too large, or *file* a closed object.
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            Exception: Whatever pickling *value* raises.
+
+        Cancellation:
+            The file may arrive nevertheless.
+        """
+        await self._send_descriptor(worker, file_descriptor(file), value)
+
+    async def _send_descriptor(self, worker: int, fd: int, value: object) -> None:
+        service = self._service()
+        payload = b"" if value is None else check_beside(dumps_call(value))
+        await service.spreader.send(worker, fd, payload)
+
+    def sockets(self) -> AsyncIterator[tuple[int, ReceivedSocket]]:
         """Return an iterator over the sockets that workers send, each with its slot.
 
-        What nobody has taken is closed with the cluster.
+        The attribute ``value`` of a socket is what it was sent with.  What nobody has
+        taken is closed with the cluster.
 
         Raises:
             PoolClosedError: If the cluster was never started.
@@ -416,7 +467,20 @@ class Cluster:
         """
         service = self._life.here().service
         assert service is not None
-        return service.mail.sockets
+        return Parcels(service.mail.sockets, self.name)
+
+    def files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
+        """Return an iterator over the files that workers send, each with its slot.
+
+        It is like that of :meth:`sockets`.
+
+        Raises:
+            PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        service = self._life.here().service
+        assert service is not None
+        return Parcels(service.mail.files, self.name)
 
     async def stacks(self) -> dict[int, str]:
         """Return where the threads of all workers are, by slot.

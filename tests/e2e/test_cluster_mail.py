@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -258,7 +259,7 @@ async def test_a_socket_that_does_not_get_there_goes_elsewhere(
                 messages = cluster.messages()
                 assert (await anext(messages)).value in {1, 2} - {*full}
             else:
-                text = "there is no worker that could take the socket"
+                text = "there is no worker that could take the descriptor"
                 with pytest.raises(NoWorkerError, match=text) as caught:
                     await cluster.send_socket(0, ours)
                 assert caught.value.worker is None
@@ -286,6 +287,174 @@ async def test_a_socket_of_a_worker_that_dies_goes_elsewhere() -> None:
             assert await take(cluster, 2) == [1, 1]
             with pytest.raises(asyncio.CancelledError):
                 await left
+
+
+# Files, and values beside both.
+
+
+@contextmanager
+def files_of(kind: str) -> Iterator[int]:
+    """Yield the descriptor of a file of some kind, open as long as this lasts."""
+    with ExitStack() as stack:
+        if kind.startswith("pipe"):
+            ends = os.pipe()
+            for end in ends:
+                stack.callback(os.close, end)
+            yield ends[kind == "pipe, write"]
+        else:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            yield file.fileno()
+
+
+FILES = {"pipe, read": "rb", "pipe, write": "wb", "file": "rb+"}
+
+
+@pytest.mark.parametrize("kind", FILES)
+async def test_files_travel_both_ways_with_a_value(kind: str) -> None:
+    async with (
+        patience(),
+        cluster_of(serves.tell_about_files, bind=(), workers=1) as cluster,
+    ):
+        messages, files = cluster.messages(), cluster.files()
+        with files_of(kind) as fd:
+            before = len(open_fds())
+            for value in ({"a": kind}, None):
+                await cluster.send_file(0, fd, value)
+                assert (await anext(messages)).value == (0, FILES[kind], False, value)
+                slot, back = await anext(files)
+                with back:
+                    assert slot == 0
+                    assert back.value == ["back", value]
+                    assert os.fstat(back.fileno()) == os.fstat(fd)
+                    assert back.mode == FILES[kind]
+                    assert not os.get_inheritable(back.fileno())
+            assert len(open_fds()) == before, "a copy was sent, and closed"
+
+
+async def test_a_worker_reads_from_a_pipe_and_writes_into_a_file() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.copy_files, bind=(), workers=1) as cluster,
+    ):
+        with tempfile.TemporaryFile() as file:
+            reading, writing = os.pipe()
+            with open(reading, "rb") as pipe:  # noqa: ASYNC230
+                await cluster.send_file(0, pipe, "from")
+            with open(writing, "wb") as pipe:  # noqa: ASYNC230
+                await cluster.send_file(0, file, "to")
+                pipe.write(b"through a pipe")
+            assert await take(cluster, 1) == ["copied"]
+            file.seek(0)
+            assert file.read() == b"through a pipe"
+
+
+async def test_sockets_are_told_apart_by_their_values() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.tell_about_sockets, bind=(), workers=1) as cluster,
+    ):
+        messages, sockets = cluster.messages(), cluster.sockets()
+        with socket.socket() as one, socket.socket() as other:
+            for sock, value in ((one, "first"), (other, b"x" * 60_000), (one, None)):
+                await cluster.send_socket(0, sock, value)
+                await anext(messages)
+                slot, back = await anext(sockets)
+                with back:
+                    assert (slot, back.value) == (0, value)
+                    assert os.fstat(back.fileno()) == os.fstat(sock.fileno())
+
+
+async def descriptors(cluster: Cluster) -> object:
+    await cluster.send(0, None)
+    return (await anext(cluster.messages())).value
+
+
+async def test_what_is_no_socket_is_refused_before_it_is_sent() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.count_descriptors, bind=(), workers=1) as cluster,
+    ):
+        before, there = len(open_fds()), await descriptors(cluster)
+        with ExitStack() as stack:
+            for _ in range(20):
+                reading, writing = (
+                    stack.enter_context(open(end, mode))  # noqa: ASYNC230
+                    for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+                )
+                for end in (reading, writing):
+                    with pytest.raises(TypeError, match="sock must be a socket, not"):
+                        await cluster.send_socket(0, end)  # type: ignore[arg-type]
+        assert len(open_fds()) == before
+        assert await descriptors(cluster) == there
+
+
+async def test_what_is_no_file_is_refused_before_it_is_sent() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.count_descriptors, bind=(), workers=1) as cluster,
+    ):
+        there = await descriptors(cluster)
+        with (
+            socket.socket() as sock,
+            pytest.raises(TypeError, match=r"send_socket\(\)"),
+        ):
+            await cluster.send_file(0, sock)  # type: ignore[arg-type]
+        folder = os.open("/", os.O_RDONLY)
+        try:
+            with pytest.raises(TypeError, match="file must not be a directory: send"):
+                await cluster.send_file(0, folder)
+        finally:
+            os.close(folder)
+        with pytest.raises(
+            TypeError, match=r"^file must be a file or a descriptor, not"
+        ):
+            await cluster.send_file(0, "/etc/passwd")  # type: ignore[arg-type]
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            await cluster.send_file(0, folder)
+        assert await descriptors(cluster) == there
+
+
+async def test_a_value_that_is_too_large_is_refused() -> None:
+    async with patience(), cluster_of(serves.take_sockets, bind=()) as cluster:
+        before = len(open_fds())
+        with socket.socket() as sock:
+            text = (
+                r"^a value of 655\d\d bytes is longer than the 65536 that may go beside"
+            )
+            with pytest.raises(ValueError, match=text):
+                await cluster.send_socket(0, sock, bytes(65_536))
+            with pytest.raises(TypeError, match="cannot pickle"):
+                await cluster.send_socket(0, sock, (n for n in range(0)))
+        assert len(open_fds()) == before
+
+
+async def test_a_value_that_cannot_be_read_costs_no_descriptor(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        patience(),
+        cluster_of(serves.send_odd_values, bind=(), workers=1, name="mine") as cluster,
+    ):
+        sockets, files = cluster.sockets(), cluster.files()
+        slot, sock = await anext(sockets)
+        slot_too, file = await anext(files)
+        with sock, file:
+            assert (slot, sock.value, slot_too, file.value) == (0, "fine", 0, "fine")
+    [first, second] = [r for r in caplog.records if r.levelno == logging.ERROR]
+    text = (
+        "cluster mine cannot read what worker 0 has sent with a descriptor, and drops"
+    )
+    assert first.getMessage() == second.getMessage() == f"{text} both"
+    # The guards find out whether the descriptors were closed.
+
+
+async def test_files_that_nobody_takes_are_refused_in_the_end() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.send_files_without_end, bind=(), workers=1) as cluster,
+    ):
+        assert await take(cluster, 1) == [(64, "the pool could not take the file")]
+    # The guards find out whether the others were closed.
 
 
 async def test_a_socket_for_nobody() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -143,6 +144,21 @@ def test_a_socket_travels_from_the_worker(master: Master) -> None:
     master.given().close()
     master.drain()
     assert master.message() == "OSError: the pool could not take the socket"
+    assert master.ended() == (0, "")
+
+
+def test_what_is_neither_a_socket_nor_a_file_costs_no_descriptor(
+    master: Master,
+) -> None:
+    before = order(master, "descriptors")
+    folder = os.open("/", os.O_RDONLY)
+    for number in range(1, 21):
+        head = header(Kind.HANDLE, 0, number, 0, 1)
+        assert socket.send_fds(master.worker.jobs, [head], [folder]) == len(head)
+        assert master.heard(Kind.REFUSED) is not None
+    os.close(folder)
+    assert order(master, "descriptors") == before
+    master.drain()
     assert master.ended() == (0, "")
 
 
