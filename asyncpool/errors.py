@@ -227,20 +227,27 @@ class PoolBrokenError(AsyncPoolError):
 
 
 class NoWorkerError(AsyncPoolError, LookupError):
-    """There is no worker of a cluster that could take a message, a socket or a file.
+    """There is no worker to be retired or killed, or that could take what was sent.
 
     Attributes:
         worker: The slot that was asked for; ``None`` if a socket or file was to go to
             another worker, since the first one had died or had no descriptors left.
+        there: The slots with workers that are ready, if one was to be retired or killed.
     """
 
     worker: int | None
+    there: tuple[int, ...] | None
 
-    def __init__(self, worker: int | None) -> None:
+    def __init__(
+        self, worker: int | None, *, there: tuple[int, ...] | None = None
+    ) -> None:
         where = (
             "that could take the descriptor" if worker is None else f"in slot {worker}"
         )
-        super().__init__(f"there is no worker {where}", worker=worker)
+        if there is not None:
+            slots = ", ".join(map(str, there)) or "none"
+            where += f" that is ready; slots with one: {slots}"
+        super().__init__(f"there is no worker {where}", worker=worker, there=there)
 
 
 class ResizeError(AsyncPoolError):

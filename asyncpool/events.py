@@ -164,11 +164,18 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker ended as planned: it was retired, its job cancelled, the pool closes."""
+    """A worker ended as planned: it was retired, its job cancelled, the pool closes.
+
+    Or :meth:`asyncpool.Pool.kill` was called.  *exit_code*, *signal* and *detail* are as in a
+    :class:`Crash`.
+    """
 
     slot: int
     generation: int
     pid: int | None
+    exit_code: int | None = None
+    signal: str | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +183,9 @@ class Retiring:
     """A worker gets no more jobs, and ends when it has finished what it has.
 
     *reason* is the limit that it has reached (``"max_jobs"``, ``"max_age"``,
-    ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"`` or ``"roll"``; in
-    clusters also what the worker has called, ``"retire()"`` or ``"replace()"``.
+    ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"``, ``"roll"`` or
+    ``"retire"``, which are calls of the pool's; in clusters also what the worker has called,
+    ``"retire()"`` or ``"replace()"``.
     """
 
     slot: int

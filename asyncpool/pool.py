@@ -411,6 +411,46 @@ class Pool(Caller):
         """
         return await asyncio.shield(self._life.trying().rotator.roll())
 
+    def retire(self, slot: int) -> None:
+        """Have a fresh worker take the place of the one in *slot*.
+
+        That one works on until its replacement is ready; then it gets no more jobs, finishes
+        what it has within ``drain_timeout`` of the *limits*, and ends.  So it is with workers
+        that reach a limit.  Returns at once: the events :class:`asyncpool.events.Retiring`
+        and :class:`asyncpool.events.Exited` tell the rest.  Who leaves already does that.
+
+        Raises:
+            NoWorkerError: If there is no worker that is ready in *slot*; it names those that
+                there are.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the pool was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.open().rotator.retire_from(slot)
+
+    def kill(self, slot: int) -> None:
+        """Kill the worker in *slot*, by SIGKILL, with all that it has started.
+
+        A fresh one takes its place at once.  That is no crash: nobody calls *on_crash*, no
+        restart policy counts it, and the event is :class:`asyncpool.events.Exited`, whose
+        *detail* says that it was asked for.  But the job that it runs ends as with a crash: it
+        has another attempt, if *max_attempts* and *retry_on* (``"crash"``) allow that, or
+        fails with :exc:`WorkerCrashedError`.
+
+        Raises:
+            NoWorkerError: If there is no worker in *slot* that is ready, or was; it names
+                those that there are.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the pool was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.here().rotator.kill(slot)
+
     async def close(
         self,
         *,

@@ -19,6 +19,7 @@ _REASONS = {
     "max_jobs": "it has had as many connections as it may (max_jobs)",
     "max_age": "it is as old as it may be (max_age)",
     "max_rss": "it has more memory than it may (max_rss)",
+    "retire": "somebody has asked for another one",
     "retire()": "its code has called retire()",
     "replace()": "its code has called replace()",
 }
@@ -50,8 +51,8 @@ class LifeLog:
             case Retiring(slot, generation, reason):
                 why = _REASONS.get(reason, reason)
                 self._say(slot, generation, f"takes no more connections: {why}")
-            case Exited(slot, generation):
-                self._say(slot, generation, "has ended")
+            case Exited(slot, generation, _, _, _, detail):
+                self._say(slot, generation, f"has ended{detail and f': {detail}'}")
                 self._pids.pop((slot, generation), None)
             case Crashed(crash):
                 self._pids.pop((crash.slot, crash.generation), None)

@@ -353,6 +353,42 @@ class Cluster:
         rotator = self._life.open().rotator
         await asyncio.shield(rotator.resize(workers, workers))
 
+    def retire(self, slot: int) -> None:
+        """Have a fresh worker take the place of the one in *slot*.
+
+        That one serves on until its replacement is ready; then it drains, and ends.  Returns
+        at once: the events :class:`asyncpool.events.Retiring` and
+        :class:`asyncpool.events.Exited` tell the rest.  Who drains already goes on with that.
+
+        Raises:
+            NoWorkerError: If there is no worker that is ready in *slot*; it names those that
+                there are.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If it was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.open().rotator.retire_from(slot)
+
+    def kill(self, slot: int) -> None:
+        """Kill the worker in *slot*, by SIGKILL; its connections are cut.
+
+        A fresh one takes its place at once.  That is no crash, see
+        :meth:`asyncpool.Pool.kill`.
+
+        Raises:
+            NoWorkerError: If there is no worker in *slot* that is ready, or was; it names
+                those that there are.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.here().rotator.kill(slot)
+
     # What passes between the master and the workers.
 
     async def send(self, worker: int, value: object) -> None:

@@ -433,6 +433,18 @@ class SupervisionMachine(RuleBasedStateMachine):
             slot = data.draw(st.sampled_from(sorted(self.shell.processes)))
             getattr(self.shell, what)(slot)
 
+    @precondition(lambda self: self.shell.slots("idle", "busy", told=None))
+    @rule(data=anything, begin=coins, then=st.sampled_from(["nothing", "end", "end"]))
+    def a_worker_is_killed_by_order(
+        self, data: st.DataObject, *, begin: bool, then: str
+    ) -> None:
+        slot = data.draw(st.sampled_from(self.shell.slots("idle", "busy", told=None)))
+        if begin:
+            self.shell.processes[slot].begin()
+        self.shell.kill(slot)
+        if then == "end":
+            self.shell.die(slot, requeue=begin)
+
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
     @precondition(lambda self: not self.shell.rolling)
     @rule(whim=st.integers(0, 1))
@@ -973,6 +985,8 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "left: roll": 1,
         "left a job behind": 1,
         "killed for its size": 1,
+        "killed by order": 3,
+        "killed by order, at work": 1,
         "killed since it would not leave": 1,
         "roll": 10,
         "a complete roll": 3,

@@ -38,7 +38,7 @@ async def test_the_life_of_a_worker_in_events() -> None:
         Restarting(0, 0.0),
         Spawned(0, 2, second),
         Ready(0, 2, second, ready.seconds),
-        Exited(0, 2, second),
+        Exited(0, 2, second, 0),
     ]
     assert (crashes[0].slot, crashes[0].generation, crashes[0].pid) == (0, 1, first)
     assert crashes[0].next_step == "restarting at once"

@@ -36,6 +36,7 @@ class Process:
     writes: bool = False  # where it is
     leaving: bool = False
     oversized: bool = False
+    shot: bool = False  # somebody wants it killed
     leave_by: float = math.inf
     sent: int = 0
     stalled: set[int] = field(default_factory=set)

@@ -169,6 +169,12 @@ class ImaginaryShell(Jobs):
             process.oversized = True
         self.feed(self.core.rotation.oversized(self.core.slots[slot], "", self.now))
 
+    def kill(self, slot: int) -> None:
+        process = self.processes[slot]
+        process.shot = True
+        self.feed(self.core.rotation.kill(self.core.slots[slot], self.now))
+        assert process.told is Ending.KILLED
+
     def roll(self) -> None:
         self.seen["roll"] += 1
         self.rolling = True
