@@ -483,8 +483,10 @@ class SupervisionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.shell.holds)
     @rule(jobs=st.integers(0, 2))
     def a_map_ends(self, jobs: int) -> None:
-        if self.shell.closing in {None, Finish.ALL} and not self.shell.broken:
-            for _ in range(0 if self.shell.finished else jobs):
+        shell = self.shell
+        refused = shell.broken or shell.finished or shell.time_is_over
+        if shell.closing in {None, Finish.ALL}:
+            for _ in range(0 if refused else jobs):
                 self.shell.submit()
         self.shell.release()
 
