@@ -350,15 +350,15 @@ class Pool(Caller):
     def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the pool's events from now on.
 
-        Each listener has a buffer of its own for *buffer* events, which drops the
-        oldest and counts them in ``dropped``.  The iterator ends with the pool.
+        Who calls it before the pool is started gets all of them.  Each listener has a buffer
+        of its own for *buffer* events, which drops the oldest and counts them in ``dropped``.
+        The iterator ends with the pool.
 
         Raises:
-            PoolClosedError: If the pool was never started.
-            RuntimeError: If it was started in another event loop.
+            RuntimeError: If the pool was started in another event loop.
         """
         check_int("buffer", buffer, at_least=1)
-        return self._life.here().hub.listen(buffer)
+        return self._life.events(buffer)
 
     def stats(self) -> PoolStats:
         """Return the pool as it stands, and what it went through."""

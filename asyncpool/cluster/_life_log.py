@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
-from asyncpool.cluster._stats import WorkerStats
 from asyncpool.events import Crashed, Event, Exited, Ready, Retiring
 
 __all__ = ["LifeLog"]
@@ -30,12 +29,11 @@ class LifeLog:
 
     Args:
         title: What begins each record, such as ``cluster app``.
-        slots: Whoever is there already.
     """
 
-    def __init__(self, title: str, slots: Iterable[WorkerStats]) -> None:
+    def __init__(self, title: str) -> None:
         self._title = title
-        self._pids = {(slot.slot, slot.generation): slot.pid for slot in slots}
+        self._pids: dict[tuple[int, int], int] = {}
 
     async def follow(self, events: AsyncIterator[Event]) -> None:
         """Log what happens until the events end."""

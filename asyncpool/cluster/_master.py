@@ -540,11 +540,10 @@ class Cluster:
         See :meth:`asyncpool.Pool.events`.
 
         Raises:
-            PoolClosedError: If the cluster was never started.
-            RuntimeError: If it was started in another event loop.
+            RuntimeError: If the cluster was started in another event loop.
         """
         check_int("buffer", buffer, at_least=1)
-        return self._life.here().hub.listen(buffer)
+        return self._life.events(buffer)
 
     def stats(self) -> ClusterStats:
         """Return the cluster as it stands, and what it went through."""

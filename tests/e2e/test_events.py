@@ -9,8 +9,8 @@ import pickle
 
 import pytest
 
-from asyncpool import Crash, Pool, PoolClosedError, WorkerCrashedError
-from asyncpool.events import Crashed, Exited, Ready, Restarting, Spawned
+from asyncpool import Crash, Pool, PoolBrokenError, WorkerCrashedError
+from asyncpool.events import Crashed, Exited, GaveUp, Ready, Restarting, Spawned
 from tests.helpers import faults, jobs
 from tests.helpers.faults import by_name
 from tests.helpers.gate import Gate
@@ -42,6 +42,44 @@ async def test_the_life_of_a_worker_in_events() -> None:
     ]
     assert (crashes[0].slot, crashes[0].generation, crashes[0].pid) == (0, 1, first)
     assert crashes[0].next_step == "restarting at once"
+
+
+async def test_who_listens_before_the_start_misses_nothing() -> None:
+    pool = Pool(2)
+    events = pool.events()
+    async with patience(), pool:
+        first = [await anext(events) for _ in range(2)]
+        pids = [slot.pid for slot in (await idle(pool)).slots]
+        assert {type(event) for event in first} <= {Spawned, Ready}
+        assert isinstance(first[0], Spawned)
+        assert first[0].generation == 1
+    seen = [*first, *[event async for event in events]]
+    for kind in (Spawned, Ready):
+        told = {event.slot: event.pid for event in seen if isinstance(event, kind)}
+        assert [told[slot] for slot in range(2)] == pids
+    assert [type(event) for event in seen].count(Exited) == 2
+    assert events.dropped == 0
+
+
+async def test_the_events_of_a_pool_that_never_starts_end_with_it() -> None:
+    pool = Pool(1)
+    events = pool.events()
+    await pool.close()
+    async with patience():
+        assert [event async for event in events] == []
+        assert [event async for event in pool.events()] == []
+
+
+async def test_who_listens_before_a_start_in_vain_hears_of_its_end() -> None:
+    pool = Pool(1, initializer=jobs.fail, initargs=(ArithmeticError(),))
+    events = pool.events()
+    async with patience():
+        with pytest.raises(PoolBrokenError):
+            await pool.start()
+        seen = [type(event) async for event in events]
+    assert seen.count(Crashed) == 5
+    assert seen[0] is Spawned
+    assert GaveUp in seen
 
 
 async def test_every_listener_gets_every_event() -> None:
@@ -84,8 +122,6 @@ async def test_a_listener_that_leaves_is_forgotten() -> None:
         await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
         await assert_serves(pool)
         assert pool.stats().dropped_events == 0
-    with pytest.raises(PoolClosedError):
-        Pool(1).events()
 
 
 async def test_the_figures_add_up() -> None:

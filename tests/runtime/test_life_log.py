@@ -17,7 +17,7 @@ GOES = (
 
 def test_it_tells_who_comes_who_goes_and_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "asyncpool")
-    log = LifeLog("cluster app", ())
+    log = LifeLog("cluster app")
     for event in (
         Spawned(0, 1, 70),
         Ready(0, 1, 70, 0.1234),
