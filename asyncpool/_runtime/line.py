@@ -182,22 +182,29 @@ class Line:
         self._channel.put_descriptor(head + payload, fd, keep=True)
         self._channel.flush()
 
-    async def send(self, payload: bytes) -> bool:
+    async def send(self, payload: bytes, *, early: bool = False) -> bool:
         """Send a message when there is room for it; tell whether there still was a worker.
+
+        Args:
+            payload: The message, pickled.
+            early: Whether a worker may have it that is not ready yet.
 
         Cancellation:
             Safe: the message is not sent.
         """
         async with self._turn:
-            while self.open and self._sent - self._taken >= MOST_MESSAGES:
+            while self._takes(early) and self._sent - self._taken >= MOST_MESSAGES:
                 self._room.clear()
                 await self._room.wait()
-            if not self.open:
+            if not self._takes(early):
                 return False
             self._sent += 1
             self._channel.put(header(Kind.MESSAGE, len(payload)), payload)
             self._channel.flush()
             return True
+
+    def _takes(self, early: bool) -> bool:  # noqa: FBT001 - handed on
+        return not self._shut and (self.open or early)
 
     def consumed(self) -> None:
         """Take note that a message of the worker was taken by the user."""

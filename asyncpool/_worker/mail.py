@@ -25,7 +25,7 @@ from asyncpool.errors import ProtocolError
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
     from io import IOBase
     from typing import Any
 
@@ -49,6 +49,7 @@ class Mail:
         self._line = line
         self._max_payload = max_payload
         self._came: Arrivals = Arrivals()
+        self._early = 0  # how many of these came before there was a line
         self._received = self._taken = 0
         self._sent = self._consumed = 0
         self._turn = asyncio.Lock()  # who has come first is first to send
@@ -83,14 +84,23 @@ class Mail:
         One that cannot be read, since this code is older or newer, is dropped.
         """
         async for payload in self._came:
-            self._taken += 1
-            self._line.note(Kind.ROOM, job=self._taken)
+            if self._early:
+                self._early -= 1
+            else:
+                self._taken += 1
+                self._line.note(Kind.ROOM, job=self._taken)
             try:
                 value = pickle.loads(payload)
             except Exception as error:
                 _tell_dropped("a message", error)
                 continue
             yield value
+
+    def begin_with(self, payloads: Iterable[bytes]) -> None:
+        """Have messages be there before all that come on the line."""
+        for payload in payloads:
+            self._early += 1
+            self._came.put(payload)
 
     def arrive(self, payload: bytes) -> None:
         """Take a message from the line.

@@ -49,7 +49,8 @@ def serve(
         jobs: The job channel, which is the line.
         control: The control channel.
         coroutines: The event loop.
-        config: With the pickled ``(target, spread, drain_timeout, slot, generation)``.
+        config: With the pickled ``(target, spread, drain_timeout, slot, generation,
+            broadcasts)``.
 
     Returns:
         The status to leave with: 1 if an exception was not caught.
@@ -60,12 +61,12 @@ def serve(
     assert config.serving is not None
     for name in _MASTERS:
         os.environ.pop(name, None)
-    target, spread, drain_timeout, slot, generation = pickle.loads(config.serving)
+    target, spread, drain_timeout, *who, broadcasts = pickle.loads(config.serving)
     try:
         function = _load(target)
-        life = _Life(control, coroutines, function, drain_timeout)
+        life = _Life(control, coroutines, function, drain_timeout, broadcasts)
         return coroutines.run(  # type: ignore[no-any-return]
-            life.run(jobs, config.max_payload, spread, slot, generation)
+            life.run(jobs, config.max_payload, spread, *who)
         )
     except BaseException as error:
         _announce(control, error)
@@ -110,6 +111,7 @@ class _Life:
         coroutines: The event loop.
         target: What serves.
         drain_timeout: How long it may take to drain, in seconds.
+        broadcasts: The messages, pickled, that were for every worker before this one came.
     """
 
     def __init__(
@@ -118,11 +120,13 @@ class _Life:
         coroutines: Coroutines,
         target: Target,
         drain_timeout: float,
+        broadcasts: tuple[bytes, ...],
     ) -> None:
         self._control = control
         self._coroutines = coroutines
         self._target = target
         self._drain_timeout = drain_timeout
+        self._broadcasts = broadcasts
         self._error: BaseException | None = None
         self._thread_died = self._is_over = False
 
@@ -140,6 +144,7 @@ class _Life:
         member = self._member = Member(
             jobs, self._control, accepts=spread != "handoff", max_payload=max_payload
         )
+        member.mail.begin_with(self._broadcasts)
         self._control.on_thread_death = self._mourn
         self._control.call_soon = self._loop.call_soon_threadsafe
         try:

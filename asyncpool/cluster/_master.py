@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
 from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -406,15 +406,37 @@ class Cluster:
             Safe: the message is sent whole, or not at all.
         """
         service = self._service()
-        payload = dumps_call(value)
-        if len(payload) > MAX_MESSAGE:
-            raise ValueError(
-                f"a message of {len(payload)} bytes is longer than the {MAX_MESSAGE} "
-                "that may be sent"
-            )
+        payload = _message(value)
         line = service.lines.get(worker)
         if line is None or not await line.send(payload):
             raise NoWorkerError(worker)
+
+    async def broadcast(self, value: object, *, key: Hashable = None) -> None:
+        """Send a message to every worker, and to all that come later.
+
+        Those that are ready or starting find it among their ``worker.messages()``; those that
+        come later, as replacements or since the cluster grows, find it there before all
+        others.  Those that drain get nothing.  Waits as long as one of them has too many
+        messages.
+
+        Args:
+            value: Anything that pickle takes.
+            key: Of several broadcasts with the same key, such as a topic, only the last
+                one is remembered for those that come later.  What is remembered of all keys
+                has 64 MiB at the most.
+
+        Raises:
+            ValueError: If the message is too large (1 MiB), or too much to remember.
+            TypeError: If *key* is not hashable.
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            Exception: Whatever pickling *value* raises.
+
+        Cancellation:
+            Some workers may get it, and those that come later do.
+        """
+        service = self._service()
+        await service.broadcast(key, _message(value))
 
     def messages(self) -> AsyncIterator[Message]:
         """Return an iterator over what workers send, which waits for the next.
@@ -582,3 +604,19 @@ class Cluster:
         service = self._life.open().service
         assert service is not None
         return service
+
+
+def _message(value: object) -> bytes:
+    """Return a message, pickled.
+
+    Raises:
+        ValueError: If it is too large.
+        Exception: Whatever pickling it raises.
+    """
+    payload = dumps_call(value)
+    if len(payload) > MAX_MESSAGE:
+        raise ValueError(
+            f"a message of {len(payload)} bytes is longer than the {MAX_MESSAGE} that may "
+            "be sent"
+        )
+    return payload

@@ -19,7 +19,7 @@ from asyncpool._runtime.line import MAX_MESSAGE, MOST_MESSAGES
 from asyncpool.events import Crashed, Retiring
 from tests.helpers import serves
 from tests.helpers.clusters import Client, all_ready, cluster_of, come_true
-from tests.helpers.gate import short_folder
+from tests.helpers.gate import Gate, short_folder
 from tests.helpers.guards import open_fds
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -179,6 +179,89 @@ async def test_messages_end_with_the_cluster() -> None:
 async def collect(cluster: Cluster, heard: list[int]) -> None:
     async for message in cluster.messages():
         heard.append(message.value[1])  # noqa: PERF401 - while they come
+
+
+# Broadcasts.
+
+
+async def told_by(cluster: Cluster, count: int) -> dict[int, list[object]]:
+    """Return the next so many messages by the slots of the workers."""
+    told: dict[int, list[object]] = {}
+    messages = cluster.messages()
+    for _ in range(count):
+        message = await anext(messages)
+        told.setdefault(message.worker, []).append(message.value)
+    return told
+
+
+async def test_a_broadcast_is_for_those_that_are_there_and_that_come_later() -> None:
+    async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
+        await all_ready(cluster)
+        for value in ("one", "two"):
+            await cluster.broadcast(value, key="config")
+        await cluster.broadcast("three")
+        back = [("back", value) for value in ("one", "two", "three")]
+        assert await told_by(cluster, 6) == {0: back, 1: back}
+        await cluster.resize(3)
+        await cluster.broadcast("four")
+        # Of each key, the last one; behind them what comes on its line.
+        late = [("back", value) for value in ("two", "three", "four")]
+        assert await told_by(cluster, 5) == {
+            0: [("back", "four")],
+            1: [("back", "four")],
+            2: late,
+        }
+        cluster.kill(0)
+        assert await told_by(cluster, 2) == {0: [("back", "two"), ("back", "four")]}
+        await all_ready(cluster)
+        for n in range(100):  # what came early takes no room
+            await cluster.send(0, n)
+        assert await take(cluster, 100) == [("back", n) for n in range(100)]
+
+
+async def test_a_worker_that_is_starting_gets_a_broadcast_once() -> None:
+    async with patience(), Gate() as gate:
+        target = partial(serves.answer_behind, gate.path)
+        cluster = cluster_of(target, bind=(), workers=2)
+        start = asyncio.create_task(cluster.start())
+        visitors = [await gate.visitor(f"{slot}") for slot in range(2)]
+        await cluster.broadcast("early")
+        visitors[0].release()
+        await start
+        assert await take(cluster, 1) == [("back", "early")]
+        visitors[1].release()
+        assert await take(cluster, 1) == [("back", "early")]
+        await cluster.broadcast("late")
+        assert await take(cluster, 2) == [("back", "late")] * 2
+        await cluster.close()
+
+
+async def test_a_broadcast_waits_for_those_that_take_nothing() -> None:
+    target = serves.take_no_messages
+    async with patience(), cluster_of(target, bind=(), workers=1) as cluster:
+        for n in range(MOST_MESSAGES):
+            await cluster.broadcast(n)
+        one_more = asyncio.create_task(cluster.broadcast("more"))
+        await cluster.stacks()
+        assert not one_more.done()
+        cluster.kill(0)
+        await one_more
+
+
+async def test_a_broadcast_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
+        text = f"longer than the {MAX_MESSAGE} that may be sent"
+        with pytest.raises(ValueError, match=text):
+            await cluster.broadcast(bytes(MAX_MESSAGE))
+        with pytest.raises(TypeError, match="unhashable"):
+            await cluster.broadcast("x", key=[])  # type: ignore[arg-type]
+        monkeypatch.setattr("asyncpool._runtime.service.MAX_BROADCASTS", 3000)
+        await cluster.broadcast(bytes(2000), key=1)
+        await cluster.broadcast(bytes(2500), key=1)  # instead of that
+        with pytest.raises(ValueError, match="new workers may be told: use fewer keys"):
+            await cluster.broadcast(bytes(2000), key=2)
+    with pytest.raises(PoolClosedError):
+        await cluster.broadcast("x")
 
 
 # Sockets.

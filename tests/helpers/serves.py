@@ -196,6 +196,15 @@ async def answer_messages(worker: Worker) -> None:
         await worker.send(("back", message))
 
 
+async def answer_behind(gate: str, worker: Worker) -> None:
+    """Do that when it is let in at the gate."""
+    reader, writer = await asyncio.open_unix_connection(gate)
+    writer.write(f"{worker.id} {os.getpid()}\n".encode())
+    await reader.read(2)
+    writer.close()
+    await answer_messages(worker)
+
+
 async def send_100(worker: Worker) -> None:
     worker.ready()
     for n in range(100):

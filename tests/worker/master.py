@@ -39,7 +39,7 @@ class Master:
         **options: Any,
     ) -> None:
         packed = target if isinstance(target, str) else pickle.dumps(target)
-        serving = pickle.dumps((packed, spread, drain_timeout, 3, 7))
+        serving = pickle.dumps((packed, spread, drain_timeout, 3, 7, ()))
         self.worker = Worker(serving=serving, loop=loop, **options)
         self.process = self.worker.process
         self._decoder = FrameDecoder(max_payload=1 << 24)
