@@ -184,7 +184,10 @@ class Supervision:
             slot.apply(SlotEvent.RELEASE)
             slot.idle_since = now
         commands = self._feed(slot)
-        if slot.outcomes >= slot.wear.jobs:
+        if slot.flight.spent and not slot.flight.jobs:
+            # It is of no more use, whether there is another one or not.
+            commands += self.rotation.retire(slot, "max_jobs", now, unsent=None)
+        elif slot.flight.spent or slot.outcomes >= slot.wear.jobs:
             commands += self.rotation.wear_out(slot, "max_jobs", now)
         if self.closing.finish is not None:
             commands += self._settle(now)

@@ -157,6 +157,10 @@ class Cluster:
             raise ValueError(
                 "limits of a cluster take no drain_timeout: give it to the cluster itself"
             )
+        if limits.exact:
+            raise ValueError(
+                "limits of a cluster cannot be exact: a worker serves until there is another"
+            )
         self.name: str = name or f"cluster-{next(_numbers)}"
         binds = (bind,) if isinstance(bind, str) else bind
         self._binds = several("bind", binds, _ADDRESSES, each=str)

@@ -58,9 +58,18 @@ policies = st.builds(
     max_failed_starts=st.sampled_from([2, 1, 5, None]),
     max_restarts=st.sampled_from([None, None, None, 2, 7]),
 )
+wear = st.sampled_from(
+    [
+        {},
+        {},
+        {"max_jobs": 3},
+        {"max_jobs": 3, "exact": True},
+        {"max_jobs": 9, "exact": True},
+    ]
+)
 limits = st.builds(
-    WorkerLimits,
-    max_jobs=st.sampled_from([None, None, 3]),
+    lambda wear, **others: WorkerLimits(**wear, **others),
+    wear=wear,
     max_age=st.sampled_from([None, 20.0]),
     drain_timeout=st.sampled_from([600.0, 5.0, None]),
 )
@@ -987,6 +996,7 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "left: roll": 1,
         "left a job behind": 1,
         "killed for its size": 1,
+        "as many jobs as it may have": 30,
         "killed by order": 3,
         "killed by order, at work": 1,
         "killed since it would not leave": 1,

@@ -32,6 +32,10 @@ def pid() -> int:
     return os.getpid()
 
 
+async def pid_later() -> int:
+    return os.getpid()
+
+
 def pid_for(_item: object) -> int:
     return os.getpid()
 

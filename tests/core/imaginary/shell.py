@@ -158,6 +158,7 @@ class ImaginaryShell(Jobs):
         if unsent is not None:
             self.seen["retired before it was sent a job"] += 1
             del process.hand[unsent]
+            process.given -= 1
             self._forgive(process, unsent, "a job withdrawn")
             self.feed(self.core.withdraw(slot, unsent, self.now))
             profile = self.profiles[unsent]
