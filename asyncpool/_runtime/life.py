@@ -40,9 +40,8 @@ class Life:
         self.closed_unused = False
         self._what = what
         self._name = name
-        self._hub: EventHub[Event] = (
-            EventHub()
-        )  # also for those who listen before the start
+        # Also for those who listen before the start.
+        self._hub: EventHub[Event] = EventHub()
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
 

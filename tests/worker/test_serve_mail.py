@@ -111,6 +111,10 @@ def test_a_message_has_a_largest_size(start: Start) -> None:
     assert master.ended()[0] == 1
 
 
+def test_a_worker_of_a_cluster_knows_that_it_is_one(master: Master) -> None:
+    assert order(master, "is_in_worker") is True
+
+
 def test_a_socket_travels_to_the_worker(master: Master) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         name = listener.getsockname()
