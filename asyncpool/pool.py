@@ -134,6 +134,10 @@ class Pool(Caller):
             ``"forkserver"`` they are imported once and must not start threads,
             with ``"spawn"`` each worker imports them before it calls *initializer*.
         max_pending: How many jobs may wait for a worker; ``None`` for no bound.
+        ready: What :meth:`start` and ``async with`` wait for: ``"any"`` worker that is ready, or
+            ``"all"``: as many as there are at the least.  Then the start fails, too, if so many
+            starts in a row fail that a pool without workers would be broken
+            (``max_failed_starts`` of *restart*).
         start_timeout: Seconds that a worker has to become ready.
         close_timeout: Seconds that the jobs have when the context is left; then what is
             left is killed, see :meth:`close`.  ``None`` for no limit.
@@ -187,6 +191,7 @@ class Pool(Caller):
         launcher: Literal["forkserver", "spawn"] = DEFAULT_LAUNCHER,
         preload: Iterable[str] = (),
         max_pending: int | None = None,
+        ready: Literal["any", "all"] = "any",
         start_timeout: float = 30.0,
         close_timeout: float | None = None,
         health_timeout: float | None = 30.0,
@@ -222,6 +227,7 @@ class Pool(Caller):
             start_timeout=start_timeout,
             health_timeout=health_timeout,
         )
+        check_choice("ready", ready, ("any", "all"))
         if max_pending is not None:
             check_int("max_pending", max_pending, at_least=0)
         if max_message is not None:
@@ -245,6 +251,7 @@ class Pool(Caller):
             preload=modules,
             max_pending=max_pending,
             start_timeout=start_timeout,
+            wait_for_all=ready == "all",
             health_timeout=health_timeout,
             output=output,
             max_shared_memory=max_shared_memory,
@@ -279,10 +286,11 @@ class Pool(Caller):
         self._life = Life("pool", self.name)
 
     async def start(self) -> None:
-        """Start the workers, and return when the first one is ready.
+        """Start the workers, and return when the first one is ready, or all are (*ready*).
 
         Raises:
-            PoolBrokenError: If none can be started; it has the crashes.
+            PoolBrokenError: If none can be started, or not all that are waited for; it has
+                the crashes.
             PoolClosedError: If the pool is closed.
             RuntimeError: If it was started in another event loop, or by a script that a
                 worker imports.

@@ -159,6 +159,14 @@ def test_a_cluster_refuses_a_wrong_argument_at_once(
         Cluster(serve, **options)
 
 
+def test_what_a_start_waits_for_is_one_of_two() -> None:
+    text = r"^ready must be one of any, all, not 'some'$"
+    with pytest.raises(ValueError, match=text):
+        Pool(ready="some")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=text):
+        Cluster(serve, ready="some")  # type: ignore[arg-type]
+
+
 @pytest.mark.asyncio
 async def test_a_cluster_is_run_and_sent_what_there_is() -> None:
     cluster = Cluster(serve)

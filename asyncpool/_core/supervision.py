@@ -30,7 +30,7 @@ from asyncpool._core.restart import Restart, RestartPolicy
 from asyncpool._core.rotation import Rotation
 from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
-from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
+from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
 
 __all__ = ["Supervision"]
@@ -111,6 +111,18 @@ class Supervision:
     def broken(self) -> str | None:
         """Why there is no hope for the pool, if there is none."""
         return self._lives.broken
+
+    @property
+    def whole(self) -> bool:
+        """Whether as many workers are ready as there are to be at the least."""
+        ready = sum(slot.state in UP and not slot.leaving for slot in self.slots)
+        return ready >= self.rotation.sizing.least
+
+    @property
+    def failures(self) -> int | None:
+        """How many starts have failed in a row, if those are so many that there is no hope."""
+        ledger = self._lives.ledger
+        return ledger.failures if ledger.hopeless else None
 
     @property
     def kills(self) -> int:

@@ -308,6 +308,7 @@ class Supervisor:
             if handle.killed and not self._core.slots[handle.slot].planned:
                 self._launcher.accuse()  # it has not answered for start_timeout
         self._burial.bury(handle)
+        self.standing.look()
 
     def _make_service(self, worker: WorkerConfig) -> Service | None:
         serving = self._config.serving

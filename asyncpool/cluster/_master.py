@@ -90,6 +90,8 @@ class Cluster:
         backlog: How many connections may wait in the kernel's queue.
         loop: The event loop of the workers.
         drain_timeout: Seconds that a worker which is to end has for its connections.
+        ready: What :meth:`start` and ``async with`` wait for, ``"any"`` or ``"all"``, as of
+            :class:`asyncpool.Pool`.
         start_timeout: Seconds that a worker has to become ready.
         health_timeout, restart, on_crash, launcher, preload, limits, surge, output, name:
             As of :class:`asyncpool.Pool`.  ``max_jobs`` of the *limits* counts connections
@@ -118,6 +120,7 @@ class Cluster:
         backlog: int = 2048,
         loop: Literal["asyncio", "uvloop"] = "asyncio",
         drain_timeout: float = 5.0,
+        ready: Literal["any", "all"] = "any",
         start_timeout: float = 60.0,
         health_timeout: float | None = 30.0,
         restart: RestartPolicy | None = None,
@@ -141,6 +144,7 @@ class Cluster:
         check_int("backlog", backlog, at_least=1)
         check_int("surge", surge, at_least=1)
         check_seconds("drain_timeout", drain_timeout)
+        check_choice("ready", ready, ("any", "all"))
         limits, restart, modules = check_crew(
             name=name,
             restart=restart,
@@ -180,6 +184,7 @@ class Cluster:
             preload=modules,
             max_pending=None,
             start_timeout=start_timeout,
+            wait_for_all=ready == "all",
             health_timeout=health_timeout,
             output=output,
             max_shared_memory=0,
@@ -205,12 +210,13 @@ class Cluster:
         self.addresses: tuple[str, ...] = ()
 
     async def start(self) -> Self:
-        """Listen, start the workers, and return when the first one is ready.
+        """Listen, start the workers, and return when the first one is ready, or all are.
 
         Raises:
             OSError: If an address cannot be listened on; the text names it.
             ValueError: If the service manager has passed no socket.
-            PoolBrokenError: If no worker can be started; it has the crashes.
+            PoolBrokenError: If none can be started, or not all that are waited for; it has
+                the crashes.
             PoolClosedError: If the cluster is closed.
             RuntimeError: If it was started in another event loop.
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import pickle
+import signal
+from pathlib import Path
 
 import pytest
 
-from asyncpool import Crash, Pool, PoolBrokenError, WorkerCrashedError
+from asyncpool import Crash, Pool, PoolBrokenError, RestartPolicy, WorkerCrashedError
 from asyncpool.events import Crashed, Exited, GaveUp, Ready, Restarting, Spawned
 from tests.helpers import faults, jobs
 from tests.helpers.faults import by_name
@@ -80,6 +83,64 @@ async def test_who_listens_before_a_start_in_vain_hears_of_its_end() -> None:
     assert seen.count(Crashed) == 5
     assert seen[0] is Spawned
     assert GaveUp in seen
+
+
+async def test_a_pool_may_be_waited_for_until_all_are_ready() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(3, ready="all", initializer=jobs.wait_at, initargs=(gate.path,))
+        events = pool.events()
+        start = asyncio.create_task(pool.start())
+        for nth in (1, 2, 3):
+            assert not start.done()
+            (await gate.visitor(nth=nth)).release()
+            while not isinstance(await anext(events), Ready):
+                pass
+        await start
+        stats = pool.stats()
+        assert (stats.idle, stats.workers) == (3, 3)
+        await pool.close()
+
+
+async def test_a_start_that_waits_for_all_fails_if_some_never_come(
+    tmp_path: Path,
+) -> None:
+    first = str(tmp_path / "first")
+    pool = Pool(
+        2,
+        ready="all",
+        restart=RestartPolicy(initial_delay=0.001, max_delay=0.001),
+        initializer=jobs.be_the_only_one,
+        initargs=(first,),
+    )
+    text = (
+        r"^the pool is broken: 5 starts failed in a row, and not all workers are ready"
+    )
+    async with patience():
+        with pytest.raises(PoolBrokenError, match=text) as caught:
+            await pool.start()
+        assert {crash.kind for crash in caught.value.crashes} == {"failed start"}
+        assert pool.stats().state == "closed"
+
+
+async def test_a_worker_that_dies_while_others_start_is_waited_for_again() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(2, ready="all", initializer=jobs.wait_at, initargs=(gate.path,))
+        events = pool.events()
+        start = asyncio.create_task(pool.start())
+        first, second = [await gate.visitor(nth=nth) for nth in (1, 2)]
+        first.release()
+        while not isinstance(await anext(events), Ready):
+            pass
+        os.kill(first.pid, signal.SIGKILL)
+        third = await gate.visitor(nth=3)
+        second.release()
+        while not isinstance(await anext(events), Ready):
+            pass
+        assert not start.done()
+        third.release()
+        await start
+        assert pool.stats().idle == 2
+        await pool.close()
 
 
 async def test_every_listener_gets_every_event() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 
 import pytest
@@ -226,3 +227,21 @@ async def test_orders_for_nobody_in_a_cluster() -> None:
         for order in (cluster.retire, cluster.kill):
             with pytest.raises(NoWorkerError, match=r"slots with one: 0$"):
                 order(3)
+
+
+async def test_a_cluster_may_be_waited_for_until_all_are_ready() -> None:
+    async with patience(), Gate() as gate:
+        target = functools.partial(serves.answer_behind, gate.path)
+        cluster = cluster_of(target, bind=(), workers=2, ready="all")
+        events = cluster.events()
+        start = asyncio.create_task(cluster.start())
+        for slot in range(2):
+            assert not start.done()
+            (await gate.visitor(f"{slot}")).release()
+            await next_of(events, Ready)
+        await start
+        assert [slot.ready for slot in cluster.stats().slots if slot.pid] == [
+            True,
+            True,
+        ]
+        await cluster.close()

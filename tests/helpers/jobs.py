@@ -339,6 +339,11 @@ def wait_if_there(flag: str, gate: str) -> None:
         wait_at(gate, "initializer")
 
 
+def be_the_only_one(flag: str) -> None:
+    """Fail, as an initializer, if there was one before."""
+    os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+
+
 def fail_if_there(flag: str) -> None:
     if os.path.exists(flag):
         raise LookupError(flag)
