@@ -467,7 +467,9 @@ class WorkerCrashedError(JobError):
             "sent": f"{who} had been sent but not started",
             "started": f"{who} had started",
         }[delivery]
-        tail = _innermost_calls(last.stack) or _telling_lines(last.stderr_tail)
+        hung = last.kind == "hung"  # or it is a traceback, which is in the other, too
+        tail = _innermost_calls(last.stack) if hung else ""
+        tail = tail or _telling_lines(last.stderr_tail)
         super().__init__(
             f"{last}; {state}{tail}",
             job_id=job_id,

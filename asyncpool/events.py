@@ -74,8 +74,8 @@ class Crash:
         next_step: What the supervisor does about it.
         stack: Where a hung worker was, as ``faulthandler`` shows it: the Python stacks of
             its threads, the innermost call first.  Empty if it could not tell, since it
-            was stopped.  Of a worker of a cluster, the traceback of the exception that
-            ended it.
+            was stopped.  Else the traceback of the exception behind it, if there was one: of
+            an initializer, a thread, or the ``serve()`` of a worker of a cluster.
         beside: The other jobs that it was running, each of which has lost an attempt too.
         function: The function of the job, such as ``"shop.images.resize"``.
     """
