@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.beats import heartbeat
     from asyncpool._worker.context import CurrentJob, current_job
     from asyncpool._worker.retiring import retire_worker
-    from asyncpool._worker.state import worker_state
+    from asyncpool._worker.state import in_worker, worker_state
     from asyncpool.cluster import Cluster
     from asyncpool.errors import (
         AsyncPoolError,
@@ -69,7 +69,7 @@ _HOMES = {
     "asyncpool._worker.beats": ("heartbeat",),
     "asyncpool._worker.context": ("CurrentJob", "current_job"),
     "asyncpool._worker.retiring": ("retire_worker",),
-    "asyncpool._worker.state": ("worker_state",),
+    "asyncpool._worker.state": ("in_worker", "worker_state"),
     "asyncpool.cluster": ("Cluster",),
     "asyncpool.errors": (
         "AsyncPoolError",
@@ -155,6 +155,7 @@ __all__ = [
     "WorkerStartError",
     "current_job",
     "heartbeat",
+    "in_worker",
     "retire_worker",
     "to_process",
     "worker_state",

@@ -227,18 +227,27 @@ class PoolBrokenError(AsyncPoolError):
 
 
 class NoWorkerError(AsyncPoolError, LookupError):
-    """There is no worker of a cluster that could take a message, or a socket.
+    """There is no worker to be retired or killed, or that could take what was sent.
 
     Attributes:
-        worker: The slot that was asked for; ``None`` if a socket was to go to another
-            worker, since the first one had died or had no descriptors left.
+        worker: The slot that was asked for; ``None`` if a socket or file was to go to
+            another worker, since the first one had died or had no descriptors left.
+        there: The slots with workers that are ready, if one was to be retired or killed.
     """
 
     worker: int | None
+    there: tuple[int, ...] | None
 
-    def __init__(self, worker: int | None) -> None:
-        where = "that could take the socket" if worker is None else f"in slot {worker}"
-        super().__init__(f"there is no worker {where}", worker=worker)
+    def __init__(
+        self, worker: int | None, *, there: tuple[int, ...] | None = None
+    ) -> None:
+        where = (
+            "that could take the descriptor" if worker is None else f"in slot {worker}"
+        )
+        if there is not None:
+            slots = ", ".join(map(str, there)) or "none"
+            where += f" that is ready; slots with one: {slots}"
+        super().__init__(f"there is no worker {where}", worker=worker, there=there)
 
 
 class ResizeError(AsyncPoolError):
@@ -458,7 +467,9 @@ class WorkerCrashedError(JobError):
             "sent": f"{who} had been sent but not started",
             "started": f"{who} had started",
         }[delivery]
-        tail = _innermost_calls(last.stack) or _telling_lines(last.stderr_tail)
+        hung = last.kind == "hung"  # or it is a traceback, which is in the other, too
+        tail = _innermost_calls(last.stack) if hung else ""
+        tail = tail or _telling_lines(last.stderr_tail)
         super().__init__(
             f"{last}; {state}{tail}",
             job_id=job_id,

@@ -74,8 +74,8 @@ class Crash:
         next_step: What the supervisor does about it.
         stack: Where a hung worker was, as ``faulthandler`` shows it: the Python stacks of
             its threads, the innermost call first.  Empty if it could not tell, since it
-            was stopped.  Of a worker of a cluster, the traceback of the exception that
-            ended it.
+            was stopped.  Else the traceback of the exception behind it, if there was one: of
+            an initializer, a thread, or the ``serve()`` of a worker of a cluster.
         beside: The other jobs that it was running, each of which has lost an attempt too.
         function: The function of the job, such as ``"shop.images.resize"``.
     """
@@ -164,11 +164,18 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker ended as planned: it was retired, its job cancelled, the pool closes."""
+    """A worker ended as planned: it was retired, its job cancelled, the pool closes.
+
+    Or :meth:`asyncpool.Pool.kill` was called.  *exit_code*, *signal* and *detail* are as in a
+    :class:`Crash`.
+    """
 
     slot: int
     generation: int
     pid: int | None
+    exit_code: int | None = None
+    signal: str | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +183,9 @@ class Retiring:
     """A worker gets no more jobs, and ends when it has finished what it has.
 
     *reason* is the limit that it has reached (``"max_jobs"``, ``"max_age"``,
-    ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"`` or ``"roll"``; in
-    clusters also what the worker has called, ``"retire()"`` or ``"replace()"``.
+    ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"``, ``"roll"`` or
+    ``"retire"``, which are calls of the pool's; in clusters also what the worker has called,
+    ``"retire()"`` or ``"replace()"``.
     """
 
     slot: int

@@ -134,6 +134,10 @@ class Pool(Caller):
             ``"forkserver"`` they are imported once and must not start threads,
             with ``"spawn"`` each worker imports them before it calls *initializer*.
         max_pending: How many jobs may wait for a worker; ``None`` for no bound.
+        ready: What :meth:`start` and ``async with`` wait for: ``"any"`` worker that is ready, or
+            ``"all"``: as many as there are at the least.  Then the start fails, too, if so many
+            starts in a row fail that a pool without workers would be broken
+            (``max_failed_starts`` of *restart*).
         start_timeout: Seconds that a worker has to become ready.
         close_timeout: Seconds that the jobs have when the context is left; then what is
             left is killed, see :meth:`close`.  ``None`` for no limit.
@@ -187,6 +191,7 @@ class Pool(Caller):
         launcher: Literal["forkserver", "spawn"] = DEFAULT_LAUNCHER,
         preload: Iterable[str] = (),
         max_pending: int | None = None,
+        ready: Literal["any", "all"] = "any",
         start_timeout: float = 30.0,
         close_timeout: float | None = None,
         health_timeout: float | None = 30.0,
@@ -222,6 +227,7 @@ class Pool(Caller):
             start_timeout=start_timeout,
             health_timeout=health_timeout,
         )
+        check_choice("ready", ready, ("any", "all"))
         if max_pending is not None:
             check_int("max_pending", max_pending, at_least=0)
         if max_message is not None:
@@ -245,6 +251,7 @@ class Pool(Caller):
             preload=modules,
             max_pending=max_pending,
             start_timeout=start_timeout,
+            wait_for_all=ready == "all",
             health_timeout=health_timeout,
             output=output,
             max_shared_memory=max_shared_memory,
@@ -279,10 +286,11 @@ class Pool(Caller):
         self._life = Life("pool", self.name)
 
     async def start(self) -> None:
-        """Start the workers, and return when the first one is ready.
+        """Start the workers, and return when the first one is ready, or all are (*ready*).
 
         Raises:
-            PoolBrokenError: If none can be started; it has the crashes.
+            PoolBrokenError: If none can be started, or not all that are waited for; it has
+                the crashes.
             PoolClosedError: If the pool is closed.
             RuntimeError: If it was started in another event loop, or by a script that a
                 worker imports.
@@ -350,15 +358,15 @@ class Pool(Caller):
     def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the pool's events from now on.
 
-        Each listener has a buffer of its own for *buffer* events, which drops the
-        oldest and counts them in ``dropped``.  The iterator ends with the pool.
+        Who calls it before the pool is started gets all of them.  Each listener has a buffer
+        of its own for *buffer* events, which drops the oldest and counts them in ``dropped``.
+        The iterator ends with the pool.
 
         Raises:
-            PoolClosedError: If the pool was never started.
-            RuntimeError: If it was started in another event loop.
+            RuntimeError: If the pool was started in another event loop.
         """
         check_int("buffer", buffer, at_least=1)
-        return self._life.here().hub.listen(buffer)
+        return self._life.events(buffer)
 
     def stats(self) -> PoolStats:
         """Return the pool as it stands, and what it went through."""
@@ -410,6 +418,46 @@ class Pool(Caller):
             Safe: the roll goes on.
         """
         return await shielded(self._life.trying().rotator.roll())
+
+    def retire(self, slot: int) -> None:
+        """Have a fresh worker take the place of the one in *slot*.
+
+        That one works on until its replacement is ready; then it gets no more jobs, finishes
+        what it has within ``drain_timeout`` of the *limits*, and ends.  So it is with workers
+        that reach a limit.  Returns at once: the events :class:`asyncpool.events.Retiring`
+        and :class:`asyncpool.events.Exited` tell the rest.  Who leaves already does that.
+
+        Raises:
+            NoWorkerError: If there is no worker that is ready in *slot*; it names those that
+                there are.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the pool was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.open().rotator.retire_from(slot)
+
+    def kill(self, slot: int) -> None:
+        """Kill the worker in *slot*, by SIGKILL, with all that it has started.
+
+        A fresh one takes its place at once.  That is no crash: nobody calls *on_crash*, no
+        restart policy counts it, and the event is :class:`asyncpool.events.Exited`, whose
+        *detail* says that it was asked for.  But the job that it runs ends as with a crash: it
+        has another attempt, if *max_attempts* and *retry_on* (``"crash"``) allow that, or
+        fails with :exc:`WorkerCrashedError`.
+
+        Raises:
+            NoWorkerError: If there is no worker in *slot* that is ready, or was; it names
+                those that there are.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the pool was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.here().rotator.kill(slot)
 
     async def close(
         self,

@@ -159,6 +159,14 @@ def test_a_cluster_refuses_a_wrong_argument_at_once(
         Cluster(serve, **options)
 
 
+def test_what_a_start_waits_for_is_one_of_two() -> None:
+    text = r"^ready must be one of any, all, not 'some'$"
+    with pytest.raises(ValueError, match=text):
+        Pool(ready="some")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=text):
+        Cluster(serve, ready="some")  # type: ignore[arg-type]
+
+
 @pytest.mark.asyncio
 async def test_a_cluster_is_run_and_sent_what_there_is() -> None:
     cluster = Cluster(serve)
@@ -166,6 +174,9 @@ async def test_a_cluster_is_run_and_sent_what_there_is() -> None:
         await cluster.run(control=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^sock must be a socket, not 3$"):
         await cluster.send_socket(0, 3)  # type: ignore[arg-type]
+    text = r"^file must be a file or a descriptor, not 'x'$"
+    with pytest.raises(TypeError, match=text):
+        await cluster.send_file(0, "x")  # type: ignore[arg-type]
 
 
 MAKES = "a function that makes the context"

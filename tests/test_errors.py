@@ -91,7 +91,7 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     ),
     ProtocolError("bad frame"): "bad frame",
     NoWorkerError(3): "there is no worker in slot 3",
-    NoWorkerError(None): "there is no worker that could take the socket",
+    NoWorkerError(None): "there is no worker that could take the descriptor",
     RollInProgressError("it is being rolled"): "it is being rolled",
     ResizeError(dataclasses.replace(CRASH, job_id=None)): (
         "there are not as many workers yet: worker 4242 in slot 2 was killed by SIGSEGV"

@@ -21,7 +21,7 @@ PUBLIC = """
     PoolClosedError PoolFullError PoolStats PoolView ProtocolError RemoteTraceback
     ResizeError RestartPolicy RollInProgressError RollResult SlotStats Stream ThrottledError
     UnsupportedPlatformError WorkerCrashedError WorkerHungError WorkerLimits
-    WorkerOutOfMemoryError WorkerStartError current_job heartbeat retire_worker to_process
+    WorkerOutOfMemoryError WorkerStartError current_job heartbeat in_worker retire_worker to_process
     worker_state
 """
 

@@ -313,7 +313,9 @@ class Dispatcher:
     def _classify(self, slot: int, flight: Flight) -> None:
         if self._spacious:
             self._spacious.pop(slot, None)
-        if not flight.jobs:
+        if flight.sent >= flight.most:  # spent; a property takes longer
+            self.worker_gone(slot)
+        elif not flight.jobs:
             self._roomy.pop(slot, None)
             self._idle[slot] = flight
         elif flight.width > 1 and flight.free:

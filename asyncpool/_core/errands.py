@@ -49,6 +49,7 @@ class Errands:
         slot.flight.add(job, ERRAND)
         # It is no job that wears: each replacement would have one, too, and go again.
         slot.wear = slot.wear._replace(jobs=slot.wear.jobs + 1)
+        slot.flight.most += 1
         slot.assign()
         return [Assign(slot.index, (job,))]
 

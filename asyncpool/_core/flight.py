@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from asyncpool._core.profiles import BUDGET, LEAST, REFILL, UNKNOWN, Profile
+from asyncpool._core.profiles import BUDGET, ERRAND, LEAST, REFILL, UNKNOWN, Profile
+from asyncpool._core.wear import NEVER
 from asyncpool.errors import ProtocolError
 
 __all__ = ["Flight"]
@@ -36,16 +37,19 @@ class Flight:
         width: As above.
         closed: Whether nothing may be sent beside the last one, which is yet to be sent
             itself, or is before all others.  Where there is one lane it is taken anyway.
+        sent: How many were sent.
+        most: How many may be, and more by those that came back.
     """
 
-    __slots__ = ("_asked", "_sent", "backlog", "closed", "jobs", "width")
+    __slots__ = ("_asked", "backlog", "closed", "jobs", "most", "sent", "width")
 
     def __init__(self, width: int = 1) -> None:
         self.jobs: dict[int, tuple[int, float, Profile]] = {}
         self.backlog = 0.0
         self.width = width
         self.closed = False
-        self._sent = 0
+        self.most = NEVER
+        self.sent = 0
         self._asked: deque[tuple[int, ...]] = deque()
 
     @property
@@ -68,11 +72,16 @@ class Flight:
         return job in islice(self.jobs, self.width)
 
     @property
+    def spent(self) -> bool:
+        """Whether it may get no more."""
+        return self.sent >= self.most
+
+    @property
     def free(self) -> int:
         """How many more jobs would begin at once."""
         if self.closed:
             return 0
-        return max(0, self.width - len(self.jobs))
+        return max(0, min(self.width - len(self.jobs), self.most - self.sent))
 
     @property
     def hungry(self) -> bool:
@@ -81,7 +90,7 @@ class Flight:
 
     def takes(self, profile: Profile) -> bool:
         """Tell whether a job may be sent now: it begins at once, or before long."""
-        if self.closed:
+        if self.closed or self.sent >= self.most:
             return False
         if len(self.jobs) < self.width:
             return True
@@ -104,12 +113,12 @@ class Flight:
 
     def add(self, job: int, profile: Profile) -> None:
         """Send *job*."""
-        self._sent += 1
+        self.sent += 1
         if self.width == 1:
             cost = profile.cost
         else:
             cost, self.closed = self._cost(profile), profile.lonely
-        self.jobs[job] = (self._sent, cost, profile)
+        self.jobs[job] = (self.sent, cost, profile)
         self.backlog += cost
 
     def land(self, job: int) -> None:
@@ -127,8 +136,10 @@ class Flight:
             self.closed = False
 
     def remove(self, job: int) -> None:
-        """Forget *job*."""
-        self.backlog -= self.jobs.pop(job)[1]
+        """Forget *job*, which came back."""
+        _, cost, profile = self.jobs.pop(job)
+        self.backlog -= cost
+        self.most += profile is not ERRAND  # there was room made for that one
         if not self.jobs:
             self.backlog = 0.0
             self.closed = False
@@ -137,7 +148,8 @@ class Flight:
         """Forget *job*, the last that was added: it has not been sent after all."""
         self.remove(job)
         self.closed = False
-        self._sent -= 1
+        self.sent -= 1
+        self.most -= 1
 
     def stall(self, jobs: Iterable[int]) -> None:
         """Expect no end of *jobs*; nothing may wait behind them."""

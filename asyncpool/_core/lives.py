@@ -119,6 +119,8 @@ class Lives:
         slot.renew()
         self._announced.pop(slot.index, None)
         slot.wear = self._limits.wear(slot.index, slot.generation)
+        if self._limits.exact:
+            slot.flight.most = slot.wear.jobs
         slot.began_at = now
         # Before the fork: a start that hangs anywhere is noticed.
         slot.due = now + self._start_timeout

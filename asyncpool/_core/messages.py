@@ -90,7 +90,7 @@ class WorkerConfig(Record):
             call.
         concurrency: How many jobs it runs at once.
         serving: What it does instead of jobs, in a cluster: the pickled ``(target, spread,
-            drain_timeout, slot, generation)``.
+            drain_timeout, slot, generation, broadcasts)``.
         preload: Modules to import before the initializer is called, if the launcher has
             not done it for all.
         script: What is ``__main__`` there: the module's name, if any, its file, and the

@@ -201,6 +201,12 @@ class RestartLedger:
     _filled_at: float = 0.0
     _deaths: deque[float] = field(default_factory=deque)
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether so many have that a pool without any worker is broken."""
+        limit = self.policy.max_failed_starts
+        return limit is not None and self.failures >= limit
+
     def ready(self, took: float) -> None:
         """Take note that a worker is ready, *took* seconds after it was forked."""
         self.failures, self._failed_at = 0, float("-inf")
@@ -221,13 +227,12 @@ class RestartLedger:
             self._failed_at = now
         if self._is_one_too_many(now):
             return self._give_up()
-        limit = self.policy.max_failed_starts
         return Retry(
             self.policy.delay(self.failures, roll=roll),
             "the start failed"
             if self.failures == 1
             else f"{self.failures} starts failed in a row",
-            hopeless=limit is not None and self.failures >= limit,
+            hopeless=self.hopeless,
         )
 
     def died(self, now: float, *, blamed: bool) -> Verdict:

@@ -131,6 +131,15 @@ class Rotation:
         slot.oversized = True
         return self._lives.end(slot, Ending.KILLED, now, reason=reason)
 
+    def kill(self, slot: Slot, now: float) -> list[Command]:
+        """Kill the worker of *slot*, which was ready, since somebody wants that.
+
+        So it is no crash, unless something else had become of it by now.
+        """
+        planned = not (slot.faulty or slot.hung)
+        how, reason = Ending.KILLED, "kill() was called"
+        return self._lives.end(slot, how, now, planned=planned, reason=reason)
+
     def resize(self, least: int, most: int, now: float) -> list[Command]:
         """Keep the size between these from now on."""
         self._lives.seat(self.budget.seats(most))

@@ -30,7 +30,7 @@ from asyncpool._core.restart import Restart, RestartPolicy
 from asyncpool._core.rotation import Rotation
 from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
-from asyncpool._core.slots import Ending, Slot, SlotEvent, SlotState
+from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
 
 __all__ = ["Supervision"]
@@ -113,6 +113,18 @@ class Supervision:
         return self._lives.broken
 
     @property
+    def whole(self) -> bool:
+        """Whether as many workers are ready as there are to be at the least."""
+        ready = sum(slot.state in UP and not slot.leaving for slot in self.slots)
+        return ready >= self.rotation.sizing.least
+
+    @property
+    def failures(self) -> int | None:
+        """How many starts have failed in a row, if those are so many that there is no hope."""
+        ledger = self._lives.ledger
+        return ledger.failures if ledger.hopeless else None
+
+    @property
     def kills(self) -> int:
         """How many processes had to be killed."""
         return self._lives.kills
@@ -184,7 +196,10 @@ class Supervision:
             slot.apply(SlotEvent.RELEASE)
             slot.idle_since = now
         commands = self._feed(slot)
-        if slot.outcomes >= slot.wear.jobs:
+        if slot.flight.spent and not slot.flight.jobs:
+            # It is of no more use, whether there is another one or not.
+            commands += self.rotation.retire(slot, "max_jobs", now, unsent=None)
+        elif slot.flight.spent or slot.outcomes >= slot.wear.jobs:
             commands += self.rotation.wear_out(slot, "max_jobs", now)
         if self.closing.finish is not None:
             commands += self._settle(now)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from asyncpool._core.kinds import INT, NUMBER, SECONDS, check_kinds, or_none
+from asyncpool._core.kinds import INT, NUMBER, SECONDS, SWITCH, check_kinds, or_none
 
 __all__ = ["NEVER", "KernelLimit", "Wear", "WorkerLimits"]
 
@@ -32,6 +32,7 @@ _KINDS = _POSITIVE | {
     "nice": INT,
     "jitter": NUMBER,
     "rlimits": ((Mapping,), "a mapping"),
+    "exact": SWITCH,
 }
 
 # So many jobs that no worker ever runs them.
@@ -60,7 +61,8 @@ class WorkerLimits:
 
     A worker that reaches ``max_jobs``, ``max_age`` or ``max_rss`` is *retired*: another one
     is started, and when that is ready, the old one gets no more jobs, finishes what it
-    has, and ends.  One that reaches ``hard_rss`` is killed, and its job fails with
+    has, and ends.  Until then it works on, so it may run a few jobs more than ``max_jobs``,
+    unless that is ``exact``.  One that reaches ``hard_rss`` is killed, and its job fails with
     :exc:`asyncpool.WorkerOutOfMemoryError`.
 
     Memory is what a worker has to itself, without what it shares with others, such as
@@ -68,7 +70,10 @@ class WorkerLimits:
     that ``ps`` shows.  It is looked at four times a second, on Linux only.
 
     Args:
-        max_jobs: How many jobs a worker runs.
+        max_jobs: After how many jobs a worker is retired.
+        exact: Whether no worker begins more than ``max_jobs``.  It ends when they are done,
+            and if its replacement, which is started while the last ones run, takes longer,
+            a worker is missing meanwhile.
         max_age: How many seconds a worker lives.
         max_rss: How many bytes of memory a worker may have before it is retired.
         hard_rss: How many before it is killed.
@@ -89,6 +94,7 @@ class WorkerLimits:
     """
 
     max_jobs: int | None = None
+    exact: bool = False
     max_age: float | None = None
     max_rss: int | None = None
     hard_rss: int | None = None
@@ -104,6 +110,8 @@ class WorkerLimits:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0 or None, not {value}")
+        if self.exact and self.max_jobs is None:
+            raise ValueError("exact is about max_jobs, and there is none")
         if not 0 <= self.jitter < 1:
             raise ValueError(
                 f"jitter must be at least 0 and below 1, not {self.jitter}"

@@ -91,7 +91,16 @@ class Burial:
         )
         handle.page.close()
         if not crashed:
-            hub.publish(events.Exited(handle.slot, handle.generation, handle.pid))
+            hub.publish(
+                events.Exited(
+                    handle.slot,
+                    handle.generation,
+                    handle.pid,
+                    crash.exit_code,
+                    crash.signal,
+                    crash.detail,
+                )
+            )
         else:
             self._state.crashes.append(crash)
             book.crashes += 1

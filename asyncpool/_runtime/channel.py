@@ -284,7 +284,7 @@ class Channel:
     def _send(self, data: bytes | bytearray | memoryview) -> int:
         if not isinstance(data, _WithDescriptor):
             return self._socket.send(data)
-        # All or nothing: it is small, and goes into one buffer of the kernel's.
+        # The descriptor goes with the first byte, and has gone if any was taken.
         sent = socket.send_fds(self._socket, [data], [data.fd])
         if data.owned:
             os.close(data.fd)

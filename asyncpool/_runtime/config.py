@@ -60,6 +60,7 @@ class SupervisorConfig:
     unavailable: int
     propagation: Propagation | None
     worker: WorkerConfig
+    wait_for_all: bool = False
     stop_grace: float = STOP_GRACE
     serving: ServingConfig | None = None
     handover: Handover | None = None

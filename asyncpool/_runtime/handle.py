@@ -447,8 +447,7 @@ class WorkerHandle:
                 return  # the first reason counts
             failure = Failure.unpack(frame.payload)
             self.detail = printable_lines(f"{failure.stage} failed: {failure.summary}")
-            if failure.stage == "serve":
-                self.traceback = printable_lines(failure.text)
+            self.traceback = printable_lines(failure.text)
             if failure.stage == "thread" or (
                 failure.stage == "serve" and self._said_hello
             ):

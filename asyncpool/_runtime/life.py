@@ -14,11 +14,12 @@ import anyio
 from asyncpool._core.closing import Finish
 from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.home import check_home
+from asyncpool._runtime.hub import EventHub, EventStream
 from asyncpool._runtime.script import check_not_imported
 from asyncpool._runtime.shielding import shielded
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.errors import PoolClosedError
-from asyncpool.events import CloseSummary
+from asyncpool.events import CloseSummary, Event
 
 __all__ = ["Life"]
 
@@ -40,6 +41,8 @@ class Life:
         self.closed_unused = False
         self._what = what
         self._name = name
+        # Also for those who listen before the start.
+        self._hub: EventHub[Event] = EventHub()
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
 
@@ -63,7 +66,7 @@ class Life:
         check_not_imported(self._what)
         self.check_loop()
         if self.supervisor is None:
-            self.supervisor = Supervisor(config())
+            self.supervisor = Supervisor(config(), self._hub)
             self._task = asyncio.create_task(
                 self.supervisor.run(), name=f"asyncpool supervisor of {self._name}"
             )
@@ -85,6 +88,7 @@ class Life:
         """
         if self.supervisor is None:
             self.closed_unused = True
+            self._hub.end()
             return CloseSummary(finished=0, failed=0, killed=0)
         self.check_loop()
         self.supervisor.close(finish, timeout)
@@ -156,6 +160,15 @@ class Life:
             source=face,
             stacklevel=3,
         )
+
+    def events(self, buffer: int) -> EventStream[Event]:
+        """Return a stream of the events from now on, all of them before the start.
+
+        Raises:
+            RuntimeError: If it was started in another event loop.
+        """
+        self.check_loop()
+        return self._hub.listen(buffer)
 
     def check_loop(self) -> None:
         """Check that it was started in the loop that runs.

@@ -38,7 +38,7 @@ __all__ = [
 MAX_MESSAGE = 1 << 20
 MOST_MESSAGES = 64
 
-# What the tag of a handle says: a connection, or a socket for the user.
+# What the tag of a handle says: a connection, or a socket or file for the user.
 FOR_USER = 1
 
 # How many messages are taken before the other side hears of it: half of what it has.
@@ -105,7 +105,8 @@ class LineSetup:
     Attributes:
         on_taken: The worker has the handle of this number,
         on_refused: or had no descriptor for it.
-        on_socket: It has sent one; tells whether that is wanted.
+        on_parcel: It has sent a descriptor, and a pickled value; tells whether that is
+            wanted.  The descriptor is not ours any more.
         on_message: It has sent one, pickled.
         on_load: It has had, and closed, so many connections.
         on_returned: It has given a connection back.
@@ -116,7 +117,7 @@ class LineSetup:
 
     on_taken: Callable[[Line, int], None]
     on_refused: Callable[[Line, int], None]
-    on_socket: Callable[[Line, int], bool]
+    on_parcel: Callable[[Line, int, bytes], bool]
     on_message: Callable[[Line, bytes], None]
     on_load: Callable[[Line, int, int], None]
     on_returned: Callable[[Line, int], None]
@@ -174,29 +175,36 @@ class Line:
             self._channel.put_descriptor(head + name, os.dup(sock.fileno()))
         self._channel.flush()
 
-    def hand(self, number: int, fd: int, tag: int = 0) -> None:
+    def hand(self, number: int, fd: int, tag: int = 0, payload: bytes = b"") -> None:
         """Send a descriptor, which must not be closed before that is answered."""
         self._last = number
-        head = header(Kind.HANDLE, 0, number, tag=tag)
-        self._channel.put_descriptor(head, fd, keep=True)
+        head = header(Kind.HANDLE, len(payload), number, tag=tag)
+        self._channel.put_descriptor(head + payload, fd, keep=True)
         self._channel.flush()
 
-    async def send(self, payload: bytes) -> bool:
+    async def send(self, payload: bytes, *, early: bool = False) -> bool:
         """Send a message when there is room for it; tell whether there still was a worker.
+
+        Args:
+            payload: The message, pickled.
+            early: Whether a worker may have it that is not ready yet.
 
         Cancellation:
             Safe: the message is not sent.
         """
         async with self._turn:
-            while self.open and self._sent - self._taken >= MOST_MESSAGES:
+            while self._takes(early) and self._sent - self._taken >= MOST_MESSAGES:
                 self._room.clear()
                 await self._room.wait()
-            if not self.open:
+            if not self._takes(early):
                 return False
             self._sent += 1
             self._channel.put(header(Kind.MESSAGE, len(payload)), payload)
             self._channel.flush()
             return True
+
+    def _takes(self, early: bool) -> bool:  # noqa: FBT001 - handed on
+        return not self._shut and (self.open or early)
 
     def consumed(self) -> None:
         """Take note that a message of the worker was taken by the user."""
@@ -299,9 +307,9 @@ class Line:
             else:
                 self._setup.on_returned(self, fd)
             return
-        wanted = fd is not None and self._setup.on_socket(self, fd)
-        if fd is not None and not wanted:
-            os.close(fd)
+        wanted = fd is not None and self._setup.on_parcel(
+            self, fd, bytes(frame.payload)
+        )
         self._answer(Kind.TAKEN if wanted else Kind.REFUSED, frame.job)
 
     def _answer(self, kind: Kind, number: int) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from typing import Generic, Self, TypeVar
 
+from asyncpool._descriptors import ReceivedFile, ReceivedSocket, received
 from asyncpool._runtime.home import check_home
 from asyncpool._runtime.line import MOST_MESSAGES, Line
 
@@ -15,10 +15,12 @@ __all__ = ["Inbox", "Mail"]
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# The most sockets that are kept here: one more is refused, as if there were no descriptors.
-_MOST_SOCKETS = 64
+# The most sockets that are kept here, and as many files: one more is refused, as if there
+# were no descriptors.
+_MOST_PARCELS = 64
 
 T = TypeVar("T")
+H = TypeVar("H", bound=ReceivedSocket | ReceivedFile)
 
 
 class Inbox(Generic[T]):
@@ -81,14 +83,17 @@ class Mail:
 
     Attributes:
         messages: Pickled messages, each with the line that it came on.
-        sockets: Sockets, each with the slot of the worker that has sent it.
+        sockets: Sockets, each behind the slot of the worker that has sent it, and before
+            the pickled value that came along.
+        files: Files, in the same way.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._dropping = self._told = False
         self.messages: Inbox[tuple[Line, bytes]] = Inbox()
-        self.sockets: Inbox[tuple[int, socket.socket]] = Inbox()
+        self.sockets: Inbox[tuple[int, ReceivedSocket, bytes]] = Inbox()
+        self.files: Inbox[tuple[int, ReceivedFile, bytes]] = Inbox()
 
     def take_message(self, line: Line, payload: bytes) -> None:
         """Keep a message, if somebody may read it."""
@@ -136,20 +141,32 @@ class Mail:
                 self._name,
             )
 
-    def take_socket(self, line: Line, fd: int) -> bool:
-        """Keep a socket, and tell whether it was one, and wanted."""
-        if len(self.sockets) >= _MOST_SOCKETS:
-            return False
+    def take_parcel(self, line: Line, fd: int, payload: bytes) -> bool:
+        """Keep a socket or a file, and tell whether it was one, and wanted."""
         try:
-            sock = socket.socket(fileno=fd)
+            thing = received(fd)
         except OSError:
             return False
-        self.sockets.put((line.slot, sock))
+        if isinstance(thing, ReceivedSocket):
+            return self._keep(self.sockets, line, thing, payload)
+        return self._keep(self.files, line, thing, payload)
+
+    @staticmethod
+    def _keep(
+        inbox: Inbox[tuple[int, H, bytes]], line: Line, thing: H, payload: bytes
+    ) -> bool:
+        if len(inbox) >= _MOST_PARCELS:
+            thing.close()
+            return False
+        inbox.put((line.slot, thing, payload))
         return True
 
     def close(self) -> None:
-        """Let the iterations end, and let go of the sockets that nobody has taken."""
+        """Let the iterations end, and let go of what nobody has taken."""
         self.messages.end()
         self.sockets.end()
-        for _, sock in self.sockets.clear():
+        self.files.end()
+        for _, sock, _ in self.sockets.clear():
             sock.close()
+        for _, file, _ in self.files.clear():
+            file.close()

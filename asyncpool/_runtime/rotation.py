@@ -7,16 +7,24 @@ from collections.abc import Callable
 
 from asyncpool import events
 from asyncpool._core import commands as cmd
-from asyncpool._core.slots import UP, Slot
+from asyncpool._core.slots import UP, Slot, SlotState
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.machine import private_memory
 from asyncpool._runtime.state import PoolState, decision
-from asyncpool.errors import PoolClosedError, ResizeError, RollInProgressError
+from asyncpool.errors import (
+    NoWorkerError,
+    PoolClosedError,
+    ResizeError,
+    RollInProgressError,
+)
 
 __all__ = ["Rotator"]
 
 # Seconds between two looks at the workers' memory.  One takes 10 us for each of them.
 _LOOK_EVERY = 0.25
+
+# Somebody is there, if he was ready.
+_THERE = UP | {SlotState.STOPPING}
 
 
 class Rotator:
@@ -75,6 +83,37 @@ class Rotator:
         slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
         self._perform(self._rotation.wear_out(slot, "replace()", now))
         self._rearm()
+
+    @decision
+    def retire_from(self, index: int) -> None:
+        """Have another worker take the place of the one in a slot.
+
+        Raises:
+            NoWorkerError: If none is ready there.
+        """
+        slot, now = self._worker_in(index), self._state.loop.time()
+        self._perform(self._rotation.wear_out(slot, "retire", now))
+        self._rearm()
+
+    @decision
+    def kill(self, index: int) -> None:
+        """Kill the worker in a slot.
+
+        Raises:
+            NoWorkerError: If none is ready there.
+        """
+        slot, now = self._worker_in(index), self._state.loop.time()
+        self._perform(self._rotation.kill(slot, now))
+
+    def _worker_in(self, index: int) -> Slot:
+        slots = {
+            slot.index: slot
+            for slot in self._state.core.slots
+            if slot.state in _THERE and slot.ready_at is not None
+        }
+        if index not in slots:
+            raise NoWorkerError(index, there=tuple(slots))
+        return slots[index]
 
     def resize(self, least: int, most: int) -> asyncio.Future[None]:
         """Have the pool grow or shrink; return what is done when it has."""

@@ -6,13 +6,14 @@ of jobs: sockets to listen on, connections, messages.
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from asyncpool._core.commands import Command
-from asyncpool._core.messages import WorkerConfig
+from asyncpool._core.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._core.slots import UP
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.config import ServingConfig
@@ -66,6 +67,8 @@ class Service:
         if listeners is not None and config.spread == "handoff":
             own = listeners.sockets()
         self.spreader = Spreader(state.loop, state.config.name, own, self.lines)
+        # What is told to each new worker, in the order of the broadcasts.
+        self._remembered: dict[Hashable, bytes] = {}
         self._places: dict[int, int] = {}
         self._open_places: set[int] = set(range(state.config.workers[1]))
         self._stopped = False
@@ -73,7 +76,7 @@ class Service:
         self._setup = LineSetup(
             on_taken=self.spreader.taken,
             on_refused=self.spreader.refused,
-            on_socket=self.mail.take_socket,
+            on_parcel=self.mail.take_parcel,
             on_message=self.mail.take_message,
             on_load=self._on_load,
             on_returned=self.spreader.returned,
@@ -93,6 +96,7 @@ class Service:
             (config.drain_timeout, config.reload_drain_timeout),
             handle.slot,
             handle.generation,
+            tuple(self._remembered.values()),
         )
         return self._worker._replace(serving=pickle.dumps(serving)).pack()
 
@@ -138,6 +142,29 @@ class Service:
         if self._stopped:
             self._cut += open_now
         return served > 0 and not slot.faulty
+
+    async def broadcast(self, key: Hashable, payload: bytes) -> None:
+        """Send a message to every worker, and to those who come later.
+
+        Raises:
+            ValueError: If that is too much to remember.
+
+        Cancellation:
+            Some may get it, and those who come later do.
+        """
+        others = sum(len(self._remembered[it]) for it in self._remembered if it != key)
+        if others + len(payload) > MAX_BROADCASTS:
+            raise ValueError(
+                f"a message of {len(payload)} bytes, and {others} of those that are "
+                f"remembered, are more than the {MAX_BROADCASTS} which new workers may be "
+                "told: use fewer keys"
+            )
+        self._remembered.pop(key, None)
+        self._remembered[key] = payload
+        # From here on it is in the configuration of whoever has no line yet.
+        async with asyncio.TaskGroup() as sending:
+            for line in self.lines.values():
+                sending.create_task(line.send(payload, early=True))
 
     def _on_shut(self, line: Line) -> None:
         self.spreader.left(line)

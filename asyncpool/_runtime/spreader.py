@@ -38,16 +38,18 @@ _PAUSE = 0.1  # seconds
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """A socket that is to go to a worker.
+    """A socket, or a user's file, that is to go to a worker.
 
     Attributes:
         fd: Its descriptor, which is closed when a worker has it.
         arrival: What a user awaits who has sent it; ``None`` for a connection.
+        payload: The pickled value that goes beside it.
         tried: The slots of the workers that it was sent to.
     """
 
     fd: int
     arrival: asyncio.Future[None] | None = None
+    payload: bytes = b""
     tried: set[int] = field(default_factory=set)
 
     def close(self) -> None:
@@ -162,17 +164,17 @@ class Spreader:
         """
         self.core.load(line.slot, opened, closed)
 
-    # Sockets of users.
+    # What users send.
 
-    async def send(self, worker: int, sock: socket.socket) -> None:
-        """Send a socket to a worker, or, if it does not get there, to another one.
+    async def send(self, worker: int, fd: int, payload: bytes) -> None:
+        """Send a copy to a worker, or, if it does not get there, to another one.
 
         Raises:
             NoWorkerError: If there is no such worker, or no other one.
         """
         if not self.core.is_open(worker):
             raise NoWorkerError(worker)
-        handle = Handle(os.dup(sock.fileno()), self._loop.create_future())
+        handle = Handle(os.dup(fd), self._loop.create_future(), payload)
         self._send(worker, handle)
         assert handle.arrival is not None
         await handle.arrival
@@ -181,7 +183,7 @@ class Spreader:
         handle.tried.add(worker)
         now = self._loop.time()
         number = self.core.hand(worker, handle, now, connection=False)
-        self._lines[worker].hand(number, handle.fd, FOR_USER)
+        self._lines[worker].hand(number, handle.fd, FOR_USER, handle.payload)
 
     def _try_another(self, handle: Handle) -> None:
         assert handle.arrival is not None

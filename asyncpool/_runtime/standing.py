@@ -21,7 +21,8 @@ class Standing:
         state: The pool.
 
     Attributes:
-        up: Done when the first worker is ready, failed if the pool broke before.
+        up: Done when the first worker is ready, or all are, whatever is to be waited for;
+            failed if the pool broke before.
         done: Done when nothing of the pool is left.
         over: The same; failed when the pool gives up for good, or its supervisor fails.
     """
@@ -34,8 +35,26 @@ class Standing:
 
     def begin(self) -> None:
         """Take note that a worker is ready."""
-        if not self.up.done():
+        if self._state.config.wait_for_all:
+            self.look()
+        elif not self.up.done():
             self.up.set_result(None)
+
+    def look(self) -> None:
+        """Tell those who wait for all workers that these are there, or that some do not come."""
+        core = self._state.core
+        if self.up.done() or not self._state.config.wait_for_all:
+            return
+        if core.whole:
+            self.up.set_result(None)
+        elif core.failures is not None:
+            reason = (
+                f"{core.failures} starts failed in a row, and not all workers are ready"
+            )
+            crashes = tuple(self._state.crashes)
+            self._break(
+                PoolBrokenError(reason=reason, crashes=crashes, retry_after=None)
+            )
 
     def give_up(self, error: PoolBrokenError) -> None:
         """Take note that the pool is broken."""

@@ -29,8 +29,8 @@ class PoolState:
         loop: Where all of it happens.
         config: What the user wants.
         core: What is decided.
-        book: The open jobs.
         hub: The listeners.
+        book: The open jobs.
         handles: The workers, by slot.
         crashes: The last ones, oldest first.
         deciding: Whether a decision is being made and carried out just now.
@@ -39,8 +39,8 @@ class PoolState:
     loop: asyncio.AbstractEventLoop
     config: SupervisorConfig
     core: Supervision
+    hub: EventHub[Event]
     book: JobBook = field(default_factory=JobBook)
-    hub: EventHub[Event] = field(default_factory=EventHub)
     handles: dict[int, WorkerHandle] = field(default_factory=dict)
     crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=_CRASHES_KEPT))
     deciding: bool = False

@@ -36,6 +36,7 @@ from asyncpool._runtime.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.health import Health
 from asyncpool._runtime.heartbeats import Heartbeats
 from asyncpool._runtime.home import check_home
+from asyncpool._runtime.hub import EventHub
 from asyncpool._runtime.identity import identity_of
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.journal import Journal, explicit_levels
@@ -62,9 +63,12 @@ _ALIVE = UP | {SlotState.STARTING, SlotState.STOPPING}
 class Supervisor:
     """Everything that lives as long as a pool.
 
+    Args:
+        config: What the user wants.
+        hub: Where its events go.
+
     Attributes:
         standing: Whether the pool is up, broken or over.
-        hub: The pool's events.
         submit: The way in for jobs, see :meth:`Traffic.submit`.
         leases: The way in for those with leases.
         check_open: See :meth:`Admission.check_open`.
@@ -76,7 +80,7 @@ class Supervisor:
         service: The way to workers that serve, if these do.
     """
 
-    def __init__(self, config: SupervisorConfig) -> None:
+    def __init__(self, config: SupervisorConfig, hub: EventHub[events.Event]) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self._config = config
         self._core = Supervision(
@@ -91,7 +95,7 @@ class Supervisor:
             stop_grace=config.stop_grace,
             serving=config.serving is not None,
         )
-        self._state = PoolState(loop=loop, config=config, core=self._core)
+        self._state = PoolState(loop=loop, config=config, core=self._core, hub=hub)
         self.standing = Standing(self._state)
         admission = Admission(self._state, self._rearm)
         self.check_open, self.check_trying, self.room = (
@@ -115,7 +119,7 @@ class Supervisor:
             last_words=self._last_words,
             on_crowd=self.rotator.crowded,
         )
-        self.hub = self._state.hub
+        self._hub = hub
         self.submit = self._traffic.submit
         self.leases = self._state.book.leases
         # What a launcher has imported is lost when it starts a fresh interpreter.
@@ -214,7 +218,7 @@ class Supervisor:
                 self._config.handover.close()
             if self.service is not None:
                 self.service.close()
-            self.hub.end()
+            self._hub.end()
             self.standing.end()
 
     def _stop(self, reason: PoolClosedError) -> None:
@@ -304,6 +308,7 @@ class Supervisor:
             if handle.killed and not self._core.slots[handle.slot].planned:
                 self._launcher.accuse()  # it has not answered for start_timeout
         self._burial.bury(handle)
+        self.standing.look()
 
     def _make_service(self, worker: WorkerConfig) -> Service | None:
         serving = self._config.serving
@@ -328,13 +333,13 @@ class Supervisor:
         self._state.book.spawned += 1
         self._burial.born()
         assert handle.pid is not None
-        self.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
+        self._hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
 
     @decision
     def _on_ready(self, handle: WorkerHandle) -> None:
         now = self._loop.time()
         assert handle.pid is not None
-        self.hub.publish(
+        self._hub.publish(
             events.Ready(
                 handle.slot, handle.generation, handle.pid, now - handle.began_at
             )
@@ -406,9 +411,9 @@ class Supervisor:
             case cmd.FailJobs(jobs, why):
                 self._failing.fail(jobs, why)
             case cmd.ScheduleRestart(slot, delay):
-                self.hub.publish(events.Restarting(slot, delay))
+                self._hub.publish(events.Restarting(slot, delay))
             case cmd.ParkSlot(slot, reason, probe_in):
-                self.hub.publish(events.Parked(slot, reason, probe_in))
+                self._hub.publish(events.Parked(slot, reason, probe_in))
             case cmd.Retiring() | cmd.Resized() | cmd.Rolled():
                 self.rotator.carry_out(command)
             case cmd.LeaveEmpty() | cmd.Keep():
@@ -463,7 +468,7 @@ class Supervisor:
         return self._state.book.stats(
             self._core,
             self._state.handles,
-            dropped_events=self.hub.dropped,
+            dropped_events=self._hub.dropped,
             shared_memory=self._segments.total,
         )
 

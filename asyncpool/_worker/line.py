@@ -251,7 +251,7 @@ class Line:
             if descriptor is None:
                 sent = self._socket.send(data)
             else:
-                # All or nothing: it is small, and goes into one buffer of the kernel's.
+                # It goes with the first byte, and has gone if any was taken.
                 sent = socket.send_fds(self._socket, [data], [descriptor])
                 os.close(descriptor)
             self._size -= sent

@@ -1,7 +1,7 @@
 """What travels between the user's code in the pool's process and in a worker that serves.
 
 Messages are acknowledged when they are taken out, so that who sends faster than the other
-side takes has to wait.  Sockets are acknowledged when they arrive.
+side takes has to wait.  Sockets and files are acknowledged when they arrive.
 """
 
 from __future__ import annotations
@@ -9,15 +9,24 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
-import socket
 
 from asyncpool._core.frames import Kind, header
+from asyncpool._descriptors import (
+    ReceivedFile,
+    ReceivedSocket,
+    check_beside,
+    file_descriptor,
+    received,
+    socket_descriptor,
+)
 from asyncpool._worker.arrivals import Arrivals
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import socket
+    from collections.abc import AsyncIterator, Iterable
+    from io import IOBase
     from typing import Any
 
     from asyncpool._worker.line import Line
@@ -40,6 +49,7 @@ class Mail:
         self._line = line
         self._max_payload = max_payload
         self._came: Arrivals = Arrivals()
+        self._early = 0  # how many of these came before there was a line
         self._received = self._taken = 0
         self._sent = self._consumed = 0
         self._turn = asyncio.Lock()  # who has come first is first to send
@@ -74,18 +84,23 @@ class Mail:
         One that cannot be read, since this code is older or newer, is dropped.
         """
         async for payload in self._came:
-            self._taken += 1
-            self._line.note(Kind.ROOM, job=self._taken)
+            if self._early:
+                self._early -= 1
+            else:
+                self._taken += 1
+                self._line.note(Kind.ROOM, job=self._taken)
             try:
                 value = pickle.loads(payload)
-            except Exception:
-                import logging  # noqa: PLC0415 - most workers need none
-
-                logging.getLogger("asyncpool").exception(
-                    "this worker cannot read a message and drops it"
-                )
+            except Exception as error:
+                _tell_dropped("a message", error)
                 continue
             yield value
+
+    def begin_with(self, payloads: Iterable[bytes]) -> None:
+        """Have messages be there before all that come on the line."""
+        for payload in payloads:
+            self._early += 1
+            self._came.put(payload)
 
     def arrive(self, payload: bytes) -> None:
         """Take a message from the line.
@@ -116,7 +131,7 @@ class Mail:
 
 
 class Parcels:
-    """Sockets for the user's code, both ways.
+    """Sockets and files for the user's code, both ways.
 
     Args:
         line: What they travel on.
@@ -124,20 +139,38 @@ class Parcels:
 
     def __init__(self, line: Line) -> None:
         self._line = line
-        self._came: Arrivals = Arrivals()
+        # Each with the pickled value that came beside it.
+        self._sockets: Arrivals = Arrivals()
+        self._files: Arrivals = Arrivals()
         self._sent = 0
         self._unanswered: dict[int, asyncio.Future[bool]] = {}
 
-    async def send(self, sock: socket.socket) -> None:
+    async def send_socket(self, sock: socket.socket, value: object) -> None:
         """Send a copy of *sock*, and wait until it has arrived.
 
         Raises:
+            TypeError: If it is no socket.
+            ValueError: If *value* is too large.
             OSError: If the pool has no descriptor left for it, or is gone.
         """
+        await self._send(socket_descriptor(sock), value, "socket")
+
+    async def send_file(self, file: IOBase | int, value: object) -> None:
+        """Do the same with a file.
+
+        Raises:
+            TypeError: If it is none, or a socket or a directory.
+            ValueError: If *value* is too large.
+            OSError: If the pool has no descriptor left for it, or is gone.
+        """
+        await self._send(file_descriptor(file), value, "file")
+
+    async def _send(self, descriptor: int, value: object, what: str) -> None:
+        payload = b"" if value is None else check_beside(pickle.dumps(value, 5))
         if self._line.ended:
-            raise BrokenPipeError("the pool takes no more sockets")
+            raise BrokenPipeError(f"the pool takes no more {what}s")
         answer = asyncio.get_running_loop().create_future()
-        self.ship(os.dup(sock.fileno()), tag=1)
+        self.ship(os.dup(descriptor), tag=1, payload=payload)
         number = self._sent
         self._unanswered[number] = answer
         try:
@@ -145,37 +178,73 @@ class Parcels:
         finally:
             self._unanswered.pop(number, None)
         if not arrived:
-            raise OSError("the pool could not take the socket")
+            raise OSError(f"the pool could not take the {what}")
 
-    def ship(self, descriptor: int, tag: int) -> None:
+    def ship(self, descriptor: int, tag: int, payload: bytes = b"") -> None:
         """Send a descriptor, which is owned by the line from now on."""
         self._sent += 1
-        self._line.put(header(Kind.HANDLE, 0, self._sent, 0, tag), descriptor)
+        head = header(Kind.HANDLE, len(payload), self._sent, 0, tag)
+        self._line.put(head + payload, descriptor)
 
-    async def sockets(self) -> AsyncIterator[socket.socket]:
+    async def sockets(self) -> AsyncIterator[ReceivedSocket]:
         """Yield the sockets from the pool, until it sends no more."""
-        async for sock in self._came:
-            yield sock
+        async for sock, payload in self._sockets:
+            if _label(sock, payload, "a socket"):
+                yield sock
 
-    def arrive(self, number: int, descriptor: int) -> None:
-        """Take a socket from the line."""
+    async def files(self) -> AsyncIterator[ReceivedFile]:
+        """Yield the files from the pool, until it sends no more."""
+        async for file, payload in self._files:
+            if _label(file, payload, "a file"):
+                yield file
+
+    def arrive(self, number: int, descriptor: int, payload: bytes) -> None:
+        """Take a socket or a file from the line; refuse what can be made of neither."""
+        try:
+            thing = received(descriptor)
+        except OSError:
+            self._line.put(header(Kind.REFUSED, 0, number))
+            return
         self._line.put(header(Kind.TAKEN, 0, number))
-        self._came.put(socket.socket(fileno=descriptor))
+        came = self._sockets if isinstance(thing, ReceivedSocket) else self._files
+        came.put((thing, payload))
 
     def answer(self, number: int, *, arrived: bool) -> None:
-        """Take note of whether a socket has arrived."""
+        """Take note of whether a socket or a file has arrived."""
         answer = self._unanswered.get(number)
         if answer is not None and not answer.done():
             answer.set_result(arrived)
 
     def end(self) -> None:
         """Let nothing more come."""
-        self._came.end()
+        self._sockets.end()
+        self._files.end()
         for answer in self._unanswered.values():
             if not answer.done():
                 answer.set_result(False)
 
     def close(self) -> None:
         """Close what nobody has taken out."""
-        while self._came.waiting:
-            self._came.waiting.popleft().close()
+        for came in (self._sockets, self._files):
+            while came.waiting:
+                came.waiting.popleft()[0].close()
+
+
+def _label(thing: ReceivedSocket | ReceivedFile, payload: bytes, what: str) -> bool:
+    """Give what has come its value; if that cannot be read, close it, and tell so."""
+    try:
+        thing.value = pickle.loads(payload) if payload else None
+    except Exception as error:
+        thing.close()
+        _tell_dropped(f"the value of {what}", error)
+        return False
+    return True
+
+
+def _tell_dropped(what: str, error: Exception) -> None:
+    """Log what could not be read: this code may be older, or newer."""
+    import logging  # noqa: PLC0415 - most workers need none
+
+    logging.getLogger("asyncpool").error(
+        "this worker cannot read %s and drops it", what, exc_info=error
+    )

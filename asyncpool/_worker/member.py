@@ -6,8 +6,10 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator
+    from io import IOBase
     from typing import Any
 
+    from asyncpool._descriptors import ReceivedFile, ReceivedSocket
     from asyncpool._worker.connections import Connection
     from asyncpool._worker.membership import Member
 
@@ -131,14 +133,50 @@ class Worker:
         """Yield what ``Cluster.send()`` sends to this worker, until it drains."""
         return self._member.mail.messages()
 
-    async def send_socket(self, sock: socket.socket) -> None:
+    async def send_socket(self, sock: socket.socket, value: object = None) -> None:
         """Send a copy of a socket to ``Cluster.sockets()``; wait until it has arrived.
 
+        **Cancellation:** the socket may arrive nevertheless.
+
+        Args:
+            sock: A socket of any kind.
+            value: What goes beside it, 64 KiB at the most when pickled.
+
         Raises:
+            TypeError: If *sock* is no socket.
+            ValueError: If *value* is too large.
             OSError: If the cluster has no descriptor left for it, or ends.
         """
-        await self._member.parcels.send(sock)
+        await self._member.parcels.send_socket(sock, value)
 
-    def received_sockets(self) -> AsyncIterator[socket.socket]:
-        """Yield what ``Cluster.send_socket()`` sends to this worker, until it drains."""
+    def received_sockets(self) -> AsyncIterator[ReceivedSocket]:
+        """Yield what ``Cluster.send_socket()`` sends to this worker, until it drains.
+
+        The attribute ``value`` of each is what it was sent with.
+        """
         return self._member.parcels.sockets()
+
+    async def send_file(self, file: IOBase | int, value: object = None) -> None:
+        """Send a copy of a file to ``Cluster.files()``; wait until it has arrived.
+
+        **Cancellation:** the file may arrive nevertheless.
+
+        Args:
+            file: An open file or pipe, or any other descriptor but a socket's or a
+                directory's.
+            value: What goes beside it, 64 KiB at the most when pickled.
+
+        Raises:
+            TypeError: If *file* is no such thing.
+            ValueError: If *value* is too large.
+            OSError: If the cluster has no descriptor left for it, or ends.
+        """
+        await self._member.parcels.send_file(file, value)
+
+    def received_files(self) -> AsyncIterator[ReceivedFile]:
+        """Yield what ``Cluster.send_file()`` sends to this worker, until it drains.
+
+        They are raw binary files, and the attribute ``value`` of each is what it was sent
+        with.
+        """
+        return self._member.parcels.files()

@@ -232,7 +232,7 @@ class Member:
             self._want.tell(errno.EMFILE)
             self.line.put(header(Kind.REFUSED, 0, frame.job))
         elif frame.tag:
-            self.parcels.arrive(frame.job, descriptor)
+            self.parcels.arrive(frame.job, descriptor, frame.payload)
         elif self._refusing:
             self._refuse(frame.job, descriptor)
         else:

@@ -49,7 +49,8 @@ def serve(
         jobs: The job channel, which is the line.
         control: The control channel.
         coroutines: The event loop.
-        config: With the pickled ``(target, spread, drain_timeouts, slot, generation)``.
+        config: With the pickled ``(target, spread, drain_timeouts, slot, generation,
+            broadcasts)``.
 
     Returns:
         The status to leave with: 1 if an exception was not caught.
@@ -60,12 +61,12 @@ def serve(
     assert config.serving is not None
     for name in _MASTERS:
         os.environ.pop(name, None)
-    target, spread, drain_timeouts, slot, generation = pickle.loads(config.serving)
+    target, spread, drain_timeouts, *who, broadcasts = pickle.loads(config.serving)
     try:
         function = _load(target)
-        life = _Life(control, coroutines, function, drain_timeouts)
+        life = _Life(control, coroutines, function, drain_timeouts, broadcasts)
         return coroutines.run(  # type: ignore[no-any-return]
-            life.run(jobs, config.max_payload, spread, slot, generation)
+            life.run(jobs, config.max_payload, spread, *who)
         )
     except BaseException as error:
         _announce(control, error)
@@ -111,6 +112,7 @@ class _Life:
         target: What serves.
         drain_timeouts: How long it may take to drain, in seconds: if the cluster ends, and
             if others serve on.
+        broadcasts: The messages, pickled, that were for every worker before this one came.
     """
 
     def __init__(
@@ -119,11 +121,13 @@ class _Life:
         coroutines: Coroutines,
         target: Target,
         drain_timeouts: tuple[float, float],
+        broadcasts: tuple[bytes, ...],
     ) -> None:
         self._control = control
         self._coroutines = coroutines
         self._target = target
         self._drain_timeouts = drain_timeouts
+        self._broadcasts = broadcasts
         self._error: BaseException | None = None
         self._thread_died = self._is_over = False
 
@@ -146,6 +150,7 @@ class _Life:
             max_payload=max_payload,
             time=time,
         )
+        member.mail.begin_with(self._broadcasts)
         self._control.on_thread_death = self._mourn
         self._control.on_end_of_all = time.cluster_ends
         self._control.call_soon = self._loop.call_soon_threadsafe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-__all__ = ["open_state", "worker_state"]
+__all__ = ["in_worker", "open_state", "worker_state"]
 
 # The one of this process, if it is a worker.
 _states: list[SimpleNamespace] = []
@@ -13,6 +13,14 @@ _states: list[SimpleNamespace] = []
 def open_state() -> None:
     """Let this process, which becomes a worker, have a state."""
     _states.append(SimpleNamespace())
+
+
+def in_worker() -> bool:
+    """Tell whether this process is a worker, of a pool or a cluster, or a fork of one.
+
+    The launcher, which imports what is preloaded and a script with a guard, is none.
+    """
+    return bool(_states)
 
 
 def worker_state() -> SimpleNamespace:

@@ -10,6 +10,7 @@ import importlib
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
+    from asyncpool._descriptors import ReceivedFile, ReceivedSocket
     from asyncpool._worker.connections import Connection
     from asyncpool._worker.member import Worker
     from asyncpool.cluster._asgi import asgi, wsgi
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from asyncpool.cluster._stats import ClusterStats, WorkerStats
 
 _HOMES = {
+    "asyncpool._descriptors": ("ReceivedFile", "ReceivedSocket"),
     "asyncpool._worker.connections": ("Connection",),
     "asyncpool._worker.member": ("Worker",),
     "asyncpool.cluster._asgi": ("asgi", "wsgi"),
@@ -34,6 +36,8 @@ __all__ = [
     "ClusterStats",
     "Connection",
     "Message",
+    "ReceivedFile",
+    "ReceivedSocket",
     "Worker",
     "WorkerStats",
     "asgi",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
-from asyncpool.cluster._stats import WorkerStats
 from asyncpool.events import Crashed, Event, Exited, Ready, Retiring
 
 __all__ = ["LifeLog"]
@@ -19,6 +18,7 @@ _REASONS = {
     "max_jobs": "it has had as many connections as it may (max_jobs)",
     "max_age": "it is as old as it may be (max_age)",
     "max_rss": "it has more memory than it may (max_rss)",
+    "retire": "somebody has asked for another one",
     "retire()": "its code has called retire()",
     "replace()": "its code has called replace()",
 }
@@ -29,12 +29,11 @@ class LifeLog:
 
     Args:
         title: What begins each record, such as ``cluster app``.
-        slots: Whoever is there already.
     """
 
-    def __init__(self, title: str, slots: Iterable[WorkerStats]) -> None:
+    def __init__(self, title: str) -> None:
         self._title = title
-        self._pids = {(slot.slot, slot.generation): slot.pid for slot in slots}
+        self._pids: dict[tuple[int, int], int] = {}
 
     async def follow(self, events: AsyncIterator[Event]) -> None:
         """Log what happens until the events end."""
@@ -50,8 +49,8 @@ class LifeLog:
             case Retiring(slot, generation, reason):
                 why = _REASONS.get(reason, reason)
                 self._say(slot, generation, f"takes no more connections: {why}")
-            case Exited(slot, generation):
-                self._say(slot, generation, "has ended")
+            case Exited(slot, generation, _, _, _, detail):
+                self._say(slot, generation, f"has ended{detail and f': {detail}'}")
                 self._pids.pop((slot, generation), None)
             case Crashed(crash):
                 self._pids.pop((crash.slot, crash.generation), None)

@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
+from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,6 +18,13 @@ from asyncpool._core.messages import WorkerConfig
 from asyncpool._core.parcels import dumps_call
 from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.wear import WorkerLimits
+from asyncpool._descriptors import (
+    ReceivedFile,
+    ReceivedSocket,
+    check_beside,
+    file_descriptor,
+    socket_descriptor,
+)
 from asyncpool._runtime.arguments import (
     check_choice,
     check_int,
@@ -41,7 +49,7 @@ from asyncpool._runtime.script import main_script
 from asyncpool._runtime.service import Service
 from asyncpool._runtime.shielding import shielded
 from asyncpool.cluster._figures import cluster_stats
-from asyncpool.cluster._messages import Message, Messages
+from asyncpool.cluster._messages import Message, Messages, Parcels
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.cluster._target import pack_target
 from asyncpool.errors import NoWorkerError, UnsupportedPlatformError
@@ -85,6 +93,8 @@ class Cluster:
         reload_drain_timeout: Seconds that a worker has for its connections when it is
             replaced, or not needed any more, and others serve on; ``None`` means as many.
             If the cluster ends meanwhile, *drain_timeout* counts from then on.
+        ready: What :meth:`start` and ``async with`` wait for, ``"any"`` or ``"all"``, as of
+            :class:`asyncpool.Pool`.
         start_timeout: Seconds that a worker has to become ready.
         health_timeout, restart, on_crash, launcher, preload, limits, surge, output, name:
             As of :class:`asyncpool.Pool`.  ``max_jobs`` of the *limits* counts connections
@@ -114,6 +124,7 @@ class Cluster:
         loop: Literal["asyncio", "uvloop"] = "asyncio",
         drain_timeout: float = 5.0,
         reload_drain_timeout: float | None = None,
+        ready: Literal["any", "all"] = "any",
         start_timeout: float = 60.0,
         health_timeout: float | None = 30.0,
         restart: RestartPolicy | None = None,
@@ -140,6 +151,7 @@ class Cluster:
         if reload_drain_timeout is None:
             reload_drain_timeout = drain_timeout
         check_seconds("reload_drain_timeout", reload_drain_timeout)
+        check_choice("ready", ready, ("any", "all"))
         limits, restart, modules = check_crew(
             name=name,
             restart=restart,
@@ -155,6 +167,10 @@ class Cluster:
         if limits.drain_timeout != WorkerLimits().drain_timeout:
             raise ValueError(
                 "limits of a cluster take no drain_timeout: give it to the cluster itself"
+            )
+        if limits.exact:
+            raise ValueError(
+                "limits of a cluster cannot be exact: a worker serves until there is another"
             )
         self.name: str = name or f"cluster-{next(_numbers)}"
         binds = (bind,) if isinstance(bind, str) else bind
@@ -176,6 +192,7 @@ class Cluster:
             preload=modules,
             max_pending=None,
             start_timeout=start_timeout,
+            wait_for_all=ready == "all",
             health_timeout=health_timeout,
             output=output,
             max_shared_memory=0,
@@ -201,12 +218,13 @@ class Cluster:
         self.addresses: tuple[str, ...] = ()
 
     async def start(self) -> Self:
-        """Listen, start the workers, and return when the first one is ready.
+        """Listen, start the workers, and return when the first one is ready, or all are.
 
         Raises:
             OSError: If an address cannot be listened on; the text names it.
             ValueError: If the service manager has passed no socket.
-            PoolBrokenError: If no worker can be started; it has the crashes.
+            PoolBrokenError: If none can be started, or not all that are waited for; it has
+                the crashes.
             PoolClosedError: If the cluster is closed.
             RuntimeError: If it was started in another event loop.
 
@@ -354,6 +372,42 @@ class Cluster:
         rotator = self._life.open().rotator
         await shielded(rotator.resize(workers, workers))
 
+    def retire(self, slot: int) -> None:
+        """Have a fresh worker take the place of the one in *slot*.
+
+        That one serves on until its replacement is ready; then it drains, and ends.  Returns
+        at once: the events :class:`asyncpool.events.Retiring` and
+        :class:`asyncpool.events.Exited` tell the rest.  Who drains already goes on with that.
+
+        Raises:
+            NoWorkerError: If there is no worker that is ready in *slot*; it names those that
+                there are.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If it was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.open().rotator.retire_from(slot)
+
+    def kill(self, slot: int) -> None:
+        """Kill the worker in *slot*, by SIGKILL; its connections are cut.
+
+        A fresh one takes its place at once.  That is no crash, see
+        :meth:`asyncpool.Pool.kill`.
+
+        Raises:
+            NoWorkerError: If there is no worker in *slot* that is ready, or was; it names
+                those that there are.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.here().rotator.kill(slot)
+
     # What passes between the master and the workers.
 
     async def send(self, worker: int, value: object) -> None:
@@ -371,15 +425,37 @@ class Cluster:
             Safe: the message is sent whole, or not at all.
         """
         service = self._service()
-        payload = dumps_call(value)
-        if len(payload) > MAX_MESSAGE:
-            raise ValueError(
-                f"a message of {len(payload)} bytes is longer than the {MAX_MESSAGE} "
-                "that may be sent"
-            )
+        payload = _message(value)
         line = service.lines.get(worker)
         if line is None or not await line.send(payload):
             raise NoWorkerError(worker)
+
+    async def broadcast(self, value: object, *, key: Hashable = None) -> None:
+        """Send a message to every worker, and to all that come later.
+
+        Those that are ready or starting find it among their ``worker.messages()``; those that
+        come later, as replacements or since the cluster grows, find it there before all
+        others.  Those that drain get nothing.  Waits as long as one of them has too many
+        messages.
+
+        Args:
+            value: Anything that pickle takes.
+            key: Of several broadcasts with the same key, such as a topic, only the last
+                one is remembered for those that come later.  What is remembered of all keys
+                has 64 MiB at the most.
+
+        Raises:
+            ValueError: If the message is too large (1 MiB), or too much to remember.
+            TypeError: If *key* is not hashable.
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            Exception: Whatever pickling *value* raises.
+
+        Cancellation:
+            Some workers may get it, and those that come later do.
+        """
+        service = self._service()
+        await service.broadcast(key, _message(value))
 
     def messages(self) -> AsyncIterator[Message]:
         """Return an iterator over what workers send, which waits for the next.
@@ -395,29 +471,72 @@ class Cluster:
         assert service is not None
         return Messages(service.mail.messages, self.name)
 
-    async def send_socket(self, worker: int, sock: socket.socket) -> None:
+    async def send_socket(
+        self, worker: int, sock: socket.socket, value: object = None
+    ) -> None:
         """Send a copy of a socket to the worker in a slot; return when it is there.
 
         If that worker dies before it has it, or has no descriptor for it, it goes to
         another one.
 
+        Args:
+            worker: The slot.
+            sock: A socket of any kind.
+            value: What goes beside it, 64 KiB at the most when pickled: the attribute
+                ``value`` of the socket that the worker receives.
+
         Raises:
             NoWorkerError: If there is no such worker, or no other.
             TypeError: If *sock* is no socket.
+            OSError: If it is closed, or this process has no descriptor left for a copy.
+            ValueError: If *value* is too large.
             PoolClosedError: If the cluster is closed.
             PoolBrokenError: If no worker can be kept alive.
+            Exception: Whatever pickling *value* raises.
 
         Cancellation:
             The socket may arrive nevertheless.
         """
-        if not hasattr(sock, "fileno"):  # those of asyncio's transports will do
-            raise TypeError(f"sock must be a socket, not {sock!r}")
-        await self._service().spreader.send(worker, sock)
+        await self._send_descriptor(worker, socket_descriptor(sock), value)
 
-    def sockets(self) -> AsyncIterator[tuple[int, socket.socket]]:
+    async def send_file(
+        self, worker: int, file: IOBase | int, value: object = None
+    ) -> None:
+        """Send a copy of a file to the worker in a slot; return when it is there.
+
+        The worker shares its offset and its flags, and gets it as a raw binary file.
+        Otherwise it is as with :meth:`send_socket`.
+
+        Args:
+            worker: The slot.
+            file: An open file or pipe, or any other descriptor but a socket's or a
+                directory's.
+            value: As of :meth:`send_socket`.
+
+        Raises:
+            NoWorkerError: If there is no such worker, or no other.
+            TypeError: If *file* is no such thing.
+            OSError: If it is closed, or this process has no descriptor left for a copy.
+            ValueError: If *value* is too large, or *file* a closed object.
+            PoolClosedError: If the cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            Exception: Whatever pickling *value* raises.
+
+        Cancellation:
+            The file may arrive nevertheless.
+        """
+        await self._send_descriptor(worker, file_descriptor(file), value)
+
+    async def _send_descriptor(self, worker: int, fd: int, value: object) -> None:
+        service = self._service()
+        payload = b"" if value is None else check_beside(dumps_call(value))
+        await service.spreader.send(worker, fd, payload)
+
+    def sockets(self) -> AsyncIterator[tuple[int, ReceivedSocket]]:
         """Return an iterator over the sockets that workers send, each with its slot.
 
-        What nobody has taken is closed with the cluster.
+        The attribute ``value`` of a socket is what it was sent with.  What nobody has
+        taken is closed with the cluster.
 
         Raises:
             PoolClosedError: If the cluster was never started.
@@ -425,7 +544,20 @@ class Cluster:
         """
         service = self._life.here().service
         assert service is not None
-        return service.mail.sockets
+        return Parcels(service.mail.sockets, self.name)
+
+    def files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
+        """Return an iterator over the files that workers send, each with its slot.
+
+        It is like that of :meth:`sockets`.
+
+        Raises:
+            PoolClosedError: If the cluster was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        service = self._life.here().service
+        assert service is not None
+        return Parcels(service.mail.files, self.name)
 
     async def stacks(self) -> dict[int, str]:
         """Return where the threads of all workers are, by slot.
@@ -449,11 +581,10 @@ class Cluster:
         See :meth:`asyncpool.Pool.events`.
 
         Raises:
-            PoolClosedError: If the cluster was never started.
-            RuntimeError: If it was started in another event loop.
+            RuntimeError: If the cluster was started in another event loop.
         """
         check_int("buffer", buffer, at_least=1)
-        return self._life.here().hub.listen(buffer)
+        return self._life.events(buffer)
 
     def stats(self) -> ClusterStats:
         """Return the cluster as it stands, and what it went through."""
@@ -492,3 +623,19 @@ class Cluster:
         service = self._life.open().service
         assert service is not None
         return service
+
+
+def _message(value: object) -> bytes:
+    """Return a message, pickled.
+
+    Raises:
+        ValueError: If it is too large.
+        Exception: Whatever pickling it raises.
+    """
+    payload = dumps_call(value)
+    if len(payload) > MAX_MESSAGE:
+        raise ValueError(
+            f"a message of {len(payload)} bytes is longer than the {MAX_MESSAGE} that may "
+            "be sent"
+        )
+    return payload

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import pickle
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
+from asyncpool._descriptors import ReceivedFile, ReceivedSocket
 from asyncpool._runtime.line import Line
 from asyncpool._runtime.mail import Inbox
 
-__all__ = ["Message", "Messages"]
+__all__ = ["Message", "Messages", "Parcels"]
+
+H = TypeVar("H", bound=ReceivedSocket | ReceivedFile)
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -48,3 +51,33 @@ class Messages:
                 )
                 continue
             return Message(line.slot, line.generation, value)
+
+
+class Parcels(Generic[H]):
+    """An iterator over the sockets, or files, of all workers, which waits for the next.
+
+    Each comes behind the slot of its worker.
+    """
+
+    def __init__(self, inbox: Inbox[tuple[int, H, bytes]], name: str) -> None:
+        self._inbox = inbox
+        self._name = name
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, H]:
+        while True:
+            slot, thing, payload = await anext(self._inbox)
+            try:
+                thing.value = pickle.loads(payload) if payload else None  # noqa: S301 - workers are trusted
+            except Exception:
+                thing.close()
+                _LOGGER.exception(
+                    "cluster %s cannot read what worker %d has sent with a descriptor, "
+                    "and drops both",
+                    self._name,
+                    slot,
+                )
+                continue
+            return slot, thing

@@ -192,10 +192,9 @@ class Operation:
         """Start the cluster, and wait for its end."""
         try:
             began = time.monotonic()
+            self._soon(LifeLog(self._title).follow(self._cluster.events()))
             await self._cluster.start()
             self._serves = True
-            log = LifeLog(self._title, self._cluster.stats().slots)
-            self._soon(log.follow(self._cluster.events()))
             _LOGGER.info(
                 "%s: serves after %.2f s: process %d, %s",
                 self._title,

@@ -112,6 +112,7 @@ def test_the_log_tells_its_life(folder: Path) -> None:
     assert [
         text.removeprefix("cluster app: ") for text in told if "first" not in text
     ] == [
+        "worker N in slot 0 is ready after  N",
         f"serves after  N: process N, tcp://127.0.0.1:{server.port}",
         "asked to reload by a command",
         "worker N in slot 1 is ready after  N",

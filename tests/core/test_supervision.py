@@ -58,9 +58,18 @@ policies = st.builds(
     max_failed_starts=st.sampled_from([2, 1, 5, None]),
     max_restarts=st.sampled_from([None, None, None, 2, 7]),
 )
+wear = st.sampled_from(
+    [
+        {},
+        {},
+        {"max_jobs": 3},
+        {"max_jobs": 3, "exact": True},
+        {"max_jobs": 9, "exact": True},
+    ]
+)
 limits = st.builds(
-    WorkerLimits,
-    max_jobs=st.sampled_from([None, None, 3]),
+    lambda wear, **others: WorkerLimits(**wear, **others),
+    wear=wear,
     max_age=st.sampled_from([None, 20.0]),
     drain_timeout=st.sampled_from([600.0, 5.0, None]),
 )
@@ -433,6 +442,18 @@ class SupervisionMachine(RuleBasedStateMachine):
             slot = data.draw(st.sampled_from(sorted(self.shell.processes)))
             getattr(self.shell, what)(slot)
 
+    @precondition(lambda self: self.shell.slots("idle", "busy", told=None))
+    @rule(data=anything, begin=coins, then=st.sampled_from(["nothing", "end", "end"]))
+    def a_worker_is_killed_by_order(
+        self, data: st.DataObject, *, begin: bool, then: str
+    ) -> None:
+        slot = data.draw(st.sampled_from(self.shell.slots("idle", "busy", told=None)))
+        if begin:
+            self.shell.processes[slot].begin()
+        self.shell.kill(slot)
+        if then == "end":
+            self.shell.die(slot, requeue=begin)
+
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
     @precondition(lambda self: not self.shell.rolling)
     @rule(whim=st.integers(0, 1))
@@ -471,8 +492,10 @@ class SupervisionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.shell.holds)
     @rule(jobs=st.integers(0, 2))
     def a_map_ends(self, jobs: int) -> None:
-        if self.shell.closing in {None, Finish.ALL} and not self.shell.broken:
-            for _ in range(0 if self.shell.finished else jobs):
+        shell = self.shell
+        refused = shell.broken or shell.finished or shell.time_is_over
+        if shell.closing in {None, Finish.ALL}:
+            for _ in range(0 if refused else jobs):
                 self.shell.submit()
         self.shell.release()
 
@@ -974,6 +997,9 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "left: roll": 1,
         "left a job behind": 1,
         "killed for its size": 1,
+        "as many jobs as it may have": 30,
+        "killed by order": 3,
+        "killed by order, at work": 1,
         "killed since it would not leave": 1,
         "roll": 10,
         "a complete roll": 3,

@@ -117,3 +117,13 @@ def test_limits_do_not_change_with_what_they_were_made_of() -> None:
     assert dict(limits.rlimits) == {"RLIMIT_AS": 1}
     assert limits.cpus == (0, 1)
     assert WorkerLimits().cpus is None
+
+
+def test_an_exact_limit_needs_one() -> None:
+    assert WorkerLimits(max_jobs=1, exact=True).exact
+    with pytest.raises(
+        ValueError, match=r"^exact is about max_jobs, and there is none$"
+    ):
+        WorkerLimits(exact=True)
+    with pytest.raises(TypeError, match=r"^exact must be True or False, not 1$"):
+        WorkerLimits(max_jobs=1, exact=1)  # type: ignore[arg-type]

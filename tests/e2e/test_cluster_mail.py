@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -18,7 +19,7 @@ from asyncpool._runtime.line import MAX_MESSAGE, MOST_MESSAGES
 from asyncpool.events import Crashed, Retiring
 from tests.helpers import serves
 from tests.helpers.clusters import Client, all_ready, cluster_of, come_true
-from tests.helpers.gate import short_folder
+from tests.helpers.gate import Gate, short_folder
 from tests.helpers.guards import open_fds
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -180,6 +181,89 @@ async def collect(cluster: Cluster, heard: list[int]) -> None:
         heard.append(message.value[1])  # noqa: PERF401 - while they come
 
 
+# Broadcasts.
+
+
+async def told_by(cluster: Cluster, count: int) -> dict[int, list[object]]:
+    """Return the next so many messages by the slots of the workers."""
+    told: dict[int, list[object]] = {}
+    messages = cluster.messages()
+    for _ in range(count):
+        message = await anext(messages)
+        told.setdefault(message.worker, []).append(message.value)
+    return told
+
+
+async def test_a_broadcast_is_for_those_that_are_there_and_that_come_later() -> None:
+    async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
+        await all_ready(cluster)
+        for value in ("one", "two"):
+            await cluster.broadcast(value, key="config")
+        await cluster.broadcast("three")
+        back = [("back", value) for value in ("one", "two", "three")]
+        assert await told_by(cluster, 6) == {0: back, 1: back}
+        await cluster.resize(3)
+        await cluster.broadcast("four")
+        # Of each key, the last one; behind them what comes on its line.
+        late = [("back", value) for value in ("two", "three", "four")]
+        assert await told_by(cluster, 5) == {
+            0: [("back", "four")],
+            1: [("back", "four")],
+            2: late,
+        }
+        cluster.kill(0)
+        assert await told_by(cluster, 2) == {0: [("back", "two"), ("back", "four")]}
+        await all_ready(cluster)
+        for n in range(100):  # what came early takes no room
+            await cluster.send(0, n)
+        assert await take(cluster, 100) == [("back", n) for n in range(100)]
+
+
+async def test_a_worker_that_is_starting_gets_a_broadcast_once() -> None:
+    async with patience(), Gate() as gate:
+        target = partial(serves.answer_behind, gate.path)
+        cluster = cluster_of(target, bind=(), workers=2)
+        start = asyncio.create_task(cluster.start())
+        visitors = [await gate.visitor(f"{slot}") for slot in range(2)]
+        await cluster.broadcast("early")
+        visitors[0].release()
+        await start
+        assert await take(cluster, 1) == [("back", "early")]
+        visitors[1].release()
+        assert await take(cluster, 1) == [("back", "early")]
+        await cluster.broadcast("late")
+        assert await take(cluster, 2) == [("back", "late")] * 2
+        await cluster.close()
+
+
+async def test_a_broadcast_waits_for_those_that_take_nothing() -> None:
+    target = serves.take_no_messages
+    async with patience(), cluster_of(target, bind=(), workers=1) as cluster:
+        for n in range(MOST_MESSAGES):
+            await cluster.broadcast(n)
+        one_more = asyncio.create_task(cluster.broadcast("more"))
+        await cluster.stacks()
+        assert not one_more.done()
+        cluster.kill(0)
+        await one_more
+
+
+async def test_a_broadcast_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with patience(), cluster_of(serves.answer_messages, bind=()) as cluster:
+        text = f"longer than the {MAX_MESSAGE} that may be sent"
+        with pytest.raises(ValueError, match=text):
+            await cluster.broadcast(bytes(MAX_MESSAGE))
+        with pytest.raises(TypeError, match="unhashable"):
+            await cluster.broadcast("x", key=[])  # type: ignore[arg-type]
+        monkeypatch.setattr("asyncpool._runtime.service.MAX_BROADCASTS", 3000)
+        await cluster.broadcast(bytes(2000), key=1)
+        await cluster.broadcast(bytes(2500), key=1)  # instead of that
+        with pytest.raises(ValueError, match="new workers may be told: use fewer keys"):
+            await cluster.broadcast(bytes(2000), key=2)
+    with pytest.raises(PoolClosedError):
+        await cluster.broadcast("x")
+
+
 # Sockets.
 
 
@@ -258,7 +342,7 @@ async def test_a_socket_that_does_not_get_there_goes_elsewhere(
                 messages = cluster.messages()
                 assert (await anext(messages)).value in {1, 2} - {*full}
             else:
-                text = "there is no worker that could take the socket"
+                text = "there is no worker that could take the descriptor"
                 with pytest.raises(NoWorkerError, match=text) as caught:
                     await cluster.send_socket(0, ours)
                 assert caught.value.worker is None
@@ -286,6 +370,174 @@ async def test_a_socket_of_a_worker_that_dies_goes_elsewhere() -> None:
             assert await take(cluster, 2) == [1, 1]
             with pytest.raises(asyncio.CancelledError):
                 await left
+
+
+# Files, and values beside both.
+
+
+@contextmanager
+def files_of(kind: str) -> Iterator[int]:
+    """Yield the descriptor of a file of some kind, open as long as this lasts."""
+    with ExitStack() as stack:
+        if kind.startswith("pipe"):
+            ends = os.pipe()
+            for end in ends:
+                stack.callback(os.close, end)
+            yield ends[kind == "pipe, write"]
+        else:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            yield file.fileno()
+
+
+FILES = {"pipe, read": "rb", "pipe, write": "wb", "file": "rb+"}
+
+
+@pytest.mark.parametrize("kind", FILES)
+async def test_files_travel_both_ways_with_a_value(kind: str) -> None:
+    async with (
+        patience(),
+        cluster_of(serves.tell_about_files, bind=(), workers=1) as cluster,
+    ):
+        messages, files = cluster.messages(), cluster.files()
+        with files_of(kind) as fd:
+            before = len(open_fds())
+            for value in ({"a": kind}, None):
+                await cluster.send_file(0, fd, value)
+                assert (await anext(messages)).value == (0, FILES[kind], False, value)
+                slot, back = await anext(files)
+                with back:
+                    assert slot == 0
+                    assert back.value == ["back", value]
+                    assert os.fstat(back.fileno()) == os.fstat(fd)
+                    assert back.mode == FILES[kind]
+                    assert not os.get_inheritable(back.fileno())
+            assert len(open_fds()) == before, "a copy was sent, and closed"
+
+
+async def test_a_worker_reads_from_a_pipe_and_writes_into_a_file() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.copy_files, bind=(), workers=1) as cluster,
+    ):
+        with tempfile.TemporaryFile() as file:
+            reading, writing = os.pipe()
+            with open(reading, "rb") as pipe:  # noqa: ASYNC230
+                await cluster.send_file(0, pipe, "from")
+            with open(writing, "wb") as pipe:  # noqa: ASYNC230
+                await cluster.send_file(0, file, "to")
+                pipe.write(b"through a pipe")
+            assert await take(cluster, 1) == ["copied"]
+            file.seek(0)
+            assert file.read() == b"through a pipe"
+
+
+async def test_sockets_are_told_apart_by_their_values() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.tell_about_sockets, bind=(), workers=1) as cluster,
+    ):
+        messages, sockets = cluster.messages(), cluster.sockets()
+        with socket.socket() as one, socket.socket() as other:
+            for sock, value in ((one, "first"), (other, b"x" * 60_000), (one, None)):
+                await cluster.send_socket(0, sock, value)
+                await anext(messages)
+                slot, back = await anext(sockets)
+                with back:
+                    assert (slot, back.value) == (0, value)
+                    assert os.fstat(back.fileno()) == os.fstat(sock.fileno())
+
+
+async def descriptors(cluster: Cluster) -> object:
+    await cluster.send(0, None)
+    return (await anext(cluster.messages())).value
+
+
+async def test_what_is_no_socket_is_refused_before_it_is_sent() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.count_descriptors, bind=(), workers=1) as cluster,
+    ):
+        before, there = len(open_fds()), await descriptors(cluster)
+        with ExitStack() as stack:
+            for _ in range(20):
+                reading, writing = (
+                    stack.enter_context(open(end, mode))  # noqa: ASYNC230
+                    for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+                )
+                for end in (reading, writing):
+                    with pytest.raises(TypeError, match="sock must be a socket, not"):
+                        await cluster.send_socket(0, end)  # type: ignore[arg-type]
+        assert len(open_fds()) == before
+        assert await descriptors(cluster) == there
+
+
+async def test_what_is_no_file_is_refused_before_it_is_sent() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.count_descriptors, bind=(), workers=1) as cluster,
+    ):
+        there = await descriptors(cluster)
+        with (
+            socket.socket() as sock,
+            pytest.raises(TypeError, match=r"send_socket\(\)"),
+        ):
+            await cluster.send_file(0, sock)  # type: ignore[arg-type]
+        folder = os.open("/", os.O_RDONLY)
+        try:
+            with pytest.raises(TypeError, match="file must not be a directory: send"):
+                await cluster.send_file(0, folder)
+        finally:
+            os.close(folder)
+        with pytest.raises(
+            TypeError, match=r"^file must be a file or a descriptor, not"
+        ):
+            await cluster.send_file(0, "/etc/passwd")  # type: ignore[arg-type]
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            await cluster.send_file(0, folder)
+        assert await descriptors(cluster) == there
+
+
+async def test_a_value_that_is_too_large_is_refused() -> None:
+    async with patience(), cluster_of(serves.take_sockets, bind=()) as cluster:
+        before = len(open_fds())
+        with socket.socket() as sock:
+            text = (
+                r"^a value of 655\d\d bytes is longer than the 65536 that may go beside"
+            )
+            with pytest.raises(ValueError, match=text):
+                await cluster.send_socket(0, sock, bytes(65_536))
+            with pytest.raises(TypeError, match="cannot pickle"):
+                await cluster.send_socket(0, sock, (n for n in range(0)))
+        assert len(open_fds()) == before
+
+
+async def test_a_value_that_cannot_be_read_costs_no_descriptor(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        patience(),
+        cluster_of(serves.send_odd_values, bind=(), workers=1, name="mine") as cluster,
+    ):
+        sockets, files = cluster.sockets(), cluster.files()
+        slot, sock = await anext(sockets)
+        slot_too, file = await anext(files)
+        with sock, file:
+            assert (slot, sock.value, slot_too, file.value) == (0, "fine", 0, "fine")
+    [first, second] = [r for r in caplog.records if r.levelno == logging.ERROR]
+    text = (
+        "cluster mine cannot read what worker 0 has sent with a descriptor, and drops"
+    )
+    assert first.getMessage() == second.getMessage() == f"{text} both"
+    # The guards find out whether the descriptors were closed.
+
+
+async def test_files_that_nobody_takes_are_refused_in_the_end() -> None:
+    async with (
+        patience(),
+        cluster_of(serves.send_files_without_end, bind=(), workers=1) as cluster,
+    ):
+        assert await take(cluster, 1) == [(64, "the pool could not take the file")]
+    # The guards find out whether the others were closed.
 
 
 async def test_a_socket_for_nobody() -> None:

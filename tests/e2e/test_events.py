@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import pickle
+import signal
+from pathlib import Path
 
 import pytest
 
-from asyncpool import Crash, Pool, PoolClosedError, WorkerCrashedError
-from asyncpool.events import Crashed, Exited, Ready, Restarting, Spawned
+from asyncpool import Crash, Pool, PoolBrokenError, RestartPolicy, WorkerCrashedError
+from asyncpool.events import Crashed, Exited, GaveUp, Ready, Restarting, Spawned
 from tests.helpers import faults, jobs
 from tests.helpers.faults import by_name
 from tests.helpers.gate import Gate
@@ -38,10 +41,106 @@ async def test_the_life_of_a_worker_in_events() -> None:
         Restarting(0, 0.0),
         Spawned(0, 2, second),
         Ready(0, 2, second, ready.seconds),
-        Exited(0, 2, second),
+        Exited(0, 2, second, 0),
     ]
     assert (crashes[0].slot, crashes[0].generation, crashes[0].pid) == (0, 1, first)
     assert crashes[0].next_step == "restarting at once"
+
+
+async def test_who_listens_before_the_start_misses_nothing() -> None:
+    pool = Pool(2)
+    events = pool.events()
+    async with patience(), pool:
+        first = [await anext(events) for _ in range(2)]
+        pids = [slot.pid for slot in (await idle(pool)).slots]
+        assert {type(event) for event in first} <= {Spawned, Ready}
+        assert isinstance(first[0], Spawned)
+        assert first[0].generation == 1
+    seen = [*first, *[event async for event in events]]
+    for kind in (Spawned, Ready):
+        told = {event.slot: event.pid for event in seen if isinstance(event, kind)}
+        assert [told[slot] for slot in range(2)] == pids
+    assert [type(event) for event in seen].count(Exited) == 2
+    assert events.dropped == 0
+
+
+async def test_the_events_of_a_pool_that_never_starts_end_with_it() -> None:
+    pool = Pool(1)
+    events = pool.events()
+    await pool.close()
+    async with patience():
+        assert [event async for event in events] == []
+        assert [event async for event in pool.events()] == []
+
+
+async def test_who_listens_before_a_start_in_vain_hears_of_its_end() -> None:
+    pool = Pool(1, initializer=jobs.fail, initargs=(ArithmeticError(),))
+    events = pool.events()
+    async with patience():
+        with pytest.raises(PoolBrokenError):
+            await pool.start()
+        seen = [type(event) async for event in events]
+    assert seen.count(Crashed) == 5
+    assert seen[0] is Spawned
+    assert GaveUp in seen
+
+
+async def test_a_pool_may_be_waited_for_until_all_are_ready() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(3, ready="all", initializer=jobs.wait_at, initargs=(gate.path,))
+        events = pool.events()
+        start = asyncio.create_task(pool.start())
+        for nth in (1, 2, 3):
+            assert not start.done()
+            (await gate.visitor(nth=nth)).release()
+            while not isinstance(await anext(events), Ready):
+                pass
+        await start
+        stats = pool.stats()
+        assert (stats.idle, stats.workers) == (3, 3)
+        await pool.close()
+
+
+async def test_a_start_that_waits_for_all_fails_if_some_never_come(
+    tmp_path: Path,
+) -> None:
+    first = str(tmp_path / "first")
+    pool = Pool(
+        2,
+        ready="all",
+        restart=RestartPolicy(initial_delay=0.001, max_delay=0.001),
+        initializer=jobs.be_the_only_one,
+        initargs=(first,),
+    )
+    text = (
+        r"^the pool is broken: 5 starts failed in a row, and not all workers are ready"
+    )
+    async with patience():
+        with pytest.raises(PoolBrokenError, match=text) as caught:
+            await pool.start()
+        assert {crash.kind for crash in caught.value.crashes} == {"failed start"}
+        assert pool.stats().state == "closed"
+
+
+async def test_a_worker_that_dies_while_others_start_is_waited_for_again() -> None:
+    async with patience(), Gate() as gate:
+        pool = Pool(2, ready="all", initializer=jobs.wait_at, initargs=(gate.path,))
+        events = pool.events()
+        start = asyncio.create_task(pool.start())
+        first, second = [await gate.visitor(nth=nth) for nth in (1, 2)]
+        first.release()
+        while not isinstance(await anext(events), Ready):
+            pass
+        os.kill(first.pid, signal.SIGKILL)
+        third = await gate.visitor(nth=3)
+        second.release()
+        while not isinstance(await anext(events), Ready):
+            pass
+        assert not start.done()
+        third.release()
+        await start
+        assert pool.stats().idle == 2
+        await pool.close()
 
 
 async def test_every_listener_gets_every_event() -> None:
@@ -84,8 +183,6 @@ async def test_a_listener_that_leaves_is_forgotten() -> None:
         await crash_of(pool.submit(faults.commit, "exit 3"), by_name("exit 3"))
         await assert_serves(pool)
         assert pool.stats().dropped_events == 0
-    with pytest.raises(PoolClosedError):
-        Pool(1).events()
 
 
 async def test_the_figures_add_up() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Crash, Job, Pool, PoolClosedError
+from asyncpool import Crash, Job, Pool, PoolBrokenError, PoolClosedError
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
@@ -191,6 +191,23 @@ async def test_an_exception_in_a_thread_costs_the_worker_and_not_its_job() -> No
     assert "LookupError in thread 'helper': lost" in crash.detail
     assert (crash.kind, crash.signal, crash.job_id) == ("crash", "SIGKILL", None)
     assert any("LookupError: lost" in line for line in crash.stderr_tail)
+    assert crash.stack.startswith("Traceback (most recent call last):\n")
+    assert "in raise_in_thread" not in crash.stack, "that is another thread"
+    assert ", in body\n" in crash.stack
+    assert crash.stack.endswith("LookupError: lost\n")
+
+
+async def test_an_initializer_that_raises_tells_where() -> None:
+    pool = Pool(1, initializer=jobs.throw, initargs=(LookupError("no such thing"),))
+    async with patience():
+        with pytest.raises(PoolBrokenError) as caught:
+            await pool.start()
+    crash = caught.value.crashes[-1]
+    assert crash.detail == "initializer failed: LookupError: no such thing"
+    first, where, *_, last = crash.stack.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert where.endswith(", in throw")
+    assert last == "LookupError: no such thing"
 
 
 async def test_an_exception_in_a_thread_of_an_idle_worker_has_it_replaced() -> None:

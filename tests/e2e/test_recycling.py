@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+from collections import Counter
 from pathlib import Path
 from pickle import PickleBuffer
 
@@ -38,6 +39,43 @@ MIB = 1 << 20
 
 def pids(pool: Pool) -> set[int | None]:
     return {slot.pid for slot in pool.stats().slots if slot.pid is not None}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_no_worker_begins_more_jobs_than_an_exact_limit(workers: int) -> None:
+    limits = WorkerLimits(max_jobs=5, jitter=0.0, exact=True)
+    async with patience(), Pool(workers, limits=limits) as pool:
+        submitted = [
+            pool.submit(jobs.pid) for _ in range(203)
+        ]  # short ones travel ahead
+        await asyncio.gather(*(pool.broadcast(jobs.pid_for, n) for n in range(3)))
+        by_worker = Counter(await asyncio.gather(*submitted))
+        stats = await idle(pool)
+    assert max(by_worker.values()) == 5
+    assert sum(by_worker.values()) == 203
+    assert len(by_worker) >= 41
+    assert stats.crashes == 0
+
+
+async def test_an_exact_limit_is_kept_where_jobs_run_beside_each_other() -> None:
+    limits = WorkerLimits(max_jobs=10, jitter=0.0, exact=True)
+    async with patience(), Pool(1, limits=limits, concurrency=4) as pool:
+        tasks = [pool.submit(jobs.pid_later) for _ in range(95)]
+        by_worker = Counter(await asyncio.gather(*tasks))
+    assert sorted(by_worker.values()) == [5, *[10] * 9]
+
+
+async def test_a_worker_with_an_exact_limit_has_a_successor_while_it_works() -> None:
+    limits = WorkerLimits(max_jobs=2, jitter=0.0, exact=True)
+    async with patience(), Gate() as gate, Pool(1, limits=limits) as pool:
+        running = [pool.submit(jobs.wait_at, gate.path, name) for name in "abc"]
+        first = await gate.visitor("a")
+        first.release()
+        last, other = await gate.visitor("b"), await gate.visitor("c")
+        assert first.pid == last.pid != other.pid
+        last.release()
+        other.release()
+        assert await asyncio.gather(*running) == ["go"] * 3
 
 
 async def test_a_worker_that_has_done_its_jobs_is_replaced_and_no_job_waits() -> None:

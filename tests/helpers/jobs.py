@@ -33,6 +33,10 @@ def pid() -> int:
     return os.getpid()
 
 
+async def pid_later() -> int:
+    return os.getpid()
+
+
 def pid_for(_item: object) -> int:
     return os.getpid()
 
@@ -347,6 +351,11 @@ def retire_at(gate: str = "") -> int:
 def wait_if_there(flag: str, gate: str) -> None:
     if os.path.exists(flag):
         wait_at(gate, "initializer")
+
+
+def be_the_only_one(flag: str) -> None:
+    """Fail, as an initializer, if there was one before."""
+    os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
 
 
 def fail_if_there(flag: str) -> None:

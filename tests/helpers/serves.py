@@ -196,6 +196,15 @@ async def answer_messages(worker: Worker) -> None:
         await worker.send(("back", message))
 
 
+async def answer_behind(gate: str, worker: Worker) -> None:
+    """Do that when it is let in at the gate."""
+    reader, writer = await asyncio.open_unix_connection(gate)
+    writer.write(f"{worker.id} {os.getpid()}\n".encode())
+    await reader.read(2)
+    writer.close()
+    await answer_messages(worker)
+
+
 async def send_100(worker: Worker) -> None:
     worker.ready()
     for n in range(100):
@@ -236,8 +245,63 @@ async def tell_about_sockets(worker: Worker) -> None:
     async for sock in worker.received_sockets():
         about = (worker.id, sock.family.name, sock.type.name, sock.get_inheritable())
         await worker.send(about)
-        await worker.send_socket(sock)
+        await worker.send_socket(sock, sock.value)
         sock.close()
+
+
+async def tell_about_files(worker: Worker) -> None:
+    """Say of each file what it is, and send it back."""
+    worker.ready()
+    async for file in worker.received_files():
+        with file:
+            inheritable = os.get_inheritable(file.fileno())
+            await worker.send((worker.id, file.mode, inheritable, file.value))
+            await worker.send_file(file, ["back", file.value])
+
+
+async def copy_files(worker: Worker) -> None:
+    """Copy what is in one file to another one."""
+    worker.ready()
+    files = {}
+    async for file in worker.received_files():
+        files[file.value] = file
+        if len(files) == 2:
+            with files["from"] as source, files["to"] as target:
+                target.write(source.readall())
+            await worker.send("copied")
+
+
+async def count_descriptors(worker: Worker) -> None:
+    """Say how many descriptors are open whenever there is a message."""
+    worker.ready()
+    async for _ in worker.messages():
+        await worker.send(len(os.listdir("/proc/self/fd")))
+
+
+async def send_odd_values(worker: Worker) -> None:
+    """Send a value of each kind that cannot be read, and one that can."""
+    worker.ready()
+    with socket.socket() as sock:
+        await worker.send_socket(sock, Unreadable())
+        await worker.send_socket(sock, "fine")
+    with open(os.devnull, "rb") as file:  # noqa: ASYNC230
+        await worker.send_file(file, Unreadable())
+        await worker.send_file(file.fileno(), "fine")
+    await worker.draining()
+
+
+async def send_files_without_end(worker: Worker) -> None:
+    """Send files until one is refused, and say how many were taken."""
+    worker.ready()
+    taken = 0
+    with open(os.devnull, "rb") as file:  # noqa: ASYNC230
+        try:
+            while True:
+                await worker.send_file(file)
+                taken += 1
+        except OSError as error:
+            await worker.send((taken, str(error)))
+    await worker.draining()
 
 
 async def take_sockets(worker: Worker) -> None:

@@ -40,7 +40,7 @@ class Master:
         self.setup = LineSetup(
             on_taken=self.spreader.taken,
             on_refused=self.spreader.refused,
-            on_socket=self.mail.take_socket,
+            on_parcel=self.mail.take_parcel,
             on_message=self.mail.take_message,
             on_load=self.spreader.load,
             on_returned=self.spreader.returned,

@@ -17,7 +17,7 @@ GOES = (
 
 def test_it_tells_who_comes_who_goes_and_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "asyncpool")
-    log = LifeLog("cluster app", ())
+    log = LifeLog("cluster app")
     for event in (
         Spawned(0, 1, 70),
         Ready(0, 1, 70, 0.1234),
@@ -25,6 +25,7 @@ def test_it_tells_who_comes_who_goes_and_why(caplog: pytest.LogCaptureFixture) -
         Retiring(0, 1, "roll"),
         Retiring(1, 1, "resize"),
         Exited(0, 1, 70),
+        Exited(1, 1, 71, signal="SIGKILL", detail="somebody wanted it"),
         Retiring(2, 5, "something of its own"),
         Resized(3),
     ):
@@ -35,5 +36,6 @@ def test_it_tells_who_comes_who_goes_and_why(caplog: pytest.LogCaptureFixture) -
         "cluster app: worker 70 in slot 0 takes no more connections: a reload replaces it",
         GOES,
         "cluster app: worker 70 in slot 0 has ended",
+        "cluster app: worker 71 in slot 1 has ended: somebody wanted it",
         "cluster app: a worker in slot 2 takes no more connections: something of its own",
     ]

@@ -58,7 +58,7 @@ async def test_a_socket_that_it_sends_is_kept_and_acknowledged() -> None:
                 send(n, theirs.fileno())
                 frame, _ = await worker.frame()
                 assert (frame.kind, frame.job) == (Kind.TAKEN, n)
-                slot, sock = await anext(master.mail.sockets)
+                slot, sock, _ = await anext(master.mail.sockets)
                 with sock:
                     assert slot == 0
                     assert not sock.get_inheritable()
@@ -75,7 +75,7 @@ async def test_many_sockets_in_a_row_find_their_frames() -> None:
         async with patience():
             for n, (_, theirs) in enumerate(pairs, 1):
                 assert (await worker.frame())[0].job == n
-                _, sock = await anext(master.mail.sockets)
+                _, sock, _ = await anext(master.mail.sockets)
                 with sock:
                     assert os.fstat(sock.fileno()) == os.fstat(theirs.fileno())
     for ours, theirs in pairs:
@@ -136,17 +136,33 @@ async def test_a_worker_that_leaves_waits_while_descriptors_are_scarce() -> None
                     other.say(Kind.TAKEN, number)
 
 
-async def test_what_is_no_socket_is_refused() -> None:
+async def test_what_is_no_socket_is_a_file() -> None:
     with Master() as master:
         worker = master.worker()
         reading, writing = os.pipe()
         worker.send(1, reading)
         async with patience():
-            assert (await worker.frame())[0].kind is Kind.REFUSED
+            assert (await worker.frame())[0].kind is Kind.TAKEN
+            slot, file, _ = await anext(master.mail.files)
         os.close(reading)
+        with file:
+            assert os.write(writing, b"x") == 1
+            assert (slot, file.read(1)) == (0, b"x")
         with pytest.raises(BrokenPipeError):
             os.write(writing, b"x")
         os.close(writing)
+
+
+async def test_a_directory_is_refused() -> None:
+    with Master() as master:
+        worker = master.worker()
+        folder = os.open("/", os.O_RDONLY)
+        async with patience():
+            for number in range(1, 21):
+                worker.send(number, folder)
+                assert (await worker.frame())[0].kind is Kind.REFUSED
+        os.close(folder)
+    # The guards find out whether the copies were closed.
 
 
 def send_twice(worker: FakeWorker, fd: int) -> None:

@@ -301,7 +301,7 @@ async def test_a_socket_goes_to_whom_it_is_meant_for() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             before = len(open_fds())
-            sending = asyncio.create_task(master.spreader.send(1, theirs))
+            sending = asyncio.create_task(master.spreader.send(1, theirs.fileno(), b""))
             async with patience():
                 frame, fd = await worker.frame()
                 assert (frame.kind, frame.tag) == (Kind.HANDLE, FOR_USER)
@@ -325,7 +325,7 @@ async def test_a_socket_is_tried_with_each_worker_once(
         ours, theirs = socket.socketpair()
         with ours, theirs:
             before = len(open_fds())
-            sending = asyncio.create_task(master.spreader.send(1, theirs))
+            sending = asyncio.create_task(master.spreader.send(1, theirs.fileno(), b""))
             tried: list[FakeWorker] = []
             async with patience():
                 for slot in (1, 0, 2):
@@ -348,7 +348,7 @@ async def test_who_has_left_need_not_be_found_a_worker() -> None:
         first, other = master.worker(), master.worker()
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            sending = asyncio.create_task(master.spreader.send(0, theirs))
+            sending = asyncio.create_task(master.spreader.send(0, theirs.fileno(), b""))
             async with patience():
                 number, fd = await first.handle()
                 os.close(fd)

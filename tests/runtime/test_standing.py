@@ -27,7 +27,7 @@ def standing() -> tuple[Standing, EventStream[events.Event]]:
     state = SimpleNamespace(
         loop=asyncio.get_running_loop(),
         hub=hub,
-        config=SimpleNamespace(title="pool x"),
+        config=SimpleNamespace(title="pool x", wait_for_all=False),
         crashes=deque[Any](),
     )
     return Standing(cast("PoolState", state)), hub.listen(10)

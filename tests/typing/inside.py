@@ -23,6 +23,7 @@ def accepted() -> None:
     assert_type(asyncpool.retire_worker(), None)
     assert_type(asyncpool.worker_state(), SimpleNamespace)
     asyncpool.worker_state().model = 3
+    assert_type(asyncpool.in_worker(), bool)
 
 
 async def seen_from_outside(job: Job[int]) -> None:

@@ -42,7 +42,7 @@ class Master:
     ) -> None:
         packed = target if isinstance(target, str) else pickle.dumps(target)
         last, replaced = drain_timeout, reload_drain_timeout or drain_timeout
-        serving = pickle.dumps((packed, spread, (last, replaced), 3, 7))
+        serving = pickle.dumps((packed, spread, (last, replaced), 3, 7, ()))
         self.worker = Worker(serving=serving, loop=loop, **options)
         self.process = self.worker.process
         self._decoder = FrameDecoder(max_payload=1 << 24)

@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import asyncpool
 from asyncpool._worker import serve
 from asyncpool.cluster import _asgi
 from tests.helpers import jobs
@@ -220,6 +221,9 @@ class Obedient:
 
     async def say(self, value: Any) -> Any:
         return value
+
+    async def is_in_worker(self, _: None) -> bool:
+        return asyncpool.in_worker()
 
     async def say_often(self, count: int) -> str:
         for number in range(count):

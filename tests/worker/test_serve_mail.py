@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -110,6 +111,10 @@ def test_a_message_has_a_largest_size(start: Start) -> None:
     assert master.ended()[0] == 1
 
 
+def test_a_worker_of_a_cluster_knows_that_it_is_one(master: Master) -> None:
+    assert order(master, "is_in_worker") is True
+
+
 def test_a_socket_travels_to_the_worker(master: Master) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         name = listener.getsockname()
@@ -143,6 +148,21 @@ def test_a_socket_travels_from_the_worker(master: Master) -> None:
     master.given().close()
     master.drain()
     assert master.message() == "OSError: the pool could not take the socket"
+    assert master.ended() == (0, "")
+
+
+def test_what_is_neither_a_socket_nor_a_file_costs_no_descriptor(
+    master: Master,
+) -> None:
+    before = order(master, "descriptors")
+    folder = os.open("/", os.O_RDONLY)
+    for number in range(1, 21):
+        head = header(Kind.HANDLE, 0, number, 0, 1)
+        assert socket.send_fds(master.worker.jobs, [head], [folder]) == len(head)
+        assert master.heard(Kind.REFUSED) is not None
+    os.close(folder)
+    assert order(master, "descriptors") == before
+    master.drain()
     assert master.ended() == (0, "")
 
 

@@ -33,3 +33,9 @@ def test_outside_a_worker_there_is_none() -> None:
     with pytest.raises(RuntimeError) as caught:
         asyncpool.worker_state()
     assert str(caught.value) == "worker_state() was called outside a worker of a pool"
+
+
+def test_a_worker_knows_that_it_is_one(worker: Worker) -> None:
+    assert not asyncpool.in_worker()
+    worker.send(1, asyncpool.in_worker)
+    assert worker.result() == (1, True)

@@ -39,7 +39,7 @@ class Books:
         surge: int = 1,
         unavailable: int = 0,
     ) -> None:
-        limits = limits or WorkerLimits()
+        self.limits = limits = limits or WorkerLimits()
         self.core = Supervision(
             workers=(workers, workers + more),
             policy=policy,
@@ -118,8 +118,8 @@ class Books:
 
     def lanes(self) -> int:
         """Return how many jobs could begin now."""
-        beside = [self.width - len(self.processes[n].hand) for n in self.spacious()]
-        return len(self.free()) * self.width + sum(beside)
+        able = [self.processes[n] for n in (*self.free(), *self.spacious())]
+        return sum(int(min(self.width - len(p.hand), p.most - p.given)) for p in able)
 
     def slots(self, *states: str, told: bool | None = False) -> list[int]:
         """Return the slots whose processes are in one of *states*."""
@@ -210,10 +210,11 @@ class Books:
         return able and not (process.doomed or process.asked_to_end or process.leaving)
 
     def _lanes_free(self, process: Process) -> bool:
-        return len(process.hand) < self.width and process.loading is None
+        free = len(process.hand) < self.width and process.loading is None
+        return free and not process.spent
 
     def _has_room(self, process: Process) -> bool:
-        if process.loading is not None:
+        if process.loading is not None or process.spent:
             return False
         if any(job in self.errands for job in process.hand):
             return False

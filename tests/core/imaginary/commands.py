@@ -132,7 +132,10 @@ class Commands(Ends):
         budget = self.workers + self.surge + self.broken
         assert staying < budget, "over the budget"
         self.generations[slot] = generation
-        self.processes[slot] = Process(slot, self.now, width=self.width)
+        process = Process(slot, self.now, width=self.width)
+        if self.limits.exact:
+            process.most = self.limits.wear(slot, generation).jobs
+        self.processes[slot] = process
 
     def _fail(self, jobs: tuple[int, ...], why: str) -> None:
         assert jobs

@@ -89,6 +89,10 @@ class Ends(Lines):
             assert early or told is Ending.STOPPED
             assert told is Ending.NO or self.now >= told_at + STOP_GRACE
             process.excused = True
+        elif process.shot:
+            self.seen["killed by order"] += 1
+            self.seen["killed by order, at work"] += bool(process.running)
+            process.excused = process.excused or not (process.faulty or process.hung)
         elif told is not Ending.TERMINATED or self.now < told_at + TERM_GRACE:
             self._shoot(process)
         process.told, process.told_at = how, self.now

@@ -156,6 +156,7 @@ class Jobs(Commands):
         back = [job for job, place in process.hand.items() if place in won]
         for job in back:
             del process.hand[job]
+            process.given -= job not in self.errands
         self.seen["a revoked job" if won else "a revoke in vain"] += 1
         for job in back:
             self._forgive(process, job, "a job given back")
@@ -220,6 +221,7 @@ class Jobs(Commands):
         job, process.loading = process.loading, None
         assert job is not None
         del process.hand[job]
+        process.given -= 1
         self._forgive(process, job, "a job withdrawn")
         commands = self.core.withdraw(process.slot, job, self.now)
         assert commands[0] == cmd.Unassign((job,))

@@ -71,6 +71,10 @@ class Lines(Books):
         assert process.loading is None, "a job behind one that is not sent"
         others = [errand for errand in self.errands_before(slot) if errand != job]
         assert job in self.errands or not others, "a job before an errand"
+        if job not in self.errands:
+            assert not process.spent, "more jobs than a worker may have"
+            process.given += 1
+            self.seen["as many jobs as it may have"] += process.spent
         assert job in self.open
         assert not self.broken
         self.seen["a job beside others"] += 0 < len(process.hand) < self.width

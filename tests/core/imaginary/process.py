@@ -36,8 +36,11 @@ class Process:
     writes: bool = False  # where it is
     leaving: bool = False
     oversized: bool = False
+    shot: bool = False  # somebody wants it killed
     leave_by: float = math.inf
     sent: int = 0
+    most: float = math.inf  # as many jobs as it may get, but for those that come back
+    given: int = 0
     stalled: set[int] = field(default_factory=set)
     place: int | None = None
     line: bool = False  # since its last answer, somebody waited for this one
@@ -51,6 +54,10 @@ class Process:
     answers: deque[list[int]] = field(default_factory=deque)
     # Asked, and not heard of: the shell's view again.
     pending: deque[tuple[int, ...]] = field(default_factory=deque)
+
+    @property
+    def spent(self) -> bool:
+        return self.given >= self.most
 
     @property
     def state(self) -> str:

@@ -158,6 +158,7 @@ class ImaginaryShell(Jobs):
         if unsent is not None:
             self.seen["retired before it was sent a job"] += 1
             del process.hand[unsent]
+            process.given -= 1
             self._forgive(process, unsent, "a job withdrawn")
             self.feed(self.core.withdraw(slot, unsent, self.now))
             profile = self.profiles[unsent]
@@ -168,6 +169,12 @@ class ImaginaryShell(Jobs):
         if process.ready and process.told is Ending.NO:
             process.oversized = True
         self.feed(self.core.rotation.oversized(self.core.slots[slot], "", self.now))
+
+    def kill(self, slot: int) -> None:
+        process = self.processes[slot]
+        process.shot = True
+        self.feed(self.core.rotation.kill(self.core.slots[slot], self.now))
+        assert process.told is Ending.KILLED
 
     def roll(self) -> None:
         self.seen["roll"] += 1
