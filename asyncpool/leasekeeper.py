@@ -186,7 +186,8 @@ class LeaseKeeper(Generic[L]):
 
         Args:
             lease: Any hashable value that tells it from the others.
-            on_gone: Called with the lease if it is lost.  What it raises is logged.
+            on_gone: Called with the lease if it is lost, or given up for its *ttl*.  What
+                it raises is logged.
 
         Raises:
             TypeError: If *on_gone* is not callable.
@@ -199,6 +200,7 @@ class LeaseKeeper(Generic[L]):
     def keep(self, lease: L, job: asyncio.Future[Any]) -> None:
         """Keep *lease* until *job* is done, and cancel the job if the lease is lost.
 
+        So it is if the lease is given up since it was not extended for most of its *ttl*.
         A pool's job is done when it is cancelled, though it may run on for a while, to
         clean up.  Have it submitted by ``pool.options(lease=(keeper, lease))``, which
         also keeps the lease until then.

@@ -226,6 +226,27 @@ def test_a_job_is_cancelled_before_its_lease_lapses(
     assert "lease 'b' has lapsed: not extended for 36 s" in caplog.text
 
 
+def test_who_hears_of_a_lapsed_lease_may_remove_others() -> None:
+    async def main() -> None:
+        gone: list[str] = []
+
+        def on_gone(lease: str) -> None:
+            gone.append(lease)
+            for other in "ab":
+                if keeper.remove(other):
+                    keeper.add(other)
+
+        outside = Outside(a=[OSError("down")], b=[OSError("down")])
+        async with LeaseKeeper(outside.extend, cycle=10.0, ttl=40.0) as keeper:
+            keeper.add("a", on_gone=on_gone)
+            keeper.add("b", on_gone=on_gone)
+            await reach(40)
+            assert gone == ["a"]
+            assert (keeper.stats().leases, keeper.stats().lapsed) == (1, 1)
+
+    run(main())
+
+
 def test_a_loop_that_stalled_for_too_long_gives_its_leases_up_before_any_beat() -> None:
     async def main() -> None:
         outside, lost = Outside(), job()

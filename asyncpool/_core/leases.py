@@ -46,7 +46,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -330,18 +330,17 @@ class LeaseLedger(Generic[L]):
             return None
         return self._records[lease].extended + self._ttl
 
-    def lapsed(self, now: float) -> list[tuple[L, float]]:
+    def lapsed(self, now: float) -> Iterator[tuple[L, float]]:
         """Forget the leases that have to be given up, since they will soon lapse.
 
-        Returns:
+        Yields:
             Each with the seconds since it was extended.
         """
-        found: list[tuple[L, float]] = []
         for number in self._lapses.pop(now):
-            record = self._by_number[number]
-            found.append((record.lease, now - record.extended))
-            self.discard(record.lease)
-        return found
+            record = self._by_number.get(number)
+            if record is not None:  # or who heard of another one has discarded it
+                self.discard(record.lease)
+                yield record.lease, now - record.extended
 
     def next_lapse(self) -> float | None:
         """Return when to ask for lapsed ones, if nothing else happens before."""

@@ -500,8 +500,8 @@ def test_a_lease_is_given_up_before_it_lapses() -> None:
     ledger = ledger_of("a", ttl=40.0)
     assert play(ledger, 11) == ["a0", "a10"]
     assert (ledger.lapses_at("a"), ledger.next_lapse()) == (50.0, 46.0)
-    assert ledger.lapsed(45.9) == []
-    assert ledger.lapsed(46.0) == [("a", 36.0)]
+    assert list(ledger.lapsed(45.9)) == []
+    assert list(ledger.lapsed(46.0)) == [("a", 36.0)]
     assert ("a" in ledger, ledger.next_lapse(), ledger.next_due()) == (
         False,
         None,
@@ -521,14 +521,14 @@ def test_the_answer_to_a_beat_comes_too_late_for_a_lease_that_was_given_up() -> 
     ledger = ledger_of("ab", ttl=40.0)
     assert ledger.beat(35.0) == "a"
     ledger.discard("b")
-    assert ledger.lapsed(36.0) == [("a", 36.0)]
+    assert list(ledger.lapsed(36.0)) == [("a", 36.0)]
     assert ledger.outcome("a", EXTENDED, 36.5) is None
     assert ledger.next_lapse() is None
 
 
 def test_who_has_no_ttl_is_never_given_up() -> None:
     ledger = ledger_of("a")
-    assert (ledger.lapsed(9e9), ledger.next_lapse()) == ([], None)
+    assert (list(ledger.lapsed(9e9)), ledger.next_lapse()) == ([], None)
     assert ledger.lapses_at("a") is None
 
 
