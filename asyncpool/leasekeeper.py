@@ -381,8 +381,6 @@ class LeaseKeeper(Generic[L]):
             return
         self._holds[lease] = hold
         self._ledger.add(lease, loop.time())
-        if isinstance(hold.job, Holder):
-            hold.job.judge = self._beats.judge
         self._tell_holder(lease)
         self._beats.reconsider()
 

@@ -62,8 +62,6 @@ class Burial:
         self._heartbeats.look(handle)
         book, hub, core = self._state.book, self._state.hub, self._state.core
         slot, now = core.slots[handle.slot], self._state.loop.time()
-        # One whose lease has lapsed while this process stood still is not begun again.
-        book.leases.judge(now)
         planned, kind = slot.planned, self._coroner.kind_of(handle, slot)
         was_ready = slot.ready_at is not None
         losses = book.losses(handle, slot, kind)

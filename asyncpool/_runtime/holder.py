@@ -21,10 +21,9 @@ class Holder(asyncio.Future[None]):
     Attributes:
         job: The job, once there is one.
         until: When the lease lapses, on the loop's clock, if that is known.
-        judge: Has the keeper cancel those whose leases have lapsed.
     """
 
-    __slots__ = ("_tell", "job", "judge", "until")
+    __slots__ = ("_tell", "job", "until")
 
     job: Job[Any] | None
 
@@ -32,7 +31,6 @@ class Holder(asyncio.Future[None]):
         super().__init__(loop=asyncio.get_running_loop())
         self.job = None
         self.until: float | None = None
-        self.judge: Callable[[], None] = _nothing
         self._tell = tell
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -52,7 +50,3 @@ class Holder(asyncio.Future[None]):
         """Need the lease no more, unless it is lost."""
         if not self.done():
             self.set_result(None)
-
-
-def _nothing() -> None:
-    pass

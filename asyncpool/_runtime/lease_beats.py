@@ -65,18 +65,16 @@ class Beats(Generic[L]):
         ledger, loop = self._ledger, asyncio.get_running_loop()
         async with asyncio.TaskGroup() as beats:
             while True:
-                # Before any beat: one that has lapsed is not to be extended any more.
-                self.judge()
+                # Before any beat: one that has lapsed is not to be extended any more.  And
+                # before any worker's end is looked at, should its loop have been blocked: a
+                # job that has ended so has no other attempt.
+                for lapsed, gap in ledger.lapsed(loop.time()):
+                    self._on_lapsed(lapsed, gap)
                 if (news := ledger.news(loop.time())) is not None:
                     self._on_news(news)
                 while (lease := ledger.beat(loop.time())) is not None:
                     beats.create_task(self._beat(lease))
                 await self._sleep(self._next_look())
-
-    def judge(self) -> None:
-        """Give up the leases that were not extended for too long."""
-        for lease, gap in self._ledger.lapsed(asyncio.get_running_loop().time()):
-            self._on_lapsed(lease, gap)
 
     def reconsider(self) -> None:
         """Hear that the ledger has changed: it may be looked at sooner than it was."""

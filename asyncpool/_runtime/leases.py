@@ -71,12 +71,6 @@ class Leases:
         if holder is not None and holder.until is not None:
             self.fence(job, slot, holder.until)
 
-    def judge(self, now: float) -> None:
-        """Have those jobs cancelled whose leases have lapsed, before all else."""
-        for holder in list(self.open.values()):
-            if holder.until is not None and holder.until <= now:
-                holder.judge()
-
     def settle(self, job: Job[Any]) -> None:
         """Take note that an open job is settled; it may be in a worker's hands."""
         holder = self.open.pop(job.id, None)

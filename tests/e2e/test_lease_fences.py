@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Crash, LeaseKeeper, Pool
-from asyncpool.events import LeaseLapsed
+from asyncpool import Crash, EventStream, LeaseKeeper, Pool
+from asyncpool.events import LeaseEvent, LeaseLapsed
 from tests.helpers import jobs, several
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -56,6 +56,14 @@ def block_until_dead(pid: int) -> None:
         os.close(process)
 
 
+async def lapsed_of(events: EventStream[LeaseEvent]) -> LeaseLapsed:
+    """Return the first event that tells of a lease which has lapsed."""
+    while True:
+        event = await anext(events)
+        if isinstance(event, LeaseLapsed):
+            return event
+
+
 @pytest.mark.parametrize(
     ("function", "concurrency"),
     [(jobs.wait_at, 1), (jobs.compute, 1), (several.at, 1), (several.at, 2)],
@@ -79,9 +87,8 @@ async def test_a_worker_ends_with_the_lease_while_the_loop_is_blocked(
         block_until_dead(worker.pid)
         with pytest.raises(asyncio.CancelledError, match=r"^lease 'mine' has lapsed: "):
             await job
-        event = await anext(events)
-        assert isinstance(event, LeaseLapsed)
-        assert event.lease == "mine"
+        # A beat may have been late before, on a busy machine.
+        assert (await lapsed_of(events)).lease == "mine"
         await assert_serves(pool)
         assert gate.visits("in") == 1
         assert keeper.stats().leases == 0
