@@ -25,8 +25,10 @@ __all__ = [
     "Exited",
     "GaveUp",
     "LeaseEvent",
+    "LeaseLapsed",
     "LeaseLost",
     "LeaseMissed",
+    "LeaseRelieved",
     "LeaseSaturated",
     "LeaseStats",
     "LeaseThrottled",
@@ -371,11 +373,15 @@ class RollResult:
 class LeaseSaturated:
     """There are more leases than a cycle has beats: the turns are further apart.
 
+    It is told at once, and told again whenever the number of leases has changed a cycle
+    later.
+
     Attributes:
         leases: How many there are.
         capacity: How many beats a cycle has, ``rate * cycle``.
         cycle: The cycle, in seconds.
-        rate: Beats a second.
+        rate: Beats a second: the keeper's rate, or fewer if beats take so long that too
+            few of them can be under way at a time.
         worst_gap: Seconds between two beats of one lease, ``leases / rate``; they
             lapse if the outside system grants less than that.
     """
@@ -394,12 +400,31 @@ class LeaseSaturated:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRelieved:
+    """There are no more leases than a cycle has beats, after a :class:`LeaseSaturated`.
+
+    Attributes:
+        leases: How many there are.
+        capacity: How many beats a cycle has.
+    """
+
+    leases: int
+    capacity: int
+
+    def __str__(self) -> str:
+        return f"{self.leases} leases, and {self.capacity} beats in a cycle"
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseMissed:
-    """A lease was not extended for *gap* seconds, which is more than its share.
+    """A lease was not extended for *gap* seconds.
 
-    *error* is what the last attempt of this cycle raised, or ``None``
-    if the beat came late and succeeded.
+    A beat of it has failed, and was the last one of its turn, or *gap* is more than a
+    cycle and a tenth by now; this is told once a cycle.  Or a beat came so late, and
+    succeeded.
+
+    *error* is what the beat raised, or ``None`` if it succeeded.
     """
 
     lease: Hashable
@@ -422,7 +447,22 @@ class LeaseLost:
     lease: Hashable
 
 
-LeaseEvent = LeaseSaturated | LeaseMissed | LeaseThrottled | LeaseLost
+@dataclass(frozen=True, slots=True)
+class LeaseLapsed:
+    """*lease* was not extended for *gap* seconds, nearly its ttl; its job is cancelled."""
+
+    lease: Hashable
+    gap: float
+
+
+LeaseEvent = (
+    LeaseSaturated
+    | LeaseRelieved
+    | LeaseMissed
+    | LeaseThrottled
+    | LeaseLost
+    | LeaseLapsed
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,6 +480,7 @@ class LeaseStats:
         failed: Beats that raised something unknown, or were not answered in time.
         lost: Beats that were answered by the news that the lease is gone.
         missed: How often a lease was not extended for longer than its share.
+        lapsed: Leases that were given up, since their ttl was nearly over.
         dropped_events: Events that slow listeners of ``events()`` have missed.
     """
 
@@ -453,4 +494,5 @@ class LeaseStats:
     failed: int
     lost: int
     missed: int
+    lapsed: int
     dropped_events: int

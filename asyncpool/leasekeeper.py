@@ -15,21 +15,27 @@ import anyio
 
 from asyncpool._core.kinds import NUMBER, SECONDS, check_kind, or_none
 from asyncpool._core.leases import (
+    GIVE_UP,
     Gone,
     LeaseLedger,
     Missed,
     Outcome,
     Slower,
     Verdict,
+    longest_gap,
 )
 from asyncpool._runtime.arguments import check_callable, check_int
+from asyncpool._runtime.holder import Holder
 from asyncpool._runtime.home import check_home
 from asyncpool._runtime.hub import EventHub, EventStream
 from asyncpool._runtime.lease_beats import Beats, Problem
 from asyncpool.events import (
     LeaseEvent,
+    LeaseLapsed,
     LeaseLost,
     LeaseMissed,
+    LeaseRelieved,
+    LeaseSaturated,
     LeaseStats,
     LeaseThrottled,
 )
@@ -42,9 +48,9 @@ L = TypeVar("L", bound=Hashable)
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# Beats under way at a time.  So many as are needed if the outside system takes a second
-# for each; four at the least, so that one which hangs leaves room for others, and 32 at
-# the most, since whoever needs more than that has an outside system in trouble.
+# Beats under way at a time.  As many as are needed if the outside system takes a second
+# for each, or longer if it does; four at the least, so that one which hangs leaves room
+# for others, and 32 at the most: whoever needs more has an outside system in trouble.
 _MIN_OVERLAP, _MAX_OVERLAP = 4, 32
 
 # Seconds between two lines in the log about leases that were not extended: if the
@@ -86,8 +92,9 @@ class LeaseKeeper(Generic[L]):
     stall.  When there are more leases than ``rate * cycle``, events and the log say so
     at once, and the one that is due first goes first, so that all wait equally longer.
 
-    Beats of several leases overlap if *send* takes long, four to 32 of them as *rate*
-    asks for.  Beats of the same lease never do.
+    Beats of several leases overlap if *send* takes long: as many as *rate* asks for, up to
+    32.  If that is too few, ``stats().capacity`` says how many leases there may be.  Beats
+    of the same lease never overlap.
 
     Args:
         send: Extends one lease.  It raises :exc:`LeaseGoneError` if the lease is lost:
@@ -95,7 +102,9 @@ class LeaseKeeper(Generic[L]):
             outside system wants fewer beats: it is repeated before all others, after a
             pause that doubles each time, up to an eighth of a cycle, and after six
             times in a row behind the others.  If it raises anything else, it is
-            repeated behind the others, and then in the next cycle.
+            repeated after pauses of, by default, 1/16, 1/8 and 1/4 of a cycle, and then
+            in the next cycle.  Repeats take half of the ticks at the most while other
+            leases wait.
         rate: The most beats a second.
         cycle: Seconds in which every lease gets a beat.  The outside system has to
             grant more than that: what its answers take, and what your event loop
@@ -103,11 +112,19 @@ class LeaseKeeper(Generic[L]):
         max_retries: How often a beat that has failed is repeated in a cycle.
         timeout: Seconds that *send* may take; then it is cancelled and has failed.
             ``None`` means ``cycle / (2 * (1 + max_retries))``, 15 s by default: then
-            all attempts at a lease that hangs take half a cycle, and there is half a
-            one for them to wait for their turns.
+            all attempts at a lease that hangs take half a cycle, and the pauses
+            between them the other half.
+        ttl: Seconds that a lease lasts after an extension.  If it is known, a job does
+            not outlast its lease: after nine tenths of it without an extension the job
+            is cancelled, and what is left is for it to clean up.  If it was submitted by
+            ``pool.options(lease=...)`` and still runs at the end of the *ttl*, its worker
+            ends itself, also while your process is stopped or its loop is blocked.  The
+            *ttl* counts from the begin of the beat that has succeeded, and before the
+            first one from the moment in which the lease came here.
 
     Raises:
-        ValueError: If an argument is out of range, or a cycle too short for one beat.
+        ValueError: If an argument is out of range, or a cycle too short for one beat, or
+            so long that all attempts of a turn do not fit into nine tenths of the *ttl*.
         TypeError: If *send* is not callable, or a number is of the wrong kind.
     """
 
@@ -119,6 +136,7 @@ class LeaseKeeper(Generic[L]):
         max_retries: int = 3,
         *,
         timeout: float | None = None,
+        ttl: float | None = None,
     ) -> None:
         if not callable(send):
             raise TypeError(f"send must be callable, not {send!r}")
@@ -126,24 +144,36 @@ class LeaseKeeper(Generic[L]):
         check_kind("rate", rate, NUMBER)
         check_kind("cycle", cycle, SECONDS)
         check_kind("timeout", timeout, or_none(SECONDS))
+        check_kind("ttl", ttl, or_none(SECONDS))
         if timeout is None:
             timeout = cycle / (2 * (1 + max_retries))
         for name, value in (("rate", rate), ("cycle", cycle), ("timeout", timeout)):
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be > 0 and finite, not {value}")
+        if ttl is not None:
+            _check_ttl(ttl, cycle, max_retries, timeout)
         self._ledger: LeaseLedger[L] = LeaseLedger(
             rate=rate,
             cycle=cycle,
             max_retries=max_retries,
             overlap=max(_MIN_OVERLAP, min(_MAX_OVERLAP, math.ceil(rate))),
+            max_overlap=_MAX_OVERLAP,
             now=0.0,
+            ttl=ttl,
         )
         if not self._ledger.capacity:
             raise ValueError(
                 f"rate={rate:g} beats/s for cycle={cycle:g} s make {rate * cycle:g} "
                 "beats: one at least is needed"
             )
-        self._beats = Beats(self._ledger, send, timeout, self._on_settled)
+        self._beats = Beats(
+            self._ledger,
+            send,
+            timeout,
+            on_settled=self._on_settled,
+            on_lapsed=self._on_lapsed,
+            on_news=self._on_news,
+        )
         self._holds: dict[L, _Hold] = {}
         self._hub: EventHub[LeaseEvent] = EventHub()
         self._counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
@@ -156,7 +186,8 @@ class LeaseKeeper(Generic[L]):
 
         Args:
             lease: Any hashable value that tells it from the others.
-            on_gone: Called with the lease if it is lost.  What it raises is logged.
+            on_gone: Called with the lease if it is lost, or given up for its *ttl*.  What
+                it raises is logged.
 
         Raises:
             TypeError: If *on_gone* is not callable.
@@ -169,6 +200,7 @@ class LeaseKeeper(Generic[L]):
     def keep(self, lease: L, job: asyncio.Future[Any]) -> None:
         """Keep *lease* until *job* is done, and cancel the job if the lease is lost.
 
+        So it is if the lease is given up since it was not extended for most of its *ttl*.
         A pool's job is done when it is cancelled, though it may run on for a while, to
         clean up.  Have it submitted by ``pool.options(lease=(keeper, lease))``, which
         also keeps the lease until then.
@@ -204,6 +236,7 @@ class LeaseKeeper(Generic[L]):
             return False
         hold.let_go()
         self._ledger.discard(lease)
+        self._beats.reconsider()
         return True
 
     def events(self, *, buffer: int = 1000) -> EventStream[LeaseEvent]:
@@ -287,6 +320,8 @@ class LeaseKeeper(Generic[L]):
         self, lease: L, outcome: Outcome, verdict: Verdict, problem: Problem
     ) -> None:
         self._counts[_COUNTED[outcome]] += 1
+        if outcome is Outcome.EXTENDED:
+            self._tell_holder(lease)
         match verdict:
             case Gone():
                 self._lost(lease)
@@ -309,15 +344,23 @@ class LeaseKeeper(Generic[L]):
         _LOGGER.warning("lease %r not extended for %.3g s%s%s", lease, gap, why, others)
         self._quiet_until, self._unsaid = now + _QUIET, 0
 
+    def _on_lapsed(self, lease: L, gap: float) -> None:
+        self._counts["lapsed"] += 1
+        why = f"has lapsed: not extended for {gap:.3g} s"
+        self._give_up(lease, LeaseLapsed(lease, gap), why)
+
     def _lost(self, lease: L) -> None:
+        self._give_up(lease, LeaseLost(lease), "is gone")
+
+    def _give_up(self, lease: L, event: LeaseLapsed | LeaseLost, why: str) -> None:
         hold = self._holds.pop(lease)
         hold.let_go()
         if hold.over():
             return
-        self._hub.publish(LeaseLost(lease))
-        _LOGGER.warning("lease %r is gone", lease)
+        self._hub.publish(event)
+        _LOGGER.warning("lease %r %s", lease, why)
         if hold.job is not None:
-            hold.job.cancel(f"lease {lease!r} is gone")
+            hold.job.cancel(f"lease {lease!r} {why}")
         if hold.on_gone is not None:
             try:
                 hold.on_gone(lease)
@@ -337,11 +380,24 @@ class LeaseKeeper(Generic[L]):
         if hold.over():
             return
         self._holds[lease] = hold
-        saturated = self._ledger.add(lease, loop.time())
-        if saturated is not None:
-            self._hub.publish(saturated)
-            _LOGGER.warning("a lease keeper is saturated: %s", saturated)
+        self._ledger.add(lease, loop.time())
+        self._tell_holder(lease)
         self._beats.reconsider()
+
+    def _tell_holder(self, lease: L) -> None:
+        """Have the worker of a pool's job know until when its lease lasts."""
+        hold = self._holds.get(lease)
+        if hold is not None and isinstance(hold.job, Holder):
+            until = self._ledger.lapses_at(lease)
+            if until is not None:
+                hold.job.extended(until)
+
+    def _on_news(self, news: LeaseSaturated | LeaseRelieved) -> None:
+        self._hub.publish(news)
+        if isinstance(news, LeaseSaturated):
+            _LOGGER.warning("a lease keeper is saturated: %s", news)
+        else:
+            _LOGGER.info("a lease keeper is saturated no more: %s", news)
 
     def _on_done(self, lease: L, job: asyncio.Future[Any]) -> None:
         hold = self._holds.get(lease)
@@ -356,7 +412,20 @@ _COUNTED = {
     Outcome.FAILED: "failed",
     Outcome.GONE: "lost",
 }
-_COUNTERS = (*_COUNTED.values(), "missed")
+_COUNTERS = (*_COUNTED.values(), "missed", "lapsed")
+
+
+def _check_ttl(ttl: float, cycle: float, max_retries: int, timeout: float) -> None:
+    if not 0 < ttl < math.inf:
+        raise ValueError(f"ttl must be > 0 and finite, not {ttl}")
+    gap, most = longest_gap(cycle, max_retries, timeout), GIVE_UP * ttl
+    if gap > most:
+        raise ValueError(
+            f"a cycle of {cycle:g} s and {max_retries} retries, of {timeout:g} s each, can "
+            f"take {gap:g} s until a lease is extended, and it is given up after {most:g} s, "
+            f"nine tenths of ttl={ttl:g}: choose a shorter cycle, a shorter timeout, or "
+            "fewer retries"
+        )
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

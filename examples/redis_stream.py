@@ -7,11 +7,21 @@ moment is the entry's lease: one that nobody has touched for ``--lease`` seconds
 to whoever claims it.  So a consumer touches its entries as long as their jobs wait or
 run, which is what the lease keeper is for, and claims those that others have left.
 
-A consumer that is SIGKILLed takes its workers with it, within a second.  The lease is
-longer than that and a cycle of the keeper together, so an entry is never claimed while
-its last worker may still be alive.  It may be run twice, though, one after the other, if
-its consumer died between the end of the job and the acknowledgement: jobs of a stream
-have to bear that.
+No entry is run by two workers at once:
+
+* A consumer that is SIGKILLed takes its workers with it, within a second, and the lease is
+  longer than that and a cycle of the keeper together.
+* A consumer that is stopped, or whose loop is blocked, extends nothing.  Its workers have
+  been told when their entries' leases lapse, and those that still run one kill themselves a
+  quarter of a lease before anybody else can claim it.  What it had asked Redis for when
+  it was stopped, and got too late, it leaves alone.
+* What it cannot know of is time in which nothing of it runs: if the machine is suspended, or
+  all of its processes are stopped together, a worker that goes on later may do so for some
+  milliseconds, as may one that is in the middle of C code which holds the GIL.
+
+An entry may be run twice, one after the other, if its consumer was killed or stopped between
+the end of the job and the acknowledgement, or in the middle of the job: jobs of a
+stream have to bear that.  It is acknowledged, or declared dead, only by who has it then.
 
 If Redis is gone the service ends with an error: its entries are safe, and whoever
 supervises it starts it again.  SIGTERM has it finish what it has in hand.
@@ -37,8 +47,12 @@ import asyncpool
 Fields = dict[str, str]
 
 # In seconds.  Workers may outlive their consumer by one, and its last beat may be a
-# third of a lease ago.
+# quarter of a lease ago.
 MIN_LEASE = 2.0
+
+# As a share of the lease: how old an entry may be when its job is submitted.  The keeper
+# counts from then on, so by so much the lease is shorter for it.
+LATENESS = 1 / 4
 
 # Only its owner may extend an entry or end it.  Both ask and act in one step: between
 # two, the entry could change hands, and XCLAIM would take it back from its new owner.
@@ -92,11 +106,14 @@ class Consumer:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.pool = asyncpool.Pool(options.workers, name=options.consumer)
-        # Three beats for each lease, and room for as many entries as are in hand.
-        cycle = options.lease / 3
+        # Four beats for each lease, and room for as many entries as are in hand.
+        cycle = options.lease / 4
         self.in_hand = 2 * options.workers
         self.keeper = asyncpool.LeaseKeeper(
-            self.extend, rate=max(10.0, 2 * self.in_hand / cycle), cycle=cycle
+            self.extend,
+            rate=max(10.0, 2 * self.in_hand / cycle),
+            cycle=cycle,
+            ttl=(1 - LATENESS) * options.lease,
         )
         self.redis: Any = redis.asyncio.Redis(
             unix_socket_path=options.socket, decode_responses=True
@@ -108,6 +125,7 @@ class Consumer:
         self._entries: set[str] = set()
         self._room = asyncio.Semaphore(self.in_hand)
         self._cursor, self._look_at = "0-0", 0.0
+        self._asked_at = 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
         """Consume until *stop* is set; finish what is in hand then."""
@@ -120,7 +138,7 @@ class Consumer:
                         if entry not in self._entries:
                             self._entries.add(entry)
                             await self._room.acquire()
-                            jobs.create_task(self.handle(entry, fields))
+                            jobs.create_task(self.handle(entry, fields, self._asked_at))
 
     async def join(self) -> None:
         """Make sure that there are a stream and a group."""
@@ -133,13 +151,14 @@ class Consumer:
         """Return what others have left, or else what is new; wait a little for it."""
         async with self._room:
             room = self.in_hand - len(self._entries)
-        now = time.monotonic()
+        now = self._asked_at = time.monotonic()
         if now >= self._look_at:
             entries = await self.left_entries(room)
             if self._cursor == "0-0":
                 self._look_at = now + self.options.lease / 10
             if entries:
                 return entries
+            self._asked_at = time.monotonic()
         streams = await self.redis.xreadgroup(
             self.options.group,
             self.options.consumer,
@@ -163,7 +182,21 @@ class Consumer:
             print("claimed", entry, flush=True)
         return list(entries)
 
-    async def handle(self, entry: str, fields: Fields) -> None:
+    async def handle(self, entry: str, fields: Fields, asked_at: float) -> None:
+        """Run an entry, and end it with its job; or leave it, if it came too late.
+
+        Redis has noted that it is ours at *asked_at* or later.
+        """
+        try:
+            if time.monotonic() - asked_at < LATENESS * self.options.lease:
+                await self.run_job(entry, fields)
+            else:  # it may be another's by now; if it is not, it will be claimed
+                print("late", entry, flush=True)
+        finally:
+            self._entries.discard(entry)
+            self._room.release()
+
+    async def run_job(self, entry: str, fields: Fields) -> None:
         """Run one entry, and end it with its job: done, failed, or somebody else's."""
         job = self.pool.options(lease=(self.keeper, entry)).submit(
             work, entry, fields, self.options.consumer, self.options.journal
@@ -180,9 +213,6 @@ class Consumer:
         else:
             if await self.finish(entry):
                 print("done", entry, flush=True)
-        finally:
-            self._entries.discard(entry)
-            self._room.release()
 
     @staticmethod
     def is_lost(job: asyncpool.Job[str]) -> bool:

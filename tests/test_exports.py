@@ -30,7 +30,9 @@ EVENTS = """
     Saturated Spawned TakenOver
 """
 
-LEASE_EVENTS = "LeaseLost LeaseMissed LeaseSaturated LeaseThrottled"
+LEASE_EVENTS = """
+    LeaseLapsed LeaseLost LeaseMissed LeaseRelieved LeaseSaturated LeaseThrottled
+"""
 
 
 def test_the_public_names_are_these() -> None:

@@ -14,7 +14,14 @@ import anyio
 import pytest
 
 from asyncpool import LeaseGoneError, LeaseKeeper, ThrottledError
-from asyncpool.events import LeaseLost, LeaseMissed, LeaseSaturated, LeaseThrottled
+from asyncpool.events import (
+    LeaseLapsed,
+    LeaseLost,
+    LeaseMissed,
+    LeaseRelieved,
+    LeaseSaturated,
+    LeaseThrottled,
+)
 from tests.helpers.virtual_time import VirtualLoop, run
 
 Send = Callable[[str], Awaitable[object]]
@@ -188,6 +195,74 @@ def test_a_lease_that_is_gone_costs_its_job() -> None:
     run(main())
 
 
+def test_a_job_is_cancelled_before_its_lease_lapses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        down = OSError("down")
+        outside = Outside(a=[0.0, 0.0, down], b=[down])
+        lost, late = job(), list[str]()
+        async with LeaseKeeper(outside.extend, cycle=10.0, ttl=40.0) as keeper:
+            events = keeper.events()
+            keeper.keep("a", lost)
+            keeper.add("b", on_gone=late.append)
+            keeper.add("c")
+            # Nine tenths after it came, or was extended at 10.
+            await reach(36.5)
+            assert (late, lost.done()) == (["b"], False)
+            said = "lease 'a' has lapsed: not extended for 36 s"
+            with pytest.raises(asyncio.CancelledError, match=f"^{said}$"):
+                await lost
+            assert now() == 46
+            told = [await anext(events) for _ in range(keeper.stats().missed + 2)]
+            lapsed = [event for event in told if isinstance(event, LeaseLapsed)]
+            assert lapsed == [LeaseLapsed("b", 36.0), LeaseLapsed("a", 36.0)]
+            assert (keeper.stats().leases, keeper.stats().lapsed) == (1, 2)
+            log = len(outside.log)
+            await reach(70)
+        assert [each[0] for each in outside.log[log:]] == ["c", "c"]
+
+    run(main())
+    assert "lease 'b' has lapsed: not extended for 36 s" in caplog.text
+
+
+def test_who_hears_of_a_lapsed_lease_may_remove_others() -> None:
+    async def main() -> None:
+        gone: list[str] = []
+
+        def on_gone(lease: str) -> None:
+            gone.append(lease)
+            for other in "ab":
+                if keeper.remove(other):
+                    keeper.add(other)
+
+        outside = Outside(a=[OSError("down")], b=[OSError("down")])
+        async with LeaseKeeper(outside.extend, cycle=10.0, ttl=40.0) as keeper:
+            keeper.add("a", on_gone=on_gone)
+            keeper.add("b", on_gone=on_gone)
+            await reach(40)
+            assert gone == ["a"]
+            assert (keeper.stats().leases, keeper.stats().lapsed) == (1, 1)
+
+    run(main())
+
+
+def test_a_loop_that_stalled_for_too_long_gives_its_leases_up_before_any_beat() -> None:
+    async def main() -> None:
+        outside, lost = Outside(), job()
+        async with LeaseKeeper(outside.extend, cycle=10.0, ttl=40.0) as keeper:
+            keeper.keep("a", lost)
+            await reach(5)
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualLoop)
+            loop.stall(60)
+            with pytest.raises(asyncio.CancelledError, match="'a' has lapsed"):
+                await lost
+        assert outside.log == ["a0"]
+
+    run(main())
+
+
 def test_who_has_no_job_is_called(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         outside = Outside(a=[LeaseGoneError()], b=[LeaseGoneError()])
@@ -233,13 +308,36 @@ def test_an_unknown_error_is_retried_and_then_told(
             events = keeper.events()
             keeper.add("a")
             keeper.add("b")
-            assert await anext(events) == LeaseMissed("a", 3.0, down)
+            assert await anext(events) == LeaseMissed("a", 7.5, down)
             assert (keeper.stats().failed, keeper.stats().missed) == (3, 1)
             await reach(21.5)
-        assert outside.log == ["a0", "b1", "a2", "a3", "b20", "a21"]
+        # The pauses are an eighth and a quarter of the cycle.
+        assert outside.log == ["a0", "b1", "a2.5", "a7.5", "b20", "a21"]
 
     run(main())
-    assert "lease 'a' not extended for 3 s: OSError('down')" in caplog.text
+    assert "lease 'a' not extended for 7.5 s: OSError('down')" in caplog.text
+
+
+def test_a_total_outage_is_told_long_before_the_leases_lapse(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    down = OSError("down")
+
+    async def main() -> None:
+        answers: list[float | BaseException] = [0.0, down]
+        outside = Outside(**{f"{n}": answers for n in range(120)})
+        async with LeaseKeeper(outside.extend) as keeper:
+            events = keeper.events()
+            for n in range(120):
+                keeper.add(f"{n}")
+            first = await anext(events)
+            # It was extended at 5.  Those before it were repeated a little earlier.
+            assert first == LeaseMissed("5", 133.0, down)
+            assert now() == 138
+
+    run(main())
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "lease '5' not extended for 133 s: OSError('down')"
 
 
 def test_an_outside_system_that_is_down_does_not_fill_the_log(
@@ -286,10 +384,10 @@ def test_a_beat_that_hangs_ends_in_time_for_its_retries() -> None:
             missed = await anext(events)
             assert isinstance(missed, LeaseMissed)
             assert isinstance(missed.error, TimeoutError)
-            assert (missed.lease, missed.gap) == ("a", 60.0)
+            assert (missed.lease, missed.gap) == ("a", 112.5)
             await reach(121.5)
-        # Each of four attempts has 15 s: they are over in half of the cycle.
-        assert outside.log == ["a0", "b1", "a15", "a30", "a45", "b120", "a121"]
+        # Each of four attempts has 15 s, and the pauses are 7.5, 15 and 30.
+        assert outside.log == ["a0", "b1", "a22.5", "a52.5", "a97.5", "b120", "a121"]
 
     run(main())
 
@@ -305,8 +403,9 @@ def test_slow_beats_of_several_leases_overlap_as_far_as_the_rate_asks_for() -> N
         assert (outside.most, len(outside.log)) == (most, beats)
 
     run(main(0.2, 2, 6))  # a beat in 5 s, each takes 10
-    run(main(1.0, 4, 12))
-    run(main(20.0, 20, 60))
+    # It is known from the first answer on how long they take.
+    run(main(1.0, 10, 24))
+    run(main(20.0, 32, 84))
     run(main(1000.0, 32, 96))
 
 
@@ -320,11 +419,16 @@ def test_more_leases_than_a_cycle_has_beats_are_told_at_once(
             for name in "abcd":
                 keeper.add(name)
             assert keeper.stats().saturated
+            # One event of all that came together.
             assert await anext(events) == LeaseSaturated(
                 leases=4, capacity=3, cycle=3.0, rate=1.0, worst_gap=4.0
             )
             assert now() == 0
             await reach(7.5)
+            keeper.remove("d")
+            told = [await anext(events) for _ in range(keeper.stats().missed + 1)]
+            assert told[-1] == LeaseRelieved(leases=3, capacity=3)
+            assert now() == 7.5
         assert outside.log == [f"{'abcd'[n % 4]}{n}" for n in range(8)]
 
     run(main())
@@ -467,6 +571,13 @@ def test_nothing_is_held_on_to() -> None:
     run(main())
 
 
+TTL_TOO_SHORT = (
+    "a cycle of 120 s and 3 retries, of 15 s each, can take 247.5 s until a lease is "
+    "extended, and it is given up after 243 s, nine tenths of ttl=270: choose a shorter "
+    "cycle, a shorter timeout, or fewer retries"
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
@@ -485,6 +596,13 @@ def test_nothing_is_held_on_to() -> None:
         ),
         ({"max_retries": -1}, ValueError, "max_retries must be at least 0, not -1"),
         ({"max_retries": 1.5}, TypeError, "max_retries must be an int, not 1.5"),
+        ({"ttl": 0}, ValueError, "ttl must be > 0 and finite, not 0"),
+        ({"ttl": "x"}, TypeError, "ttl must be a number of seconds or None, not 'x'"),
+        (
+            {"ttl": 270},
+            ValueError,
+            TTL_TOO_SHORT,
+        ),
         (
             {"rate": 0.1, "cycle": 5.0},
             ValueError,

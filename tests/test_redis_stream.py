@@ -179,6 +179,57 @@ def test_killed_consumers_lose_no_entry_and_none_is_run_by_two(site: Site) -> No
                 assert run.marks[-1] < site.killed[run.consumer] + 1
 
 
+def test_a_consumer_that_is_stopped_leaves_no_job_that_runs_beside_the_next(
+    site: Site,
+) -> None:
+    # Each takes longer than a lease and what is left of it: without a fence they overlap.
+    entries = [site.add(text=f"text {n}", rounds=1000) for n in range(2)]
+    frozen = site.start()
+    poll(lambda: len(site.runs()) == len(entries))
+    site.living[frozen].send_signal(signal.SIGSTOP)
+    other = site.start()
+    poll(lambda: {*site.all_said("claimed")} == {*entries}, limit=2 * PATIENCE)
+    poll(lambda: all(site.runs()[entry][-1].consumer == other for entry in entries))
+    site.living[frozen].send_signal(signal.SIGCONT)
+    # It takes note that it has lost both, and works on.
+    poll(lambda: {*site.said(frozen)} >= {f"lost {entry}" for entry in entries})
+    poll(lambda: site.pending() == 0, limit=3 * PATIENCE)
+    more = [site.add(text="more", rounds=5) for _ in range(40)]
+    poll(lambda: {f"done {entry}" for entry in more} & {*site.said(frozen)})
+    poll(lambda: site.pending() == 0)
+    site.stop()
+    for entry in entries:
+        first, second = site.runs()[entry]
+        assert (first.consumer, first.ended) == (frozen, False)
+        assert (second.consumer, second.ended) == (other, True)
+        assert first.marks[-1] < second.marks[0], f"{entry} was run by two at once"
+        assert f"done {entry}" in site.said(other)
+
+
+def test_a_consumer_that_is_stopped_runs_nothing_that_came_meanwhile(
+    site: Site,
+) -> None:
+    first = site.add(text="text", rounds=1)
+    frozen = site.start()
+    poll(lambda: f"done {first}" in site.said(frozen))
+    process = site.living[frozen]
+    while True:
+        # It asks for entries most of the time, for a tenth of a second at a time.
+        process.send_signal(signal.SIGSTOP)
+        entry = site.add(text="text", rounds=1)
+        if site.client.xpending("jobs", "workers")["pending"]:
+            break
+        process.send_signal(signal.SIGCONT)
+        poll(lambda: site.pending() == 0)
+    other = site.start()
+    poll(lambda: f"done {entry}" in site.said(other))
+    process.send_signal(signal.SIGCONT)
+    poll(lambda: f"late {entry}" in site.said(frozen))
+    site.stop()
+    [run] = site.runs()[entry]
+    assert run.consumer == other
+
+
 def test_a_consumer_that_has_lost_an_entry_stops_its_job(site: Site) -> None:
     entry = site.add(text="text", rounds=3000)
     owner = site.start(lease=2.0)

@@ -89,6 +89,8 @@ class Kind(enum.IntEnum):
     REVOKE = 11  # pool: do not begin the jobs that came in these places
     REVOKED = 12  # worker: these of them will not begin
     INTERRUPT = 23  # pool: end the job that came in this place, if it is running
+    # pool: if what came in place *job* runs at this moment, its lease has lapsed
+    FENCE = 48
     STACKS = 24  # pool: write down where your threads are; worker: I have
     CLOSING = 50  # pool: you drain, and now the whole cluster ends
     RETIRE = 27  # worker: I begin no other job; if there is a *tag*, not yet

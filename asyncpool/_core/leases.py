@@ -8,8 +8,13 @@ more to wake up for a beat than to send it, and at 100 a second 1 % of a core.)
 
 * ``main`` holds those that wait for their turn of this cycle, ``backup`` those that
   had it.  At the end of the cycle backup becomes main.
-* ``arrivals`` holds those that came in the middle of a cycle, and those whose beat
-  failed: the end of the line.
+* ``arrivals`` holds those that came in the middle of a cycle.
+* ``repeats`` holds those whose beat failed, and whose pause before the next attempt is
+  over.  One of them goes before all others, but never two in a row while others wait:
+  leases that fail again and again cannot take more than half of the ticks, and one
+  that has failed once need not wait for a whole cycle.  The pauses double from one
+  attempt to the next and make up less than half a cycle (see :func:`pause_before`), so
+  that one short outage does not hit all attempts of a lease.
 
 Each lease is *due* one cycle after it last came to a queue.  Every queue is sorted by
 that without any sorting, since what joins one joins at its end, with the latest due of
@@ -17,7 +22,7 @@ all; so the earliest of all is at one of two heads, and a tick costs the same wi
 leases as with a hundred thousand.  Taking the earlier head is *earliest deadline
 first*, which is optimal: as long as there are no more leases than ticks in a cycle,
 every one has its turn within a cycle and a tick of the last (and of coming), however
-many come and go meanwhile.  (With *b* beats at a tick it is a cycle and ``2b - 1`` beats:
+many come and go meanwhile; each repeat in between makes that one tick more.  (With *b* beats at a tick it is a cycle and ``2b - 1`` beats:
 those that came just before the end of the cycle can have had a whole tick, and the next
 one has no place for whoever had its last turn as one too many for a tick.)  With more
 of them the turns are just further apart, the same for all.
@@ -30,19 +35,26 @@ millisecond or two, and at forty beats a second that would cost a twentieth of t
 so much lateness, :data:`SLACK`, is made good.  With *b* beats at a tick, one up to a
 rate of 40, any *n + b* beats in a row take at least ``n / rate - SLACK`` seconds; in
 other words there are at most ``rate * (w + SLACK) + b`` of them in any *w* seconds.
+
+If it is known how long a lease lasts after an extension, its *ttl*, the ledger also says
+which ones have to be given up (:meth:`LeaseLedger.lapsed`): early enough for their jobs
+to end before somebody else can have them.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from asyncpool.events import LeaseSaturated
+from asyncpool._core.deadlines import Deadlines, earliest
+from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 __all__ = [
+    "GIVE_UP",
     "MAX_THROTTLES",
     "SLACK",
     "TICK",
@@ -52,6 +64,8 @@ __all__ = [
     "Outcome",
     "Slower",
     "Verdict",
+    "longest_gap",
+    "pause_before",
 ]
 
 L = TypeVar("L", bound=Hashable)
@@ -76,6 +90,32 @@ _NEVER = _AT_ONCE = float("-inf")
 # every turn waits for its tick, for the loop, and for the outside system's answer.
 _TOO_LONG = 1.1
 
+# The share of its ttl after which a lease that was not extended is given up.  The rest is
+# for its job, to clean up and end.
+GIVE_UP = 0.9
+
+# The weight of the latest beat in the mean of how long beats take.
+_WEIGHT = 1 / 8
+
+
+def pause_before(retry: int, max_retries: int, cycle: float) -> float:
+    """Return the seconds between a failed beat and its *retry*, counted from 1.
+
+    Each is twice as long as the one before.  The last one is a quarter of the cycle, so
+    all of them are less than a half; the other half is for the attempts themselves.
+    """
+    return math.ldexp(cycle, retry - max_retries - 2)
+
+
+def longest_gap(cycle: float, max_retries: int, timeout: float) -> float:
+    """Return how long a lease can go without extension if only its last attempt succeeds.
+
+    That is from the begin of a beat to the end of that attempt, if each takes *timeout*,
+    and there are no more leases than a cycle has beats.
+    """
+    pauses = cycle / 2 - math.ldexp(cycle, -1 - max_retries)
+    return cycle + pauses + (2 + max_retries) * timeout
+
 
 class Outcome(enum.Enum):
     """How a beat ended."""
@@ -95,7 +135,10 @@ class Slower:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Verdict: the lease has not been extended for *gap* seconds, which is too long."""
+    """Verdict: the lease has not been extended for *gap* seconds.
+
+    That is too long, or the last attempt of its turn has failed.
+    """
 
     gap: float
 
@@ -108,23 +151,38 @@ class Gone:
 Verdict = Slower | Missed | Gone | None
 
 
-class _Record:
+class _Record(Generic[L]):
     """What is known of one lease.
 
     Attributes:
+        lease: Which one it is.
+        number: As many came before it, so that no other record has it.
         due: When it should have had its next turn.
         extended: When the last beat began that was answered with success, or when
             the lease came.
         begun: When its latest beat began.
         failures: Beats that failed, in a row, since its last turn was over.
         throttles: Beats that were throttled, in a row.
+        told: When it was last told that beats of it fail.
     """
 
-    __slots__ = ("begun", "due", "extended", "failures", "throttles")
+    __slots__ = (
+        "begun",
+        "due",
+        "extended",
+        "failures",
+        "lease",
+        "number",
+        "throttles",
+        "told",
+    )
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, lease: L, number: int, now: float) -> None:
+        self.lease = lease
+        self.number = number
         self.due = self.extended = self.begun = now
         self.failures = self.throttles = 0
+        self.told = _NEVER
 
 
 class LeaseLedger(Generic[L]):
@@ -139,25 +197,43 @@ class LeaseLedger(Generic[L]):
         cycle: Seconds in which each lease has a turn.
         max_retries: How often a beat that failed is repeated before the lease waits
             for the next cycle.
-        overlap: The most beats under way at a time.
+        overlap: How many beats may be under way at a time, however short they are.
+        max_overlap: The most that may, if they take so long that *rate* asks for it.
         now: Current time.
+        ttl: Seconds that a lease lasts after an extension, if that is known.
     """
 
     def __init__(
-        self, *, rate: float, cycle: float, max_retries: int, overlap: int, now: float
+        self,
+        *,
+        rate: float,
+        cycle: float,
+        max_retries: int,
+        overlap: int,
+        max_overlap: int,
+        now: float,
+        ttl: float | None = None,
     ) -> None:
         self.rate = rate
         self.cycle = cycle
-        # With 0.1 a second and 30 s it is three, whatever floats make of that.
-        self.capacity = int(rate * cycle + 1e-9)
         self._max_retries = max_retries
-        self._overlap = overlap
-        self._records: dict[L, _Record] = {}
+        self._overlap, self._max_overlap = overlap, max_overlap
+        self._latency: float | None = (
+            None  # how long beats take, most of all the latest
+        )
+        self._ttl = ttl
+        self._lapses = Deadlines()  # of records, by their numbers
+        self._pauses = Deadlines()  # of those whose beat failed
+        self._by_number: dict[int, _Record[L]] = {}
+        self._number = 0
+        self._records: dict[L, _Record[L]] = {}
         # Dicts, since a lease leaves from the middle at the end of its job.
-        self._main: OrderedDict[L, _Record] = OrderedDict()
-        self._backup: OrderedDict[L, _Record] = OrderedDict()
-        self._arrivals: OrderedDict[L, _Record] = OrderedDict()
-        self._flying: dict[L, _Record] = {}
+        self._main: OrderedDict[L, _Record[L]] = OrderedDict()
+        self._backup: OrderedDict[L, _Record[L]] = OrderedDict()
+        self._arrivals: OrderedDict[L, _Record[L]] = OrderedDict()
+        self._repeats: OrderedDict[L, _Record[L]] = OrderedDict()
+        self._repeated = False  # whether the latest beat was one of these
+        self._flying: dict[L, _Record[L]] = {}
         # The next tick is a full one, for so many beats: with 40 a second it is two,
         # whatever floats make of that.  Those but the last may come before it.
         self._at_a_tick = max(1, int(rate * min(TICK, cycle / 4) + 1e-9))
@@ -166,7 +242,7 @@ class LeaseLedger(Generic[L]):
         self._ends = now + cycle
         self._streak = 0  # pauses in a row, without a success between them
         self._slowed = _NEVER  # when the latest of them began
-        self._told: float | None = None  # when saturation was last told
+        self._told, self._told_at = 0, _NEVER  # of how many leases, or 0, and when
 
     def __len__(self) -> int:
         return len(self._records)
@@ -180,53 +256,107 @@ class LeaseLedger(Generic[L]):
         return len(self._flying)
 
     @property
+    def pace(self) -> float:
+        """The most beats a second: *rate*, or fewer if they take too long for that."""
+        under_way = self.rate * (self._latency or 0.0)
+        return (
+            self.rate * min(1.0, self._max_overlap / under_way)
+            if under_way
+            else self.rate
+        )
+
+    @property
+    def capacity(self) -> int:
+        """How many beats a cycle has."""
+        # With 0.1 a second and 30 s it is three, whatever floats make of that.
+        return int(self.pace * self.cycle + 1e-9)
+
+    @property
     def saturated(self) -> bool:
         """Whether there are more leases than a cycle has beats."""
         return len(self._records) > self.capacity
 
-    def add(self, lease: L, now: float) -> LeaseSaturated | None:
-        """Take a lease that is not here; its first beat is within a cycle from now.
+    def news(self, now: float) -> LeaseSaturated | LeaseRelieved | None:
+        """Return what is to be told of the number of leases, once.
 
-        Returns:
-            What to tell if there are more leases than a cycle has beats, unless that
-            was told less than a cycle ago.
+        That is at once if there are too many of them, and then whenever that has changed
+        a cycle after it was told.
         """
-        record = self._records[lease] = _Record(now)
+        leases, capacity = len(self._records), self.capacity
+        excess = leases if leases > capacity else 0
+        if excess == self._told or now < self._told_at + self.cycle:
+            return None
+        self._told, self._told_at = excess, now
+        if not excess:
+            return LeaseRelieved(leases=leases, capacity=capacity)
+        return LeaseSaturated(
+            leases=leases,
+            capacity=capacity,
+            cycle=self.cycle,
+            rate=self.pace,
+            worst_gap=leases / self.pace,
+        )
+
+    def next_news(self) -> float | None:
+        """Return when to ask for news again, if nothing else happens before."""
+        excess = len(self._records) if self.saturated else 0
+        return None if excess == self._told else self._told_at + self.cycle
+
+    def add(self, lease: L, now: float) -> None:
+        """Take a lease that is not here; its first beat is within a cycle from now."""
+        self._number += 1
+        record = self._records[lease] = _Record(lease, self._number, now)
+        self._by_number[record.number] = record
+        self._set_lapse(record)
         # Its name may have a beat under way for the lease that it was before: then it
         # joins when that is over, so that the two never overlap.
         if lease not in self._flying:
             self._to_end(self._arrivals, lease, record, now)
-        if not self.saturated:
-            return None
-        if self._told is not None and now - self._told < self.cycle:
-            return None
-        self._told = now
-        return LeaseSaturated(
-            leases=len(self._records),
-            capacity=self.capacity,
-            cycle=self.cycle,
-            rate=self.rate,
-            worst_gap=len(self._records) / self.rate,
-        )
 
     def discard(self, lease: L) -> None:
         """Forget a lease, if it is here; the outcome of a beat under way is ignored."""
-        if self._records.pop(lease, None) is not None:
-            for queue in (self._main, self._backup, self._arrivals):
-                queue.pop(lease, None)
+        record = self._records.pop(lease, None)
+        if record is None:
+            return
+        del self._by_number[record.number]
+        self._lapses.discard(record.number)
+        self._pauses.discard(record.number)
+        for queue in (self._main, self._backup, self._arrivals, self._repeats):
+            queue.pop(lease, None)
+
+    def lapses_at(self, lease: L) -> float | None:
+        """Return when a lease lapses unless it is extended, if its *ttl* is known."""
+        if self._ttl is None:
+            return None
+        return self._records[lease].extended + self._ttl
+
+    def lapsed(self, now: float) -> Iterator[tuple[L, float]]:
+        """Forget the leases that have to be given up, since they will soon lapse.
+
+        Yields:
+            Each with the seconds since it was extended.
+        """
+        for number in self._lapses.pop(now):
+            record = self._by_number.get(number)
+            if record is not None:  # or who heard of another one has discarded it
+                self.discard(record.lease)
+                yield record.lease, now - record.extended
+
+    def next_lapse(self) -> float | None:
+        """Return when to ask for lapsed ones, if nothing else happens before."""
+        return self._lapses.next()
 
     def next_due(self) -> float | None:
         """Return when to ask for the next beats, if nothing else happens before.
 
         ``None`` if there will be none: nobody waits for one, or too many are under way.
         """
-        if len(self._flying) >= self._overlap:
+        if len(self._flying) >= self._most_flying:
             return None
-        if self._main or self._arrivals:
+        if self._main or self._arrivals or self._repeats:
             return self._next_tick
-        if self._backup:
-            return max(self._next_tick, self._ends)
-        return None
+        due = earliest(self._pauses.next(), self._ends if self._backup else None)
+        return None if due is None else max(self._next_tick, due)
 
     def beat(self, now: float) -> L | None:
         """Begin a beat, if there is one to begin: return its lease.
@@ -234,14 +364,16 @@ class LeaseLedger(Generic[L]):
         The caller reports every such beat to :meth:`outcome`, once, unless it was taken
         back by :meth:`recall`.
         """
+        self._end_pauses(now)
         if now >= self._ends:
             self._end_cycle(now)
         early = (self._at_a_tick - 1) / self.rate + 1e-9
         if now < max(self._next_tick - early, self._not_before):
             return None
-        queue = self._earliest()
-        if not queue or len(self._flying) >= self._overlap:
+        queue = self._next_queue()
+        if not queue or len(self._flying) >= self._most_flying:
             return None
+        self._repeated = queue is self._repeats
         lease, record = queue.popitem(last=False)
         record.begun = now
         self._flying[lease] = record
@@ -275,6 +407,7 @@ class LeaseLedger(Generic[L]):
                 a cycle at the most is granted.
         """
         record = self._flying.pop(lease)
+        self._measure(now - record.begun)
         # What slows the beats down has to do with all leases, also with forgotten ones.
         pause = self._slow_down(record, now, retry_after, outcome)
         current = self._records.get(lease)
@@ -285,7 +418,7 @@ class LeaseLedger(Generic[L]):
             return Slower(pause) if pause else None
         match outcome:
             case Outcome.GONE:
-                del self._records[lease]
+                self.discard(lease)
                 return Gone()
             case Outcome.THROTTLED:
                 return self._throttled(lease, record, now, pause)
@@ -294,13 +427,32 @@ class LeaseLedger(Generic[L]):
             case Outcome.EXTENDED:
                 return self._extended(lease, record, now)
 
-    def _earliest(self) -> OrderedDict[L, _Record]:
-        """Return the queue at whose head is the lease that is due first."""
-        main, arrivals = self._main, self._arrivals
-        if not main or not arrivals:
+    @property
+    def _most_flying(self) -> int:
+        # As many as are begun while one is under way.
+        wanted = math.ceil(self.rate * (self._latency or 0.0))
+        return min(max(self._overlap, wanted), self._max_overlap)
+
+    def _next_queue(self) -> OrderedDict[L, _Record[L]]:
+        """Return the queue whose head has the next beat."""
+        main, arrivals, repeats = self._main, self._arrivals, self._repeats
+        first = next(iter(main.values()), None)
+        second = next(iter(arrivals.values()), None)
+        if first is None and second is None:
+            return repeats
+        # Who was throttled is before all others, and one of them is between two repeats.
+        at_once = first is not None and first.due == _AT_ONCE
+        if repeats and not self._repeated and not at_once:
+            return repeats
+        if first is None or second is None:
             return main or arrivals
-        first, second = next(iter(main.values())), next(iter(arrivals.values()))
         return main if first.due < second.due else arrivals
+
+    def _end_pauses(self, now: float) -> None:
+        for number in self._pauses.pop(now):
+            record = self._by_number[number]
+            self._rouse(record.due)
+            self._repeats[record.lease] = record
 
     def _end_cycle(self, now: float) -> None:
         # Whoever is left in main had no turn in this cycle, and so is due before all
@@ -315,7 +467,7 @@ class LeaseLedger(Generic[L]):
         self._ends += self.cycle * (1 + (now - self._ends) // self.cycle)
 
     def _slow_down(
-        self, record: _Record, now: float, retry_after: float, outcome: Outcome
+        self, record: _Record[L], now: float, retry_after: float, outcome: Outcome
     ) -> float:
         """Return for how long there is no beat, after this outcome of *record*'s."""
         # Of the beats that were under way together only the first one counts, in the
@@ -335,8 +487,12 @@ class LeaseLedger(Generic[L]):
         self._next_tick = max(self._next_tick, self._not_before)
         return pause
 
+    def _measure(self, seconds: float) -> None:
+        mean = seconds if self._latency is None else self._latency
+        self._latency = mean + (seconds - mean) * _WEIGHT
+
     def _throttled(
-        self, lease: L, record: _Record, now: float, pause: float
+        self, lease: L, record: _Record[L], now: float, pause: float
     ) -> Verdict:
         record.throttles += 1
         if record.throttles > MAX_THROTTLES:
@@ -346,31 +502,51 @@ class LeaseLedger(Generic[L]):
             self._to_front(lease, record, now)
         return Slower(pause)
 
-    def _failed(self, lease: L, record: _Record, now: float) -> Verdict:
+    def _failed(self, lease: L, record: _Record[L], now: float) -> Verdict:
         record.failures += 1
         record.throttles = 0
-        if record.failures <= self._max_retries:
-            self._to_end(self._arrivals, lease, record, now)
+        gap = now - record.extended
+        is_last = record.failures > self._max_retries
+        if is_last:
+            record.failures = 0
+            self._to_end(self._backup, lease, record, now)
+        else:
+            pause = pause_before(record.failures, self._max_retries, self.cycle)
+            record.due = now + pause
+            self._pauses.set(record.number, record.due)
+        # Each cycle tells of it once, and the first one as soon as it is too long.
+        too_long = is_last or gap > self.cycle * _TOO_LONG
+        if not too_long or now - record.told < self.cycle:
             return None
-        record.failures = 0
-        self._to_end(self._backup, lease, record, now)
-        return Missed(now - record.extended)
+        record.told = now
+        return Missed(gap)
 
-    def _extended(self, lease: L, record: _Record, now: float) -> Verdict:
+    def _extended(self, lease: L, record: _Record[L], now: float) -> Verdict:
         gap = record.begun - record.extended
         record.extended = record.begun
         record.failures = record.throttles = 0
-        self._to_end(self._backup, lease, record, now)
+        self._set_lapse(record)
+        # What began before this cycle was its turn of the last one.
+        had = record.begun >= self._ends - self.cycle
+        self._to_end(self._backup if had else self._main, lease, record, now)
         return Missed(gap) if gap > self.cycle * _TOO_LONG else None
 
-    def _to_front(self, lease: L, record: _Record, now: float) -> None:
+    def _set_lapse(self, record: _Record[L]) -> None:
+        if self._ttl is not None:
+            self._lapses.set(record.number, record.extended + GIVE_UP * self._ttl)
+
+    def _to_front(self, lease: L, record: _Record[L], now: float) -> None:
         self._rouse(now)
         record.due = _AT_ONCE
         self._main[lease] = record
         self._main.move_to_end(lease, last=False)
 
     def _to_end(
-        self, queue: OrderedDict[L, _Record], lease: L, record: _Record, now: float
+        self,
+        queue: OrderedDict[L, _Record[L]],
+        lease: L,
+        record: _Record[L],
+        now: float,
     ) -> None:
         self._rouse(now)
         record.due = now + self.cycle
@@ -378,5 +554,5 @@ class LeaseLedger(Generic[L]):
 
     def _rouse(self, now: float) -> None:
         # A tick that nobody has waited for is not late, and not made good.
-        if not self._main and not self._arrivals:
+        if not self._main and not self._arrivals and not self._repeats:
             self._next_tick = max(self._next_tick, now)

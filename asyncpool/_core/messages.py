@@ -28,9 +28,11 @@ __all__ = [
     "LauncherConfig",
     "WorkerConfig",
     "pack_exit",
+    "pack_moment",
     "pack_numbers",
     "pack_pid",
     "unpack_exit",
+    "unpack_moment",
     "unpack_numbers",
     "unpack_pid",
 ]
@@ -45,6 +47,7 @@ MAX_CONFIG = MAX_INITIALIZER + MAX_BROADCASTS + (1 << 20)
 
 _PID = struct.Struct("!q?")
 _EXIT = struct.Struct("!qq")
+_MOMENT = struct.Struct("!d")
 
 
 class Failure(Record):
@@ -229,6 +232,17 @@ def unpack_numbers(payload: bytes) -> tuple[int, ...]:
     if len(payload) % 8:
         raise ProtocolError("a list of numbers cannot be read")
     return struct.unpack(f"!{len(payload) // 8}Q", payload)
+
+
+def pack_moment(moment: float) -> bytes:
+    """Return the payload of a ``FENCE`` frame."""
+    return _MOMENT.pack(moment)
+
+
+def unpack_moment(payload: bytes) -> float:
+    """Read the payload of such a frame; it must come from the pool."""
+    (moment,) = _MOMENT.unpack(payload)
+    return float(moment)
 
 
 def _unpack(layout: struct.Struct, payload: bytes) -> tuple[int, ...]:

@@ -143,6 +143,8 @@ class JobBook:
         self.jobs[job.id] = job
         if job.limits.timed:
             self.timed += 1
+        if self.leases.coming is not None:
+            self.leases.enter(job)
 
     def withdraw(self) -> None:
         """Take note that a number was given to a job that its caller never got."""

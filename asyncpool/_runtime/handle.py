@@ -20,7 +20,13 @@ from dataclasses import dataclass
 import anyio
 
 from asyncpool._core.frames import Frame, Kind, header
-from asyncpool._core.messages import Failure, Identity, pack_numbers, unpack_numbers
+from asyncpool._core.messages import (
+    Failure,
+    Identity,
+    pack_moment,
+    pack_numbers,
+    unpack_numbers,
+)
 from asyncpool._core.printable import printable_lines
 from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import Channel
@@ -176,6 +182,13 @@ class WorkerHandle:
     def interrupt(self, place: int) -> None:
         """Ask it to end what it got in this place, if that is what it runs."""
         self._say(Kind.INTERRUPT, pack_numbers((place,)))
+
+    def fence(self, place: int, until: float) -> None:
+        """Have it end itself at *until* if it runs what it got in this place then.
+
+        The loop's clock is the one that all processes of a machine share.
+        """
+        self._say(Kind.FENCE, pack_moment(until), place)
 
     def give_credit(self, job: int, attempt: int, limit: int) -> None:
         """Let it send so many items of a stream in all."""

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from asyncpool._core.deadlines import earliest
 from asyncpool._core.leases import LeaseLedger, Outcome, Verdict
 from asyncpool.errors import LeaseGoneError, ThrottledError
+from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 __all__ = ["Beats", "Problem"]
 
@@ -30,6 +32,9 @@ class Beats(Generic[L]):
         timeout: Seconds that it may take.
         on_settled: Called for each beat, with its lease, how it ended, what the ledger
             says about that, and what *send* raised.
+        on_lapsed: Called with a lease that has to be given up, and the seconds since it
+            was extended.
+        on_news: Called with what there is to tell of the number of leases.
     """
 
     def __init__(
@@ -37,12 +42,17 @@ class Beats(Generic[L]):
         ledger: LeaseLedger[L],
         send: Callable[[L], Awaitable[object]],
         timeout: float,
+        *,
         on_settled: Callable[[L, Outcome, Verdict, Problem], None],
+        on_lapsed: Callable[[L, float], None],
+        on_news: Callable[[LeaseSaturated | LeaseRelieved], None],
     ) -> None:
         self._ledger = ledger
         self._send = send
         self._timeout = timeout
         self._on_settled = on_settled
+        self._on_lapsed = on_lapsed
+        self._on_news = on_news
         self._alarm: asyncio.Future[None] | None = None
         self._alarm_at: float | None = None
 
@@ -55,15 +65,26 @@ class Beats(Generic[L]):
         ledger, loop = self._ledger, asyncio.get_running_loop()
         async with asyncio.TaskGroup() as beats:
             while True:
+                # Before any beat: one that has lapsed is not to be extended any more.  And
+                # before any worker's end is looked at, should its loop have been blocked: a
+                # job that has ended so has no other attempt.
+                for lapsed, gap in ledger.lapsed(loop.time()):
+                    self._on_lapsed(lapsed, gap)
+                if (news := ledger.news(loop.time())) is not None:
+                    self._on_news(news)
                 while (lease := ledger.beat(loop.time())) is not None:
                     beats.create_task(self._beat(lease))
-                await self._sleep(ledger.next_due())
+                await self._sleep(self._next_look())
 
     def reconsider(self) -> None:
-        """Hear that the ledger has changed: the next beat may be sooner than it was."""
-        due = self._ledger.next_due()
+        """Hear that the ledger has changed: it may be looked at sooner than it was."""
+        due = self._next_look()
         if due is not None and (self._alarm_at is None or due < self._alarm_at):
             self._wake()
+
+    def _next_look(self) -> float | None:
+        ledger = self._ledger
+        return earliest(ledger.next_due(), ledger.next_lapse(), ledger.next_news())
 
     async def _sleep(self, until: float | None) -> None:
         loop = asyncio.get_running_loop()

@@ -5,38 +5,22 @@ in its worker: until it has cleaned up, until that worker is dead, or to its ver
 Whoever got its lease meanwhile would do the same work at the same time.  So what a
 keeper keeps a lease for is not the job, but its *holder*, which is done when the job is
 settled and no worker has it in hand.
+
+A keeper that knows how long a lease lasts tells the holder when it lapses, and the worker
+that has the job is told in turn: it ends itself then, if the job still runs.  It learns
+of that before it gets the job, so it needs nobody then.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Hashable
 from typing import Any
 
 from asyncpool._core.limits import Keeper
+from asyncpool._runtime.holder import Holder
 from asyncpool._runtime.jobs import Job
 
 __all__ = ["Leases"]
-
-
-class _Holder(asyncio.Future[None]):
-    """Who holds a lease: a job, and whichever worker still has it in hand."""
-
-    __slots__ = ("job",)
-
-    job: Job[Any]
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Hear from the keeper that the lease is lost."""
-        if not super().cancel(msg):
-            return False
-        self.job.cancel(msg)
-        return True
-
-    def let_go(self) -> None:
-        """Need the lease no more, unless it is lost."""
-        if not self.done():
-            self.set_result(None)
 
 
 class Leases:
@@ -44,30 +28,48 @@ class Leases:
 
     Attributes:
         open: The holders whose jobs are open, by the jobs' numbers.
+        coming: That of the job which is being submitted, if it has a lease.
+        fence: Tells the worker in a slot until when it may run a job.
     """
 
     def __init__(self) -> None:
-        self.open: dict[int, _Holder] = {}
+        self.open: dict[int, Holder] = {}
+        self.coming: Holder | None = None
+        self.fence: Callable[[Job[Any], int, float], None] = _nothing
         # Those whose jobs are settled, each with the slot of the worker that has it.
-        self._in_hand: dict[int, tuple[_Holder, int]] = {}
+        self._in_hand: dict[int, tuple[Holder, int]] = {}
 
     def submit(
         self, lease: tuple[Keeper, Hashable], submit: Callable[[], Job[Any]]
     ) -> Job[Any]:
         """Submit a job; before it can begin, its lease is kept, or refused."""
         keeper, name = lease
-        holder = _Holder(loop=asyncio.get_running_loop())
+        holder = Holder(self._on_extended)
         keeper.keep(name, holder)
+        self.coming = holder
         try:
-            job = holder.job = submit()
+            job = submit()
         except BaseException:
             holder.let_go()
             raise
+        finally:
+            self.coming = None
         if job.done():
             holder.let_go()
-        else:
-            self.open[job.id] = holder
         return job
+
+    def enter(self, job: Job[Any]) -> None:
+        """Take in the job that is being submitted, before any worker gets it."""
+        holder, self.coming = self.coming, None
+        assert holder is not None
+        holder.job = job
+        self.open[job.id] = holder
+
+    def before_sending(self, job: Job[Any], slot: int) -> None:
+        """Have the worker in *slot* know until when it may run a job, if that is known."""
+        holder = self.open.get(job.id)
+        if holder is not None and holder.until is not None:
+            self.fence(job, slot, holder.until)
 
     def settle(self, job: Job[Any]) -> None:
         """Take note that an open job is settled; it may be in a worker's hands."""
@@ -95,3 +97,17 @@ class Leases:
         """Take note that there are no workers any more."""
         for number in list(self._in_hand):
             self.give_back(number)
+
+    def _on_extended(self, holder: Holder) -> None:
+        job, until = holder.job, holder.until
+        if job is None or until is None:
+            return
+        slot = job.slot
+        if job.id in self._in_hand:
+            _, slot = self._in_hand[job.id]
+        if slot is not None:
+            self.fence(job, slot, until)
+
+
+def _nothing(*_: object) -> None:
+    pass

@@ -88,6 +88,7 @@ class Traffic:
         self.under_way = UnderWay(state, perform, self._large)
         take_out = self.under_way.take_out
         self.times = Times(state, perform, heartbeats, last_words, take_out)
+        state.book.leases.fence = self._fence
         self._rounds = Rounds(state, perform, begin_again=self.times.begin)
 
     # A job's way in.
@@ -186,6 +187,7 @@ class Traffic:
         """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""
         handle, in_hand = self._state.handles[slot], self._state.core.in_hand(slot)
         count, worker, outbox = 0, handle.pid, handle.outbox
+        leases = self._state.book.leases.open
         for job in jobs:
             # Counted before the worker can die of it.
             job.attempt += 1
@@ -194,6 +196,8 @@ class Traffic:
             if isinstance(payload, Parcel):
                 self._load(handle, job, payload)
             else:
+                if leases:
+                    self._state.book.leases.before_sending(job, slot)
                 job.ahead = outbox.put_job(
                     job.id,
                     job.attempt,
@@ -227,6 +231,7 @@ class Traffic:
         outbox, core = handle.outbox, self._state.core
         # The pool may have been closed meanwhile, and the caller told so.
         if core.last(handle.slot) == job.id:
+            self._state.book.leases.before_sending(job, handle.slot)
             outbox.put_job(
                 job.id,
                 attempt,
@@ -239,6 +244,15 @@ class Traffic:
         outbox.flush()
         if self._width > 1:
             self._perform(core.loaded(handle.slot, self._state.loop.time()))
+
+    def _fence(self, job: Job[Any], slot: int, until: float) -> None:
+        """Have a worker know until when it may run a job, which it has or is to get."""
+        handle, flight = self._state.handles[slot], self._state.core.slots[slot].flight
+        # One that is yet to be loaded may never be sent, and another one get its place.
+        if job.id in flight.jobs and not (
+            handle.outbox.loading and flight.last == job.id
+        ):
+            handle.fence(flight.place(job.id), until)
 
     # Its way out.
 

@@ -23,6 +23,7 @@ from asyncpool._core.messages import (
     Failure,
     Identity,
     pack_numbers,
+    unpack_moment,
     unpack_numbers,
 )
 from asyncpool._descriptors import HANDED, receive_fds
@@ -181,13 +182,15 @@ class Control:
             for frame in self._decoder.feed(data):
                 self._answer(frame, fds)
 
-    def _answer(self, frame: Frame, fds: list[int]) -> None:
+    def _answer(self, frame: Frame, fds: list[int]) -> None:  # noqa: C901 - one by one
         if frame.kind is Kind.REVOKE:
             won = self._turns.revoke(unpack_numbers(frame.payload))
             self.send(Kind.REVOKED, pack_numbers(won))
         elif frame.kind is Kind.INTERRUPT:
             for place in unpack_numbers(frame.payload):
                 self.interrupts.ask(place)
+        elif frame.kind is Kind.FENCE:
+            self._fence(frame.job, unpack_moment(frame.payload))
         elif frame.kind is Kind.CREDIT:
             self.credit.grant(frame.job, frame.attempt, frame.tag)
         elif frame.kind is Kind.PING:
@@ -209,6 +212,27 @@ class Control:
             self._segments.drop(frame.tag)
         else:
             raise ProtocolError(f"the pool sent {frame.kind.name}")
+
+    def _fence(self, place: int, until: float) -> None:
+        interrupts = self.interrupts
+        if interrupts.fences is None:
+            from asyncpool._worker.fences import Fences  # noqa: PLC0415 - most need none
+
+            interrupts.fences = Fences(self._turns, interrupts.runs, self._end_lapsed)
+        interrupts.fences.put(place, until)
+
+    def _end_lapsed(self) -> None:
+        """End this process and all that it has started; wait for nobody, nor for the pool.
+
+        The pool may be stopped, and what is sent to it not taken.
+        """
+        summary = "it has lapsed, and its job was still running"
+        payload = Failure("lease", summary).pack()
+        with contextlib.suppress(OSError):
+            if self._lock.acquire(blocking=False):
+                frame = header(Kind.FAILED, len(payload)) + payload
+                self._socket.send(frame, socket.MSG_DONTWAIT)
+        os.killpg(0, signal.SIGKILL)
 
     def _answer_ping(self) -> None:
         """Say that this process is there; where a loop serves, that it turns."""

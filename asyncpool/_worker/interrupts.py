@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Callable
 
+    from asyncpool._worker.fences import Fences
     from asyncpool._worker.lanes import Lanes
 else:
     # The C part of signal, whose own signal() touches many pages: see _worker/__init__.py.
@@ -50,6 +51,7 @@ class Interrupts:
         instead: What ends it if it runs in an event loop; any thread may call it.
         stacks: What tells where such a job waits.
         lanes: The jobs that run, if there may be several.
+        fences: What ends this process when a lease lapses, once a job has had one.
     """
 
     def __init__(self, stacks: int, start: int) -> None:
@@ -58,6 +60,7 @@ class Interrupts:
         self.instead: Callable[[], object] | None = None
         self.stacks: Callable[[], str] | None = None
         self.lanes: Lanes | None = None
+        self.fences: Fences | None = None
         self._held = False
         self._wanted: set[int] = set()
         self._main = get_ident()
@@ -74,7 +77,15 @@ class Interrupts:
             JobCancelled: If it is to end already.
         """
         self.running = place
+        if self.fences is not None:
+            self.fences.check(place)
         self._raise_if_wanted()
+
+    def runs(self, place: int) -> bool:
+        """Tell whether that job is running; called by another thread."""
+        if self.lanes is None:
+            return self.running == place
+        return any(lane.place == place for lane in list(self.lanes.by_job.values()))
 
     def check(self) -> None:
         """Do what :meth:`ask` has not managed to, since its signal was blocked, say.

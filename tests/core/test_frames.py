@@ -243,6 +243,7 @@ def test_the_bytes_on_the_wire() -> None:
         "SPARE": 45,
         "IDENTITY": 46,
         "HANDED": 47,
+        "FENCE": 48,
         "INTERRUPT": 23,
         "STACKS": 24,
         "RETIRE": 27,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict, deque
+from dataclasses import replace
 
 import pytest
 
@@ -14,8 +16,11 @@ from asyncpool._core.leases import (
     Missed,
     Outcome,
     Slower,
+    Verdict,
+    longest_gap,
+    pause_before,
 )
-from asyncpool.events import LeaseSaturated
+from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 EXTENDED, THROTTLED = Outcome.EXTENDED, Outcome.THROTTLED
 FAILED, GONE = Outcome.FAILED, Outcome.GONE
@@ -28,10 +33,18 @@ def ledger_of(
     cycle: float = 10.0,
     max_retries: int = 1,
     overlap: int = 4,
+    max_overlap: int = 99,
+    ttl: float | None = None,
 ) -> LeaseLedger[str]:
     """Return a ledger at time 0 with a lease for each letter."""
     ledger: LeaseLedger[str] = LeaseLedger(
-        rate=rate, cycle=cycle, max_retries=max_retries, overlap=overlap, now=0.0
+        rate=rate,
+        cycle=cycle,
+        max_retries=max_retries,
+        overlap=overlap,
+        max_overlap=max_overlap,
+        now=0.0,
+        ttl=ttl,
     )
     for lease in leases:
         ledger.add(lease, 0.0)
@@ -89,7 +102,11 @@ def test_who_comes_and_goes_does_not_delay_who_stays() -> None:
     assert times == list(range(0, 100, 10))
 
 
-def test_a_failed_beat_is_repeated_behind_the_others() -> None:
+def test_a_failed_beat_is_repeated_after_a_pause() -> None:
+    # A quarter of a cycle before the last one.
+    assert play(ledger_of("abcdef"), 13, FAILED)[:6] == [
+        *("a0", "b1", "c2", "a3", "d4", "e5"),
+    ]
     assert play(ledger_of("abc"), 13, FAILED) == [
         *("a0", "b1", "c2", "a3"),
         # And a cycle later it comes behind those that had their beats before.
@@ -100,13 +117,68 @@ def test_a_failed_beat_is_repeated_behind_the_others() -> None:
 def test_after_the_last_retry_a_lease_waits_for_the_next_cycle() -> None:
     ledger = ledger_of("ab", max_retries=2)
     ends = [FAILED, EXTENDED, FAILED, FAILED, FAILED]
-    assert play(ledger, 13, *ends) == ["a0", "b1", "a2", "a3", "b10", "a11", "b12"]
+    assert play(ledger, 13, *ends) == [
+        "a0",
+        "b1",
+        "a2",
+        "a4.5",
+        "b10",
+        "a11",
+        "b12",
+    ]
+
+
+@pytest.mark.parametrize("retries", [1, 2, 3, 10])
+def test_the_pauses_double_and_take_less_than_half_a_cycle(retries: int) -> None:
+    pauses = [pause_before(n, retries, 64.0) for n in range(1, retries + 1)]
+    assert pauses[-1] == 16.0
+    assert all(2 * one == two for one, two in itertools.pairwise(pauses))
+    assert sum(pauses) < 32.0
+    # The answer to the last success, a cycle, and what is for the next one.
+    assert longest_gap(64.0, retries, 1.0) == 1 + 64 + sum(pauses) + (1 + retries)
+
+
+def test_there_may_be_any_number_of_retries() -> None:
+    assert (pause_before(1, 5000, 64.0), pause_before(5000, 5000, 64.0)) == (0.0, 16.0)
+    assert longest_gap(64.0, 5000, 0.0) == 96.0
+
+
+def test_a_repeat_need_not_wait_for_those_whose_turn_it_is() -> None:
+    # As many leases as ticks; the first beat fails, and the second.
+    ledger = ledger_of("abcdefgh", cycle=8.0)
+    assert play(ledger, 18, FAILED, FAILED) == [
+        *("a0", "b1", "a2", "c3", "b4", "d5", "e6", "f7", "g8", "h9"),
+        *("a10", "c11", "b12", "d13", "e14", "f15", "g16", "h17"),
+    ]
+
+
+def test_no_two_repeats_go_in_a_row_while_others_wait() -> None:
+    ledger = ledger_of("abcdefgh", cycle=8.0)
+    said = play(ledger, 16, *[FAILED] * 99)
+    assert "".join(each[0] for each in said).startswith("abacbdcedfegfhg")
+
+
+def test_a_repeat_is_behind_who_was_throttled() -> None:
+    ledger = ledger_of("abc", cycle=8.0)
+    assert play(ledger, 8, FAILED, THROTTLED) == ["a0", "b1", "b2", "a3", "c4"]
+
+
+def test_a_lease_that_goes_is_not_repeated() -> None:
+    for gone_at in (0.5, 3.5):
+        ledger = ledger_of("ab")
+        assert play(ledger, 1, FAILED) == ["a0"]
+        ledger.next_due()
+        if gone_at > 1:
+            assert ledger.beat(gone_at) == "a"
+            ledger.outcome("a", FAILED, gone_at)
+        ledger.discard("a")
+        assert [each[0] for each in play(ledger, 12)] == ["b", "b"]
 
 
 def test_a_success_gives_all_retries_back() -> None:
     ledger = ledger_of("ab", max_retries=1)
     ends = [FAILED, EXTENDED, EXTENDED, EXTENDED, FAILED]
-    assert play(ledger, 19, *ends) == ["a0", "b1", "a2", "b10", "a11", "a12"]
+    assert play(ledger, 19, *ends) == ["a0", "b1", "a2.5", "b10", "a11", "a13.5"]
     ledger = ledger_of("ab", cycle=8000.0)
     ends = [*[THROTTLED] * MAX_THROTTLES, EXTENDED, EXTENDED, EXTENDED, THROTTLED]
     said = [name[0] for name in play(ledger, 17000, *ends)]
@@ -117,20 +189,34 @@ def test_a_success_gives_all_retries_back() -> None:
 def test_a_lease_that_fails_for_ever_has_its_retries_in_each_cycle(
     retries: int,
 ) -> None:
-    ledger = ledger_of("a", max_retries=retries)
+    ledger = ledger_of("a", cycle=16.0, max_retries=retries)
     ends = [FAILED] * 99
-    assert play(ledger, 20, *ends) == [
-        f"a{start + n}" for start in (0, 10) for n in range(retries + 1)
+    pauses = {0: [0], 1: [0, 4], 3: [0, 1, 3, 7]}
+    assert play(ledger, 32, *ends) == [
+        f"a{start + pause}" for start in (0, 16) for pause in pauses[retries]
     ]
 
 
 def test_that_it_missed_its_cycle_is_told_with_the_time_since_its_last_beat() -> None:
     ledger = ledger_of("a", max_retries=1)
     verdicts = []
-    for now, end in ((0, EXTENDED), (10, FAILED), (11, FAILED), (20, EXTENDED)):
+    for now, end in ((0, EXTENDED), (10, FAILED), (13, FAILED), (20, EXTENDED)):
         assert ledger.beat(now) == "a"
         verdicts.append(ledger.outcome("a", end, now + 0.5))
-    assert verdicts == [None, None, Missed(11.5), Missed(20)]
+    assert verdicts == [None, None, Missed(13.5), Missed(20)]
+
+
+def test_the_first_failed_beat_that_is_too_late_is_told_and_one_in_each_cycle() -> None:
+    ledger = ledger_of("a", cycle=16.0, max_retries=3)
+    told: list[tuple[float, Verdict]] = []
+    assert play(ledger, 1) == ["a0"]
+    while (due := ledger.next_due()) is not None and due < 64:
+        ledger.beat(due)
+        verdict = ledger.outcome("a", FAILED, due)
+        if verdict is not None:
+            told.append((due, verdict))
+    # 16 and 17 seconds are no more than a cycle and a tenth, or as good as that.
+    assert told == [(19, Missed(19)), (35, Missed(35)), (51, Missed(51))]
 
 
 def test_a_beat_that_comes_a_little_late_has_missed_nothing() -> None:
@@ -177,7 +263,7 @@ def test_it_has_its_place_in_front_again_when_it_has_been_at_the_end() -> None:
 def test_only_a_success_ends_the_slowness() -> None:
     ledger = ledger_of("ab", cycle=800.0, max_retries=9)
     said = play(ledger, 90, THROTTLED, THROTTLED, FAILED, THROTTLED)
-    assert said == ["a0", "a2", "a6", "b7", "b15", "a16"]
+    assert said == ["a0", "a2", "a6", "a7", "a15", "b16"]
 
 
 def test_a_success_ends_the_slowness() -> None:
@@ -317,7 +403,7 @@ def test_who_comes_between_two_ticks_need_not_wait_for_a_full_one() -> None:
 
 
 def test_no_more_beats_are_under_way_than_may_overlap() -> None:
-    ledger = ledger_of("abc", overlap=2)
+    ledger = ledger_of("abc", overlap=2, max_overlap=2)
     assert (ledger.beat(0.0), ledger.beat(1.0), ledger.beat(2.0)) == ("a", "b", None)
     assert ledger.next_due() is None
     ledger.outcome("a", EXTENDED, 2.5)
@@ -329,21 +415,121 @@ def test_a_beat_that_hangs_beyond_its_cycle_is_not_overtaken() -> None:
     assert ledger.beat(0.0) == "a"
     assert play(ledger, 35) == ["b1", "b10", "b20", "b30"]
     ledger.outcome("a", FAILED, 35.0)
-    assert play(ledger, 42) == ["a35", "b40", "a41"]
+    assert play(ledger, 42) == ["a37.5", "b40", "a41"]
 
 
 def test_saturation_is_told_at_once_and_once_a_cycle_with_the_arithmetic() -> None:
     ledger = ledger_of("abc", rate=0.5, cycle=6.0)
     assert (ledger.capacity, ledger.saturated) == (3, False)
     told = LeaseSaturated(leases=4, capacity=3, cycle=6.0, rate=0.5, worst_gap=8.0)
-    assert ledger.add("d", 1.0) == told
+    ledger.add("d", 1.0)
+    assert ledger.news(1.0) == told
     assert ledger.saturated
     assert "4 leases, but 0.5 beats/s * 6 s = 3: " in str(told)
     assert "every 4 / 0.5 = 8 s" in str(told)
-    assert ledger.add("e", 6.9) is None
-    again = ledger.add("f", 7.0)
-    assert again is not None
-    assert again.leases == 6
+    assert (ledger.next_news(), ledger.news(6.9)) == (None, None)
+    ledger.add("e", 6.9)
+    assert (ledger.next_news(), ledger.news(6.9)) == (7.0, None)
+    ledger.add("f", 6.95)
+    assert ledger.news(7.0) == replace(told, leases=6, worst_gap=12.0)
+    assert ledger.news(99.0) is None, "nothing has changed"
+
+
+def test_saturation_is_told_of_all_leases_that_came_together() -> None:
+    ledger = ledger_of("abcdefghij", rate=0.5, cycle=6.0)
+    news = ledger.news(0.0)
+    assert isinstance(news, LeaseSaturated)
+    assert (news.leases, news.worst_gap) == (10, 20.0)
+
+
+def test_the_end_of_saturation_is_told_and_so_is_the_next_one() -> None:
+    ledger = ledger_of("abcd", rate=0.5, cycle=6.0)
+    assert isinstance(ledger.news(0.0), LeaseSaturated)
+    ledger.discard("a")
+    assert (ledger.next_news(), ledger.news(5.9)) == (6.0, None)
+    assert ledger.news(6.0) == LeaseRelieved(leases=3, capacity=3)
+    assert (ledger.next_news(), ledger.news(20.0)) == (None, None)
+    ledger.add("a", 20.0)
+    assert isinstance(ledger.news(20.0), LeaseSaturated)
+
+
+def test_beats_that_take_long_overlap_as_far_as_the_rate_asks_for() -> None:
+    ledger = ledger_of("abcdefghijklmnopqrst", rate=2.0, cycle=10.0, overlap=4)
+    times, flights = serve(ledger, seconds=4.0, until=200.0)
+    assert max(flights) == 8
+    assert (ledger.capacity, ledger.pace) == (20, 2.0)
+    # After the first cycle, in which that was found out.
+    gaps = {round(b - a, 2) for a, b in itertools.pairwise(times["a"][2:])}
+    assert gaps == {10.0}
+
+
+def test_a_cycle_has_fewer_beats_if_too_few_may_overlap() -> None:
+    ledger = ledger_of("abcdefghijkl", rate=2.0, cycle=10.0, max_overlap=4)
+    assert (ledger.capacity, ledger.saturated) == (20, False)
+    times, _ = serve(ledger, seconds=4.0, until=400.0)
+    assert ledger.pace == pytest.approx(1.0)
+    assert (ledger.capacity, ledger.saturated) == (10, True)
+    gaps = {round(b - a, 2) for a, b in itertools.pairwise(times["a"])}
+    assert gaps == {12.0}
+    news = ledger.news(400.0)
+    assert isinstance(news, LeaseSaturated)
+    assert (news.leases, news.capacity) == (12, 10)
+    assert news.rate == pytest.approx(1.0)
+    assert news.worst_gap == pytest.approx(12.0)
+
+
+def serve(
+    ledger: LeaseLedger[str], *, seconds: float, until: float
+) -> tuple[dict[str, list[float]], list[int]]:
+    """Have beats that take so long; return when each lease had one, and how many overlap."""
+    times, flights, now = defaultdict[str, list[float]](list), list[int](), 0.0
+    under_way: deque[tuple[float, str]] = deque()
+    while now < until:
+        while under_way and under_way[0][0] <= now:
+            ledger.outcome(under_way.popleft()[1], EXTENDED, now)
+        while (lease := ledger.beat(now)) is not None:
+            times[lease].append(now)
+            under_way.append((now + seconds, lease))
+            flights.append(len(under_way))
+        moments = [ledger.next_due(), *(ends for ends, _ in under_way)]
+        now = min(moment for moment in moments if moment is not None and moment > now)
+    return times, flights
+
+
+def test_a_lease_is_given_up_before_it_lapses() -> None:
+    ledger = ledger_of("a", ttl=40.0)
+    assert play(ledger, 11) == ["a0", "a10"]
+    assert (ledger.lapses_at("a"), ledger.next_lapse()) == (50.0, 46.0)
+    assert list(ledger.lapsed(45.9)) == []
+    assert list(ledger.lapsed(46.0)) == [("a", 36.0)]
+    assert ("a" in ledger, ledger.next_lapse(), ledger.next_due()) == (
+        False,
+        None,
+        None,
+    )
+
+
+def test_a_lease_lasts_from_the_begin_of_the_beat_that_has_extended_it() -> None:
+    ledger = ledger_of("a", ttl=40.0)
+    assert ledger.beat(3.0) == "a"
+    assert ledger.lapses_at("a") == 40.0, "it came at 0"
+    ledger.outcome("a", EXTENDED, 8.0)
+    assert (ledger.lapses_at("a"), ledger.next_lapse()) == (43.0, 39.0)
+
+
+def test_the_answer_to_a_beat_comes_too_late_for_a_lease_that_was_given_up() -> None:
+    ledger = ledger_of("ab", ttl=40.0)
+    assert ledger.beat(35.0) == "a"
+    ledger.discard("b")
+    assert list(ledger.lapsed(36.0)) == [("a", 36.0)]
+    assert ledger.outcome("a", EXTENDED, 36.5) is None
+    assert ledger.next_lapse() is None
+
+
+def test_who_has_no_ttl_is_never_given_up() -> None:
+    ledger = ledger_of("a")
+    assert (list(ledger.lapsed(9e9)), ledger.next_lapse()) == ([], None)
+    assert ledger.lapses_at("a") is None
 
 
 def test_when_it_is_saturated_the_one_that_is_due_first_goes_first() -> None:

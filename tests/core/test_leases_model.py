@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hypothesis import given, strategies as st
@@ -19,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.leases import (
+    GIVE_UP,
     MAX_THROTTLES,
     SLACK,
     Gone,
@@ -27,7 +30,9 @@ from asyncpool._core.leases import (
     Outcome,
     Slower,
     Verdict,
+    pause_before,
 )
+from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 EPSILON = 1e-9
 
@@ -66,10 +71,12 @@ class Kept:
 
     due: float
     extended: float
-    place: str = "turn"  # or "front", "flying", "had", "again" (behind a flight)
+    # Or "front", "flying", "had", "pause", "repeat", "again" (behind a flight).
+    place: str = "turn"
     place_since: int = 0
     failures: int = 0
     throttles: int = 0
+    told: float = -math.inf
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -80,17 +87,30 @@ class LeaseMachine(RuleBasedStateMachine):
         max_retries=st.integers(0, 2),
         overlap=st.integers(1, 3),
         leases=st.integers(1, 10),
+        cycles=st.sampled_from([None, 2.5, 4.0]),
     )
-    def start(self, pace: Pace, max_retries: int, overlap: int, leases: int) -> None:
+    def start(
+        self,
+        pace: Pace,
+        max_retries: int,
+        overlap: int,
+        leases: int,
+        cycles: float | None,
+    ) -> None:
         self.pace = pace
         self.max_retries, self.overlap = max_retries, overlap
+        self.ttl = None if cycles is None else cycles * pace.cycle
         self.now = 0.0
+        self.repeated = False
+        self.told, self.told_at = 0, -math.inf
         self.ledger: LeaseLedger[int] = LeaseLedger(
             rate=pace.rate,
             cycle=pace.cycle,
             max_retries=max_retries,
             overlap=overlap,
+            max_overlap=overlap,
             now=0.0,
+            ttl=self.ttl,
         )
         self.kept: dict[int, Kept] = {}
         self.flights: dict[int, tuple[float, Kept]] = {}
@@ -108,12 +128,28 @@ class LeaseMachine(RuleBasedStateMachine):
         self.take(data.draw(st.sampled_from(sorted({*self.pace.names} - {*self.kept}))))
 
     def take(self, lease: int) -> None:
-        told = self.ledger.add(lease, self.now)
+        self.ledger.add(lease, self.now)
         place = "again" if lease in self.flights else "turn"
         self.kept[lease] = Kept(self.now + self.pace.cycle, self.now, place)
-        if told is not None:
-            assert told.leases == len(self.kept) > told.capacity == self.pace.capacity
-            assert told.worst_gap == len(self.kept) / self.pace.rate
+        self.check_news()
+
+    def check_news(self) -> None:
+        leases, capacity = len(self.kept), self.ledger.capacity
+        excess = leases if leases > capacity else 0
+        due = None if excess == self.told else self.told_at + self.pace.cycle
+        assert self.ledger.next_news() == due
+        news = self.ledger.news(self.now)
+        if due is None or due > self.now:
+            assert news is None
+            return
+        self.told, self.told_at = excess, self.now
+        if excess:
+            assert isinstance(news, LeaseSaturated)
+            assert (news.leases, news.capacity) == (leases, capacity)
+            assert news.worst_gap == leases / news.rate >= leases / self.pace.rate
+        else:
+            assert news == LeaseRelieved(leases=leases, capacity=capacity)
+        assert self.ledger.next_news() is None
 
     @precondition(lambda self: len(self.kept) > 1)
     @rule(data=st.data())
@@ -121,6 +157,22 @@ class LeaseMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(sorted(self.kept)))
         self.ledger.discard(lease)
         del self.kept[lease]
+        self.check_news()
+
+    @precondition(lambda self: self.ttl is not None)
+    @rule(stall=stalls)
+    def judge(self, stall: float) -> None:
+        assert self.ttl is not None
+        self.now += stall
+        ends = {
+            lease: kept.extended + GIVE_UP * self.ttl
+            for lease, kept in self.kept.items()
+        }
+        assert self.ledger.next_lapse() == min(ends.values(), default=None)
+        lapsed = dict(self.ledger.lapsed(self.now))
+        assert set(lapsed) == {name for name, end in ends.items() if end <= self.now}
+        for lease, gap in lapsed.items():
+            assert gap == self.now - self.kept.pop(lease).extended
 
     @precondition(lambda self: self.kept)
     @rule(stall=stalls)
@@ -174,6 +226,9 @@ class LeaseMachine(RuleBasedStateMachine):
         return lease
 
     def turn_over(self, now: float) -> None:
+        for kept in self.kept.values():
+            if kept.place == "pause" and kept.due <= now:
+                kept.place = "repeat"
         if now < self.ends:
             return
         while self.ends <= now:
@@ -188,13 +243,19 @@ class LeaseMachine(RuleBasedStateMachine):
         assert len(self.flights) < self.overlap
         assert self.now >= self.pause_until, "it hammers"
         front = [k for k in self.kept.values() if k.place == "front"]
-        if front:
+        repeats = [k.due for k in self.kept.values() if k.place == "repeat"]
+        waiting = [k.due for k in self.kept.values() if k.place == "turn"]
+        is_repeat = not front and bool(repeats) and not (self.repeated and waiting)
+        if is_repeat:
+            assert kept.place == "repeat", "a repeat has to wait for others"
+            assert kept.due == min(repeats), "another one was to be repeated before"
+        elif front:
             assert kept.place == "front"
             assert kept.place_since == max(k.place_since for k in front)
         else:
-            waiting = [k.due for k in self.kept.values() if k.place == "turn"]
             assert kept.place == "turn", "its turn is not now"
             assert kept.due == min(waiting), "another one was due before"
+        self.repeated = is_repeat
         kept.place = "flying"
         self.flights[lease] = (self.now, kept)
         self.times.append(self.now)
@@ -213,7 +274,7 @@ class LeaseMachine(RuleBasedStateMachine):
         kept = self.kept.get(lease)
         if kept is flown:
             self.check_verdict(verdict, outcome, kept, begun)
-            self.move(lease, kept, outcome)
+            self.move(lease, kept, outcome, begun)
         else:
             assert verdict is None or outcome is Outcome.THROTTLED
             if kept is not None:
@@ -225,10 +286,14 @@ class LeaseMachine(RuleBasedStateMachine):
         match outcome:
             case Outcome.GONE:
                 assert verdict == Gone()
-            case Outcome.FAILED if kept.failures == self.max_retries:
-                assert verdict == Missed(self.now - kept.extended)
             case Outcome.FAILED:
-                assert verdict is None
+                gap = self.now - kept.extended
+                bad = kept.failures == self.max_retries or gap > self.pace.cycle * 1.1
+                if bad and self.now - kept.told >= self.pace.cycle:
+                    kept.told = self.now
+                    assert verdict == Missed(gap)
+                else:
+                    assert verdict is None
             case Outcome.EXTENDED:
                 gap = begun - kept.extended
                 assert verdict == (Missed(gap) if gap > self.pace.cycle * 1.1 else None)
@@ -236,17 +301,23 @@ class LeaseMachine(RuleBasedStateMachine):
             case Outcome.THROTTLED:
                 pass
 
-    def move(self, lease: int, kept: Kept, outcome: Outcome) -> None:
+    def move(self, lease: int, kept: Kept, outcome: Outcome, begun: float) -> None:
         match outcome:
             case Outcome.GONE:
                 del self.kept[lease]
             case Outcome.EXTENDED:
                 kept.failures = kept.throttles = 0
-                self.put(kept, "had")
+                last_cycle = begun < self.ends - self.pace.cycle
+                self.put(kept, "turn" if last_cycle else "had")
             case Outcome.FAILED:
                 kept.throttles = 0
                 kept.failures = (kept.failures + 1) % (self.max_retries + 1)
-                self.put(kept, "turn" if kept.failures else "had")
+                self.put(kept, "pause" if kept.failures else "had")
+                if kept.failures:
+                    pause = pause_before(
+                        kept.failures, self.max_retries, self.pace.cycle
+                    )
+                    kept.due = self.now + pause
             case Outcome.THROTTLED:
                 kept.throttles = (kept.throttles + 1) % (MAX_THROTTLES + 1)
                 self.put(kept, "front" if kept.throttles else "turn")
@@ -263,12 +334,20 @@ class LeaseMachine(RuleBasedStateMachine):
         ledger = self.ledger
         assert set(ledger._records) == set(self.kept)
         assert len(ledger) == len(self.kept)
-        assert ledger.saturated == (len(self.kept) > self.pace.capacity)
+        assert ledger.capacity <= self.pace.capacity
+        assert ledger.saturated == (len(self.kept) > ledger.capacity)
         assert set(ledger._flying) == set(self.flights)
         assert ledger.flying == len(self.flights)
-        queued = [*ledger._main, *ledger._backup, *ledger._arrivals]
-        away = {name for name, k in self.kept.items() if k.place in {"flying", "again"}}
+        queued = [*ledger._main, *ledger._backup, *ledger._arrivals, *ledger._repeats]
+        places: dict[str, set[int]] = defaultdict(set)
+        for name, kept in self.kept.items():
+            places[kept.place].add(name)
+        away = places["flying"] | places["again"] | places["pause"]
         assert sorted(queued) == sorted(set(self.kept) - away)
+        assert set(ledger._repeats) == places["repeat"]
+        pauses = {ledger._by_number[number].lease for number in ledger._pauses._when}
+        assert pauses == places["pause"]
+        assert len(ledger._by_number) == len(self.kept)
 
     def teardown(self) -> None:
         """Let all be well from now on: then every lease has its beats."""
@@ -314,18 +393,29 @@ def lives(draw: st.DrawFn, pace: Pace) -> list[Life]:
 
 
 def play(
-    pace: Pace, lives: list[Life], answer: float, end: float
+    pace: Pace,
+    lives: list[Life],
+    answer: float,
+    end: float,
+    *,
+    max_retries: int = 0,
+    fails: Callable[[int, float], bool] = lambda _lease, _now: False,
 ) -> dict[int, list[float]]:
-    """Run a ledger in time; return the times of the beats of each lease."""
+    """Run a ledger in time; return the times of the beats of each lease that succeed."""
     ledger: LeaseLedger[int] = LeaseLedger(
-        rate=pace.rate, cycle=pace.cycle, max_retries=0, overlap=100, now=0.0
+        rate=pace.rate,
+        cycle=pace.cycle,
+        max_retries=max_retries,
+        overlap=100,
+        max_overlap=100,
+        now=0.0,
     )
     beats: dict[int, list[float]] = {life.name: [] for life in lives}
     # What will happen, in order; at one moment some go before others come.
     agenda = [(life.goes, 0, life.name) for life in lives]
     agenda += [(life.comes, 1, life.name) for life in lives]
     agenda.sort(reverse=True)
-    flights: list[tuple[float, int]] = []
+    flights: list[tuple[float, int, Outcome]] = []
     now = 0.0
     while now < end:
         while agenda and agenda[-1][0] <= now:
@@ -335,10 +425,15 @@ def play(
             else:
                 ledger.discard(name)
         while flights and flights[0][0] <= now:
-            ledger.outcome(flights.pop(0)[1], Outcome.EXTENDED, now)
+            _, name, outcome = flights.pop(0)
+            ledger.outcome(name, outcome, now)
         while (lease := ledger.beat(now)) is not None:
-            beats[lease].append(now)
-            flights.append((now + answer, lease))
+            outcome = Outcome.EXTENDED
+            if fails(lease, now):
+                outcome = Outcome.FAILED
+            else:
+                beats[lease].append(now)
+            flights.append((now + answer, lease, outcome))
         due = ledger.next_due()
         moments = [end, *(m[0] for m in agenda[-1:]), *(f[0] for f in flights[:1])]
         now = min([*moments, due] if due is not None and due > now else moments)
@@ -382,3 +477,50 @@ def test_if_there_are_too_many_all_wait_equally_longer(leases: int) -> None:
         for earlier, later in itertools.pairwise(times)
     }
     assert gaps == {leases / SLOW.rate}
+
+
+BUSY = Pace(rate=1.0, cycle=48.0, capacity=48, at_a_tick=1)
+
+
+def worst_gap(
+    names: Iterable[int],
+    leases: int,
+    *,
+    max_retries: int,
+    fails: Callable[[int, float], bool],
+) -> float:
+    """Return the longest time for which one of those with *names* was not extended."""
+    chosen, end = [Life(name, 0.0, math.inf) for name in range(leases)], 400.0
+    beats = play(BUSY, chosen, 0.0, end, max_retries=max_retries, fails=fails)
+    return max(
+        later - earlier
+        for name in names
+        for earlier, later in itertools.pairwise([0.0, *beats[name], end])
+    )
+
+
+@given(st.integers(2, 48), st.data(), st.integers(0, 4))
+def test_leases_that_always_fail_cost_the_others_half_of_the_ticks_at_the_most(
+    leases: int, data: st.DataObject, max_retries: int
+) -> None:
+    bad = data.draw(st.integers(1, leases - 1))
+    gap = worst_gap(
+        range(bad, leases),
+        leases,
+        max_retries=max_retries,
+        fails=lambda lease, _now: lease < bad,
+    )
+    assert gap <= 2 * BUSY.cycle + BUSY.lateness
+
+
+@given(st.integers(1, 48), st.floats(48.0, 150.0), st.floats(0.0, 8.0))
+def test_a_short_outage_costs_no_lease_a_whole_cycle(
+    leases: int, begins: float, seconds: float
+) -> None:
+    gap = worst_gap(
+        range(leases),
+        leases,
+        max_retries=3,
+        fails=lambda _lease, now: begins <= now < begins + seconds,
+    )
+    assert gap <= 1.5 * BUSY.cycle

@@ -190,7 +190,8 @@ async def test_the_death_of_another_worker_ends_nothing() -> None:
 
 async def test_while_a_job_cleans_up_whose_time_is_over() -> None:
     async with leasing() as (gate, keeper, pool):
-        view = pool.options(lease=(keeper, "mine"), timeout=SHORT)
+        # Long enough for it to begin, also beside others that compute.
+        view = pool.options(lease=(keeper, "mine"), timeout=10 * SHORT)
         job = view.submit(jobs.clean_up_at, gate.path)
         cleaning = await gate.visitor("JobCancelled")
         await keeper.keeps("mine")

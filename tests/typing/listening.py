@@ -62,6 +62,10 @@ async def of_leases(keeper: LeaseKeeper[str]) -> None:
         match event:
             case events.LeaseLost(lease) | events.LeaseThrottled(lease):
                 print(hash(lease))
+            case events.LeaseLapsed(lease, gap):
+                assert_type(gap, float)
+            case events.LeaseRelieved():
+                assert_type(event.capacity, int)
             case events.LeaseMissed(gap=gap, error=error):
                 assert_type(gap, float)
                 assert_type(error, BaseException | None)

@@ -23,7 +23,7 @@ class Quiet(Interrupts):
 
     def __init__(self) -> None:
         self.running = None
-        self.instead = self.stacks = self.lanes = None
+        self.instead = self.stacks = self.lanes = self.fences = None
         self._held = False
         self._wanted = set()
         self._main = get_ident()

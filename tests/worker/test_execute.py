@@ -33,7 +33,7 @@ class Uninterrupted(Interrupts):
     """Jobs in this process go on to their end."""
 
     def __init__(self) -> None:
-        self.running = None
+        self.running = self.fences = None
         self._wanted = set()
         self._held = False
 

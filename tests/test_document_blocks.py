@@ -1,0 +1,348 @@
+"""Every block of Python in the documents runs, with what is around it in a reader's program."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from asyncpool import Cluster
+from tests.helpers.clusters import all_ready
+from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.scripts import ROOT, finish, run_script, start_script
+
+
+class Around(NamedTuple):
+    """What is around a block, which is in place of ``BLOCK``, and what is printed then."""
+
+    program: str
+    prints: str
+
+
+FRAGMENTS = {
+    "async for page in pool.stream(render_pages, path):": Around(
+        """
+        import asyncio, asyncpool
+
+        def render_pages(path):
+            yield from path
+
+        class Response:
+            async def write(self, page):
+                print(page)
+
+        async def main():
+            path, response = ["one", "two"], Response()
+            async with asyncpool.Pool(1) as pool:
+                BLOCK
+
+        asyncio.run(main())
+        """,
+        "one\ntwo\n",
+    ),
+    "async def connect(dsn: str) -> None:": Around(
+        """
+        import asyncio, asyncpool
+
+        Row, dsn = str, "database"
+
+        class asyncpg:
+            def __init__(self, dsn):
+                self.dsn = dsn
+
+            @classmethod
+            async def create_pool(cls, dsn):
+                return cls(dsn)
+
+            async def fetchrow(self, query, key):
+                return f"row {key} of {self.dsn}"
+
+        async def main():
+            BLOCK
+            print(row)
+
+        asyncio.run(main())
+        """,
+        "row 42 of database\n",
+    ),
+    "def load_model(path: str) -> None:": Around(
+        """
+        import asyncio, asyncpool
+
+        path, image = "cats", b"1"
+
+        class torch:
+            @staticmethod
+            def load(path):
+                return lambda image: f"{path}: {image}"
+
+        async def main():
+            BLOCK
+            print(label)
+
+        asyncio.run(main())
+        """,
+        "cats: b'1'\n",
+    ),
+    "def share(queue: multiprocessing.Queue) -> None:": Around(
+        """
+        import asyncio, asyncpool, multiprocessing
+
+        def put(value):
+            asyncpool.worker_state().found.put(value)
+
+        async def main():
+            BLOCK
+                await pool.submit(put, 3)
+                print(found.get())
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+        """,
+        "3\n",
+    ),
+    'await pool.broadcast(load_prices, "2026-11-22")': Around(
+        """
+        import asyncio, asyncpool
+
+        def load_prices(day):
+            asyncpool.worker_state().day = day
+
+        def day():
+            return asyncpool.worker_state().day
+
+        async def main():
+            async with asyncpool.Pool(2) as pool:
+                BLOCK
+                print(await pool.submit(day))
+
+        asyncio.run(main())
+        """,
+        "2026-11-22\n",
+    ),
+    "def render(pages: list[str]) -> None:": Around(
+        """
+        import asyncio, asyncpool
+
+        def render_page(page):
+            assert page in {"first", "second", "last"}
+
+        async def main():
+            pages = ["first", "second", "last"]
+            async with asyncpool.Pool(1) as pool:
+                BLOCK
+                print(await job)
+
+        asyncio.run(main())
+        """,
+        "3 of 3 pages\nNone\n",
+    ),
+    "with asyncpool.Executor(4) as executor:": Around(
+        """
+        import asyncio, asyncpool
+
+        def resize(image):
+            return image[:1]
+
+        async def main():
+            loop, measure, paths, image = asyncio.get_running_loop(), len, ["a", "bb"], "xyz"
+            BLOCK
+            print(sizes, thumbnail)
+
+        asyncio.run(main())
+        """,
+        "[1, 2] x\n",
+    ),
+    "async def extend(receipt: str) -> None:  # one beat of one lease": Around(
+        """
+        import asyncio, asyncpool
+        from types import SimpleNamespace
+
+        NoSuchMessage, SlowDown = LookupError, BlockingIOError
+        extended = asyncio.Event()
+
+        class queue:
+            @staticmethod
+            async def change_visibility(receipt, seconds):
+                print(receipt, seconds)
+                extended.set()
+
+        def work(body):
+            return body.upper()
+
+        async def main():
+            message = SimpleNamespace(receipt="one", body="text")
+            BLOCK
+                await extended.wait()
+                print(await job)
+
+        asyncio.run(main())
+        """,
+        "one 300\nTEXT\n",
+    ),
+    "from asyncpool.cluster import Cluster, protocol, streams": Around("BLOCK", ""),
+    "from asyncpool.cluster import Cluster, asgi": Around("BLOCK", ""),
+}
+
+# Tested as wholes: the first two below, the others in test_documents.py.
+PROGRAMS = {
+    "import asyncio\nimport sys\nimport asyncpool\n": "docs/cluster.md",
+    "import asyncio\n\nconversations = set()": "docs/cluster.md",
+    "async def serve(worker):\n    servers = [": "docs/cluster.md",
+    "# jobs.py\n": "docs/web-service.md",
+    "# app.py\n": "docs/web-service.md",
+}
+WHOLE = {"README.md", "docs/migrating.md"}
+
+
+def blocks(document: Path) -> list[str]:
+    text = document.read_text()
+    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def block_of(document: str, begin: str) -> str:
+    [found] = [each for each in blocks(ROOT / document) if each.startswith(begin)]
+    return found
+
+
+SHOWN = [
+    (str(path.relative_to(ROOT)), block)
+    for path in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("examples/**/*.md"),
+    ]
+    for block in blocks(path)
+]
+
+
+def test_every_block_is_run() -> None:
+    left = [
+        f"{document}: {block}"
+        for document, block in SHOWN
+        if document not in WHOLE
+        and block.partition("\n")[0] not in FRAGMENTS
+        and not any(
+            block.startswith(begin) and document == where
+            for begin, where in PROGRAMS.items()
+        )
+    ]
+    assert left == []
+
+
+@pytest.mark.parametrize("first", FRAGMENTS)
+def test_a_fragment_does_what_it_says(first: str, tmp_path: Path) -> None:
+    [block] = [block for _, block in SHOWN if block.partition("\n")[0] == first]
+    around = FRAGMENTS[first]
+    program = re.sub(
+        r"^( *)BLOCK$",
+        lambda found: textwrap.indent(block, found[1]).rstrip(),
+        textwrap.dedent(around.program),
+        flags=re.MULTILINE,
+    )
+    assert run_script(tmp_path, program).endswith(around.prints)
+
+
+# What the server of the guide is connected to: something that makes garbage, in cycles,
+# and has it collected while each client waits.
+DATABASE = """
+import gc
+
+
+class Database:
+    async def answer(self, line):
+        for _ in range(10):
+            cycle = []
+            cycle.append(cycle)
+        gc.collect()
+        await asyncio.sleep(0)
+        return b"answer to " + line
+
+
+async def connect_to_database():
+    return Database()
+"""
+
+CLIENTS, LINES = 40, 30
+
+
+async def converse(port: int) -> int:
+    """Have a conversation; return how many lines were answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for number in range(LINES):
+            writer.write(b"line %d\n" % number)
+            if await reader.readline() != b"answer to line %d\n" % number:
+                return number
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    return LINES
+
+
+@pytest.mark.asyncio
+async def test_the_first_server_of_the_guide_ends_no_conversation(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "app.py").write_text(
+        block_of("docs/cluster.md", "import asyncio\n\nconversations") + DATABASE
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    program = block_of("docs/cluster.md", "import asyncio\nimport sys\n")
+    process = start_script(tmp_path, program.replace("8000", str(port)))
+    try:
+        async with patience():
+            answered = [await first_conversation(port)]
+            answered += await asyncio.gather(*map(converse, [port] * (CLIENTS - 1)))
+        process.send_signal(signal.SIGTERM)
+        out, err = await asyncio.to_thread(finish, process)
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
+    assert answered == [LINES] * CLIENTS
+    assert "Task was destroyed" not in err
+    assert (process.returncode, out) == (0, "")
+
+
+async def first_conversation(port: int) -> int:
+    """Begin as soon as somebody listens."""
+    while True:
+        try:
+            return await converse(port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_the_server_of_the_guide_that_accepts_by_itself_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = block_of("docs/cluster.md", "async def serve(worker):\n    servers = [")
+    (tmp_path / "accepting.py").write_text(ACCEPTING + shown)
+    monkeypatch.syspath_prepend(tmp_path)
+    cluster = Cluster("accepting:serve", bind="127.0.0.1:0", workers=2, spread="shared")
+    async with patience(), cluster:
+        await all_ready(cluster)
+        [address] = cluster.addresses
+        port = int(address.rpartition(":")[2])
+        assert await asyncio.gather(*map(converse, [port] * 5)) == [LINES] * 5
+
+
+ACCEPTING = """
+import asyncio
+
+
+async def converse(reader, writer):
+    async for line in reader:
+        writer.write(b"answer to " + line)
+    writer.close()
+
+
+"""
