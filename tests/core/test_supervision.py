@@ -281,6 +281,49 @@ class SupervisionMachine(RuleBasedStateMachine):
     def cancel_an_errand(self, data: st.DataObject) -> None:
         self.shell.cancel(data.draw(st.sampled_from(self.shell.waiting_errands)))
 
+    # Those who have a worker to themselves.
+
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @rule(count=st.integers(1, 2))
+    def want_a_worker(self, count: int) -> None:
+        for _ in range(count):
+            self.shell.want()
+
+    @precondition(lambda self: self.shell.wanted)
+    @rule()
+    def want_none_any_more(self) -> None:
+        self.shell.want_no_more()
+
+    @precondition(lambda self: self.shell.owners and not self.shell.finished)
+    @rule(
+        data=anything, what=st.sampled_from(["call", "call", "call", "last", "cancel"])
+    )
+    def a_session_goes_on(self, data: st.DataObject, what: str) -> None:
+        shell = self.shell
+        session = data.draw(st.sampled_from([*shell.owners.values()]))
+        if what == "cancel" and shell.waiting_calls:
+            shell.cancel(data.draw(st.sampled_from(shell.waiting_calls)))
+        elif what == "last" and session not in shell.rebuilding:
+            shell.last(session)
+        elif what == "call" and not shell.broken and shell.closing is None:
+            shell.call(session)
+
+    @precondition(lambda self: self.shell.departing and not self.shell.finished)
+    @rule()
+    def those_leave_who_have_no_worker_any_more(self) -> None:
+        self.shell.depart()
+
+    @precondition(lambda self: self.shell.rebuilding)
+    @rule()
+    def a_session_is_rebuilt(self) -> None:
+        self.shell.rebuild_further()
+
+    @precondition(lambda self: self.shell.owners and not self.shell.finished)
+    @rule(data=anything, fresh=coins)
+    def a_session_ends(self, data: st.DataObject, *, fresh: bool) -> None:
+        session = data.draw(st.sampled_from([*self.shell.owners.values()]))
+        self.shell.end_session(session, fresh=fresh)
+
     # The workers.
 
     @precondition(lambda self: self.shell.processes)
@@ -578,11 +621,19 @@ class SupervisionMachine(RuleBasedStateMachine):
             for job in process.hand
             if job not in process.unwanted
         ]
-        elsewhere = [*shell.waiting, *shell.landing, *shell.waiting_errands]
+        elsewhere = [*shell.waiting, *shell.landing]
+        elsewhere += [*shell.waiting_errands, *shell.waiting_calls]
         assert shell.open == {*wanted, *elsewhere}
         assert len(shell.open) == len(wanted) + len(elsewhere)
         for slot in core.slots:
             assert list(slot.errands) == shell.errands_before(slot.index)
+            session = shell.owners.get(slot.index)
+            assert slot.session == session
+            assert list(slot.calls) == [
+                job for job in shell.waiting_calls if shell.calls[job] == session
+            ]
+        assert core.dispatcher.wanted == shell.wanted
+        assert len(core._sessions._held) <= len(core.slots)
         assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
         assert core.balance.waiting == len(shell.waiting) + ahead
@@ -600,6 +651,8 @@ class SupervisionMachine(RuleBasedStateMachine):
     def nobody_waits_while_somebody_is_idle(self) -> None:
         free = [*self.shell.free(), *self.shell.spacious()]
         assert not (self.shell.queue and free)
+        stay = {slot.replaces for slot in self.shell.core.slots}
+        assert not self.shell.wanted or {*self.shell.free()} <= stay
         assert not any(self.shell.slot_for(job) in free for job in self.shell.keyed)
 
     @invariant()

@@ -69,6 +69,17 @@ class Books:
         self.seats_after: dict[int, int] = {}
         self.large: set[int] = set()
         self.errands: dict[int, int] = {}  # open jobs for one worker, and its slot
+        self.wanted = 0  # how many wait for a worker to themselves
+        self.session_holds = 0  # of them, and of those who have one, or had
+        self.departing = 0  # how many of those are about to leave
+        self.owners: dict[int, int] = {}  # of slots: the sessions
+        self.lasting: set[int] = set()
+        self.calls: dict[int, int] = {}  # open jobs of sessions, and whose they are
+        self.waiting_calls: list[int] = []  # those that have not begun, in their order
+        self.rebuilt: set[int] = set()
+        self.rebuilding: dict[
+            int, int | None
+        ] = {}  # sessions, and the call that does it
         self.given_back: set[int] = set()  # which of them have left a worker's hands
         self.late: set[int] = set()  # those that were announced
         self.announced: list[int] = []  # open, but they cannot be sent yet
@@ -102,7 +113,8 @@ class Books:
 
     def free(self) -> list[int]:
         """Return the slots whose workers have nothing to do and could run a job now."""
-        return [n for n in self.slots("idle") if not self.processes[n].hung]
+        slots = [n for n in self.slots("idle") if not self.processes[n].hung]
+        return [n for n in slots if n not in self.owners]
 
     def spacious(self) -> list[int]:
         """Return the slots whose workers could run a job beside others now."""
@@ -165,7 +177,8 @@ class Books:
         if self.closing is not Finish.ALL or self.broken:
             return True
         behind = any(len(p.hand) > self.width for p in self.processes.values())
-        return not (behind or self.holds or self.waiting_errands)
+        holds = self.holds or self.session_holds
+        return not (behind or holds or self.waiting_errands)
 
     def errands_before(self, slot: int) -> list[int]:
         """Return the errands that a worker has to begin."""
@@ -206,6 +219,9 @@ class Books:
         return cost if self.width == 1 else max(LEAST, cost / self.width)
 
     def _able(self, process: Process) -> bool:
+        held = process.slot in self.core._sessions._held
+        if process.slot in self.owners or held:
+            return False
         able = process.ready and not process.told and not process.faulty
         return able and not (process.doomed or process.asked_to_end or process.leaving)
 

@@ -112,6 +112,10 @@ class ImaginaryShell(Jobs):
                 self.seen["requeued" if touched else "untouched by a death"] += 1
                 back.append(job)
         self._put_back(back)
+        session = self.owners.get(slot)
+        if session in self.lasting:
+            self.rebuilding[session] = None  # until the next worker is there
+            self.seen["a session that lost its worker"] += 1
         self.seen[f"died {process.state}, told {process.told.name.lower()}"] += 1
         ledger = copy.deepcopy(self.core._lives.ledger)
         broken = self.broken
