@@ -324,7 +324,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(kind=st.integers(0, 4), cost=st.sampled_from(COSTS))
     def more_is_learned(self, kind: int, cost: float) -> None:
-        self.profiles[kind].cost = cost
+        self.profiles[kind].cost = known(cost).cost
 
     @precondition(lambda self: len(self.hands) < 4)
     @rule()
