@@ -429,8 +429,8 @@ class Caller(ABC):
         Entering the context waits for an idle worker: first come, first served, and before
         the jobs of the queue.  Until the context is left that worker runs nothing but what
         is submitted to it (and broadcasts), so that its calls may keep state between them.
-        Rolls, resizes and limits of workers wait for the end of the session, and so does a
-        pool that closes.  *Jobs of the pool wait while all workers are somebody's own*, and
+        Rolls, resizes, :meth:`Pool.retire` and limits of workers, exact ones too, wait for the
+        end of the session, and so does a pool that closes.  *Jobs of the pool wait while all workers are somebody's own*, and
         a task that asks for a second worker while it has one may wait for ever.
 
         Args:
@@ -441,7 +441,8 @@ class Caller(ABC):
             on_restart: A function without arguments (see :func:`functools.partial`), sync or
                 async.  If the worker dies the session goes on in a new one, when this has
                 been called there and has rebuilt the state.  The call that was running fails
-                all the same.  If this raises, or the worker dies of it, the session is over.
+                all the same.  If this raises, or the worker dies while it runs, the session is
+                over.
                 ``None``: the session is over when its worker dies.
 
         Returns:
@@ -459,7 +460,8 @@ class Caller(ABC):
             RuntimeError: Then, outside the pool's event loop.
 
         Cancellation:
-            Of the wait: safe.
+            Of the wait: safe.  Whoever has just got a worker gives it to the next one.
+            Inside the context: cancels the calls, see :meth:`WorkerSession.__aexit__`.
         """
         return WorkerSession(
             self._crew,

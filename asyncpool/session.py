@@ -153,14 +153,32 @@ class WorkerSession:
         """Run a generator function in this worker; return its items, for ``async for``.
 
         See :meth:`asyncpool.Pool.stream`; as a call of the session it is like the others.
+        They wait while it runs, and so does whoever leaves the context before it has ended
+        or was closed.
 
         Raises:
             TypeError: If *fn* is not callable.
+            PoolClosedError: If the pool was never started.
+
+        Cancellation:
+            As in the pool.  What :meth:`submit` raises comes with the first item.
         """
         return self._stream(fn, args, kwargs, self._options)
 
     async def __aenter__(self) -> Self:
-        """Wait for a worker, see :meth:`asyncpool.Pool.worker`."""
+        """Wait for a worker, first come, first served; see :meth:`asyncpool.Pool.worker`.
+
+        Raises:
+            TimeoutError: If none was free in time.
+            PoolFullError: If *max_pending* jobs and others are waiting.
+            PoolClosedError: If the pool is closed, was never started, or closes before a
+                worker is free, without finishing all.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If it was entered before, or outside the pool's event loop.
+
+        Cancellation:
+            Safe.  Whoever has just got a worker gives it to the next one.
+        """
         if self._state.entered:
             raise RuntimeError("a session can be entered only once: ask for another")
         supervisor = self._crew()
@@ -179,8 +197,11 @@ class WorkerSession:
     ) -> None:
         """Give the worker back, or have it replaced, when its calls have ended.
 
+        By an exception, their end is not waited for: they are cancelled.
+
         Cancellation:
-            Cancels the calls.
+            Cancels the calls, and gives the worker back at once; what cannot be interrupted
+            there ends before anybody else's job begins.
         """
         try:
             await self._crew().sessions.leave(

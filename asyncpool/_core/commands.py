@@ -74,9 +74,9 @@ class DropErrands:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Offer the worker in *slot* to whoever has waited longest for one to himself.
+    """Give the worker in *slot* to whoever has waited longest for one to himself.
 
-    It is reserved for *session* from now on.
+    From now on it is that of *session*.
     """
 
     slot: int
@@ -85,7 +85,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """Have the new worker in *slot* learn what the last one of *session* knew."""
+    """Have the new worker in *slot* rebuild the state of *session*, unless that is under way."""
 
     slot: int
     session: int

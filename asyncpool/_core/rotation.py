@@ -317,7 +317,8 @@ class Rotation:
         idle = [
             (slot.idle_since, slot.index)
             for slot in self._slots
-            if slot.state is SlotState.IDLE and not slot.leaving and not slot.session
+            if slot.state is SlotState.IDLE and not slot.leaving
+            if slot.session is None
         ]
         size = self.sizing.size
         index = self.sizing.shrink(now, idle)

@@ -6,8 +6,8 @@ of what they have in hand: the next one that has is handed over.  From then on u
 session ends, its worker gets the session's *calls* alone, one after the other, and errands.
 
 A worker that is to be replaced stays until its session is over.  If it dies, or a call
-retires it, so does the session; one that *lasts* goes on in the next worker of the same slot, whose first call
-rebuilds what the old one knew.
+retires it, that ends the session, unless it *lasts*: then it goes on in the next worker of
+the same slot, whose first call rebuilds what the old one knew.
 """
 
 from __future__ import annotations
@@ -51,17 +51,28 @@ class Sessions:
         self._slot_of: dict[int, Slot] = {}
         self._held: set[int] = set()  # slots that get no job, and have some in hand
         self._lasting: set[int] = set()
-        self._rebuilding: set[int] = set()
+        # Those that are rebuilt, each with the call that does it, once that has come.
+        self._rebuilding: dict[int, int | None] = {}
 
     # They begin.
 
     def want(self) -> list[Command]:
         """Take note that somebody wants a worker to himself."""
         self._dispatcher.wanted += 1
-        for index in self._dispatcher.idle_slots():
-            if self._may_have(self._slots[index]):
-                return self._begin(self._slots[index])
-        return []
+        return self.hand_out()
+
+    def hand_out(self) -> list[Command]:
+        """Offer idle workers to those who wait.
+
+        One that becomes idle is offered then; one that was to be replaced, and stays since
+        its replacement has failed, is idle already.
+        """
+        commands: list[Command] = []
+        if self._dispatcher.wanted:
+            for index in self._dispatcher.idle_slots():
+                if self._dispatcher.wanted and self._may_have(self._slots[index]):
+                    commands += self._begin(self._slots[index])
+        return commands
 
     def leave(self) -> None:
         """Take note that one who has waited wants none any more."""
@@ -73,10 +84,13 @@ class Sessions:
         ``None`` if nobody is to have it, so that it gets a job.
         """
         if not self._may_have(slot):
+            self._held.discard(slot.index)
             return None
         if not slot.flight.jobs:
             return self._begin(slot)
         if slot.index not in self._held:
+            # Of no use are those that are on their way out by now.
+            self._held = {n for n in self._held if self._may_come(self._slots[n])}
             if len(self._held) >= self._dispatcher.wanted:
                 return None
             self._held.add(slot.index)
@@ -92,6 +106,7 @@ class Sessions:
     def refuse(self) -> list[Command]:
         """Turn away all who wait."""
         wanted, self._dispatcher.wanted = self._dispatcher.wanted, 0
+        self._held.clear()  # whoever closes, or has broken, gives them no jobs anyway
         return [RefuseSessions()] if wanted else []
 
     def _begin(self, slot: Slot) -> list[Command]:
@@ -107,6 +122,10 @@ class Sessions:
         return not slot.flight.spent and not any(
             other.replaces == slot.index for other in self._slots
         )
+
+    def _may_come(self, slot: Slot) -> bool:
+        stays = slot.state in UP and not (slot.leaving or slot.faulty or slot.doomed)
+        return stays and self._may_have(slot)
 
     # They go on.
 
@@ -127,47 +146,48 @@ class Sessions:
         if slot is None:
             return [EndSession(profile.session, (job,))]
         if profile.first:
+            self._rebuilding[profile.session] = job
             slot.calls.appendleft(job)
-            return self._call(slot)
-        slot.calls.append(job)
+        else:
+            slot.calls.append(job)
         return self.go_on(slot)
 
-    def rebuilt(self, session: int) -> list[Command]:
-        """Have the calls of *session* begin, now that its worker knows what it must."""
-        self._rebuilding.discard(session)
-        slot = self._slot_of.get(session)
-        return [] if slot is None else self.go_on(slot)
+    def rebuilt(self, session: int, job: int) -> list[Command]:
+        """Have the calls of *session* begin, now that *job* has rebuilt it.
+
+        Unless it has lost that worker, too, since *job* has ended.
+        """
+        if self._rebuilding.get(session) != job:
+            return []
+        del self._rebuilding[session]
+        return self.go_on(self._slot_of[session])
 
     def go_on(self, slot: Slot) -> list[Command]:
         """Have the worker of *slot* begin with the next call, if it has nothing in hand."""
-        if slot.errands and slot.state in UP and not slot.hung:
-            return self._errands.begin(slot)
-        if slot.session in self._rebuilding:
+        if slot.flight.jobs or slot.state not in UP or slot.hung or slot.leaving:
             return []
-        return self._call(slot)
+        if slot.errands:
+            return self._errands.begin(slot)
+        assert slot.session is not None
+        if not slot.calls:
+            return []
+        if self._rebuilding.get(slot.session, slot.calls[0]) != slot.calls[0]:
+            return []  # the others wait for what rebuilds it
+        job = slot.calls.popleft()
+        slot.flight.add(job, Bound(slot.session))
+        slot.assign()
+        return [Assign(slot.index, (job,))]
 
     def give_back(self, jobs: Mapping[int, Bound]) -> list[Command]:
         """Put *jobs*, which have not begun, before the other calls of their session."""
         commands: list[Command] = []
         for job, profile in jobs.items():
             slot = self._slot_of.get(profile.session)
-            if slot is None or profile.first:  # a session is rebuilt once, or over
+            if slot is None:
                 commands.append(EndSession(profile.session, (job,)))
             else:
                 slot.calls.appendleft(job)
         return commands
-
-    def _call(self, slot: Slot) -> list[Command]:
-        if not slot.calls or slot.flight.jobs or slot.state not in UP:
-            return []
-        if slot.hung or slot.leaving:
-            return []
-        assert slot.session is not None
-        job = slot.calls.popleft()
-        first = slot.session in self._rebuilding
-        slot.flight.add(job, Bound(slot.session, first=first))
-        slot.assign()
-        return [Assign(slot.index, (job,))]
 
     # They lose their worker, and end.
 
@@ -178,14 +198,18 @@ class Sessions:
         if session is None:
             return []
         if followed and session in self._lasting:
-            self._rebuilding.add(session)
+            job = self._rebuilding.get(session)
+            self._rebuilding[session] = job if job in slot.calls else None
             return []
         calls = tuple(slot.calls)
         self.end(session)
         return [EndSession(session, calls)]
 
     def renew(self, slot: Slot) -> list[Command]:
-        """Take note that *slot*, which is somebody's own, has its next worker."""
+        """Take note that *slot*, which is somebody's own, has its next worker.
+
+        What was to rebuild the session in the last one, and has not begun, does so here.
+        """
         assert slot.session is not None
         return [Rebuild(slot.index, slot.session), *self.go_on(slot)]
 
@@ -201,7 +225,7 @@ class Sessions:
         """End *session*; return whose worker it had, unless it is over already."""
         slot = self._slot_of.pop(session, None)
         self._lasting.discard(session)
-        self._rebuilding.discard(session)
+        self._rebuilding.pop(session, None)
         if slot is not None:
             slot.session = None
             slot.calls.clear()

@@ -308,6 +308,7 @@ class Supervision:
             commands.append(self._lives.spawn(slot, now))
         followed = followed and self.broken is None
         commands += self._sessions.gone(slot, followed=followed)
+        commands += self._sessions.hand_out()
         commands += self.rotation.step(now)
         self.rotation.count(now)
         return [*commands, *self._settle(now)]
@@ -478,9 +479,9 @@ class Supervision:
         """Have the worker of a session run *job*, behind its other calls."""
         return self._sessions.call(job, profile)
 
-    def rebuilt(self, session: int) -> list[Command]:
-        """Have the calls of *session* begin, now that its new worker knows what it must."""
-        return self._sessions.rebuilt(session)
+    def rebuilt(self, session: int, job: int) -> list[Command]:
+        """Have the calls of *session* begin, now that *job* has rebuilt it."""
+        return self._sessions.rebuilt(session, job)
 
     def end_session(self, session: int, now: float, *, fresh: bool) -> list[Command]:
         """Give the worker of *session* back, or have a *fresh* one come instead.

@@ -1,13 +1,14 @@
 """Workers to oneself, as the shell sees them: who waits for one, and what he has it do.
 
-The core decides which worker is whose (``_core/sessions.py``).  Idle workers are offered in
-an ``asyncio.Queue``, from which those who wait take them: first come, first served.
+The core decides which worker is whose (``_core/sessions.py``), and knows how many wait.  Who
+they are, and in which order they have come, is known here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -38,33 +39,34 @@ class _Submit(Protocol):
 
 
 class Seat:
-    """A worker that is offered to somebody, or is his own.
+    """A worker that is somebody's own.
 
     Attributes:
         session: The number of the session.
         slot: The worker's slot.
         pid: The number of its process.
-        taken: Whether somebody has taken it.
         gone: Whether it is gone, and the session is over.
         crash: How it has died, unless the pool has ended it.
         cause: What the error of later calls is caused by.
         jobs: The calls that are open.
         hold: What keeps the pool open.
-        on_restart: What rebuilds its state in another worker, and
-        options: With these options.
+        on_restart: What rebuilds its state in another worker, with these
+        options: Those of the session.
+        rebuild: The last call that did, or does.
     """
 
     def __init__(self, session: int, slot: int, pid: int) -> None:
         self.session = session
         self.slot = slot
         self.pid = pid
-        self.taken = self.gone = False
+        self.gone = False
         self.crash: Crash | None = None
         self.cause: BaseException | None = None
         self.jobs: dict[Job[Any], None] = {}
         self.hold = SessionHold()
         self.on_restart: Callable[[], Any] | None = None
         self.options = JobOptions()
+        self.rebuild: Job[Any] | None = None
 
     def error(self) -> WorkerGoneError:
         """Return the error of a call for which there is no worker any more."""
@@ -83,6 +85,22 @@ class Seat:
         error = None if job.cancelled() else job._exception  # noqa: SLF001
         if self.gone and isinstance(error, JobError):
             self.cause = error
+
+
+class _Place:
+    """A place in the line of those who wait for a worker."""
+
+    __slots__ = ("offer", "turn")
+
+    def __init__(self, turn: asyncio.Future[None]) -> None:
+        self.turn = turn
+        self.offer: Seat | AsyncPoolError | None = None
+
+    def take(self, offer: Seat | AsyncPoolError) -> None:
+        """Have it be the turn of whoever is in it, who may have been cancelled by now."""
+        self.offer = offer
+        if not self.turn.done():
+            self.turn.set_result(None)
 
 
 class Sessions:
@@ -113,9 +131,7 @@ class Sessions:
         self._submit = submit
         self._on_crowd = on_crowd
         self._hold = hold
-        # Of all who wait, some have an offer in the queue, and the core knows of the rest.
-        self._waiting = 0
-        self._offers: asyncio.Queue[Seat | AsyncPoolError] = asyncio.Queue()
+        self._line: deque[_Place] = deque()  # as many as the core has wanted
         self._seats: dict[int, Seat] = {}
 
     # They begin.
@@ -142,72 +158,75 @@ class Sessions:
         return seat
 
     async def _wait(self, timeout: float | None) -> Seat:  # noqa: ASYNC109
-        self._waiting += 1
-        self._want()
         limit = asyncio.timeout(timeout)
+        place = self._enter_line()
         try:
             async with limit:
-                offer = await self._next()
+                await place.turn
+                while isinstance(place.offer, Seat) and place.offer.gone:
+                    # It died in this turn of the loop: whoever was first is so again.
+                    self._check_whether_more_come()
+                    place = self._enter_line(first=True)
+                    await place.turn
         except BaseException as error:
-            self._waiting -= 1
-            self._leave_line()
+            self._leave_line(place)
             if isinstance(error, TimeoutError) and limit.expired():
                 name = self._state.config.title
                 text = f"no worker of {name} was free within {timeout:g} s"
                 raise TimeoutError(text) from None
             raise
-        self._waiting -= 1
-        if not isinstance(offer, Seat):
-            raise offer
-        offer.taken = True
-        return offer
+        if not isinstance(place.offer, Seat):
+            assert place.offer is not None
+            raise place.offer
+        return place.offer
 
-    async def _next(self) -> Seat | AsyncPoolError:
-        while True:
-            offer = await self._offers.get()
-            if not isinstance(offer, Seat) or not offer.gone:
-                return offer
+    def _check_whether_more_come(self) -> None:
+        error = self._refusal()
+        if error is not None:
+            raise error
+
+    def _refusal(self) -> AsyncPoolError | None:
+        """Return why nobody gets a worker any more who waits for one, if that is so."""
+        closing = self._state.core.closing
+        if closing.finish is not None and not closing.draining:
+            return PoolClosedError()
+        broken = self._state.core.broken is not None
+        return broken_errors(self._state)(None) if broken else None
 
     @decision
-    def _want(self) -> None:
+    def _enter_line(self, *, first: bool = False) -> _Place:
+        place = _Place(self._state.loop.create_future())
+        if first:
+            self._line.appendleft(place)
+        else:
+            self._line.append(place)
         core = self._state.core
         self._perform(core.want_worker())
         if core.dispatcher.wanted and core.rotation.sizing.watching:
             self._on_crowd()
+        return place
 
     @decision
-    def _leave_line(self) -> None:
-        core, now = self._state.core, self._state.loop.time()
-        if core.dispatcher.wanted:
+    def _leave_line(self, place: _Place) -> None:
+        if place in self._line:
+            self._line.remove(place)
+            core, now = self._state.core, self._state.loop.time()
             self._perform(core.leave_line(now))
-            return
-        while not self._offers.empty():  # one of those is one too many
-            offer = self._offers.get_nowait()
-            if not isinstance(offer, Seat):
-                return
-            if not offer.gone:
-                self._end(offer, fresh=False)
-                return
+        elif isinstance(place.offer, Seat):
+            # Just when it was his turn.
+            self._end(place.offer, fresh=False)
 
     def offer(self, slot: int, session: int) -> None:
-        """Offer the worker in *slot* to whoever has waited longest."""
+        """Give the worker in *slot* to whoever has waited longest."""
         pid = self._state.handles[slot].pid
         assert pid is not None
         seat = self._seats[session] = Seat(session, slot, pid)
-        self._offers.put_nowait(seat)
+        self._line.popleft().take(seat)
 
     def refuse(self) -> None:
-        """Turn away all to whom nobody is offered."""
-        offers = [self._offers.get_nowait() for _ in range(self._offers.qsize())]
-        offers = [it for it in offers if not isinstance(it, Seat) or not it.gone]
-        core = self._state.core
-        for _ in range(self._waiting - len(offers)):
-            broken = core.broken is not None and core.closing.finish is None
-            offers.append(
-                broken_errors(self._state)(None) if broken else PoolClosedError()
-            )
-        for offer in offers:
-            self._offers.put_nowait(offer)
+        """Turn away all who wait."""
+        while self._line:
+            self._line.popleft().take(self._refusal() or PoolClosedError())
 
     # They go on.
 
@@ -230,12 +249,17 @@ class Sessions:
         return job
 
     def rebuild(self, slot: int, session: int) -> None:
-        """Have the new worker of a session learn what the last one knew."""
+        """Have the new worker of a session learn what the last one knew.
+
+        If the last one had not begun to, the call that is to do it waits for the new one.
+        """
         seat = self._seats[session]
         pid = self._state.handles[slot].pid
         assert pid is not None
         assert seat.on_restart is not None
         seat.pid = pid
+        if seat.rebuild is not None and not seat.rebuild.done():
+            return
         bound = Bound(session, first=True)
         options = replace(seat.options, bound=bound, hold=seat.hold)
         try:
@@ -243,6 +267,7 @@ class Sessions:
         except AsyncPoolError as error:  # the pool is closed
             self._state.loop.call_soon(self._give_up, seat, error)
         else:
+            seat.rebuild = job
             seat.add(job)
             job.add_done_callback(functools.partial(self._on_rebuilt, seat))
 
@@ -251,15 +276,17 @@ class Sessions:
         if error is not None or job.cancelled():
             self._give_up(seat, error)
         else:
-            self._go_on(seat)
+            self._go_on(seat, job)
 
     @decision
-    def _go_on(self, seat: Seat) -> None:
-        self._perform(self._state.core.rebuilt(seat.session))
+    def _go_on(self, seat: Seat, job: Job[Any]) -> None:
+        self._perform(self._state.core.rebuilt(seat.session, job.id))
 
     def _give_up(self, seat: Seat, error: BaseException | None) -> None:
         """End a session whose state cannot be rebuilt, and its calls."""
-        seat.gone, seat.cause = True, error
+        seat.gone = True
+        if not isinstance(error, WorkerGoneError):
+            seat.cause = error
         for job in [*seat.jobs]:
             if not job.done():
                 self._state.book.fail(job, seat.error())
@@ -280,7 +307,7 @@ class Sessions:
     def worker_crashed(self, crash: Crash) -> None:
         """Take note of how a worker has died."""
         for seat in self._seats.values():
-            if seat.slot == crash.slot:
+            if (seat.slot, seat.pid) == (crash.slot, crash.pid):
                 seat.crash = crash
 
     def end(self, session: int, calls: tuple[int, ...]) -> None:
@@ -288,14 +315,6 @@ class Sessions:
         seat = self._seats.get(session)
         if seat is None:
             return  # its calls were cancelled with it
-        if not seat.taken and not seat.gone:
-            seat.gone = True
-            self._seats.pop(session)
-            closing = self._state.core.closing.finish
-            if self._state.core.broken is not None or closing:
-                self.refuse()
-            else:
-                self._want()
         seat.gone = True
         if calls:
             # When the error of the one that was running, which is their cause, is known.

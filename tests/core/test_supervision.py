@@ -284,45 +284,58 @@ class SupervisionMachine(RuleBasedStateMachine):
     # Those who have a worker to themselves.
 
     @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
-    @rule(count=st.integers(1, 2))
-    def want_a_worker(self, count: int) -> None:
+    @rule(
+        count=st.integers(1, 2),
+        then=st.sampled_from(["nothing", "call", "lose", "lose"]),
+        much=st.integers(0, 3),
+    )
+    def want_a_worker(self, count: int, then: str, much: int) -> None:
+        shell = self.shell
         for _ in range(count):
-            self.shell.want()
-
-    @precondition(lambda self: self.shell.wanted)
-    @rule()
-    def want_none_any_more(self) -> None:
-        self.shell.want_no_more()
+            shell.want()
+        for session in [*shell.owners.values()] if then != "nothing" else ():
+            shell.call(session)
+            if then == "lose" and session not in shell.rebuilding:
+                shell.last(session)
+                shell.lose(session, much)
+            if shell.broken:
+                break  # and refuses further calls
 
     @precondition(lambda self: self.shell.owners and not self.shell.finished)
     @rule(
-        data=anything, what=st.sampled_from(["call", "call", "call", "last", "cancel"])
+        data=anything, what=st.sampled_from(["call", "call", "last", "lose", "cancel"])
     )
     def a_session_goes_on(self, data: st.DataObject, what: str) -> None:
         shell = self.shell
         session = data.draw(st.sampled_from([*shell.owners.values()]))
-        if what == "cancel" and shell.waiting_calls:
-            shell.cancel(data.draw(st.sampled_from(shell.waiting_calls)))
-        elif what == "last" and session not in shell.rebuilding:
+        if what in {"last", "lose"} and session not in shell.rebuilding:
             shell.last(session)
-        elif what == "call" and not shell.broken and shell.closing is None:
-            shell.call(session)
+        if what == "lose":
+            shell.lose(session, data.draw(st.integers(0, 3)))
+        elif what == "cancel" and shell.waiting_calls:
+            shell.cancel(data.draw(st.sampled_from(shell.waiting_calls)))
+        elif what == "call" and not shell.broken and not shell.time_is_over:
+            for _ in range(2 if shell.closing in {None, Finish.ALL} else 0):
+                shell.call(session)
 
-    @precondition(lambda self: self.shell.departing and not self.shell.finished)
-    @rule()
-    def those_leave_who_have_no_worker_any_more(self) -> None:
-        self.shell.depart()
-
-    @precondition(lambda self: self.shell.rebuilding)
-    @rule()
-    def a_session_is_rebuilt(self) -> None:
-        self.shell.rebuild_further()
-
-    @precondition(lambda self: self.shell.owners and not self.shell.finished)
-    @rule(data=anything, fresh=coins)
-    def a_session_ends(self, data: st.DataObject, *, fresh: bool) -> None:
-        session = data.draw(st.sampled_from([*self.shell.owners.values()]))
-        self.shell.end_session(session, fresh=fresh)
+    @precondition(lambda self: not self.shell.finished)
+    @precondition(
+        lambda self: self.shell.owners or self.shell.wanted or self.shell.departing
+    )
+    @rule(
+        data=anything,
+        what=st.sampled_from(["fresh", "as it is", "in vain", "rebuilt"]),
+    )
+    def a_session_ends(self, data: st.DataObject, what: str) -> None:
+        shell = self.shell
+        shell.depart()
+        if what == "in vain" and shell.wanted:
+            shell.want_no_more()
+        elif what == "rebuilt":
+            shell.rebuild_further()
+        elif shell.owners:
+            session = data.draw(st.sampled_from([*shell.owners.values()]))
+            shell.end_session(session, fresh=what == "fresh")
 
     # The workers.
 
@@ -629,9 +642,7 @@ class SupervisionMachine(RuleBasedStateMachine):
             assert list(slot.errands) == shell.errands_before(slot.index)
             session = shell.owners.get(slot.index)
             assert slot.session == session
-            assert list(slot.calls) == [
-                job for job in shell.waiting_calls if shell.calls[job] == session
-            ]
+            assert list(slot.calls) == shell.calls_of(session)
         assert core.dispatcher.wanted == shell.wanted
         assert len(core._sessions._held) <= len(core.slots)
         assert core.dispatcher.waiting == len(shell.waiting)
@@ -654,6 +665,16 @@ class SupervisionMachine(RuleBasedStateMachine):
         stay = {slot.replaces for slot in self.shell.core.slots}
         assert not self.shell.wanted or {*self.shell.free()} <= stay
         assert not any(self.shell.slot_for(job) in free for job in self.shell.keyed)
+
+    @invariant()
+    def no_call_waits_while_its_worker_is_idle(self) -> None:
+        shell = self.shell
+        for slot, session in shell.owners.items():
+            if slot not in shell.slots("idle") or shell.processes[slot].hung:
+                continue
+            calls = shell.calls_of(session)
+            assert not calls or shell.rebuilding.get(session, calls[0]) != calls[0]
+            assert not shell.errands_before(slot)
 
     @invariant()
     def who_waits_for_a_worker_is_in_its_line(self) -> None:
@@ -1074,6 +1095,12 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "landed": 30,
         "landed while the pool closes": 3,
         "closed while it landed": 1,
+        "Offer": 100,
+        "a call of a session": 60,
+        "a call whose session is over": 3,
+        "a session that ends": 60,
+        "a session that lost its worker": 30,
+        "a session that is rebuilt": 10,
         "a worker of a pool that drains": 15,
         "held open while the pool closes": 6,
     }

@@ -173,6 +173,22 @@ async def test_first_come_first_served() -> None:
         assert order == [*range(6)]
 
 
+async def test_whoever_asks_again_at_once_is_behind_those_who_wait() -> None:
+    order: list[str] = []
+
+    async def use(pool: Pool, who: str, times: int) -> None:
+        for _ in range(times):
+            async with pool.worker(fresh=False):
+                order.append(who)
+
+    async with patience(), Pool(1) as pool:
+        async with pool.worker(fresh=False):
+            tasks = [asyncio.create_task(use(pool, who, 3)) for who in "ab"]
+            await wanting(pool, 2)
+        await asyncio.gather(*tasks)  # nothing in such a session lets the other one run
+    assert order == ["a", "b"] * 3
+
+
 async def test_whoever_waits_gets_a_worker_before_the_jobs_of_the_queue() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         running = pool.submit(jobs.wait_at, gate.path)
@@ -554,6 +570,66 @@ async def test_a_call_that_retires_its_worker_ends_the_session() -> None:
             assert (error.pid, error.crash, error.__cause__) == (worker.pid, None, None)
         assert await pool.submit(jobs.pid) != worker.pid
         assert pool.stats().crashes == 0
+
+
+@pytest.mark.parametrize("how", ["retire", "kill"])
+async def test_a_worker_that_is_to_go_by_order(how: str) -> None:
+    async with patience(), Pool(1) as pool:
+        async with pool.worker(fresh=False) as worker:
+            pid = worker.pid
+            await worker.submit(remember, "mine")
+            getattr(pool, how)(worker.slot)
+            if how == "retire":  # when the session is over
+                assert await worker.submit(recalled_and_pid) == ("mine", pid)
+            else:
+                error = await gone_of(lambda: worker.submit(jobs.pid))
+                assert (error.pid, error.crash) == (pid, None)
+        await end_of(pid)
+        assert await pool.submit(recall) is None
+        assert pool.stats().crashes == 0
+
+
+async def test_a_session_goes_on_when_its_worker_is_killed_by_order() -> None:
+    rebuild = functools.partial(remember, "rebuilt")
+    async with patience(), Pool(1) as pool, pool.worker(on_restart=rebuild) as worker:
+        pid = worker.pid
+        pool.kill(worker.slot)
+        found = pool.broadcast(recall)  # comes before that, and before what rebuilds it
+        assert await worker.submit(recall) == "rebuilt"
+        assert worker.pid != pid
+        await asyncio.gather(found, return_exceptions=True)
+
+
+async def test_what_becomes_of_others_is_no_matter_of_a_session_that_is_over() -> None:
+    async with patience(), Pool(1) as pool:
+        events = pool.events()
+        async with pool.worker() as worker:
+            os.kill(worker.pid, signal.SIGKILL)
+            crash = (await next_of(events, Crashed)).crash
+            with pytest.raises(WorkerCrashedError):
+                await pool.submit(os._exit, 7)
+            error = await gone_of(lambda: worker.submit(jobs.pid))
+            assert error.crash == crash
+
+
+async def test_an_exact_limit_waits_for_the_end_of_a_session() -> None:
+    limits = WorkerLimits(max_jobs=2, exact=True, jitter=0)
+    async with patience(), Pool(1, limits=limits) as pool:
+        async with pool.worker(fresh=False) as worker:
+            for _ in range(4):
+                assert await worker.submit(jobs.pid) == worker.pid
+            job = pool.submit(jobs.pid)
+        assert await job != worker.pid
+        await end_of(worker.pid)
+
+
+async def test_a_stream_that_is_left_ends_with_its_loop() -> None:
+    async with patience(), Pool(1) as pool:
+        async with pool.worker(fresh=False) as worker:
+            async for item in worker.options(buffer=1).stream(values, 1 << 30):
+                if item == 3:
+                    break
+        assert await pool.submit(jobs.pid) == worker.pid
 
 
 async def test_a_smaller_pool_waits_for_it() -> None:

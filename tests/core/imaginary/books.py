@@ -77,9 +77,8 @@ class Books:
         self.calls: dict[int, int] = {}  # open jobs of sessions, and whose they are
         self.waiting_calls: list[int] = []  # those that have not begun, in their order
         self.rebuilt: set[int] = set()
-        self.rebuilding: dict[
-            int, int | None
-        ] = {}  # sessions, and the call that does it
+        # Sessions, each with the call that does it, if that has come.
+        self.rebuilding: dict[int, int | None] = {}
         self.given_back: set[int] = set()  # which of them have left a worker's hands
         self.late: set[int] = set()  # those that were announced
         self.announced: list[int] = []  # open, but they cannot be sent yet
@@ -125,7 +124,7 @@ class Books:
             for process in found
             if self._lanes_free(process)
             if not self.errands_before(process.slot)
-            if not any(job in self.errands for job in process.hand)
+            if not self._is_alone(process)
         ]
 
     def lanes(self) -> int:
@@ -180,6 +179,10 @@ class Books:
         holds = self.holds or self.session_holds
         return not (behind or holds or self.waiting_errands)
 
+    def calls_of(self, session: int | None) -> list[int]:
+        """Return the calls of a session that have not begun, in their order."""
+        return [job for job in self.waiting_calls if self.calls[job] == session]
+
     def errands_before(self, slot: int) -> list[int]:
         """Return the errands that a worker has to begin."""
         hand = self.processes[slot].hand if slot in self.processes else ()
@@ -232,9 +235,13 @@ class Books:
     def _has_room(self, process: Process) -> bool:
         if process.loading is not None or process.spent:
             return False
-        if any(job in self.errands for job in process.hand):
+        if self._is_alone(process):
             return False
         return self._able(process) and self._cost(process) <= REFILL
+
+    def _is_alone(self, process: Process) -> bool:
+        """Tell whether a worker runs what nothing runs beside."""
+        return any(job in self.errands or job in self.calls for job in process.hand)
 
     def _has_line(self, process: Process) -> bool:
         """Tell whether somebody waits for *process*, or did when it was last given jobs."""

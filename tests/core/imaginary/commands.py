@@ -132,10 +132,7 @@ class Commands(Ends):
             case cmd.Rebuild(slot, session):
                 assert self.owners[slot] == session
                 assert session in self.lasting
-                job = self._come_as_call(session)
-                self.rebuilding[session] = job
-                self.waiting_calls.insert(0, job)
-                self.feed(self.core.call(job, Bound(session, first=True)))
+                self._rebuild(session)
             case cmd.EndSession(session, calls):
                 for job in calls:
                     assert self.calls[job] == session
@@ -145,7 +142,6 @@ class Commands(Ends):
                 for slot in slots:
                     if self.core.slots[slot].session == session:
                         continue  # it could not be rebuilt, which its owner ends
-                    assert slot not in self.processes or self.seen["Spawn"]
                     assert session not in self.lasting or (
                         self.broken or self.nobody_needs_sessions
                     ), "it lasts"
@@ -153,9 +149,20 @@ class Commands(Ends):
                     self.departing += 1
             case cmd.RefuseSessions():
                 assert self.wanted
-                assert self.closing or self.broken
+                assert self.closing is not None or self.broken
                 self.departing += self.wanted
                 self.wanted = 0
+
+    def _rebuild(self, session: int) -> None:
+        waits = self.rebuilding[session]
+        if waits is not None:
+            assert waits in self.waiting_calls
+            self.seen["a rebuild that had not begun"] += 1
+            return
+        job = self._come_as_call(session)
+        self.rebuilding[session] = job
+        self.waiting_calls.insert(0, job)
+        self.feed(self.core.call(job, Bound(session, first=True)))
 
     @property
     def nobody_needs_sessions(self) -> bool:
@@ -204,8 +211,10 @@ class Commands(Ends):
             self.seen["a probe of a broken pool"] += 1
         staying = sum(not p.leaving for p in self.processes.values())
         # Somebody must find out about a broken pool, too, while its last ones are busy.
-        budget = self.workers + self.surge + self.broken + len(self.lasting)
-        assert staying < budget, "over the budget"
+        # One that follows upon a session's comes, whether there are too many or not.
+        budget = self.workers + self.surge + self.broken
+        lasts = self.owners.get(slot) in self.lasting
+        assert lasts or staying < budget, "over the budget"
         self.generations[slot] = generation
         process = Process(slot, self.now, width=self.width)
         if self.limits.exact:

@@ -124,7 +124,7 @@ class Jobs(Commands):
             if job in self.rebuilt:
                 del self.rebuilding[session]
                 self.seen["a session that is rebuilt"] += 1
-                self.feed(self.core.rebuilt(session))
+                self.feed(self.core.rebuilt(session, job))
             else:
                 self.end_session(session, fresh=True)
 
@@ -193,7 +193,7 @@ class Jobs(Commands):
         self.landing.remove(job)
         self.seen["landed"] += 1
         self.seen["landed while the pool closes"] += self.closing is not None
-        if again:
+        if again and job not in self.calls:
             self._again(job)
         else:
             self._end(job, "completed")
