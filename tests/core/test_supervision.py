@@ -105,7 +105,7 @@ PRESSES = (
 
 
 # Why a worker goes that nobody has anything against, and one that somebody has.
-PLANS = ("wear_out", "wear_out", "retire", "oversized")
+PLANS = ("wear_out", "wear_out", "retire", "retire", "oversized")
 
 
 class SupervisionMachine(RuleBasedStateMachine):
@@ -1007,7 +1007,7 @@ def test_the_machine_exercises_what_it_is_for() -> None:
     run_state_machine_as_test(
         CountedMachine,
         settings=settings(
-            max_examples=600, stateful_step_count=60, derandomize=True, database=None
+            max_examples=750, stateful_step_count=60, derandomize=True, database=None
         ),
     )
     seen = CountedMachine.seen
