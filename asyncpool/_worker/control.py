@@ -182,7 +182,7 @@ class Control:
             for frame in self._decoder.feed(data):
                 self._answer(frame, fds)
 
-    def _answer(self, frame: Frame, fds: list[int]) -> None:  # noqa: C901 - one by one
+    def _answer(self, frame: Frame, fds: list[int]) -> None:
         if frame.kind is Kind.REVOKE:
             won = self._turns.revoke(unpack_numbers(frame.payload))
             self.send(Kind.REVOKED, pack_numbers(won))
