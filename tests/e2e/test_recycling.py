@@ -62,7 +62,9 @@ async def test_an_exact_limit_is_kept_where_jobs_run_beside_each_other() -> None
     async with patience(), Pool(1, limits=limits, concurrency=4) as pool:
         tasks = [pool.submit(jobs.pid_later) for _ in range(95)]
         by_worker = Counter(await asyncio.gather(*tasks))
-    assert sorted(by_worker.values()) == [5, *[10] * 9]
+    # A successor that is ready soon takes over what has not begun.
+    assert max(by_worker.values()) == 10
+    assert by_worker.total() == 95
 
 
 async def test_a_worker_with_an_exact_limit_has_a_successor_while_it_works() -> None:
