@@ -57,6 +57,15 @@ async def test_no_worker_begins_more_jobs_than_an_exact_limit(workers: int) -> N
     assert stats.crashes == 0
 
 
+async def test_an_exact_limit_counts_the_items_of_a_map() -> None:
+    limits = WorkerLimits(max_jobs=5, jitter=0.0, exact=True)
+    async with patience(), Pool(2, limits=limits) as pool:
+        alone = await pool.map(jobs.pid_for, range(400))
+        together = await pool.map(jobs.pid_for, range(400), chunk=4)
+    assert max(Counter(alone).values()) == 5
+    assert 5 < max(Counter(together).values()) <= 20
+
+
 async def test_an_exact_limit_is_kept_where_jobs_run_beside_each_other() -> None:
     limits = WorkerLimits(max_jobs=10, jitter=0.0, exact=True)
     async with patience(), Pool(1, limits=limits, concurrency=4) as pool:
