@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from asyncpool._cli.log_formats import JsonFormat, TextFormat, is_printed
-from asyncpool._cli.parameters import say
+from asyncpool._cli.log_stream import LogStream
 from asyncpool._cli.repeats import Repeats
+from asyncpool._core.printable import printable_lines
 from asyncpool.events import Crash
 
 __all__ = ["ServeLog", "cannot_be_loaded", "user_traceback"]
@@ -42,7 +43,8 @@ class ServeLog(logging.StreamHandler[TextIO]):
     """
 
     def __init__(self, *, json: bool = False) -> None:
-        super().__init__(sys.stderr)
+        self._lines = LogStream(sys.stderr, self._gap)
+        super().__init__(cast("TextIO", self._lines))  # it needs no more of one
         self._json = json
         self._starting = True
         self._repeats = Repeats()
@@ -53,18 +55,10 @@ class ServeLog(logging.StreamHandler[TextIO]):
     def tell(self, text: str, level: int = logging.INFO) -> None:
         """Print a text that is for people as it is; in JSON it is a record as others are."""
         if self._json:
-            record = logging.makeLogRecord(
-                {
-                    "name": "asyncpool",
-                    "levelno": level,
-                    "levelname": logging.getLevelName(level),
-                    "msg": text.removeprefix("asyncpool: "),
-                }
-            )
-            super().emit(record)
+            super().emit(_record(text.removeprefix("asyncpool: "), level))
         else:
             with contextlib.suppress(OSError):  # nobody may read it any more
-                say(text)
+                self.stream.write(f"{printable_lines(text)}\n")
 
     def start_over(self) -> None:
         """Take note that workers are started, and forget what was withheld."""
@@ -93,6 +87,10 @@ class ServeLog(logging.StreamHandler[TextIO]):
                 return  # that is told of when it has ended
             self._print_withheld(f"worker {crash[0].pid} in slot {crash[0].slot}")
         super().emit(record)
+
+    def _gap(self, count: int) -> str:
+        record = _record(f"nobody read the log: {count} records are left out here")
+        return f"{self.format(record)}\n"
 
     def _is_admitted(self, record: logging.LogRecord) -> bool:
         """Tell whether a record is to be printed, after what is known of earlier ones."""
@@ -145,13 +143,22 @@ class ServeLog(logging.StreamHandler[TextIO]):
             # Four lines for each worker that starts or ends.
             chatty.setLevel(logging.WARNING)
         try:
-            yield
+            with self._lines.in_a_thread():
+                try:
+                    yield
+                finally:
+                    with self._locked():
+                        self._tell_repeats(self._repeats.over(math.inf))
         finally:
-            with self._locked():
-                self._tell_repeats(self._repeats.over(math.inf))
             root.removeHandler(self)
             root.setLevel(before[0])
             chatty.setLevel(before[1])
+
+
+def _record(text: str, level: int = logging.WARNING) -> logging.LogRecord:
+    name = logging.getLevelName(level)
+    fields = {"name": "asyncpool", "levelno": level, "levelname": name, "msg": text}
+    return logging.makeLogRecord(fields)
 
 
 def _line_of(record: logging.LogRecord) -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ more to wake up for a beat than to send it, and at 100 a second 1 % of a core.)
 
 * ``main`` holds those that wait for their turn of this cycle, ``backup`` those that
   had it.  At the end of the cycle backup becomes main.
-* ``arrivals`` holds those that came in the middle of a cycle.
+* ``arrivals`` holds those that came in the middle of a cycle, and those whose beat of
+  the last cycle was answered only in this one.
 * ``repeats`` holds those whose beat failed, and whose pause before the next attempt is
   over.  One of them goes before all others, but never two in a row while others wait:
   leases that fail again and again cannot take more than half of the ticks, and one
@@ -526,9 +527,11 @@ class LeaseLedger(Generic[L]):
         record.extended = record.begun
         record.failures = record.throttles = 0
         self._set_lapse(record)
-        # What began before this cycle was its turn of the last one.
+        # What began before this cycle was its turn of the last one.  Then the lease joins
+        # those that come now, and not main: what is left of main at the end of the cycle
+        # goes before backup, which may hold leases that are due before this one.
         had = record.begun >= self._ends - self.cycle
-        self._to_end(self._backup if had else self._main, lease, record, now)
+        self._to_end(self._backup if had else self._arrivals, lease, record, now)
         return Missed(gap) if gap > self.cycle * _TOO_LONG else None
 
     def _set_lapse(self, record: _Record[L]) -> None:

@@ -34,8 +34,9 @@ __all__ = ["REVOKE_GRACE", "STACK_GRACE", "Pressing"]
 REVOKE_GRACE = 0.1
 
 # Seconds that a worker has at the most to write down where it is, before it is killed
-# anyway: on an idle machine it needs 1 to 8 ms.
-STACK_GRACE = 0.03
+# anyway: on an idle machine it needs 1 to 8 ms, and beside six computing processes on two
+# cores now and then more than 30.
+STACK_GRACE = 0.1
 
 
 class Pressing:

@@ -56,6 +56,11 @@ class Crew(Protocol):
         ...
 
     @property
+    def counts_jobs(self) -> bool:
+        """Whether no worker may begin more than so many."""
+        ...
+
+    @property
     def max_payload(self) -> int:
         """The most bytes of a result."""
         ...
@@ -105,6 +110,8 @@ class BatchRunner:
         self._named = travels_by_name(task.function)
         self._name = function_name(task.function)
         alone = self._packed is None or not _may_share(task.options)
+        if crew.counts_jobs and chunk is None:
+            chunk = 1  # each item counts, unless items are to go together
         self.pace = Pace(
             chunk=chunk, window=window, alone=alone, lanes=crew.concurrency
         )

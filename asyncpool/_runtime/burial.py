@@ -89,6 +89,7 @@ class Burial:
         crash = self._coroner.report(
             handle,
             kind=kind,
+            planned=planned,
             jobs=sorted(begun, key=lambda job: job.id != silent),
             doomed=doomed,
             now=now,

@@ -80,6 +80,7 @@ class Coroner:
         handle: WorkerHandle,
         *,
         kind: CrashKind,
+        planned: bool,
         jobs: Sequence[Job[object]],
         doomed: int | None,
         now: float,
@@ -88,12 +89,13 @@ class Coroner:
         """Return the report of a death.
 
         It has cost *jobs* an attempt, and the pool killed the worker for *doomed*, if that
-        is one.
+        is one.  If it is *planned*, the worker was to end anyhow.
         """
         job = next(iter(jobs), None)
         status = handle.status
         detail, stack = handle.detail, handle.traceback
-        if kind == "failed start" and handle.killed and not detail:
+        late = kind == "failed start" and handle.killed and not planned
+        if late and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
         if status == -signal.SIGKILL and not handle.killed and self._oom_kills is None:
             detail = detail or "not by the pool: perhaps for want of memory"

@@ -271,6 +271,11 @@ class Supervisor:
         return self._config.worker.concurrency
 
     @property
+    def counts_jobs(self) -> bool:
+        """Whether no worker may begin more than so many jobs."""
+        return self._config.limits.exact
+
+    @property
     def max_payload(self) -> int:
         """The most bytes that an outcome may have."""
         return self._config.worker.max_payload

@@ -179,6 +179,7 @@ class _Asgi:
 
         from asyncpool.cluster._asgi_bounds import bounded, close_late  # noqa: PLC0415
         from asyncpool.cluster._asgi_drain import Drain  # noqa: PLC0415
+        from asyncpool.cluster._lifespan import begin_lifespan  # noqa: PLC0415
         from asyncpool.cluster._transports import connect  # noqa: PLC0415
 
         config = self._config()
@@ -186,9 +187,7 @@ class _Asgi:
         most = _most_requests(config, worker)
         server = uvicorn.Server(config)
         server.lifespan = lifespan = config.lifespan_class(config)
-        await lifespan.startup()
-        if lifespan.should_exit:
-            raise RuntimeError("the application's lifespan has refused to start")
+        await begin_lifespan(lifespan, config)
         loop, state = asyncio.get_running_loop(), server.server_state
 
         kind = bounded(

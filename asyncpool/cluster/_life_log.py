@@ -27,6 +27,9 @@ _REASONS = {
 class LifeLog:
     """Logs the planned part of the workers' lives; crashes are logged anyway.
 
+    Nor does it tell of workers that never were ready: they go when the others are too many,
+    or when none can be started, which is told by whoever asked for them.
+
     Args:
         title: What begins each record, such as ``cluster app``.
     """
@@ -59,5 +62,5 @@ class LifeLog:
 
     def _say(self, slot: int, generation: int, text: str) -> None:
         pid = self._pids.get((slot, generation))
-        who = "a worker" if pid is None else f"worker {pid}"
-        _LOGGER.info("%s: %s in slot %d %s", self._title, who, slot, text)
+        if pid is not None:
+            _LOGGER.info("%s: worker %d in slot %d %s", self._title, pid, slot, text)

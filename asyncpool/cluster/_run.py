@@ -11,8 +11,9 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol
 
 from asyncpool._core.control_protocol import Request
 from asyncpool._runtime.control_places import place_of
@@ -38,6 +39,8 @@ STOPPED = 0
 GAVE_UP = 3
 
 _STATUS_EVERY = 5.0  # s
+
+P = ParamSpec("P")
 
 
 class Operated(Protocol):
@@ -120,7 +123,7 @@ class Operation:
             stop=lambda number: self.stop(number, signal.Signals(number).name),
             reload=lambda: self.reload_soon("SIGHUP"),
             resize=self._resize_by,
-            dump=lambda: self._soon(self._dump()),
+            dump=lambda: self._soon(self._dump),
             quit=lambda: self._stop_now("SIGQUIT"),
             refuse=self._refuse,
         )
@@ -163,7 +166,7 @@ class Operation:
         if len(self._stops) == 1:
             self._notifier.stopping()
         within = None if len(self._stops) == 1 else 0.0
-        self._closing.add(self._soon(self._close(within)))
+        self._closing.add(self._soon(self._close, within))
 
     def _stop_now(self, why: str) -> None:
         """End at once, which is no failure."""
@@ -186,13 +189,13 @@ class Operation:
         """
         self._reload_again = True
         if not self._reloading:
-            self._soon(self._reload_until_done(why))
+            self._soon(self._reload_until_done, why)
 
     async def _serve(self) -> None:
         """Start the cluster, and wait for its end."""
         try:
             began = time.monotonic()
-            self._soon(LifeLog(self._title).follow(self._cluster.events()))
+            self._soon(LifeLog(self._title).follow, self._cluster.events())
             await self._cluster.start()
             self._serves = True
             _LOGGER.info(
@@ -206,7 +209,7 @@ class Operation:
                 self._notifier.ready(self._status_line())
                 self._on_ready()
                 if self._notifier.listens:
-                    self._soon(self._beat())
+                    self._soon(self._beat)
             await self._cluster.wait()
         except PoolClosedError:
             if not self._stops:
@@ -346,7 +349,7 @@ class Operation:
     def _resize_by(self, change: int) -> None:
         stats = self._cluster.stats()
         self._wanted = max(1, (self._wanted or stats.workers) + change)
-        self._soon(self._resize(self._wanted))
+        self._soon(self._resize, self._wanted)
 
     async def _resize(self, workers: int) -> None:
         try:
@@ -390,16 +393,22 @@ class Operation:
             f"{stats.restarts} restarts"
         )
 
-    def _soon(self, action: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _soon(
+        self,
+        action: Callable[P, Coroutine[Any, Any, None]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> asyncio.Task[None]:
         """Do something beside serving; what goes wrong is logged."""
-        task = asyncio.create_task(self._logged(action))
+        # Not a coroutine: of a task that is cancelled before it begins nobody would await it.
+        task = asyncio.create_task(self._logged(partial(action, *args, **kwargs)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _logged(self, action: Coroutine[Any, Any, None]) -> None:
+    async def _logged(self, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await action
+            await action()
         except PoolClosedError:
             pass  # it has ended meanwhile
         except Exception:

@@ -54,6 +54,36 @@ def pids(status: dict[str, Any]) -> list[int]:
     return [slot["pid"] for slot in status["slots"]]
 
 
+def test_who_reads_the_log_may_stop_reading(folder: Path) -> None:
+    """As a terminal does after Ctrl-S, or a collector that hangs."""
+    noisy = """
+        async def app(scope, receive, send):
+            if scope["type"] == "http":
+                if scope["path"] == "/noisy":
+                    print("x" * 300_000)
+                await send({"type": "http.response.start", "status": 200})
+                await send({"type": "http.response.body", "body": b"here"})
+    """
+    write_app(folder, noisy)
+    os.mkfifo(folder / "fifo")
+    reader = os.open(folder / "fifo", os.O_RDWR)
+    unread = ["sh", "-c", 'exec "$@" 2> fifo', "sh"]
+    with Server(folder, "app:app", *TWO, before=unread) as server:
+        log = b""
+        while b"Ctrl-C drains" not in log:
+            log += os.read(reader, 4096)
+        found = re.search(rb"http://127\.0\.0\.1:(\d+)", log)
+        assert found is not None
+        for path in ("/noisy", "/", "/"):
+            client = http.client.HTTPConnection("127.0.0.1", int(found[1]), PATIENCE)
+            client.request("GET", path)
+            assert client.getresponse().read() == b"here"
+            client.close()
+        assert server.status()["state"] == "running"
+        assert server.end(signal.SIGTERM) == 0
+    os.close(reader)
+
+
 def test_a_whole_life(folder: Path) -> None:
     with Server(folder, "app:app", *TWO) as server:
         server.whole()

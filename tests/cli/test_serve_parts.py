@@ -20,7 +20,7 @@ import pytest_asyncio
 from rich.console import Console
 
 from asyncpool import Cluster, WorkerLimits
-from asyncpool._cli import changes, serve_command, serve_log, serving
+from asyncpool._cli import changes, serve_command, serving
 from asyncpool._cli.changes import Changes
 from asyncpool._cli.log_formats import TextFormat
 from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
@@ -240,12 +240,14 @@ def test_what_a_service_has_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 # What is printed.
 
 
-def test_nobody_reads_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(_: str) -> None:
-        raise BrokenPipeError
+def test_nobody_reads_what_is_printed() -> None:
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
 
-    monkeypatch.setattr(serve_log, "say", gone)
-    ServeLog().tell("hello")
+    log = ServeLog()
+    log.setStream(Gone())
+    log.tell("hello")
 
 
 class Timeless(TextFormat):

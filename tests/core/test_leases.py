@@ -340,6 +340,23 @@ def test_a_lease_that_comes_again_waits_for_the_beat_that_is_under_way() -> None
     assert play(ledger, 20) == ["a9", "b10", "a11"]
 
 
+def test_beats_that_are_answered_a_cycle_later_do_not_delay_who_had_its_turn() -> None:
+    # As many leases as ticks.  Four beats hang until just before the end of the next cycle,
+    # which has room for one of them: three of the leases are left over.
+    ledger = ledger_of("abcdefghij", overlap=5)
+    assert play(ledger, 6) == ["a0", "b1", "c2", "d3", "e4", "f5"]
+    assert [ledger.beat(now) for now in (6.0, 7.0, 8.0, 9.0)] == [*"ghij"]
+    assert play(ledger, 19) == ["a10", "b11", "c12", "d13", "e14", "f15"]
+    for lease in "ghij":
+        ledger.outcome(lease, EXTENDED, 19.5)
+    assert play(ledger, 32) == [
+        "g19.5",
+        # These are due first, and were up to 13.5 s apart when they were behind the three.
+        *("a20.5", "b21.5", "c22.5", "d23.5", "e24.5", "f25.5"),
+        *("h26.5", "i27.5", "j28.5", "g29.5", "a30.5", "b31.5"),
+    ]
+
+
 def test_there_is_no_burst_after_a_stall() -> None:
     ledger = ledger_of("abc")
     play(ledger, 1)

@@ -131,7 +131,7 @@ async def test_an_application_that_refuses_to_start_leaves_the_old_one(
         flag.touch()
         result = await cluster.reload()
         assert result.replaced == 0
-        assert "lifespan has refused to start" in str(result.crash)
+        assert "lifespan has refused to start: no database" in str(result.crash)
         assert (await browser.get()).pid == old
 
 

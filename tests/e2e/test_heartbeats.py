@@ -29,7 +29,7 @@ from tests.helpers.pools import assert_serves
 
 pytestmark = BOTH_LOOPS
 
-SHORT = 0.1
+SHORT = 0.2
 SILENCE = 0.5  # in which a job gets to where it hangs, on a busy machine, too
 LONG = 3600.0
 

@@ -57,12 +57,23 @@ async def test_no_worker_begins_more_jobs_than_an_exact_limit(workers: int) -> N
     assert stats.crashes == 0
 
 
+async def test_an_exact_limit_counts_the_items_of_a_map() -> None:
+    limits = WorkerLimits(max_jobs=5, jitter=0.0, exact=True)
+    async with patience(), Pool(2, limits=limits) as pool:
+        alone = await pool.map(jobs.pid_for, range(400))
+        together = await pool.map(jobs.pid_for, range(400), chunk=4)
+    assert max(Counter(alone).values()) == 5
+    assert 5 < max(Counter(together).values()) <= 20
+
+
 async def test_an_exact_limit_is_kept_where_jobs_run_beside_each_other() -> None:
     limits = WorkerLimits(max_jobs=10, jitter=0.0, exact=True)
     async with patience(), Pool(1, limits=limits, concurrency=4) as pool:
         tasks = [pool.submit(jobs.pid_later) for _ in range(95)]
         by_worker = Counter(await asyncio.gather(*tasks))
-    assert sorted(by_worker.values()) == [5, *[10] * 9]
+    # A successor that is ready soon takes over what has not begun.
+    assert max(by_worker.values()) == 10
+    assert by_worker.total() == 95
 
 
 async def test_a_worker_with_an_exact_limit_has_a_successor_while_it_works() -> None:

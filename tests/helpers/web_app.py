@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["app", "broken", "make_app", "make_app_unless"]
+__all__ = ["app", "broken", "make_app", "make_app_unless", "raising"]
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -41,6 +41,13 @@ async def broken(scope: Message, receive: Receive, send: Send) -> None:
     assert scope["type"] == "lifespan"
     await receive()
     await send({"type": "lifespan.startup.failed", "message": "no database"})
+
+
+async def raising(scope: Message, receive: Receive, _send: Send) -> None:
+    """Refuse to start, as an application does that knows nothing of lifespans."""
+    assert scope["type"] == "lifespan"
+    await receive()
+    raise ValueError("no database")
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -26,6 +26,9 @@ def test_it_tells_who_comes_who_goes_and_why(caplog: pytest.LogCaptureFixture) -
         Retiring(1, 1, "resize"),
         Exited(0, 1, 70),
         Exited(1, 1, 71, signal="SIGKILL", detail="somebody wanted it"),
+        Retiring(1, 2, "of one that was never ready"),
+        Exited(1, 2, 72),
+        Ready(2, 5, 73, 1.0),
         Retiring(2, 5, "something of its own"),
         Resized(3),
     ):
@@ -37,5 +40,6 @@ def test_it_tells_who_comes_who_goes_and_why(caplog: pytest.LogCaptureFixture) -
         GOES,
         "cluster app: worker 70 in slot 0 has ended",
         "cluster app: worker 71 in slot 1 has ended: somebody wanted it",
-        "cluster app: a worker in slot 2 takes no more connections: something of its own",
+        "cluster app: worker 73 in slot 2 is ready after 1.00 s",
+        "cluster app: worker 73 in slot 2 takes no more connections: something of its own",
     ]

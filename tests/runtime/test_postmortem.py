@@ -128,9 +128,36 @@ async def test_who_was_killed_by_somebody_else(
     slot = Slot(0, ready_at=1.0)
     found = coroner.kind_of(worker, slot)
     crash = coroner.report(
-        worker, kind=found, jobs=[], doomed=None, now=2.0, next_step=""
+        worker,
+        kind=found,
+        planned=False,
+        jobs=[],
+        doomed=None,
+        now=2.0,
+        next_step="",
     )
     assert (crash.kind, crash.detail, crash.signal) == (kind, detail, "SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("planned", "detail"),
+    [(False, "killed since it was not ready within 30 s"), (True, "")],
+)
+async def test_a_start_has_taken_too_long_unless_it_was_called_off(
+    *, planned: bool, detail: str
+) -> None:
+    worker = DeadWorker()
+    worker.killed = True
+    crash = Coroner(start_timeout=30.0).report(
+        cast("WorkerHandle", worker),
+        kind="failed start",
+        planned=planned,
+        jobs=[],
+        doomed=None,
+        now=2.0,
+        next_step="",
+    )
+    assert crash.detail == detail
 
 
 @pytest.mark.parametrize(("begun", "expected"), [(0, "sent"), (1, "started")])

@@ -119,19 +119,26 @@ def test_an_application_may_be_an_object(start: Start, app: Any) -> None:
     ("app", "summary"),
     [
         (
-            "tests.helpers.web_app:missing",
+            "missing",
             "AttributeError: module 'tests.helpers.web_app' has no attribute 'missing'",
         ),
         (
-            "tests.helpers.web_app:broken",
-            "RuntimeError: the application's lifespan has refused to start",
+            "broken",
+            "RuntimeError: the application's lifespan has refused to start: no database",
+        ),
+        (
+            "raising",
+            (
+                "RuntimeError: the application's lifespan has refused to start: "
+                "ValueError: no database"
+            ),
         ),
     ],
 )
 def test_an_application_that_does_not_start(
     start: Start, app: str, summary: str
 ) -> None:
-    master = start(asgi(app))
+    master = start(asgi(f"tests.helpers.web_app:{app}", lifespan="on"))
     frames = iter(lambda: master.worker.heard(master.worker.control), None)
     kinds = [frame.kind for frame in frames]
     assert Kind.HELLO not in kinds
