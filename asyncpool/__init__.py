@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         ThrottledError,
         UnsupportedPlatformError,
         WorkerCrashedError,
+        WorkerGoneError,
         WorkerHungError,
         WorkerOutOfMemoryError,
         WorkerStartError,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
     from asyncpool.pool import Pool, PoolView
+    from asyncpool.session import WorkerSession
     from asyncpool.stream import Stream
 
 __version__ = "0.1.0"
@@ -91,6 +93,7 @@ _HOMES = {
         "ThrottledError",
         "UnsupportedPlatformError",
         "WorkerCrashedError",
+        "WorkerGoneError",
         "WorkerHungError",
         "WorkerOutOfMemoryError",
         "WorkerStartError",
@@ -107,6 +110,7 @@ _HOMES = {
     "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.mapping": ("Map", "Outcome"),
     "asyncpool.pool": ("Pool", "PoolView"),
+    "asyncpool.session": ("WorkerSession",),
     "asyncpool.stream": ("Stream",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -149,9 +153,11 @@ __all__ = [
     "ThrottledError",
     "UnsupportedPlatformError",
     "WorkerCrashedError",
+    "WorkerGoneError",
     "WorkerHungError",
     "WorkerLimits",
     "WorkerOutOfMemoryError",
+    "WorkerSession",
     "WorkerStartError",
     "current_job",
     "heartbeat",

@@ -22,6 +22,7 @@ from asyncpool._runtime.batches import Task
 from asyncpool._runtime.jobs import Job
 from asyncpool._runtime.supervisor import Supervisor
 from asyncpool.mapping import Map, Plan
+from asyncpool.session import WorkerSession
 from asyncpool.stream import Stream
 
 __all__ = ["Caller"]
@@ -415,6 +416,60 @@ class Caller(ABC):
             order, that of the calls as a rule: large arguments take a while to pickle.
         """
         return await self._broadcast(fn, args, kwargs, self._options)
+
+    def worker(
+        self,
+        *,
+        timeout: float | None = None,
+        fresh: bool = True,
+        on_restart: Callable[[], Any] | None = None,
+    ) -> WorkerSession:
+        """Return a worker to oneself, for ``async with pool.worker() as worker``.
+
+        Entering the context waits for an idle worker: first come, first served, and before
+        the jobs of the queue.  Until the context is left that worker runs nothing but what
+        is submitted to it (and broadcasts), so that its calls may keep state between them.
+        Rolls, resizes, :meth:`Pool.retire` and limits of workers, exact ones too, wait for the
+        end of the session, and so does a pool that closes.  *Jobs of the pool wait while all workers are somebody's own*, and
+        a task that asks for a second worker while it has one may wait for ever.
+
+        Args:
+            timeout: Seconds that it may take until a worker is free; ``None`` for any time.
+            fresh: Whether the worker ends with the session, and a new one takes its place,
+                so that nobody finds what the session has left in it.  ``False`` gives it
+                back as it is, which saves a start.
+            on_restart: A function without arguments (see :func:`functools.partial`), sync or
+                async.  If the worker dies the session goes on in a new one, when this has
+                been called there and has rebuilt the state.  The call that was running fails
+                all the same.  If this raises, or the worker dies while it runs, the session is
+                over.
+                ``None``: the session is over when its worker dies.
+
+        Returns:
+            A :class:`WorkerSession`, whose calls have the options of :meth:`Pool.options`.
+
+        Raises:
+            TypeError: If an argument is of the wrong kind.
+            ValueError: If *timeout* is negative, or in a view with *max_attempts*,
+                *priority*, a *key* or a *lease*.
+            TimeoutError: When the context is entered, if no worker was free in time.
+            PoolFullError: Then, if *max_pending* jobs and others are waiting.
+            PoolClosedError: Then, if the pool is closed, was never started, or closes
+                before a worker is free, without finishing all.
+            PoolBrokenError: Then, if no worker can be kept alive.
+            RuntimeError: Then, outside the pool's event loop.
+
+        Cancellation:
+            Of the wait: safe.  Whoever has just got a worker gives it to the next one.
+            Inside the context: cancels the calls, see :meth:`WorkerSession.__aexit__`.
+        """
+        return WorkerSession(
+            self._crew,
+            self._options,
+            timeout=timeout,
+            fresh=fresh,
+            on_restart=on_restart,
+        )
 
     def _map(
         self,

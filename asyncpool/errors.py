@@ -7,6 +7,7 @@ The tree is shallow, and each branch answers one question of the caller's:
     * :exc:`UnsupportedPlatformError` -- can this machine run a pool at all?
     * :exc:`PoolClosedError` -- did the pool close before the job was done?
     * :exc:`PoolFullError` -- did the pool refuse the job?
+    * :exc:`WorkerGoneError` -- has a worker to oneself died?
     * :exc:`BroadcastError` -- has a function failed in some of the workers?
     * :exc:`PoolBrokenError` -- has the supervisor given up on its workers?
     * :exc:`RollInProgressError` -- are its workers being replaced already?
@@ -61,6 +62,7 @@ __all__ = [
     "ThrottledError",
     "UnsupportedPlatformError",
     "WorkerCrashedError",
+    "WorkerGoneError",
     "WorkerHungError",
     "WorkerOutOfMemoryError",
     "WorkerStartError",
@@ -196,6 +198,33 @@ class PoolFullError(AsyncPoolError):
             "shed load, or try again when some have finished",
             waiting=waiting,
             max_pending=max_pending,
+        )
+
+
+class WorkerGoneError(AsyncPoolError):
+    """The worker of a session is gone, with its state, and the session is over.
+
+    Its cause is the error of the call that the worker has died of, if there was one, or
+    of the function that was to rebuild its state.
+
+    Attributes:
+        slot: Its slot.
+        pid: The number of its process.
+        crash: How it has died; ``None`` if the pool itself has ended it.
+    """
+
+    slot: int
+    pid: int
+    crash: Crash | None
+
+    def __init__(self, *, slot: int, pid: int, crash: Crash | None = None) -> None:
+        end = f"worker {pid} in slot {slot} is gone" if crash is None else str(crash)
+        super().__init__(
+            f"{end}; the session that had it to itself is over: begin another one, or have "
+            "on_restart rebuild its state",
+            slot=slot,
+            pid=pid,
+            crash=crash,
         )
 
 

@@ -186,8 +186,9 @@ class Retiring:
 
     *reason* is the limit that it has reached (``"max_jobs"``, ``"max_age"``,
     ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"``, ``"roll"`` or
-    ``"retire"``, which are calls of the pool's; in clusters also what the worker has called,
-    ``"retire()"`` or ``"replace()"``.
+    ``"retire"``, which are calls of the pool's, or ``"session"``: it was somebody's own, and
+    a fresh one follows; in clusters also what the worker has called, ``"retire()"`` or
+    ``"replace()"``.
     """
 
     slot: int

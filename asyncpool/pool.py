@@ -426,6 +426,7 @@ class Pool(Caller):
         what it has within ``drain_timeout`` of the *limits*, and ends.  So it is with workers
         that reach a limit.  Returns at once: the events :class:`asyncpool.events.Retiring`
         and :class:`asyncpool.events.Exited` tell the rest.  Who leaves already does that.
+        A worker that is somebody's own (:meth:`worker`) goes when that is over.
 
         Raises:
             NoWorkerError: If there is no worker that is ready in *slot*; it names those that
@@ -446,7 +447,8 @@ class Pool(Caller):
         restart policy counts it, and the event is :class:`asyncpool.events.Exited`, whose
         *detail* says that it was asked for.  But the job that it runs ends as with a crash: it
         has another attempt, if *max_attempts* and *retry_on* (``"crash"``) allow that, or
-        fails with :exc:`WorkerCrashedError`.
+        fails with :exc:`WorkerCrashedError`.  Whoever has the worker to himself
+        (:meth:`worker`) has lost it as by a crash.
 
         Raises:
             NoWorkerError: If there is no worker in *slot* that is ready, or was; it names

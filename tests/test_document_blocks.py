@@ -107,6 +107,32 @@ FRAGMENTS = {
         """,
         "3\n",
     ),
+    "async with pool.worker(timeout=5) as worker:": Around(
+        """
+        import asyncio, asyncpool
+
+        path = "ledger"
+
+        def open_book(path):
+            asyncpool.worker_state().book = path
+
+        def pages(first, last):
+            for number in range(first, last):
+                yield asyncpool.worker_state().book, number
+
+        def save():
+            print("saved", asyncpool.worker_state().book)
+
+        async def main():
+            async with asyncpool.Pool(2, output="inherit") as pool:
+                BLOCK
+                print(page)
+
+        if __name__ == "__main__":
+            asyncio.run(main())
+        """,
+        "saved ledger\n('ledger', 19)\n",
+    ),
     'await pool.broadcast(load_prices, "2026-11-22")': Around(
         """
         import asyncio, asyncpool

@@ -30,6 +30,7 @@ from asyncpool.errors import (
     ThrottledError,
     UnsupportedPlatformError,
     WorkerCrashedError,
+    WorkerGoneError,
     WorkerHungError,
     WorkerOutOfMemoryError,
     WorkerStartError,
@@ -93,6 +94,14 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     NoWorkerError(3): "there is no worker in slot 3",
     NoWorkerError(None): "there is no worker that could take the descriptor",
     RollInProgressError("it is being rolled"): "it is being rolled",
+    WorkerGoneError(slot=2, pid=4242): (
+        "worker 4242 in slot 2 is gone; the session that had it to itself is over: "
+        "begin another one, or have on_restart rebuild its state"
+    ),
+    WorkerGoneError(slot=2, pid=4242, crash=HUNG): (
+        f"{HUNG}; the session that had it to itself is over: "
+        "begin another one, or have on_restart rebuild its state"
+    ),
     ResizeError(dataclasses.replace(CRASH, job_id=None)): (
         "there are not as many workers yet: worker 4242 in slot 2 was killed by SIGSEGV"
         f"{TWO}"

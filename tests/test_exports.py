@@ -20,8 +20,8 @@ PUBLIC = """
     LeaseGoneError LeaseKeeper LeaseStats Map NoWorkerError Outcome Pool PoolBrokenError
     PoolClosedError PoolFullError PoolStats PoolView ProtocolError RemoteTraceback
     ResizeError RestartPolicy RollInProgressError RollResult SlotStats Stream ThrottledError
-    UnsupportedPlatformError WorkerCrashedError WorkerHungError WorkerLimits
-    WorkerOutOfMemoryError WorkerStartError current_job heartbeat in_worker retire_worker to_process
+    UnsupportedPlatformError WorkerCrashedError WorkerGoneError WorkerHungError WorkerLimits
+    WorkerOutOfMemoryError WorkerSession WorkerStartError current_job heartbeat in_worker retire_worker to_process
     worker_state
 """
 

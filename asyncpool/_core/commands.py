@@ -13,6 +13,7 @@ __all__ = [
     "Assign",
     "Command",
     "DropErrands",
+    "EndSession",
     "FailJobs",
     "Finished",
     "GiveUp",
@@ -20,8 +21,11 @@ __all__ = [
     "Keep",
     "Kill",
     "LeaveEmpty",
+    "Offer",
     "ParkSlot",
+    "Rebuild",
     "Recover",
+    "RefuseSessions",
     "Resized",
     "Retiring",
     "Revoke",
@@ -66,6 +70,38 @@ class DropErrands:
     """Forget *jobs*: they were for workers that go, and have not begun."""
 
     jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Give the worker in *slot* to whoever has waited longest for one to himself.
+
+    From now on it is that of *session*.
+    """
+
+    slot: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """Have the new worker in *slot* rebuild the state of *session*, unless that is under way."""
+
+    slot: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    """Tell whoever has *session* that its worker is gone, and fail *calls*, unbegun."""
+
+    session: int
+    calls: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSessions:
+    """Turn away all who wait for a worker: the pool is closed, or broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +257,10 @@ Command = (
     | Assign
     | Unassign
     | DropErrands
+    | Offer
+    | Rebuild
+    | EndSession
+    | RefuseSessions
     | Revoke
     | Interrupt
     | WriteStacks

@@ -45,6 +45,9 @@ class Dispatcher:
     Args:
         patience: Of so many jobs that leave the queue in a row, at least one is the
             one that has waited longest.
+
+    Attributes:
+        wanted: How many workers are wanted for sessions; see ``sessions.py``.
     """
 
     def __init__(self, *, patience: int = PATIENCE) -> None:
@@ -58,6 +61,7 @@ class Dispatcher:
         self._roomy: dict[int, Flight] = {}
         self._lines = Lines(patience)
         self._open_lines = self._lines.open  # to look at in a hurry
+        self.wanted = 0
 
     @property
     def waiting(self) -> int:
@@ -68,12 +72,13 @@ class Dispatcher:
 
     @property
     def crowd(self) -> int:
-        """How many jobs wait that might not, were there more workers.
+        """How many jobs and sessions wait that might not, were there more workers.
 
         One that waits for its own worker while another is idle is none of them.
         """
         room = self._idle or self._spacious
-        return self.waiting - len(self._lines) if room else self.waiting
+        jobs = self.waiting - len(self._lines) if room else self.waiting
+        return jobs + self.wanted
 
     def waiting_for(self, slot: int) -> int:
         """How many jobs have no worker yet, and may go to that of *slot*."""
@@ -91,9 +96,9 @@ class Dispatcher:
         flights = (*self._idle.values(), *self._spacious.values())
         return sum(flight.free for flight in flights)
 
-    def is_idle(self, slot: int) -> bool:
-        """Tell whether *slot* waits for a job."""
-        return slot in self._idle
+    def idle_slots(self) -> list[int]:
+        """Return the slots that wait for a job; the next one to get one is the first."""
+        return [*reversed(self._idle)]
 
     @property
     def preparing(self) -> int:

@@ -36,8 +36,8 @@ class Errands:
     def add(self, slot: Slot, job: int) -> list[Command]:
         """Have *job* begin when nothing is in the hands of *slot*'s worker any more."""
         slot.errands.append(job)
-        if slot.state is SlotState.IDLE and not self._dispatcher.is_idle(slot.index):
-            return []  # it hangs
+        if slot.state is SlotState.IDLE and slot.hung:
+            return []
         self._dispatcher.worker_gone(slot.index)
         return self.begin(slot) if slot.state is SlotState.IDLE else []
 
@@ -54,11 +54,12 @@ class Errands:
         return [Assign(slot.index, (job,))]
 
     def discard(self, job: int) -> Slot | None:
-        """Forget *job* if it is one, and return whose it was."""
+        """Forget *job* if it is one, or a session's call, and return whose it was."""
         for slot in self._slots:
-            if job in slot.errands:
-                slot.errands.remove(job)
-                return slot
+            for jobs in (slot.errands, slot.calls):
+                if job in jobs:
+                    jobs.remove(job)
+                    return slot
         return None
 
     @staticmethod
@@ -69,8 +70,10 @@ class Errands:
         return [DropErrands(errands)] if errands else []
 
     def take_all(self) -> dict[int, Slot]:
-        """Forget every one, and return them, each with whose it was."""
-        jobs = {job: slot for slot in self._slots for job in slot.errands}
+        """Forget every one, and every call; return them, each with whose it was."""
+        jobs: dict[int, Slot] = {}
         for slot in self._slots:
+            jobs |= dict.fromkeys((*slot.errands, *slot.calls), slot)
             slot.errands.clear()
+            slot.calls.clear()
         return jobs

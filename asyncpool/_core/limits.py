@@ -11,6 +11,7 @@ from asyncpool._core.context import Context, end_of
 from asyncpool._core.deadlines import earliest
 from asyncpool._core.frames import MAX_TAG
 from asyncpool._core.kinds import INT, SECONDS, check_kinds, or_none
+from asyncpool._core.profiles import Bound
 
 __all__ = [
     "KILL",
@@ -184,6 +185,7 @@ class JobOptions:
             stream of what it yields.
         buffer: How many items of a stream may wait for its caller.
         hold: What holds the pool open for it, if anything does: a pool that drains takes it.
+        bound: The session that it is a call of, if it is one.
         name: What the function is called, if it is not the one that workers call.
 
     Raises:
@@ -200,6 +202,7 @@ class JobOptions:
     form: Form = "call"
     buffer: int = 16
     hold: Hold | None = None
+    bound: Bound | None = None
     name: str = ""
 
     def __post_init__(self) -> None:

@@ -102,6 +102,22 @@ LOADING = _Lonely()
 ERRAND = _Lonely()
 
 
+class Bound(_Lonely):
+    """What is known of a call of a session: nothing begins beside it, or behind it.
+
+    Args:
+        session: The session.
+        first: Whether it is what rebuilds it in a new worker, before all other calls.
+    """
+
+    __slots__ = ("first", "session")
+
+    def __init__(self, session: int, *, first: bool = False) -> None:
+        super().__init__()
+        self.session = session
+        self.first = first
+
+
 class Keyed(Profile):
     """What is known of a job that has a key: what is known of its function, and that.
 

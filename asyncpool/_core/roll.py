@@ -13,8 +13,14 @@ __all__ = ["ROLL", "Roll"]
 # Why those are worn that are rolled.
 ROLL = "roll"
 
-# Of a slot that was parked: the next start there, or the answer to it, is still to come.
-_UNFILLED = {SlotState.PARKED, SlotState.VACANT, SlotState.STARTING}
+# Of a slot that was parked: the next start there, or the answer to it, is still to come;
+# one that was told to end meanwhile answers by its end, and has failed.
+_UNFILLED = {
+    SlotState.PARKED,
+    SlotState.VACANT,
+    SlotState.STARTING,
+    SlotState.STOPPING,
+}
 
 
 class Roll:

@@ -109,6 +109,10 @@ class Rotation:
         commands += self._leaving.ask_back(slot, not_begun)
         return [*commands, *self.step(now)]
 
+    def let_go(self, slot: Slot, why: str, now: float) -> list[Command]:
+        """Let the worker of *slot* go, whoever is there instead."""
+        return [*self._leaving.begin(slot, why, now), *self.step(now)]
+
     def break_off(
         self, slot: Slot, why: str, now: float, delay: float | None
     ) -> list[Command]:
@@ -295,7 +299,10 @@ class Rotation:
         """Let those go that are too many: who does not work yet, or not now, is first."""
         commands: list[Command] = []
         while self.budget.missing < 0:
-            slot = min((slot for slot in self._slots if counts(slot)), key=_worth)
+            free = (s for s in self._slots if counts(s) and s.session is None)
+            slot = min(free, key=_worth, default=None)
+            if slot is None:
+                break  # until a session is over
             if slot.state in EMPTY:
                 commands += self._lives.leave_empty(slot)
             elif self._leaving.anybody or slot.state is SlotState.STOPPING:
@@ -311,6 +318,7 @@ class Rotation:
             (slot.idle_since, slot.index)
             for slot in self._slots
             if slot.state is SlotState.IDLE and not slot.leaving
+            if slot.session is None
         ]
         size = self.sizing.size
         index = self.sizing.shrink(now, idle)
@@ -329,7 +337,7 @@ class Rotation:
         for slot in self._slots:
             if slot.worn is None or slot.leaving or slot.state not in UP:
                 continue
-            if slot.index in coming:
+            if slot.index in coming or slot.session is not None:
                 continue
             if self.budget.can_replace:
                 spare = self._spare()

@@ -8,6 +8,7 @@ comes after it:
   one, and jobs wait for it: it is there within milliseconds.
 * A replacement, which begins in a spare slot, has the place from the moment in which it is
   ready and the other one leaves.
+* A worker that is somebody's own for a while (``sessions.py``) has none meanwhile.
 * If nobody follows at once (there is a backoff, the slot is parked or not needed, a worker
   leaves before another one is ready), the place is given up, and its keys go to their next
   choices.  Whoever is ready and has no place takes the lowest that is free: most likely the
@@ -63,7 +64,7 @@ class Seating:
     def settle(self) -> list[Command]:
         """Let go of the places that are given up, and have jobs follow their keys."""
         for slot in self._slots:
-            if slot.leaving or slot.state not in _SEATED:
+            if slot.leaving or slot.session or slot.state not in _SEATED:
                 slot.place = None
         seats = {s.place: s.index for s in self._slots if s.place is not None}
         commands: list[Command] = []

@@ -152,6 +152,8 @@ class Slot:
         leaving: It gets no more jobs, and ends when it has finished what it has.
         leave_by: By when it must have.
         errands: Jobs for its worker alone, which it begins before any other.
+        session: Whose own its worker is, if it is somebody's.
+        calls: The jobs of that session that have not begun.
         idle_since: Since when it has had nothing to do, if that is so.
         oversized: It had more memory than it may, and dies of that.
         began_at: When it was started.
@@ -185,6 +187,8 @@ class Slot:
     leaving: bool = False
     leave_by: float | None = None
     errands: deque[int] = field(default_factory=deque)
+    session: int | None = None
+    calls: deque[int] = field(default_factory=deque)
     idle_since: float = 0.0
     oversized: bool = False
     began_at: float = 0.0

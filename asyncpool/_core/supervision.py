@@ -25,10 +25,11 @@ from asyncpool._core.leaving import Leaving
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.lives import STOP_GRACE, Lives, fail_jobs
 from asyncpool._core.pressing import Pressing
-from asyncpool._core.profiles import ERRAND, Profile
+from asyncpool._core.profiles import ERRAND, Bound, Profile
 from asyncpool._core.restart import Restart, RestartPolicy
 from asyncpool._core.rotation import Rotation
 from asyncpool._core.seating import Seating
+from asyncpool._core.sessions import Sessions
 from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.wear import WorkerLimits
@@ -84,6 +85,7 @@ class Supervision:
         )
         self.slots = self._lives.slots
         self._errands = Errands(self.slots, self.dispatcher)
+        self._sessions = Sessions(self.slots, self.dispatcher, self._errands)
         self.closing = Closing(self._lives, self.dispatcher, self._errands)
         self._pressing = Pressing(self._lives, self.dispatcher)
         self._seating = Seating(self.slots, self.dispatcher)
@@ -166,9 +168,12 @@ class Supervision:
     ) -> list[Command]:
         """Submit a job that was announced."""
         self.dispatcher.discard(job)
+        if isinstance(profile, Bound):
+            commands = self._sessions.call(job, profile)
+            return [*commands, *self._settle(now)]
         submit = self.submit if profile.key is None else self.submit_keyed
         index = submit(job, profile, priority)
-        commands: list[Command] = [] if index is None else [Assign(index, (job,))]
+        commands = [] if index is None else [Assign(index, (job,))]
         return [*commands, *self._settle(now)]
 
     def outcome(self, index: int, job: int) -> None:
@@ -195,8 +200,8 @@ class Supervision:
         if not slot.flight.jobs:
             slot.apply(SlotEvent.RELEASE)
             slot.idle_since = now
-        commands = self._feed(slot)
-        if slot.flight.spent and not slot.flight.jobs:
+        commands = self._feed(slot, now)
+        if slot.flight.spent and not slot.flight.jobs and slot.session is None:
             # It is of no more use, whether there is another one or not.
             commands += self.rotation.retire(slot, "max_jobs", now, unsent=None)
         elif slot.flight.spent or slot.outcomes >= slot.wear.jobs:
@@ -245,10 +250,13 @@ class Supervision:
             for other in self.slots:
                 if 0 < len(other.flight.jobs) < other.width:
                     commands += self.refill(other.index, now)  # it has lanes again
-        self._seating.take(slot)
+        if slot.session is None:
+            self._seating.take(slot)
         commands += self.rotation.ready(slot, now)
-        if not slot.leaving:
-            commands += self._feed(slot)
+        if slot.session is not None:
+            commands += self._sessions.renew(slot)
+        elif not slot.leaving:
+            commands += self._feed(slot, now)
         commands += self.rotation.step(now)
         self.rotation.count(now)
         return [*commands, *self._settle(now)]
@@ -279,7 +287,9 @@ class Supervision:
         slot.apply(SlotEvent.EXITED)
         old = None if slot.replaces is None else self.slots[slot.replaces]
         self.rotation.gone(slot)
-        needed = self.rotation.budget.needs(slot)
+        # A session that lasts goes on in this slot.
+        followed = self._sessions.lasts(slot) and not self.closing.needs_nobody
+        needed = self.rotation.budget.needs(slot) or followed
         commands = self._errands.drop(slot)
         commands += self._return({job: flight.jobs[job][2] for job in requeue})
         if self.closing.needs_nobody:
@@ -296,6 +306,9 @@ class Supervision:
             commands += self._lives.park(slot, self.broken, now)
         else:
             commands.append(self._lives.spawn(slot, now))
+        followed = followed and self.broken is None
+        commands += self._sessions.gone(slot, followed=followed)
+        commands += self._sessions.hand_out()
         commands += self.rotation.step(now)
         self.rotation.count(now)
         return [*commands, *self._settle(now)]
@@ -447,6 +460,51 @@ class Supervision:
         flight.closed = False
         return self.refill(index, now)
 
+    # Workers that are somebody's own for a while.
+
+    def want_worker(self) -> list[Command]:
+        """Have the next idle worker be offered to whoever waits for one."""
+        return [*self._sessions.want(), *self._seating.settle()]
+
+    def leave_line(self, now: float) -> list[Command]:
+        """Take note that one who has waited wants none any more."""
+        self._sessions.leave()
+        return self._let_go(now)
+
+    def make_last(self, session: int) -> None:
+        """Have *session* go on in another worker when it loses its own."""
+        self._sessions.last(session)
+
+    def call(self, job: int, profile: Bound) -> list[Command]:
+        """Have the worker of a session run *job*, behind its other calls."""
+        return self._sessions.call(job, profile)
+
+    def rebuilt(self, session: int, job: int) -> list[Command]:
+        """Have the calls of *session* begin, now that *job* has rebuilt it."""
+        return self._sessions.rebuilt(session, job)
+
+    def end_session(self, session: int, now: float, *, fresh: bool) -> list[Command]:
+        """Give the worker of *session* back, or have a *fresh* one come instead.
+
+        None of its calls may wait.
+        """
+        slot = self._sessions.end(session)
+        if slot is None:
+            return []
+        commands: list[Command] = []
+        if fresh and slot.ready_at is not None:
+            commands += self.rotation.let_go(slot, "session", now)
+        elif slot.flight.spent and slot.state is SlotState.IDLE:
+            commands += self.rotation.retire(slot, "max_jobs", now, unsent=None)
+        elif slot.state in UP:
+            self._seating.take(slot)
+            if slot.state is SlotState.IDLE and not slot.hung:
+                slot.idle_since = now
+                commands += self._feed(slot, now)
+        commands += self.rotation.step(now)
+        self.rotation.count(now)
+        return [*commands, *self._settle(now)]
+
     # The end of the pool.
 
     def close(
@@ -460,6 +518,8 @@ class Supervision:
             errands = self._errands.take_all()
             commands += fail_jobs(list(errands), "closed")
         commands += self.closing.begin(finish, deadline, now)
+        if self.closing.finish is not Finish.ALL:  # the time may be over already
+            commands += self._sessions.refuse()
         for index in {slot.index: None for slot in errands.values()}:
             commands += self.refill(index, now)  # it may have free lanes
         return [*commands, *self._settle(now)]
@@ -486,6 +546,8 @@ class Supervision:
     def on_timer(self, now: float) -> list[Command]:
         """Do what is due."""
         commands = self.closing.on_timer(now)
+        if self.closing.finish is Finish.NONE:
+            commands += self._sessions.refuse()
         commands += self._pressing.on_timer(now)
         commands += self._lives.on_timer(now)
         commands += self.rotation.on_timer(now)
@@ -507,6 +569,7 @@ class Supervision:
         if self.broken != before:
             commands += self.rotation.suspend("the pool broke")
             commands += fail_jobs(list(self._errands.take_all()), "broken")
+            commands += self._sessions.give_up()
         return commands
 
     def _return(self, jobs: dict[int, Profile]) -> list[Command]:
@@ -517,14 +580,29 @@ class Supervision:
         if errands:
             jobs = {job: jobs[job] for job in jobs if job not in errands}
             commands.append(DropErrands(errands))
+        calls = {job: of for job, of in jobs.items() if isinstance(of, Bound)}
+        if calls:
+            jobs = {job: jobs[job] for job in jobs if job not in calls}
+            commands += self._sessions.give_back(calls)
         for index, job in self.dispatcher.give_back(jobs):
             self.slots[index].assign()
             commands.append(Assign(index, (job,)))
         return commands
 
-    def _feed(self, slot: Slot) -> list[Command]:
+    def _let_go(self, now: float) -> list[Command]:
+        """Give jobs again to those that were held back for a session in vain."""
+        spare = self._sessions.let_go()
+        return [command for it in spare for command in self.refill(it.index, now)]
+
+    def _feed(self, slot: Slot, now: float) -> list[Command]:
+        if slot.session is not None:
+            return self._sessions.go_on(slot)
         if slot.errands:
             return self._errands.begin(slot)
+        if self.dispatcher.wanted:
+            commands = self._sessions.take(slot)
+            if commands is not None:
+                return [*commands, *self._seating.settle(), *self._let_go(now)]
         jobs = self.dispatcher.refill(slot.index, slot.flight)
         if not jobs:
             return []

@@ -73,7 +73,8 @@ class WorkerLimits:
         max_jobs: After how many jobs a worker is retired.
         exact: Whether no worker begins more than ``max_jobs``.  It ends when they are done,
             and if its replacement, which is started while the last ones run, takes longer,
-            a worker is missing meanwhile.
+            a worker is missing meanwhile.  A session (:meth:`asyncpool.Pool.worker`) is not
+            cut short for that: its worker ends when it is over.
         max_age: How many seconds a worker lives.
         max_rss: How many bytes of memory a worker may have before it is retired.
         hard_rss: How many before it is killed.

@@ -77,6 +77,8 @@ class Admission:
             self.check_open(options.hold)
         if limit is None or core.dispatcher.has_idle_worker_for(options.key):
             return
+        if options.bound is not None:
+            return  # it waits for its own worker, and in no queue
         # Some will not wait: those still being pickled, for whom workers are idle.
         waiting = core.balance.waiting
         not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
@@ -84,6 +86,20 @@ class Admission:
             if not self.saturated:
                 self.saturated = True
                 self._state.hub.publish(events.Saturated(waiting))
+            raise PoolFullError(waiting=waiting, max_pending=limit)
+
+    def check_session(self) -> None:
+        """Check that one more may wait for a worker to himself.
+
+        Raises:
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If it is broken.
+            PoolFullError: If too many jobs and others wait.
+        """
+        self.check_open()
+        core, limit = self._core, self._limit
+        waiting = core.balance.waiting + core.dispatcher.wanted
+        if limit is not None and not core.dispatcher.idle and waiting >= limit:
             raise PoolFullError(waiting=waiting, max_pending=limit)
 
     def relax(self) -> None:

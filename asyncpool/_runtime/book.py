@@ -285,7 +285,7 @@ class JobBook:
         shared_memory: int,
     ) -> PoolStats:
         """Return the figures."""
-        states = [slot.state for slot in core.slots]
+        states = [_state_of(slot) for slot in core.slots]
         state = "closing" if core.closing.finish is not None else "running"
         if core.closing.over:
             state = "closed"
@@ -312,7 +312,7 @@ class JobBook:
                     slot=slot.index,
                     generation=slot.generation,
                     pid=_pid(slot.state, handles.get(slot.index)),
-                    state=slot.state.value,
+                    state=_state_of(slot).value,
                     job_id=slot.flight.head,
                     job_ids=slot.flight.running,
                 )
@@ -349,6 +349,12 @@ class JobBook:
             self.leases.settle(job)
         job.slot = job.worker = None
         job.payload = b""
+
+
+def _state_of(slot: Slot) -> SlotState:
+    # Between two calls of a session, a worker is nobody else's.
+    own = slot.session is not None and slot.state is SlotState.IDLE
+    return SlotState.BUSY if own else slot.state
 
 
 def _pid(state: SlotState, handle: WorkerHandle | None) -> int | None:

@@ -19,6 +19,7 @@ from asyncpool._runtime.postmortem import (
 )
 from asyncpool._runtime.rotation import Rotator
 from asyncpool._runtime.service import Service
+from asyncpool._runtime.sessions import Sessions
 from asyncpool._runtime.state import PoolState, decision
 
 __all__ = ["Burial"]
@@ -33,6 +34,7 @@ class Burial:
         heartbeats: What their jobs say.
         rotator: What waits for those that are started.
         service: What they serve, if they do.
+        sessions: Whose own they are.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class Burial:
         perform: Callable[[list[Command]], None],
         heartbeats: Heartbeats,
         rotator: Rotator,
+        *,
         service: Service | None,
+        sessions: Sessions,
     ) -> None:
         config = state.config
         self._state = state
@@ -49,6 +53,7 @@ class Burial:
         self._heartbeats = heartbeats
         self._rotator = rotator
         self._service = service
+        self._sessions = sessions
         self._coroner = Coroner(config.start_timeout)
         self._reporter = Reporter(state.loop, config.title, config.on_crash)
 
@@ -104,6 +109,7 @@ class Burial:
             )
         else:
             self._state.crashes.append(crash)
+            self._sessions.worker_crashed(crash)
             book.crashes += 1
             hub.publish(events.Crashed(crash))
         # The next worker is on its way before anybody hears of this one, by logging,
@@ -133,6 +139,8 @@ class Burial:
         if loss.error is None:
             job.crashes += (seen_by(job, crash),)
         if loss.again:
+            if self._sessions.is_over(job):
+                return  # it fails with the session
             self._state.book.takeovers += 1
             self._state.hub.publish(events.TakenOver(job.id, loss.attempt))
         else:

@@ -12,7 +12,7 @@ from asyncpool._core.commands import Command
 from asyncpool._core.waiting import SAY_EVERY, names_of, say_what_it_waits_for
 from asyncpool._runtime.state import PoolState, decision
 
-__all__ = ["Draining", "Hold"]
+__all__ = ["Draining", "Hold", "SessionHold"]
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -76,8 +76,19 @@ class Hold:
             self.release()
 
 
+class SessionHold(Hold):
+    """That of a worker to oneself, and of whoever waits for one."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.what = "a session that waits for a worker"
+
+    def __str__(self) -> str:
+        return self.what
+
+
 class Draining:
-    """Lets maps hold a pool open, and says now and then what a closing pool waits for.
+    """Lets maps and sessions hold a pool open, and says now and then what a closing pool waits for.
 
     Args:
         state: The pool.

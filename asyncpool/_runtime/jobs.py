@@ -11,7 +11,7 @@ from asyncpool._core.frames import Frame
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobLimits, JobOptions, Limit
 from asyncpool._core.parcels import Parcel
-from asyncpool._core.profiles import ALONE, LOADING, Keyed, Profile
+from asyncpool._core.profiles import ALONE, LOADING, Bound, Keyed, Profile
 from asyncpool._runtime.home import check_home
 from asyncpool._runtime.progress import Progress, Pulse
 from asyncpool.errors import JobError, ProtocolError, job_text
@@ -63,6 +63,7 @@ class Job(asyncio.Future[R], Generic[R]):
         "ahead",
         "attempt",
         "began",
+        "bound",
         "context",
         "crashes",
         "credit",
@@ -98,6 +99,7 @@ class Job(asyncio.Future[R], Generic[R]):
         self.limits: JobLimits = options.limits
         self.priority: int = options.priority
         self.key: int | None = options.key
+        self.bound: Bound | None = options.bound
         self.began: float | None = None
         self.exceeded: Limit | None = None
         self.payload: bytes | Parcel = b""
@@ -112,6 +114,8 @@ class Job(asyncio.Future[R], Generic[R]):
     @property
     def profile(self) -> Profile:
         """How long it takes, as far as its place in the queue depends on that."""
+        if self.bound is not None:
+            return self.bound
         profile = ALONE if self.credit else self.function.profile
         if type(self.payload) is not bytes:
             profile = LOADING

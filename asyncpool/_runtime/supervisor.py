@@ -45,6 +45,7 @@ from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.rotation import Rotator
 from asyncpool._runtime.segments import Segments
 from asyncpool._runtime.service import Service
+from asyncpool._runtime.sessions import Sessions
 from asyncpool._runtime.stacks import Stacks
 from asyncpool._runtime.standing import Standing
 from asyncpool._runtime.state import PoolState, decision
@@ -78,9 +79,12 @@ class Supervisor:
         broadcasts: The way to calls for every worker.
         stacks: The way to where workers are.
         service: The way to workers that serve, if these do.
+        sessions: The way to workers to oneself.
     """
 
-    def __init__(self, config: SupervisorConfig, hub: EventHub[events.Event]) -> None:
+    def __init__(  # noqa: PLR0915 - the parts
+        self, config: SupervisorConfig, hub: EventHub[events.Event]
+    ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self._config = config
         self._core = Supervision(
@@ -129,6 +133,14 @@ class Supervisor:
         levels, disabled = explicit_levels()
         worker = config.worker._replace(levels=levels, disabled=disabled, preload=later)
         self.service = self._make_service(worker)
+        self.sessions = Sessions(
+            self._state,
+            self._perform,
+            admission,
+            submit=self._traffic.submit,
+            on_crowd=self.rotator.crowded,
+            hold=self._draining.hold,
+        )
         self.broadcasts = Broadcaster(
             self._state,
             self._traffic.send_errand,
@@ -167,7 +179,12 @@ class Supervisor:
             timeout = config.health_timeout
             self._health = Health(self._state, self._last_words, timeout)
         self._burial = Burial(
-            self._state, self._perform, self._heartbeats, self.rotator, self.service
+            self._state,
+            self._perform,
+            self._heartbeats,
+            self.rotator,
+            service=self.service,
+            sessions=self.sessions,
         )
         self._finished = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -231,6 +248,7 @@ class Supervisor:
         self._heartbeats.stop()
         self._journal.close()
         self._core.closing.abandon()
+        self.sessions.refuse()
         self._state.book.fail_all(reason)
         self._draining.stop()
         self._segments.close()
@@ -397,6 +415,14 @@ class Supervisor:
                     self._state.book.give_back(number)
             case cmd.DropErrands(jobs):
                 self.broadcasts.on_dropped(jobs)
+            case cmd.Offer(slot, session):
+                self.sessions.offer(slot, session)
+            case cmd.Rebuild(slot, session):
+                self.sessions.rebuild(slot, session)
+            case cmd.EndSession(session, jobs):
+                self.sessions.end(session, jobs)
+            case cmd.RefuseSessions():
+                self.sessions.refuse()
             case cmd.Revoke(slot, places):
                 self._state.handles[slot].revoke(places)
             case cmd.Interrupt(slot, place):

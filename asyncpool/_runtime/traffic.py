@@ -131,7 +131,12 @@ class Traffic:
             if options.limits.timed and not self.times.wait(job):
                 return job
             job.payload = payload
-            if type(payload) is bytes and options.key is None and not job.credit:
+            if (
+                type(payload) is bytes
+                and options.key is None
+                and options.bound is None
+                and not job.credit
+            ):
                 slot = state.core.submit(job.id, known.profile, options.priority)
             else:
                 slot = self._place(job)
@@ -167,6 +172,9 @@ class Traffic:
     def _place(self, job: Job[Any]) -> int | None:
         """Return the slot that gets a job, which is no plain one, or queue it."""
         core = self._state.core
+        if job.bound is not None:
+            self._perform(core.call(job.id, job.bound))
+            return None
         submit = core.submit if job.key is None else core.submit_keyed
         return submit(job.id, job.profile, job.priority)
 

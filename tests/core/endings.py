@@ -63,10 +63,20 @@ def _go_on(shell: ImaginaryShell, process: Process) -> None:
         shell.outcome(process.slot, heavy=shell.seen["completed"] % 3 == 0)
 
 
+def end_sessions(shell: ImaginaryShell) -> None:
+    """Let nobody have, or want, a worker to himself."""
+    while shell.wanted:
+        shell.want_no_more()
+    for session in [*shell.owners.values()]:
+        shell.end_session(session, fresh=session % 2 == 0)
+    shell.depart()
+
+
 def get_well(shell: ImaginaryShell) -> None:
     """Check that a pool whose workers are kind from now on does all its jobs."""
     for slot in shell.slots("starting", "idle", "busy", told=True):
         shell.die(slot)  # which may be one crash too many
+    end_sessions(shell)
     began, broken = shell.now, shell.seen["broken"]
     # What comes back from a worker to a broken pool fails, as the queue did.
     healthy = not any(
@@ -95,6 +105,7 @@ def close_whatever_happens(shell: ImaginaryShell, manners: str) -> None:
     patient = shell.closing is None and manners == "kind"
     closed, began = shell.seen["closed"], shell.now
     shell.close(Finish.ALL, math.inf if patient else 50.0)
+    end_sessions(shell)
     while shell.holds:
         shell.release()
     for _ in range(400 + 2 * shell.jobs):

@@ -427,6 +427,15 @@ def test_it_says_that_the_start_has_failed_again() -> None:
     assert not core.rotation.rolling
 
 
+def test_a_start_that_is_broken_off_has_failed_again_when_it_is_gone() -> None:
+    core = parked(1)
+    core.rotation.roll(1.2)
+    assert core.on_timer(1.2) == [Spawn(0, 3)]
+    assert core.faulty(0, 1.3) == [Kill(0)]
+    assert core.on_timer(1.3) == [], "the roll is not over"
+    assert gone(core, 0, 1.4)[-1] == Rolled(0, "a start failed again", 0)
+
+
 def test_a_start_that_had_begun_before_the_roll_may_fail() -> None:
     core = parked(1)
     now = core.next_deadline()

@@ -105,7 +105,7 @@ PRESSES = (
 
 
 # Why a worker goes that nobody has anything against, and one that somebody has.
-PLANS = ("wear_out", "wear_out", "retire", "oversized")
+PLANS = ("wear_out", "wear_out", "retire", "retire", "oversized")
 
 
 class SupervisionMachine(RuleBasedStateMachine):
@@ -280,6 +280,62 @@ class SupervisionMachine(RuleBasedStateMachine):
     @rule(data=anything)
     def cancel_an_errand(self, data: st.DataObject) -> None:
         self.shell.cancel(data.draw(st.sampled_from(self.shell.waiting_errands)))
+
+    # Those who have a worker to themselves.
+
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @rule(
+        count=st.integers(1, 2),
+        then=st.sampled_from(["nothing", "call", "lose", "lose"]),
+        much=st.integers(0, 3),
+    )
+    def want_a_worker(self, count: int, then: str, much: int) -> None:
+        shell = self.shell
+        for _ in range(count):
+            shell.want()
+        for session in [*shell.owners.values()] if then != "nothing" else ():
+            shell.call(session)
+            if then == "lose" and session not in shell.rebuilding:
+                shell.last(session)
+                shell.lose(session, much)
+            if shell.broken:
+                break  # and refuses further calls
+
+    @precondition(lambda self: self.shell.owners and not self.shell.finished)
+    @rule(
+        data=anything, what=st.sampled_from(["call", "call", "last", "lose", "cancel"])
+    )
+    def a_session_goes_on(self, data: st.DataObject, what: str) -> None:
+        shell = self.shell
+        session = data.draw(st.sampled_from([*shell.owners.values()]))
+        if what in {"last", "lose"} and session not in shell.rebuilding:
+            shell.last(session)
+        if what == "lose":
+            shell.lose(session, data.draw(st.integers(0, 3)))
+        elif what == "cancel" and shell.waiting_calls:
+            shell.cancel(data.draw(st.sampled_from(shell.waiting_calls)))
+        elif what == "call" and not shell.broken and not shell.time_is_over:
+            for _ in range(2 if shell.closing in {None, Finish.ALL} else 0):
+                shell.call(session)
+
+    @precondition(lambda self: not self.shell.finished)
+    @precondition(
+        lambda self: self.shell.owners or self.shell.wanted or self.shell.departing
+    )
+    @rule(
+        data=anything,
+        what=st.sampled_from(["fresh", "as it is", "in vain", "rebuilt"]),
+    )
+    def a_session_ends(self, data: st.DataObject, what: str) -> None:
+        shell = self.shell
+        shell.depart()
+        if what == "in vain" and shell.wanted:
+            shell.want_no_more()
+        elif what == "rebuilt":
+            shell.rebuild_further()
+        elif shell.owners:
+            session = data.draw(st.sampled_from([*shell.owners.values()]))
+            shell.end_session(session, fresh=what == "fresh")
 
     # The workers.
 
@@ -578,11 +634,17 @@ class SupervisionMachine(RuleBasedStateMachine):
             for job in process.hand
             if job not in process.unwanted
         ]
-        elsewhere = [*shell.waiting, *shell.landing, *shell.waiting_errands]
+        elsewhere = [*shell.waiting, *shell.landing]
+        elsewhere += [*shell.waiting_errands, *shell.waiting_calls]
         assert shell.open == {*wanted, *elsewhere}
         assert len(shell.open) == len(wanted) + len(elsewhere)
         for slot in core.slots:
             assert list(slot.errands) == shell.errands_before(slot.index)
+            session = shell.owners.get(slot.index)
+            assert slot.session == session
+            assert list(slot.calls) == shell.calls_of(session)
+        assert core.dispatcher.wanted == shell.wanted
+        assert len(core._sessions._held) <= len(core.slots)
         assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
         assert core.balance.waiting == len(shell.waiting) + ahead
@@ -600,7 +662,19 @@ class SupervisionMachine(RuleBasedStateMachine):
     def nobody_waits_while_somebody_is_idle(self) -> None:
         free = [*self.shell.free(), *self.shell.spacious()]
         assert not (self.shell.queue and free)
+        stay = {slot.replaces for slot in self.shell.core.slots}
+        assert not self.shell.wanted or {*self.shell.free()} <= stay
         assert not any(self.shell.slot_for(job) in free for job in self.shell.keyed)
+
+    @invariant()
+    def no_call_waits_while_its_worker_is_idle(self) -> None:
+        shell = self.shell
+        for slot, session in shell.owners.items():
+            if slot not in shell.slots("idle") or shell.processes[slot].hung:
+                continue
+            calls = shell.calls_of(session)
+            assert not calls or shell.rebuilding.get(session, calls[0]) != calls[0]
+            assert not shell.errands_before(slot)
 
     @invariant()
     def who_waits_for_a_worker_is_in_its_line(self) -> None:
@@ -933,7 +1007,7 @@ def test_the_machine_exercises_what_it_is_for() -> None:
     run_state_machine_as_test(
         CountedMachine,
         settings=settings(
-            max_examples=600, stateful_step_count=60, derandomize=True, database=None
+            max_examples=750, stateful_step_count=60, derandomize=True, database=None
         ),
     )
     seen = CountedMachine.seen
@@ -1021,6 +1095,12 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "landed": 30,
         "landed while the pool closes": 3,
         "closed while it landed": 1,
+        "Offer": 100,
+        "a call of a session": 60,
+        "a call whose session is over": 3,
+        "a session that ends": 60,
+        "a session that lost its worker": 30,
+        "a session that is rebuilt": 10,
         "a worker of a pool that drains": 15,
         "held open while the pool closes": 6,
     }

@@ -69,6 +69,16 @@ class Books:
         self.seats_after: dict[int, int] = {}
         self.large: set[int] = set()
         self.errands: dict[int, int] = {}  # open jobs for one worker, and its slot
+        self.wanted = 0  # how many wait for a worker to themselves
+        self.session_holds = 0  # of them, and of those who have one, or had
+        self.departing = 0  # how many of those are about to leave
+        self.owners: dict[int, int] = {}  # of slots: the sessions
+        self.lasting: set[int] = set()
+        self.calls: dict[int, int] = {}  # open jobs of sessions, and whose they are
+        self.waiting_calls: list[int] = []  # those that have not begun, in their order
+        self.rebuilt: set[int] = set()
+        # Sessions, each with the call that does it, if that has come.
+        self.rebuilding: dict[int, int | None] = {}
         self.given_back: set[int] = set()  # which of them have left a worker's hands
         self.late: set[int] = set()  # those that were announced
         self.announced: list[int] = []  # open, but they cannot be sent yet
@@ -102,7 +112,8 @@ class Books:
 
     def free(self) -> list[int]:
         """Return the slots whose workers have nothing to do and could run a job now."""
-        return [n for n in self.slots("idle") if not self.processes[n].hung]
+        slots = [n for n in self.slots("idle") if not self.processes[n].hung]
+        return [n for n in slots if n not in self.owners]
 
     def spacious(self) -> list[int]:
         """Return the slots whose workers could run a job beside others now."""
@@ -113,7 +124,7 @@ class Books:
             for process in found
             if self._lanes_free(process)
             if not self.errands_before(process.slot)
-            if not any(job in self.errands for job in process.hand)
+            if not self._is_alone(process)
         ]
 
     def lanes(self) -> int:
@@ -165,7 +176,12 @@ class Books:
         if self.closing is not Finish.ALL or self.broken:
             return True
         behind = any(len(p.hand) > self.width for p in self.processes.values())
-        return not (behind or self.holds or self.waiting_errands)
+        holds = self.holds or self.session_holds
+        return not (behind or holds or self.waiting_errands)
+
+    def calls_of(self, session: int | None) -> list[int]:
+        """Return the calls of a session that have not begun, in their order."""
+        return [job for job in self.waiting_calls if self.calls[job] == session]
 
     def errands_before(self, slot: int) -> list[int]:
         """Return the errands that a worker has to begin."""
@@ -206,6 +222,9 @@ class Books:
         return cost if self.width == 1 else max(LEAST, cost / self.width)
 
     def _able(self, process: Process) -> bool:
+        held = process.slot in self.core._sessions._held
+        if process.slot in self.owners or held:
+            return False
         able = process.ready and not process.told and not process.faulty
         return able and not (process.doomed or process.asked_to_end or process.leaving)
 
@@ -216,9 +235,13 @@ class Books:
     def _has_room(self, process: Process) -> bool:
         if process.loading is not None or process.spent:
             return False
-        if any(job in self.errands for job in process.hand):
+        if self._is_alone(process):
             return False
         return self._able(process) and self._cost(process) <= REFILL
+
+    def _is_alone(self, process: Process) -> bool:
+        """Tell whether a worker runs what nothing runs beside."""
+        return any(job in self.errands or job in self.calls for job in process.hand)
 
     def _has_line(self, process: Process) -> bool:
         """Tell whether somebody waits for *process*, or did when it was last given jobs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncpool._core import commands as cmd
 from asyncpool._core.closing import Finish
+from asyncpool._core.profiles import Bound
 from asyncpool._core.slots import Ending
 from tests.core.imaginary.ends import Ends
 from tests.core.imaginary.process import Process
@@ -31,6 +32,9 @@ class Commands(Ends):
             case cmd.Assign(slot, jobs):
                 assert jobs
                 for job in jobs:
+                    if job in self.calls:
+                        self._begin_call(slot, job)
+                        continue
                     if job in self.errands:
                         assert self.errands_before(slot)[0] == job
                         assert not self.processes[slot].hand
@@ -58,6 +62,8 @@ class Commands(Ends):
                         process = self.processes.get(self.errands[job])
                         assert process is None or process.leaving or process.told
                     self._end(job, "an errand that nobody runs")
+            case cmd.Offer() | cmd.Rebuild() | cmd.EndSession() | cmd.RefuseSessions():
+                self._carry_out_for_sessions(command)
             case cmd.Revoke(slot, places):
                 assert places
                 self.processes[slot].questions.append(places)
@@ -110,6 +116,82 @@ class Commands(Ends):
             case cmd.Finished():
                 self._finish()
 
+    def _carry_out_for_sessions(
+        self, command: cmd.Offer | cmd.Rebuild | cmd.EndSession | cmd.RefuseSessions
+    ) -> None:
+        match command:
+            case cmd.Offer(slot, session):
+                process = self.processes[slot]
+                assert self.wanted, "nobody wants it"
+                assert not process.hand
+                assert self.core.slots[slot].replaces is None
+                assert not any(s.replaces == slot for s in self.core.slots)
+                assert slot not in self.owners, "it is somebody else's"
+                self.wanted -= 1
+                self.owners[slot] = session
+            case cmd.Rebuild(slot, session):
+                assert self.owners[slot] == session
+                assert session in self.lasting
+                self._rebuild(session)
+            case cmd.EndSession(session, calls):
+                for job in calls:
+                    assert self.calls[job] == session
+                    self.waiting_calls.remove(job)
+                    self._end(job, "a call whose session is over")
+                slots = [n for n, own in self.owners.items() if own == session]
+                for slot in slots:
+                    if self.core.slots[slot].session == session:
+                        continue  # it could not be rebuilt, which its owner ends
+                    assert session not in self.lasting or (
+                        self.broken or self.nobody_needs_sessions
+                    ), "it lasts"
+                    self._forget(session)
+                    self.departing += 1
+            case cmd.RefuseSessions():
+                assert self.wanted
+                assert self.closing is not None or self.broken
+                self.departing += self.wanted
+                self.wanted = 0
+
+    def _rebuild(self, session: int) -> None:
+        waits = self.rebuilding[session]
+        if waits is not None:
+            assert waits in self.waiting_calls
+            self.seen["a rebuild that had not begun"] += 1
+            return
+        job = self._come_as_call(session)
+        self.rebuilding[session] = job
+        self.waiting_calls.insert(0, job)
+        self.feed(self.core.call(job, Bound(session, first=True)))
+
+    @property
+    def nobody_needs_sessions(self) -> bool:
+        return self.closing is not None and self.core.closing.needs_nobody
+
+    def _forget(self, session: int) -> None:
+        self.owners = {n: own for n, own in self.owners.items() if own != session}
+        self.lasting.discard(session)
+        self.rebuilding.pop(session, None)
+        left = [job for job in self.waiting_calls if self.calls[job] == session]
+        assert not left, "a call is forgotten"
+
+    def _come_as_call(self, session: int) -> int:
+        job = self.jobs + 1
+        self.profiles[job] = Bound(session)
+        self.open.add(job)
+        self.calls[job] = session
+        return job
+
+    def _begin_call(self, slot: int, job: int) -> None:
+        session = self.calls[job]
+        own = [other for other in self.waiting_calls if self.calls[other] == session]
+        assert own[0] == job, "calls begin in their order"
+        if session in self.rebuilding:
+            assert self.rebuilding[session] == job, "before the state is rebuilt"
+        self.waiting_calls.remove(job)
+        self.seen["a call of a session"] += 1
+        self._begin(slot, job)
+
     def _spawn(self, slot: int, generation: int) -> None:
         assert slot not in self.processes, "two processes in one slot"
         assert generation == self.generations[slot] + 1
@@ -129,8 +211,10 @@ class Commands(Ends):
             self.seen["a probe of a broken pool"] += 1
         staying = sum(not p.leaving for p in self.processes.values())
         # Somebody must find out about a broken pool, too, while its last ones are busy.
+        # One that follows upon a session's comes, whether there are too many or not.
         budget = self.workers + self.surge + self.broken
-        assert staying < budget, "over the budget"
+        lasts = self.owners.get(slot) in self.lasting
+        assert lasts or staying < budget, "over the budget"
         self.generations[slot] = generation
         process = Process(slot, self.now, width=self.width)
         if self.limits.exact:
@@ -141,6 +225,10 @@ class Commands(Ends):
         assert jobs
         assert self.broken if why == "broken" else self.closing is not None
         for job in jobs:
+            if job in self.waiting_calls:
+                self.waiting_calls.remove(job)
+                self._end(job, why)
+                continue
             if job in self.waiting_errands or job in self.given_back:
                 self.given_back.discard(job)
                 self._end(job, why)

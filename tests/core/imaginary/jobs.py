@@ -7,7 +7,7 @@ import math
 from asyncpool._core import commands as cmd
 from asyncpool._core.limits import KILL, Press
 from asyncpool._core.pressing import STACK_GRACE
-from asyncpool._core.profiles import LOADING, REFILL, UNKNOWN, Keyed, Profile
+from asyncpool._core.profiles import LOADING, REFILL, UNKNOWN, Bound, Keyed, Profile
 from asyncpool._core.slots import Ending
 from tests.core.imaginary.commands import Commands
 from tests.core.imaginary.process import Process
@@ -64,12 +64,69 @@ class Jobs(Commands):
         self.errands[job] = slot
         self.seen["an errand"] += 1
         commands = self.core.errand(slot, job)
-        if slot in self.free():
+        if slot in self.slots("idle") and not process.hung:
             assert commands == [cmd.Assign(slot, (job,))]
         else:
             assert commands == []
             process.line = True
         self.feed(commands)
+
+    def want(self) -> None:
+        """Let somebody want a worker to himself."""
+        self.wanted += 1
+        self.session_holds += 1
+        self.core.hold()
+        self.feed(self.core.want_worker())
+        sizing = self.core.rotation.sizing
+        if self.wanted and sizing.watching:
+            sizing.crowded(self.now)
+
+    def want_no_more(self) -> None:
+        self.wanted -= 1
+        self.feed(self.core.leave_line(self.now))
+        self._let_go()
+
+    def depart(self) -> None:
+        """Let those leave who have lost their worker, or were refused one."""
+        while self.departing:
+            self.departing -= 1
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self.session_holds -= 1
+        self.feed(self.core.release(self.now))
+
+    def last(self, session: int) -> None:
+        self.lasting.add(session)
+        self.core.make_last(session)
+
+    def call(self, session: int) -> None:
+        job = self._come_as_call(session)
+        self.waiting_calls.append(job)
+        self.feed(self.core.call(job, Bound(session)))
+
+    def end_session(self, session: int, *, fresh: bool) -> None:
+        """Let somebody give his worker back, and cancel what he has it do."""
+        for job in [job for job in self.open if self.calls.get(job) == session]:
+            self.cancel(job)
+        if session not in self.owners.values():
+            return
+        self._forget(session)
+        self.seen["a session that ends"] += 1
+        self.feed(self.core.end_session(session, self.now, fresh=fresh))
+        self._let_go()
+
+    def rebuild_further(self) -> None:
+        """Let sessions go on that are rebuilt, and end those that could not be."""
+        for session, job in [*self.rebuilding.items()]:
+            if job is None or job in self.open:
+                continue
+            if job in self.rebuilt:
+                del self.rebuilding[session]
+                self.seen["a session that is rebuilt"] += 1
+                self.feed(self.core.rebuilt(session, job))
+            else:
+                self.end_session(session, fresh=True)
 
     def _come(self, cost: float, key: int | None) -> int:
         job = self.jobs + 1
@@ -113,6 +170,8 @@ class Jobs(Commands):
             self.core.outcome(slot, job)
             del process.hand[job]
             self.errands.pop(job, None)
+            if job in self.open and job in self.rebuilding.values():
+                self.rebuilt.add(job)
             self._forgive(process, job, "an outcome")
         if self._cost(process) <= REFILL:
             process.line = False
@@ -124,7 +183,7 @@ class Jobs(Commands):
                 self.landing.append(job)
                 self.core.landing(job)
                 continue
-            if not again or job in errands:
+            if not again or job in errands or job in self.calls:
                 self._end(job, "completed")
                 continue
             self._again(job)
@@ -134,7 +193,7 @@ class Jobs(Commands):
         self.landing.remove(job)
         self.seen["landed"] += 1
         self.seen["landed while the pool closes"] += self.closing is not None
-        if again:
+        if again and job not in self.calls:
             self._again(job)
         else:
             self._end(job, "completed")
@@ -172,7 +231,12 @@ class Jobs(Commands):
         placed = {job for p in self.processes.values() for job in p.hand}
         assert self.open == placed.difference(
             *(p.unwanted for p in self.processes.values())
-        ) | {*self.waiting, *self.landing, *self.waiting_errands}
+        ) | {
+            *self.waiting,
+            *self.landing,
+            *self.waiting_errands,
+            *self.waiting_calls,
+        }
 
     def expire(self, slot: int, press: Press, job: int) -> None:
         """Let the time of a job be over that a worker runs."""
@@ -191,6 +255,8 @@ class Jobs(Commands):
             self._unqueue(job)
             self.feed(self.core.drop(job, self.now))
             return
+        if job in self.waiting_calls:
+            self.waiting_calls.remove(job)
         if job in self.landing:
             self.landing.remove(job)
             self.feed(self.core.landed(job, self.now))

@@ -69,10 +69,15 @@ class Lines(Books):
         assert not process.doomed
         assert not process.asked_to_end, "a job behind one that is to end"
         assert process.loading is None, "a job behind one that is not sent"
+        own = self.owners.get(slot)
+        assert own == self.calls.get(job) or job in self.errands, "it is somebody's own"
+        assert own is None or not process.hand, "a call beside another job"
         others = [errand for errand in self.errands_before(slot) if errand != job]
         assert job in self.errands or not others, "a job before an errand"
         if job not in self.errands:
-            assert not process.spent, "more jobs than a worker may have"
+            # A session is not cut short for that.
+            spent = process.spent and job not in self.calls
+            assert not spent, "more jobs than a worker may have"
             process.given += 1
             self.seen["as many jobs as it may have"] += process.spent
         assert job in self.open
@@ -119,6 +124,7 @@ class Lines(Books):
                     process is None
                     or not process.ready
                     or (process.leaving or slot.replaces is not None or process.told)
+                    or slot.index in self.owners
                 ), "a worker without a place"
                 if process is not None:
                     process.place = None
@@ -127,6 +133,7 @@ class Lines(Books):
             assert process is not None, "nobody is there"
             assert not process.leaving
             assert slot.replaces is None, "it is not there yet"
+            assert slot.index not in self.owners, "a key for somebody's own"
             assert process.place in {None, slot.place}, "a worker that works was moved"
             process.place = slot.place
             self.seats[slot.place] = slot.index
@@ -140,7 +147,9 @@ class Lines(Books):
         """Let jobs wait before all others, each where it belongs."""
         jobs = list(jobs)
         self.given_back.update(job for job in jobs if job in self.errands)
-        jobs = [job for job in jobs if job not in self.errands]
+        calls = [job for job in jobs if job in self.calls]
+        self.waiting_calls[:0] = calls
+        jobs = [job for job in jobs if job not in self.errands and job not in calls]
         back = [job for job in jobs if job in self.keys]
         self.keyed += back
         self.back.update(back)

@@ -112,6 +112,12 @@ class ImaginaryShell(Jobs):
                 self.seen["requeued" if touched else "untouched by a death"] += 1
                 back.append(job)
         self._put_back(back)
+        session = self.owners.get(slot)
+        if session in self.lasting:
+            call = self.rebuilding.get(session)
+            # Until the next worker is there, unless it is to begin there.
+            self.rebuilding[session] = call if call in self.waiting_calls else None
+            self.seen["a session that lost its worker"] += 1
         self.seen[f"died {process.state}, told {process.told.name.lower()}"] += 1
         ledger = copy.deepcopy(self.core._lives.ledger)
         broken = self.broken
@@ -143,6 +149,18 @@ class ImaginaryShell(Jobs):
             self.seen["parked"] += isinstance(verdicts[0], cmd.ParkSlot)
             if isinstance(verdicts[0], cmd.Keep):
                 assert self.core._lives.ledger == ledger, "it cannot break the pool"
+
+    def lose(self, session: int, then: int) -> None:
+        """Let the worker of a session die, and *then* so much of what follows happen."""
+        slot = next(slot for slot, own in self.owners.items() if own == session)
+        if slot in self.processes:
+            self.die(slot)
+        if then > 0 and slot in self.slots("starting"):
+            self.ready(slot)
+        if then > 1 and slot in self.slots("busy"):
+            self.outcome(slot)
+        if then > 2:
+            self.rebuild_further()
 
     def wear_out(self, slot: int) -> None:
         self.feed(self.core.rotation.wear_out(self.core.slots[slot], "worn", self.now))
