@@ -516,7 +516,9 @@ class Pool(Caller):
     ) -> None:
         """Close the pool: all jobs are finished, or none if an error leaves.
 
-        The jobs have the pool's *close_timeout*.
+        The jobs have the pool's *close_timeout*.  If an error leaves, or a cancellation, all
+        of them fail with :exc:`asyncpool.PoolClosedError`, and those that are running end
+        as if they were cancelled: they may clean up for their *cancel_grace*.
 
         Raises:
             RuntimeError: If the pool was started in another event loop; it goes on.

@@ -524,6 +524,12 @@ class Supervision:
             commands += self.refill(index, now)  # it may have free lanes
         return [*commands, *self._settle(now)]
 
+    @property
+    def grace(self) -> float:
+        """For how many seconds a cancelled job may yet run."""
+        presses = (press for slot in self.slots for press in slot.unwanted.values())
+        return max((it.grace for it in presses if it.how == "interrupt"), default=0.0)
+
     def hold(self) -> None:
         """Take note that more jobs are to come, also if the pool closes meanwhile."""
         self.closing.holds += 1

@@ -100,7 +100,7 @@ class Life:
         error: BaseException | None,
         close: Callable[[], Awaitable[object]],
     ) -> None:
-        """Leave the context: *close*, or end everything at once if an *error* leaves.
+        """Leave the context: *close*, or give everything up if an *error* leaves.
 
         Raises:
             RuntimeError: If it was started in another event loop.
@@ -109,14 +109,23 @@ class Life:
             Kills what is left, and returns when it is gone.
         """
         self.check_loop()
-        if error is not None:
-            await self.end_now()
-            return
         try:
-            await close()
+            await (close() if error is None else self._give_up())
         except BaseException:
             await self.end_now()
             raise
+
+    async def _give_up(self) -> None:
+        """End everything, and give what runs the time to clean up.
+
+        Cancellation:
+            Is heard of; that of a scope of anyio's, which may be why, is not.
+        """
+        supervisor = self.supervisor
+        if supervisor is not None:
+            supervisor.give_up()
+            with anyio.CancelScope(shield=True):
+                await shielded(supervisor.standing.done)
 
     async def end_now(self) -> None:
         """Kill everything, and do not return before it is gone."""

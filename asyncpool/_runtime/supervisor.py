@@ -320,6 +320,26 @@ class Supervisor:
             self._perform(self._core.close(finish, deadline, now))
             self._rearm()  # there may be nothing to do but to watch the deadline
 
+    def give_up(self) -> None:
+        """Fail all jobs, and have those that run end as if they were cancelled.
+
+        What runs on behind the longest *cancel_grace*, or is not to be interrupted, is
+        killed.
+        """
+        if self.service is not None:
+            self.close(Finish.NONE, 0.0)
+            return
+        self.close(Finish.RUNNING, None)
+        self._give_up_running()
+        self.close(Finish.RUNNING, self._core.grace)
+
+    @decision
+    def _give_up_running(self) -> None:
+        for job in list(self._state.book.jobs.values()):
+            if (slot := job.slot) is not None:
+                self._failing.fail((job.id,), "closed")
+                self._traffic.under_way.take_out(job, slot)
+
     async def _tend(self, handle: WorkerHandle) -> None:
         try:
             await handle.live()

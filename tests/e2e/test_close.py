@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,8 @@ from tests.helpers.pools import closing, idle, until
 pytestmark = BOTH_LOOPS
 
 Finish = Literal["all", "running", "none"]
+
+LONG = 3600.0
 
 
 async def started(workers: int, **options: Any) -> Pool:
@@ -247,35 +250,92 @@ async def test_close_from_inside_on_crash() -> None:
     assert pool.stats().state == "closed"
 
 
-async def test_leaving_by_an_exception_kills_what_runs() -> None:
+LEFT_WITH = {
+    "error": ZeroDivisionError,
+    "task": asyncio.CancelledError,
+    "asyncio": TimeoutError,
+    "anyio": type(None),
+}
+
+
+@pytest.mark.parametrize("how", LEFT_WITH)
+async def test_leaving_by_an_error_lets_what_runs_clean_up(how: str) -> None:
+    """A cancellation is one: Ctrl-C, a timeout, a task group."""
+    kept: list[asyncio.Future[Any]] = []
+
+    async def serve() -> None:
+        async with Pool(1, cancel_grace=LONG) as pool:
+            kept.extend(pool.submit(jobs.clean_up_at, gate.path) for _ in range(3))
+            (await gate.visitor("work")).release()
+            if how == "error":
+                raise ZeroDivisionError
+            working.set()
+            # Of a job, as a caller has it; the others are somebody else's.
+            await (pool.submit(jobs.square, 3) if how == "task" else kept[0])
+
+    async def serve_in_a_scope() -> None:
+        if how == "asyncio":
+            async with asyncio.timeout(LONG) as limit:
+                limits.append(lambda: limit.reschedule(0.0))
+                await serve()
+        else:
+            with anyio.CancelScope() as scope:
+                limits.append(scope.cancel)
+                await serve()
+
+    limits: list[Callable[[], object]] = []
+    working = asyncio.Event()
+    async with patience(), Gate() as gate:
+        scoped = how in {"asyncio", "anyio"}
+        service = asyncio.create_task(serve_in_a_scope() if scoped else serve())
+        if how != "error":
+            await working.wait()
+            (limits[0] if scoped else service.cancel)()
+        cleaning = await gate.visitor("JobCancelled")
+        assert not service.done()
+        cleaning.release()
+        [outcome] = await asyncio.gather(service, return_exceptions=True)
+        assert type(outcome) is LEFT_WITH[how]
+        mine = 1 if scoped else 0  # which was cancelled with its caller
+        outcomes = await asyncio.gather(*kept, return_exceptions=True)
+        assert [type(it) for it in outcomes[mine:]] == [PoolClosedError] * (3 - mine)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cancel_grace": 0.2},  # it swallows what is to end it
+        {"cancel_grace": LONG, "on_cancel": "wait"},
+        {"cancel_grace": LONG, "on_cancel": "kill"},
+    ],
+    ids=str,
+)
+async def test_what_does_not_end_then_is_killed(options: dict[str, Any]) -> None:
     async with patience(), Gate() as gate:
         with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block is the point
-            async with Pool(1) as pool:
-                jobs_ = [pool.submit(jobs.sleep, gate.path, "") for _ in range(3)]
+            async with Pool(1, **options) as pool:
+                job = pool.submit(jobs.swallow, gate.path, "")
                 visitor = await gate.visitor()
                 raise ZeroDivisionError
-        outcomes = await asyncio.gather(*jobs_, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [PoolClosedError] * 3
         await visitor.gone()
+        with pytest.raises(PoolClosedError):
+            await job
 
 
-async def test_leaving_by_cancellation_kills_what_runs() -> None:
+async def test_another_cancellation_does_not_wait_for_who_cleans_up() -> None:
+    async def serve() -> None:
+        async with Pool(1, cancel_grace=LONG) as pool:
+            await pool.submit(jobs.clean_up_at, gate.path)
+
     async with patience(), Gate() as gate:
-        kept: list[asyncio.Future[Any]] = []
-
-        async def serve() -> None:
-            async with Pool(1) as pool:
-                kept.extend(pool.submit(jobs.sleep, gate.path, "") for _ in range(3))
-                await asyncio.get_running_loop().create_future()
-
         service = asyncio.create_task(serve())
-        visitor = await gate.visitor()
+        (await gate.visitor("work")).release()
+        service.cancel()
+        cleaning = await gate.visitor("JobCancelled")
         service.cancel()
         with pytest.raises(asyncio.CancelledError):
             await service
-        outcomes = await asyncio.gather(*kept, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [PoolClosedError] * 3
-        await visitor.gone()
+        await cleaning.gone()
 
 
 async def test_cancelling_the_exit_kills_what_it_waits_for() -> None:
