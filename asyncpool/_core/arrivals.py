@@ -7,6 +7,7 @@ import pickle
 import sys
 from functools import cache
 
+from asyncpool._core.class_reduction import mended
 from asyncpool._core.main_module import (
     LAZY,
     find,
@@ -142,6 +143,6 @@ def pickler_of_results() -> Any:
                     is_class = isinstance(obj, type)
                     tracker = _get_or_create_tracker_id(obj) if is_class else None
                     return own_object, (path, tracker)
-            return super().reducer_override(obj)
+            return mended(obj, super().reducer_override(obj))
 
     return Pickler

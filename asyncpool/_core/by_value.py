@@ -28,6 +28,7 @@ from asyncpool._core.arrivals import (
     space,
     unpack,
 )
+from asyncpool._core.class_reduction import mended
 from asyncpool._core.main_module import (
     CACHED,
     LAZY,
@@ -328,7 +329,7 @@ class _Calls(_Base):
             if type(obj) is CACHED:
                 how = obj.cache_parameters()
                 return make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
-        return super().reducer_override(obj)
+        return mended(obj, super().reducer_override(obj))
 
     def _path_of(self, thing: Any) -> str:
         """Return where *thing* is in ``__main__``, unless it is to be pickled now."""

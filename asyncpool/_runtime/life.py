@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import sys
 import warnings
@@ -68,7 +69,10 @@ class Life:
         if self.supervisor is None:
             self.supervisor = Supervisor(config(), self._hub)
             self._task = asyncio.create_task(
-                self.supervisor.run(), name=f"asyncpool supervisor of {self._name}"
+                self.supervisor.run(),
+                name=f"asyncpool supervisor of {self._name}",
+                # Not that of who happens to start it, a request's or a notebook cell's.
+                context=contextvars.Context(),
             )
         supervisor = self.supervisor
         try:

@@ -9,6 +9,7 @@ there are no locks.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from functools import partial
 from typing import Any, assert_never
@@ -484,7 +485,11 @@ class Supervisor:
         handle = WorkerHandle(self._loop, slot, generation, self._setup)
         self._state.handles[slot] = handle
         self.broadcasts.on_spawn(slot)
-        self._workers.create_task(self._tend(handle), name=f"slot {slot}")
+        self._workers.create_task(
+            self._tend(handle),
+            name=f"slot {slot}",
+            context=contextvars.Context(),  # not that of a caller whose job is in the way
+        )
 
     def _rearm(self) -> None:
         """Keep one timer, set to the core's next deadline."""

@@ -177,6 +177,37 @@ def count():
         assert function is sides.here["count"]
 
 
+def test_a_class_keeps_its_slots_and_its_cached_properties(sides: Sides) -> None:
+    sides.run("""
+import dataclasses, functools
+class Point:
+    __slots__ = ("x", "__weakref__")
+    def __init__(self, x): self.x = x
+@dataclasses.dataclass(slots=True, weakref_slot=True)
+class Data:
+    x: int
+class Circle:
+    @functools.cached_property
+    def area(self):
+        "It has a docstring."
+        return [3]
+def use(point, data, circle):
+    found = circle.area is circle.area, Circle.area.__doc__
+    return Point(point.x + 1), Data(data.x + 1), circle, found
+""")
+    here = sides.here
+    given = here["Point"](1), here["Data"](1), here["Circle"]()
+    found = sides.call("use", *given)
+    sides.cross()
+    pickled = _pickled_there(found)
+    sides.stay()
+    point, data, circle, how = loads(pickled)
+    assert [type(it) for it in (point, data, circle)] == [type(it) for it in given]
+    assert (point.x, data, circle.area) == (2, here["Data"](2), [3])
+    assert not hasattr(point, "__dict__")
+    assert how == (True, "It has a docstring.")
+
+
 def _pickled_there(value: object) -> bytes:
     from asyncpool._core.outcome import dumps
 

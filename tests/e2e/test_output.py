@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
 
-from asyncpool import Crash, Pool
+from asyncpool import Crash, Pool, WorkerCrashedError
 from tests.helpers import faults, jobs
 from tests.helpers.faults import by_name
 from tests.helpers.loops import BOTH_LOOPS
@@ -47,6 +49,42 @@ async def test_lines_are_logged_one_by_one(lines: pytest.LogCaptureFixture) -> N
     ]
     assert [text for level, text in logged if level == logging.WARNING] == ["broken"]
     assert f"worker {pid} in slot 0: one" in lines.messages
+
+
+class Cells(logging.Handler):
+    """Notes in which cell of a notebook a line is printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage().rpartition(": ")[2]
+        self.seen.append((text, _CELL.get("whichever it is")))
+
+
+_CELL: ContextVar[str] = ContextVar("cell")
+
+
+async def test_lines_are_of_no_context(lines: pytest.LogCaptureFixture) -> None:
+    """A notebook would show all of them below the cell that has started the pool."""
+    assert lines.records == []
+    logger, cells = logging.getLogger("asyncpool.worker"), Cells()
+    logger.addHandler(cells)
+    _CELL.set("first")
+    crashed = list[str]()
+    pool = Pool(1, on_crash=lambda _: crashed.append(_CELL.get("whichever it is")))
+    try:
+        async with patience(), pool:
+            _CELL.set("second")
+            await pool.submit(jobs.say, "here\n")
+            with pytest.raises(WorkerCrashedError):
+                await pool.submit(os._exit, 3)
+            await pool.submit(jobs.say, "there\n")
+    finally:
+        logger.removeHandler(cells)
+    assert cells.seen == [("here", "whichever it is"), ("there", "whichever it is")]
+    assert crashed == ["whichever it is"]
 
 
 async def test_nothing_is_lost_of_a_flood(lines: pytest.LogCaptureFixture) -> None:
