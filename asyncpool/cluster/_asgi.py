@@ -69,7 +69,7 @@ def asgi(
             first byte, and for that from the beginning of the connection; then it is
             closed, with 408 if a part of a head has come.  With TLS it has as many for
             the handshake before.
-        header_size: The most bytes of a head; more are answered by 431 or 400.
+        header_size: The most bytes of a head; more are answered by 431.
         **options: Those of ``uvicorn.Config`` that do not concern sockets, processes and
             the loop.  Other than there, ``log_config`` is ``None`` by default, so that
             records go where those of workers go, ``access_log`` is off, an ``env_file``
