@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from asyncpool._core.control_protocol import Request
 from asyncpool._runtime.control_places import place_of
 from asyncpool._runtime.control_socket import ControlSocket
 from asyncpool._runtime.notify import Notifier, watchdog_interval
-from asyncpool._runtime.signals import Orders, obeyed
+from asyncpool._runtime.signals import Orders, name_of, obeyed
 from asyncpool.cluster._life_log import LifeLog
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.errors import (
@@ -120,7 +119,7 @@ class Operation:
             Ends the cluster at once.
         """
         orders = Orders(
-            stop=lambda number: self.stop(number, signal.Signals(number).name),
+            stop=lambda number: self.stop(number, name_of(number)),
             reload=lambda: self.reload_soon("SIGHUP"),
             resize=self._resize_by,
             dump=lambda: self._soon(self._dump),
@@ -178,7 +177,7 @@ class Operation:
             "%s: %s means nothing here: SIGHUP reloads, SIGTERM ends after a drain, SIGQUIT "
             "at once",
             self._title,
-            signal.Signals(number).name,
+            name_of(number),
         )
 
     def reload_soon(self, why: str = "its program") -> None:
