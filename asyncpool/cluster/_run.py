@@ -111,7 +111,7 @@ class Operation:
 
         Raises:
             OSError: If the cluster cannot listen, or a control socket that was asked
-                for cannot be made.
+                for cannot be made, or its name is another one's.
             ValueError: If an address makes no sense, or the name of the control socket.
             RuntimeError: If this is not the main thread.
 
@@ -221,9 +221,10 @@ class Operation:
             await asyncio.wait(self._closing)
 
     def _open_control(self) -> ControlSocket | None:
-        """Open the control socket; without one that was asked for, there is only a warning.
+        """Open the control socket; where none can be made, there is only a warning.
 
-        Serving is more important, where no file can be made.
+        Serving is more important.  But a path that was asked for must be had, and a name
+        that was given and is another one's is more likely to be a mistake.
         """
         if self._control == "":
             return None
@@ -247,6 +248,12 @@ class Operation:
         if path == place_of(Path(path).stem):
             self._name = Path(path).stem
             self.which = f"--name {self._name}"
+        if self._control is None and self._name != self._cluster.name:
+            _LOGGER.info(
+                "%s: another one has this name: commands find it by %s",
+                self._title,
+                self.which,
+            )
         control.open()
         return control
 
