@@ -8,6 +8,7 @@ import re
 import time
 from typing import Any
 
+from asyncpool._core.entries import plain_fields
 from asyncpool._core.printable import printable_lines
 
 __all__ = ["JsonFormat", "TextFormat", "is_printed"]
@@ -16,8 +17,12 @@ _LABEL = re.compile(r"worker (\d+) in slot (\d+)")
 
 # What every record has; the rest is what somebody has added as "extra".
 _STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-# What a pool adds to what its workers log, and the format of text.
-_OURS = {"worker", "job_id", "attempt", "who"}
+# What a pool adds to what its workers log.
+_OURS = {"worker", "job_id", "attempt"}
+# What these names mean, no application changes.
+_FIXED = frozenset(
+    ("time", "level", "logger", "message", "worker", "slot", "exception", "stack")
+)
 
 
 def is_printed(record: logging.LogRecord) -> bool:
@@ -47,6 +52,9 @@ class TextFormat(logging.Formatter):
 
 class JsonFormat(logging.Formatter):
     """One object for each record, in one line.
+
+    What an application has added by the name of one of our fields has another one here,
+    with ``extra_`` before it.
 
     A line that a worker has printed, and that is a JSON object, stays as it is: its
     application logs in JSON by itself.
@@ -80,7 +88,7 @@ class JsonFormat(logging.Formatter):
                 found["exception"] = trace
             if record.stack_info:
                 found["stack"] = record.stack_info
-        return json.dumps(found, default=repr)
+        return json.dumps(found)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -89,17 +97,25 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(record).items()
-        if name not in _STANDARD and name not in _OURS
-    }
+    found: dict[str, object] = {}
+    for given, value in vars(record).items():
+        if given not in _STANDARD and given not in _OURS:
+            name = given
+            while name in _FIXED or name in found:
+                name = f"extra_{name}"
+            found[name] = value
+    return plain_fields(found.items())
 
 
 def _is_object(line: str) -> bool:
     if not line.startswith("{"):
         return False
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(json.loads(line, parse_constant=_refuse), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _refuse(constant: str) -> None:
+    """Refuse NaN and infinities, which Python writes into JSON, and nobody else reads."""
+    raise ValueError(f"{constant} is no JSON")

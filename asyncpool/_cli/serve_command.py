@@ -124,7 +124,8 @@ _MAX_BACKLOG = (1 << 31) - 1
 @click.option(
     "--name",
     metavar="NAME",
-    help="What other commands call it; by default the module's name.",
+    help="What other commands call it; by default the module's name, with the pid if that is "
+    "taken.  One that is given must be free.",
 )
 @click.option(
     "--control",

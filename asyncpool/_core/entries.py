@@ -34,6 +34,9 @@ _MAX_FIELDS = 32
 _MAX_TEXT = 1000
 _MAX_NUMBER = 1e18
 
+# What is left of a longer text, so that there is room to say so.
+_CUT_TEXT = 900
+
 # What is left of one that is too large even so, with six bytes for each character.
 _SHORT = 1000
 
@@ -112,13 +115,17 @@ class LogEntry(Record):
 
 
 def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
-    """Return those of *fields* that are plain and small."""
+    """Return *fields* as plain and small values, a bounded number of them.
+
+    Numbers, short texts, bools and ``None`` stay as they are, and so does what has been
+    returned before.  Of anything else there is the text.
+    """
     found: dict[str, Any] = {}
     for name, value in fields:
         if len(found) == _MAX_FIELDS:
             break
-        if len(name) <= _MAX_NAME and _is_plain(value):
-            found[name] = value
+        if len(name) <= _MAX_NAME:
+            found[name] = value if _is_plain(value) else _text_of(value)
     return found
 
 
@@ -129,9 +136,18 @@ def _is_plain(value: object) -> bool:
     if kind is str:
         return len(value) <= _MAX_TEXT  # type: ignore[arg-type]
     if kind is int or kind is float:
-        # False for what is not finite, too.
+        # False for what is not finite, too: JSON has no number for it.
         return abs(value) < _MAX_NUMBER  # type: ignore[arg-type]
     return False
+
+
+def _text_of(value: object) -> str:
+    try:
+        # Of bytes str() would be the same, with a warning if Python was told to give one.
+        text = repr(value) if isinstance(value, bytes) else str(value)
+    except Exception as error:  # noqa: BLE001 - it is code of the application's
+        text = f"a {type(value).__name__} without a text: {type(error).__name__}"
+    return text if len(text) <= _MAX_TEXT else _cut(text, _CUT_TEXT)
 
 
 def _cut(text: str, size: int) -> str:

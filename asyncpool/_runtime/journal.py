@@ -184,6 +184,11 @@ def _harmless(entry: LogEntry) -> LogEntry:
 
 def _record_of(entry: LogEntry, worker: int) -> logging.LogRecord:
     record = logging.makeLogRecord(entry.fields)
+    ours = {"job_id": entry.job, "attempt": entry.attempt, "worker": worker}
+    for name in ours.keys() & entry.fields.keys():
+        # A job's own logger has given the same.
+        if (given := entry.fields[name]) != ours[name]:
+            vars(record)[f"extra_{name}"] = given
     entry = _harmless(entry)
     path = PurePath(entry.path)
     age = record.created - entry.created
@@ -209,8 +214,6 @@ def _record_of(entry: LogEntry, worker: int) -> logging.LogRecord:
         exc_info=None,
         exc_text=entry.trace or None,
         stack_info=entry.stack or None,
-        job_id=entry.job,
-        attempt=entry.attempt,
-        worker=worker,
+        **ours,
     )
     return record

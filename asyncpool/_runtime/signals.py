@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Orders", "obeyed"]
+__all__ = ["Orders", "meaningless", "name_of", "obeyed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,43 @@ class Orders:
     refuse: Callable[[int], object]
 
 
-# Which of them there are depends on the system.
-_MEANINGLESS = ("SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR")
+# What a cluster obeys, what nobody can handle, what tells of a fault in this process, after
+# which it cannot go on, what stops and continues it, and what is ignored by default.  Which of
+# them there are depends on the system.
+_OBEYED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGTTIN", "SIGTTOU", "SIGUSR1", "SIGQUIT")
+_LEFT_ALONE = (
+    *("SIGKILL", "SIGSTOP"),
+    *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"),
+    *("SIGTSTP", "SIGCONT"),
+    *("SIGCHLD", "SIGWINCH", "SIGURG", "SIGINFO"),
+)
+
+
+def meaningless() -> list[int]:
+    """Return the signals that mean nothing to a cluster, and would end it by default."""
+    every: set[int] = {*signal.valid_signals()}
+    known = {getattr(signal, name, None) for name in (*_OBEYED, *_LEFT_ALONE)}
+    # What has no name and is not real-time is a matter of the system's libraries.
+    return [
+        number
+        for number in sorted(every - known)
+        if isinstance(number, signal.Signals) or _is_real_time(number)
+    ]
+
+
+def name_of(number: int) -> str:
+    """Return what a signal is called; of the real-time ones only two have names."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        if _is_real_time(number):
+            return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        return f"signal {number}"
+
+
+def _is_real_time(number: int) -> bool:
+    first = getattr(signal, "SIGRTMIN", None)
+    return first is not None and first <= number <= signal.SIGRTMAX
 
 
 @contextmanager
@@ -53,7 +88,7 @@ def obeyed(orders: Orders) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("signals reach the main thread only: run the cluster there")
     loop = asyncio.get_running_loop()
-    actions: list[tuple[signal.Signals, Callable[..., object], tuple[int, ...]]] = [
+    actions: list[tuple[int, Callable[..., object], tuple[int, ...]]] = [
         (signal.SIGTERM, orders.stop, (signal.SIGTERM,)),
         (signal.SIGINT, orders.stop, (signal.SIGINT,)),
         (signal.SIGHUP, orders.reload, ()),
@@ -65,10 +100,10 @@ def obeyed(orders: Orders) -> Generator[None]:
     # One that has a handler means something to the program that we are a part of.
     actions += [
         (number, orders.refuse, (number,))
-        for number in map(signal.Signals.__members__.get, _MEANINGLESS)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL
+        for number in meaningless()
+        if signal.getsignal(number) is signal.SIG_DFL
     ]
-    before: list[tuple[signal.Signals, Any]] = []
+    before: list[tuple[int, Any]] = []
     try:
         for number, action, arguments in actions:
             handler = signal.getsignal(number)

@@ -67,8 +67,9 @@ def asgi(
             ``package.module:app``.
         header_timeout: Seconds that a client has for the head of a request, from its
             first byte, and for that from the beginning of the connection; then it is
-            closed, with 408 if a part of a head has come.
-        header_size: The most bytes of a head; more are answered by 431 or 400.
+            closed, with 408 if a part of a head has come.  With TLS it has as many for
+            the handshake before.
+        header_size: The most bytes of a head; more are answered by 431.
         **options: Those of ``uvicorn.Config`` that do not concern sockets, processes and
             the loop.  Other than there, ``log_config`` is ``None`` by default, so that
             records go where those of workers go, ``access_log`` is off, an ``env_file``
@@ -208,7 +209,9 @@ class _Asgi:
         ticking = loop.create_task(_tick(server, worker, most, close_late))
         try:
             worker.ready()
-            connecting = loop.create_task(connect(worker, make, config.ssl))
+            connecting = loop.create_task(
+                connect(worker, make, config.ssl, self._header_timeout)
+            )
             await worker.draining()
             ticking.cancel()
             await Drain(worker, config, state).run(connecting)

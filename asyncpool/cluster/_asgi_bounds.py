@@ -1,7 +1,7 @@
 """Bounds for what clients may send before there is a request.
 
-uvicorn's protocol for httptools takes heads of any size, and both of its protocols wait for
-the rest of a head as long as the client likes: one client could fill the memory, and a few
+uvicorn's protocol for httptools takes heads of any size, and h11 those that are complete when
+it sees them, which may be hundreds of kilobytes.  Both of its protocols wait for the rest of a head as long as the client likes: one client could fill the memory, and a few
 hundred that say nothing could take all connections.
 """
 
@@ -12,7 +12,7 @@ import time
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     _Protocol = Any
@@ -22,6 +22,7 @@ else:
 __all__ = ["bounded", "close_late"]
 
 _TOO_LARGE = "431 Request Header Fields Too Large"
+_TOO_LARGE_STATUS = 431
 _TOO_LATE = "408 Request Timeout"
 
 # Of each line of a head, besides name and value: ": " and the line's end.
@@ -33,7 +34,8 @@ def bounded(kind: Any, *, most: int, within: float) -> Any:
 
     Args:
         kind: The class of the protocol.
-        most: Bytes of a request's head.  For h11 that is an option of uvicorn, too.
+        most: Bytes of a request's head.  For h11 that is an option of uvicorn, too, which
+            bounds a head that is not complete.
         within: Seconds for a head, from its first byte or, for the first one, from the
             beginning of the connection.
     """
@@ -102,8 +104,7 @@ class _HttptoolsBounds(_Bounds):
 
     def on_headers_complete(self) -> None:
         self._in_head, self.head_until = False, None
-        lines = sum(len(n) + len(v) + _PER_HEADER for n, v in self.headers)
-        if len(self.url) + lines > self.most:
+        if _size(self.url, self.headers) > self.most:
             _refuse(self, _TOO_LARGE)
             raise ValueError(_TOO_LARGE)  # the parser stops, see send_400_response
         above: Any = super()
@@ -116,12 +117,19 @@ class _HttptoolsBounds(_Bounds):
 
 
 class _H11Bounds(_Bounds):
-    """Knows since when a head is coming."""
+    """Knows since when a head is coming, and how large it was."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._unbounded_event = self.conn.next_event
+        self.conn.next_event = self._next_event
+        super().connection_made(transport)
 
     def in_head(self) -> bool:
         return self._is_idle() and bool(self.conn.trailing_data[0])
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # TLS may bring more of a head that was refused
+            return
         if self._is_idle():
             self.expect_head()
         above: Any = super()
@@ -134,9 +142,35 @@ class _H11Bounds(_Bounds):
         if self.cycle is not before:
             self.head_until = None
 
+    def _next_event(self) -> Any:
+        """Return what h11 finds, unless it is a head that is too large, or such a part."""
+        import h11  # noqa: PLC0415 - with httptools nobody needs it
+
+        in_head = self._is_idle()
+        try:
+            event = self._unbounded_event()
+        except h11.RemoteProtocolError as error:
+            # Of a body there is no answer to give: one may have begun.
+            if not in_head or error.error_status_hint != _TOO_LARGE_STATUS:
+                raise
+        else:
+            if (
+                not isinstance(event, h11.Request)
+                or _size(event.target, event.headers) <= self.most
+            ):
+                return event
+        self.logger.warning("a head of more than %d bytes is refused", self.most)
+        _refuse(self, _TOO_LARGE)
+        return h11.NEED_DATA
+
     def _is_idle(self) -> bool:
         """Tell whether h11 waits for a request, or for the rest of its head."""
         return str(self.conn.their_state) == "IDLE"
+
+
+def _size(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """Return how large a head is, but for its method, its version, and idle blanks."""
+    return len(target) + sum(len(n) + len(v) + _PER_HEADER for n, v in headers)
 
 
 def _refuse(protocol: Any, status: str) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from asyncpool._core.control_protocol import Request
 from asyncpool._runtime.control_places import place_of
 from asyncpool._runtime.control_socket import ControlSocket
 from asyncpool._runtime.notify import Notifier, watchdog_interval
-from asyncpool._runtime.signals import Orders, obeyed
+from asyncpool._runtime.signals import Orders, name_of, obeyed
 from asyncpool.cluster._life_log import LifeLog
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.errors import (
@@ -112,7 +111,7 @@ class Operation:
 
         Raises:
             OSError: If the cluster cannot listen, or a control socket that was asked
-                for cannot be made.
+                for cannot be made, or its name is another one's.
             ValueError: If an address makes no sense, or the name of the control socket.
             RuntimeError: If this is not the main thread.
 
@@ -120,7 +119,7 @@ class Operation:
             Ends the cluster at once.
         """
         orders = Orders(
-            stop=lambda number: self.stop(number, signal.Signals(number).name),
+            stop=lambda number: self.stop(number, name_of(number)),
             reload=lambda: self.reload_soon("SIGHUP"),
             resize=self._resize_by,
             dump=lambda: self._soon(self._dump),
@@ -178,7 +177,7 @@ class Operation:
             "%s: %s means nothing here: SIGHUP reloads, SIGTERM ends after a drain, SIGQUIT "
             "at once",
             self._title,
-            signal.Signals(number).name,
+            name_of(number),
         )
 
     def reload_soon(self, why: str = "its program") -> None:
@@ -222,9 +221,10 @@ class Operation:
             await asyncio.wait(self._closing)
 
     def _open_control(self) -> ControlSocket | None:
-        """Open the control socket; without one that was asked for, there is only a warning.
+        """Open the control socket; where none can be made, there is only a warning.
 
-        Serving is more important, where no file can be made.
+        Serving is more important.  But a path that was asked for must be had, and a name
+        that was given and is another one's is more likely to be a mistake.
         """
         if self._control == "":
             return None
@@ -248,6 +248,12 @@ class Operation:
         if path == place_of(Path(path).stem):
             self._name = Path(path).stem
             self.which = f"--name {self._name}"
+        if self._control is None and self._name != self._cluster.name:
+            _LOGGER.info(
+                "%s: another one has this name: commands find it by %s",
+                self._title,
+                self.which,
+            )
         control.open()
         return control
 

@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Callable
@@ -369,9 +370,42 @@ def test_records_as_json() -> None:
         {"mine": [1]},
         printed | {"message": "{no json}"},
         {"level": "ERROR", "logger": "shop", "message": "sold\nout", "order": 5},
-        shop | {"message": "by", "worker": 7, "path": "PosixPath('/x')"},
+        shop | {"message": "by", "worker": 7, "path": "/x"},
         {"level": "ERROR", "logger": "asyncpool", "message": "gone"},
     ]
+
+
+def test_fields_of_json_are_the_applications_only_where_they_are_free() -> None:
+    mine = {"time": 0.5, "level": "gold", "logger": "mine", "slot": 9, "who": "me"}
+    more = {"exception": "none", "stack": math.nan, "extra_time": ValueError("x")}
+
+    def tell(_: ServeLog) -> None:
+        logging.getLogger("shop").info("by", extra=mine | more | {"raw": b"x"})
+
+    (found,) = in_json(tell)
+    assert re.fullmatch(r"[\d-]{10}T[\d:]{8}\.\d{3}Z", found.pop("time"))
+    assert found == {
+        "level": "INFO",
+        "logger": "shop",
+        "message": "by",
+        "extra_time": 0.5,
+        "extra_level": "gold",
+        "extra_logger": "mine",
+        "extra_slot": 9,
+        "who": "me",
+        "extra_exception": "none",
+        "extra_stack": "nan",
+        "extra_extra_time": "x",
+        "raw": "b'x'",
+    }
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_what_only_python_takes_for_json_is_a_message(number: str) -> None:
+    line = f'{{"D": [{number}]}}'
+    (found,) = in_json(lambda _: worker(line))
+    assert found["message"] == line
+    assert found["logger"] == "asyncpool.worker"
 
 
 def test_tracebacks_of_a_start_are_withheld() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import PurePosixPath
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, strategies as st
@@ -124,27 +128,48 @@ def test_a_long_trace_keeps_its_end_beside_the_rest() -> None:
     assert entry == ENTRY._replace(trace=trace[-12_288:])
 
 
+class Silent:
+    """An object that cannot be told as a text."""
+
+    def __str__(self) -> str:
+        raise LookupError
+
+
 @pytest.mark.parametrize(
-    ("value", "kept"),
-    [
-        (None, True),
-        (True, True),
-        ("x" * 1000, True),
-        ("x" * 1001, False),
-        (10**17, True),
-        (-(10**18), False),
-        (10**400, False),
-        (1.5, True),
-        (math.nan, False),
-        (math.inf, False),
-        (b"bytes", False),
-        ([1], False),
-        (object(), False),
-    ],
+    "value",
+    [None, True, "x" * 1000, 10**17, 1.5],
     ids=lambda value: repr(value)[:20],
 )
-def test_only_plain_and_small_fields_are_kept(value: object, kept: bool) -> None:  # noqa: FBT001
-    assert plain_fields([("field", value)]) == ({"field": value} if kept else {})
+def test_fields_that_are_plain_and_small_stay_as_they_are(value: object) -> None:
+    found = plain_fields([("field", value)])["field"]
+    assert found is value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("x" * 1001, "x" * 900 + "... (101 characters are left out here)"),
+        ("x" * 10**6, "x" * 900 + "... (999100 characters are left out here)"),
+        (-(10**18), "-1000000000000000000"),
+        (10**5000, "a int without a text: ValueError"),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        (b"bytes", "b'bytes'"),
+        ([1], "[1]"),
+        ({1}, "{1}"),
+        (Decimal("1.50"), "1.50"),
+        (datetime(2026, 11, 22, tzinfo=UTC), "2026-11-22 00:00:00+00:00"),
+        (PurePosixPath("/x"), "/x"),
+        (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+        (ValueError("no"), "no"),
+        (Silent(), "a Silent without a text: LookupError"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_of_other_fields_there_is_the_text(value: object, text: str) -> None:
+    found = plain_fields([("field", value)])
+    assert found == {"field": text}
+    assert plain_fields(found.items()) == found
 
 
 def test_fields_are_bounded() -> None:

@@ -81,7 +81,7 @@ async def test_a_record_is_handled_as_if_it_came_from_here() -> None:
     assert before - 1 <= record.created <= now() + 1
     assert 0 <= record.msecs < 1000
     assert (found["tenant"], found["size"]) == ("acme", 3)
-    assert "lock" not in found
+    assert found["lock"].startswith("<unlocked _thread.lock object at ")
     assert record.exc_info is None
     assert "in log_in_detail" in str(record.stack_info)
 

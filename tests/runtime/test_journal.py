@@ -180,6 +180,21 @@ async def test_fields_cannot_pose_as_anything_else() -> None:
     assert logging.Formatter("%(message)s").format(record) == "posing"
 
 
+async def test_what_is_given_by_our_names_has_others() -> None:
+    kept, book = Kept(), journal()
+    worker = Worker(book)
+    given = {"worker": "me", "job_id": 3, "attempt": 5}  # the job's own logger gives 3
+    with handled_by(kept):
+        worker.notes.add(entry("by names")._replace(fields=given).pack())
+        async with patience():
+            await book.finish()
+    [record] = kept.records
+    found = vars(record)
+    assert (found["worker"], found["job_id"], found["attempt"]) == (77, 3, 1)
+    assert (found["extra_worker"], found["extra_attempt"]) == ("me", 5)
+    assert "extra_job_id" not in found
+
+
 async def test_the_levels_that_are_set() -> None:
     logging.getLogger("tests.levels.none").setLevel(logging.NOTSET)
     with handled_by(Kept(), "tests.levels.some", logging.ERROR):

@@ -302,11 +302,26 @@ async def test_it_is_cancelled() -> None:
 # Its control socket.
 
 
-async def test_its_name_is_another_ones_too() -> None:
-    async with operating(), operating() as second:
-        names = live_names()
-        assert names == ["app", f"app-{os.getpid()}"]
-        assert second.operation.control_path == place_of(f"app-{os.getpid()}")
+async def test_its_name_is_another_ones_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "asyncpool")
+    name = f"app-{os.getpid()}"
+    line = f"cluster app: another one has this name: commands find it by --name {name}"
+    async with operating():
+        assert line not in told(caplog)
+        async with operating() as second:
+            assert live_names() == ["app", name]
+            assert second.operation.control_path == place_of(name)
+            assert line in told(caplog)
+
+
+async def test_a_name_that_was_given_is_its_own() -> None:
+    async with operating(control="mine"):
+        running = Running(control="mine")
+        error = f"cannot make the control socket {place_of('mine')}: another process"
+        with pytest.raises(OSError, match=error):
+            await running.task
+        assert running.cluster.done == ["close 0"]
+        assert live_names() == ["mine"]
 
 
 async def test_no_control_socket_is_wanted() -> None:

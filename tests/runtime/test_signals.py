@@ -6,7 +6,9 @@ import asyncio
 import signal
 import threading
 
-from asyncpool._runtime.signals import Orders, obeyed
+import pytest
+
+from asyncpool._runtime.signals import Orders, meaningless, name_of, obeyed
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 
@@ -57,6 +59,48 @@ async def test_each_signal_is_an_order() -> None:
             async with patience():
                 assert await notes.news.get() == order
     assert [signal.getsignal(number) for number in OBEYED] == before
+
+
+# What ends or stops a process that has an unsound state, or does nothing by default.
+SPARED = {
+    *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGCONT),
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT),
+    *(signal.SIGCHLD, signal.SIGWINCH, signal.SIGURG),
+}
+
+
+async def test_what_would_end_it_is_refused() -> None:
+    notes = Notes()
+    others = signal.valid_signals() - SPARED - set(OBEYED) | {signal.SIGUSR2}
+    others = {it for it in others if signal.getsignal(it) is signal.SIG_DFL}
+    assert {signal.SIGXCPU, signal.SIGTRAP, signal.SIGSYS} < others
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    with obeyed(notes.orders):
+        refused = {
+            number
+            for number in others
+            if signal.getsignal(number) is not signal.SIG_DFL
+        }
+        assert refused == others  # any other would end the tests
+        for number in sorted(others):
+            signal.raise_signal(number)
+            async with patience():
+                assert await notes.news.get() == ("refuse", int(number))
+        for number in SPARED:
+            assert signal.getsignal(number) is before[number]
+    assert {it: signal.getsignal(it) for it in signal.valid_signals()} == before
+
+
+@pytest.mark.skipif(
+    not hasattr(signal, "SIGRTMIN"), reason="there are no real-time ones"
+)
+async def test_real_time_signals_have_names() -> None:
+    assert name_of(signal.SIGTERM) == "SIGTERM"
+    assert name_of(signal.SIGRTMIN) == "SIGRTMIN"
+    assert name_of(signal.SIGRTMIN + 2) == "SIGRTMIN+2"
+    assert name_of(signal.SIGRTMAX) == "SIGRTMAX"
+    assert name_of(1000) == "signal 1000"
+    assert {*range(signal.SIGRTMIN, signal.SIGRTMAX + 1)} < {*meaningless()}
 
 
 async def test_handlers_of_before_come_back() -> None:

@@ -307,6 +307,17 @@ def test_what_is_encrypted_does_not_move(serve: Start, tmp_path: Path) -> None:
     assert master.ended() == (0, "")
 
 
+def test_a_handshake_has_the_time_of_a_head(serve: Start, tmp_path: Path) -> None:
+    master = serve(ssl_certfile=write_certificate(tmp_path), header_timeout=0.5)
+    with master.connect() as silent, master.connect() as begun:
+        begun.sendall(b"\x16\x03\x01")  # of the first record's header
+        for client in (silent, begun):
+            assert client.recv(1) == b""
+    master.until_load(2, 2)
+    master.drain()
+    assert master.ended() == (0, "")
+
+
 def test_who_has_served_as_many_requests_as_it_may_is_replaced(start: Start) -> None:
     master = start(asgi("tests.helpers.web_app:app", limit_max_requests=2))
     master.ready()

@@ -35,6 +35,7 @@ def test_a_record_says_whose_it_is(worker: Worker) -> None:
     assert found.thread_name == "MainThread"
     assert found.path == logs.__file__
     assert found.function == "log_in_detail"
+    assert found.fields.pop("lock").startswith("<unlocked _thread.lock object at ")
     assert found.fields == {"tenant": "acme", "size": 3}
     assert found.trace == ""
     assert "in log_in_detail" in found.stack
