@@ -134,13 +134,14 @@ class Service:
             return False  # there were no descriptors for it
         spread = self.spreader.core
         served, open_now = spread.taken_by(line.slot)
+        doomed = spread.doomed(line.slot)
         del self.lines[line.slot]
         line.shut()
         self.spreader.gone(line)
         self.mail.bury(line)
         self._fill_in()
         if self._stopped:
-            self._cut += open_now
+            self._cut += open_now - doomed  # it has told of these itself
         return served > 0 and not slot.faulty
 
     async def broadcast(self, key: Hashable, payload: bytes) -> None:
@@ -170,12 +171,14 @@ class Service:
         self.spreader.left(line)
         self._fill_in()
 
-    def _on_load(self, line: Line, opened: int, closed: int) -> None:
+    def _on_load(self, line: Line, opened: int, closed: int, cut: int) -> None:
         spread = self.spreader.core
-        had = spread.had(line.slot)
-        self.spreader.load(line, opened, closed)
-        if self._stopped:  # it has accepted what was waiting
+        had, cut_before = spread.had(line.slot), spread.cut(line.slot)
+        self.spreader.load(line, opened, closed, cut)
+        if self._stopped:
+            # It has accepted what was waiting, perhaps.
             self._at_end += spread.had(line.slot) - had
+            self._cut += cut - cut_before
         now = self._state.loop.time()
         self._perform(self._state.core.served(line.slot, closed, now))
 
@@ -270,6 +273,7 @@ class Service:
                 self._config.listeners.close()
             spread = self.spreader.core
             self._at_end = sum(spread.connections(slot) for slot in self.lines)
+            self._cut = sum(map(spread.doomed, self.lines))
             for slot, line in self.lines.items():
                 if line.is_shut:  # else it is about to hear that nobody serves on
                     self._state.handles[slot].tell_of_close()

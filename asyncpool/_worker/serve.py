@@ -231,6 +231,7 @@ class _Life:
             time.limit,
             f": {who}" if who else "",
         )
+        load.cut_off()
 
     def _mourn(self) -> None:
         self._thread_died = True

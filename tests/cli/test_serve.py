@@ -159,6 +159,46 @@ def test_the_log_tells_its_life(folder: Path) -> None:
     assert {record["level"] for record in records} == {"INFO"}
 
 
+ENDLESS = {
+    "asgi": """
+        import asyncio
+
+        async def app(scope, receive, send):
+            if scope["type"] == "http":
+                start = {"type": "http.response.start", "status": 200, "headers": []}
+                body = {"type": "http.response.body", "body": b"x", "more_body": True}
+                await send(start)
+                while True:
+                    await send(body)
+                    await asyncio.sleep(0.01)
+    """,
+    "wsgi": """
+        import time
+
+        def app(environ, start_response):
+            start_response("200 OK", [])
+            while True:
+                yield b"x"
+                time.sleep(0.01)
+    """,
+}
+
+
+@pytest.mark.parametrize("interface", ENDLESS)
+def test_what_is_cut_off_has_not_finished(folder: Path, interface: str) -> None:
+    write_app(folder, ENDLESS[interface])
+    short = ("--drain-timeout", "0.2", "--interface", interface)
+    with Server(folder, "app:app", *ONE, *short) as server:
+        clients = [server.begin() for _ in range(3)]
+        for client in clients:
+            assert client.getresponse().read(1) == b"x"
+        assert server.end(signal.SIGTERM) == 0
+        for client in clients:
+            client.close()
+    assert "3 of 3 connections had not ended within the drain_timeout" in server.log
+    assert "0 connections finished meanwhile, 3 were cut off" in server.log
+
+
 @pytest.mark.skipif(
     not hasattr(resource, "prlimit"), reason="only Linux tells of others"
 )
