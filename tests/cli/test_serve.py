@@ -244,6 +244,18 @@ def test_a_signal_lets_requests_finish(number: int, folder: Path) -> None:
         assert server.end() == 0
 
 
+def test_the_limit_that_has_applied_is_named(folder: Path) -> None:
+    limits = ("--drain-timeout", "0.2", "--reload-drain-timeout", "3600")
+    with Server(folder, "app:app", *ONE, *limits) as server:
+        client = in_the_middle(server)
+        server.signal(signal.SIGHUP)
+        server.says("takes no more connections")
+        assert server.end(signal.SIGTERM) == 0
+        client.close()
+    told = "1 of 1 connections had not ended within the drain_timeout of 0.2 s"
+    assert told in server.log
+
+
 @pytest.mark.parametrize("command", [False, True])
 def test_a_second_signal_ends_at_once(command: bool, folder: Path) -> None:  # noqa: FBT001
     with Server(folder, "app:app", *ONE, "--drain-timeout", "3600") as server:
