@@ -244,6 +244,25 @@ def test_a_signal_lets_requests_finish(number: int, folder: Path) -> None:
         assert server.end() == 0
 
 
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1],
+)
+def test_a_signal_behind_the_end_changes_nothing(number: int, folder: Path) -> None:
+    """One after the other, from the end of the cluster to that of the process."""
+    with Server(folder, "app:app", *ONE) as server:
+        server.whole()
+        server.signal(signal.SIGTERM)
+        server.says("has ended:")
+
+        def is_gone() -> bool:
+            server.signal(number)  # sends nothing to one that is gone
+            return server.process.poll() is not None
+
+        until(is_gone, "the end of the process")
+        assert server.end() == 0
+
+
 def test_the_limit_that_has_applied_is_named(folder: Path) -> None:
     limits = ("--drain-timeout", "0.2", "--reload-drain-timeout", "3600")
     with Server(folder, "app:app", *ONE, *limits) as server:

@@ -6,6 +6,8 @@ import asyncio
 import signal
 import threading
 
+import pytest
+
 from asyncpool._runtime.signals import Orders, obeyed
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -69,6 +71,28 @@ async def test_handlers_of_before_come_back() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert calls == [signal.SIGUSR1]
+
+
+async def test_none_changes_how_a_process_ends() -> None:
+    before = [signal.getsignal(number) for number in OBEYED]
+    try:
+        with obeyed(Notes().orders, is_last=lambda: True):
+            pass
+        for number in OBEYED:
+            signal.raise_signal(number)
+    finally:
+        for number, handler in zip(OBEYED, before, strict=True):
+            signal.signal(number, handler)
+
+
+async def test_who_ends_by_an_exception_has_the_handlers_of_before() -> None:
+    before = [signal.getsignal(number) for number in OBEYED]
+    with (
+        pytest.raises(LookupError),
+        obeyed(Notes().orders, is_last=lambda: True),
+    ):
+        raise LookupError
+    assert [signal.getsignal(number) for number in OBEYED] == before
 
 
 async def test_what_has_a_handler_means_something() -> None:
