@@ -128,7 +128,11 @@ class Serving:
             target, name=plan.name, on_crash=self._crashed, **plan.cluster
         )
         self._operation = operation = Operation(
-            cluster, control=plan.control, on_ready=self._ready
+            cluster,
+            control=plan.control,
+            on_ready=self._ready,
+            # What cannot be loaded may wait for a change, and obey Ctrl-C meanwhile.
+            is_last=lambda: not (plan.watch and self._failures),
         )
         code = await operation.run()
         if self._failures:

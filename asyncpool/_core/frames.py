@@ -123,7 +123,7 @@ class Kind(enum.IntEnum):
     REFUSED = 40  # both: handle *job* did not get here, for want of descriptors
     MESSAGE = 41  # both: an object for the user
     ROOM = 42  # both: so many messages were taken, in all
-    LOAD = 43  # worker: so many connections were opened and closed, in all
+    LOAD = 43  # worker: so many connections were opened, closed and cut off, in all
     RETURN = 44  # pool: what you give back now (HANDLE, tag 0) finds another worker
 
 

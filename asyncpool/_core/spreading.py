@@ -52,6 +52,7 @@ class _Share(Generic[H]):
         handed: How many connections it got, but for those that it gave back.
         opened: How many it has had, as it says.
         closed: How many of them are over.
+        cut: How many of those that it had do not finish, since its time is over.
         returned: How many it has given back later on.
         refused: How many handles it had no descriptors for.
         turn: When it had its last, as a number that grows.
@@ -64,6 +65,7 @@ class _Share(Generic[H]):
     handed: int = 0
     opened: int = 0
     closed: int = 0
+    cut: int = 0
     returned: int = 0
     refused: int = 0
     turn: int = 0
@@ -75,6 +77,11 @@ class _Share(Generic[H]):
     def connections(self) -> int:
         """How many connections it has."""
         return max(self.handed, self.opened) - self.closed
+
+    @property
+    def finished(self) -> int:
+        """How many of them came to an end of their own."""
+        return self.opened - self.cut if self.cut else self.closed
 
     @property
     def on_their_way(self) -> int:
@@ -219,8 +226,15 @@ class Spreading(Generic[H]):
         share.returned += 1
         self.waiting.append(handle)
 
-    def load(self, worker: int, opened: int, closed: int) -> None:
+    def load(self, worker: int, opened: int, closed: int, cut: int) -> None:
         """Take note of what a worker says: so many connections, in all.
+
+        Args:
+            worker: The worker.
+            opened: How many it has had.
+            closed: How many of them are over.
+            cut: How many did not finish before that, or will not: all that it had open
+                when its time was over.
 
         Raises:
             ProtocolError: If that cannot be.
@@ -231,7 +245,13 @@ class Spreading(Generic[H]):
                 f"it said that {opened} connections were opened and {closed} closed, "
                 f"after {share.opened} and {share.closed}"
             )
-        share.opened, share.closed = opened, closed
+        finished = opened - cut if cut else closed
+        if not (share.cut <= cut and share.finished <= finished <= closed):
+            raise ProtocolError(
+                f"it said that {cut} connections of {opened} are cut off, {closed} being "
+                f"closed, after {share.cut} of {share.opened}"
+            )
+        share.opened, share.closed, share.cut = opened, closed, cut
 
     def next_look(self, now: float) -> float | None:
         """When :meth:`choose` may have another answer, though nothing happens."""
@@ -266,6 +286,15 @@ class Spreading(Generic[H]):
         share = self._shares[worker]
         had = max(share.handed - share.on_their_way, share.opened)
         return had, max(had - share.closed, 0)
+
+    def cut(self, worker: int) -> int:
+        """How many connections a worker has cut off, or has said that it does."""
+        return self._shares[worker].cut
+
+    def doomed(self, worker: int) -> int:
+        """How many of them were open still when it has last told of its load."""
+        share = self._shares[worker]
+        return share.opened - share.closed if share.cut else 0
 
     def had(self, worker: int) -> int:
         """How many connections a worker has, and has had."""

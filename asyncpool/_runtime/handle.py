@@ -99,6 +99,7 @@ class WorkerHandle:
         silence: What it has failed to say for too long, if it was found hung.
         broke_protocol: Whether it said something that a worker does not say.
         killed: Whether SIGKILL was sent to it from here.
+        pressed_at: When it was first sent a signal that is to end it, if it was.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class WorkerHandle:
         self._trouble = asyncio.Event()
         self._exited = asyncio.Event()
         self.killed = False
+        self.pressed_at: float | None = None
         self._ignored = False
         self._said_hello = False
         self._wanted: signal.Signals | None = None
@@ -287,6 +289,8 @@ class WorkerHandle:
 
     def _signal(self, number: signal.Signals) -> None:
         self._wanted = number
+        if self.pressed_at is None:
+            self.pressed_at = self._loop.time()
         if self.process is not None:
             self.process.signal(number)
 

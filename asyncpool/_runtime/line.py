@@ -108,7 +108,7 @@ class LineSetup:
         on_parcel: It has sent a descriptor, and a pickled value; tells whether that is
             wanted.  The descriptor is not ours any more.
         on_message: It has sent one, pickled.
-        on_load: It has had, and closed, so many connections.
+        on_load: It has had, closed and cut off so many connections.
         on_returned: It has given a connection back.
         on_listens: It accepts for itself from now on, and takes what is handed to it.
         on_shut: Nothing more is sent to it.
@@ -119,7 +119,7 @@ class LineSetup:
     on_refused: Callable[[Line, int], None]
     on_parcel: Callable[[Line, int, bytes], bool]
     on_message: Callable[[Line, bytes], None]
-    on_load: Callable[[Line, int, int], None]
+    on_load: Callable[[Line, int, int, int], None]
     on_returned: Callable[[Line, int], None]
     on_listens: Callable[[Line], None]
     on_shut: Callable[[Line], None]
@@ -281,7 +281,7 @@ class Line:
 
     def _on_load(self, frame: Frame) -> None:
         numbers = unpack_numbers(frame.payload)
-        if len(numbers) != 2:  # noqa: PLR2004 - opened, closed
+        if len(numbers) != 3:  # noqa: PLR2004 - opened, closed, cut off
             raise ProtocolError(f"its load has {len(numbers)} numbers")
         self._setup.on_load(self, *numbers)
 

@@ -7,12 +7,14 @@ of jobs: sockets to listen on, connections, messages.
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 import socket
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from asyncpool._core.commands import Command
+from asyncpool._core.drain_limits import DrainLimit, drain_limit
 from asyncpool._core.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._core.slots import UP
 from asyncpool._runtime.channel import Channel
@@ -24,6 +26,8 @@ from asyncpool._runtime.spreader import Spreader
 from asyncpool._runtime.state import PoolState
 
 __all__ = ["Figures", "Service"]
+
+_LOGGER = logging.getLogger("asyncpool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,9 @@ class Service:
         self._places: dict[int, int] = {}
         self._open_places: set[int] = set(range(state.config.workers[1]))
         self._stopped = False
+        self._stopped_at: float | None = None
+        # Since when each drains, and whether others served on then.
+        self._drains: dict[int, tuple[float, bool]] = {}
         self._at_end = self._cut = 0
         self._setup = LineSetup(
             on_taken=self.spreader.taken,
@@ -134,14 +141,56 @@ class Service:
             return False  # there were no descriptors for it
         spread = self.spreader.core
         served, open_now = spread.taken_by(line.slot)
+        unsaid = open_now - spread.doomed(line.slot)  # it has told of these itself
         del self.lines[line.slot]
         line.shut()
         self.spreader.gone(line)
         self.mail.bury(line)
         self._fill_in()
         if self._stopped:
-            self._cut += open_now
+            self._cut += unsaid
+        limit = self._overrun(handle)
+        if limit is not None and slot.planned and not handle.failed:
+            self._tell_of_overrun(handle, limit, unsaid, served)
         return served > 0 and not slot.faulty
+
+    def _overrun(self, handle: WorkerHandle) -> DrainLimit | None:
+        """Return the limit that a dead worker had to be ended for, if it was one.
+
+        Whoever is ended before that is so since somebody wants the end at once.
+        """
+        began, others_serve = self._drains.pop(handle.slot)
+        if handle.pressed_at is None:
+            return None
+        limit = drain_limit(
+            began,
+            self._stopped_at,
+            others_serve=others_serve,
+            at_end=self._config.drain_timeout,
+            replaced=self._config.reload_drain_timeout,
+        )
+        return limit if handle.pressed_at >= limit.over_at else None
+
+    def _tell_of_overrun(
+        self, handle: WorkerHandle, limit: DrainLimit, cut: int, served: int
+    ) -> None:
+        """Tell what a worker could not, as it hung: that it was late, and what it cost."""
+        why = f"it had not ended within the {limit.name} of {limit.seconds:g} s"
+        if handle.status is None or handle.status < 0:
+            # Of one that was sent SIGKILL, the report says itself that it was killed.
+            by = "" if handle.killed else "killed by SIGTERM since "
+            handle.detail = handle.detail or by + why
+        if cut:
+            _LOGGER.warning(
+                "%s: worker %d in slot %d was killed since %s: %d of %d connections are "
+                "cut off",
+                self._state.config.title,
+                handle.pid,
+                handle.slot,
+                why,
+                cut,
+                served,
+            )
 
     async def broadcast(self, key: Hashable, payload: bytes) -> None:
         """Send a message to every worker, and to those who come later.
@@ -167,15 +216,18 @@ class Service:
                 sending.create_task(line.send(payload, early=True))
 
     def _on_shut(self, line: Line) -> None:
+        self._drains[line.slot] = self._state.loop.time(), not self._stopped
         self.spreader.left(line)
         self._fill_in()
 
-    def _on_load(self, line: Line, opened: int, closed: int) -> None:
+    def _on_load(self, line: Line, opened: int, closed: int, cut: int) -> None:
         spread = self.spreader.core
-        had = spread.had(line.slot)
-        self.spreader.load(line, opened, closed)
-        if self._stopped:  # it has accepted what was waiting
+        had, cut_before = spread.had(line.slot), spread.cut(line.slot)
+        self.spreader.load(line, opened, closed, cut)
+        if self._stopped:
+            # It has accepted what was waiting, perhaps.
             self._at_end += spread.had(line.slot) - had
+            self._cut += cut - cut_before
         now = self._state.loop.time()
         self._perform(self._state.core.served(line.slot, closed, now))
 
@@ -266,10 +318,12 @@ class Service:
         if not self._stopped:
             self.spreader.stop()
             self._stopped = True
+            self._stopped_at = self._state.loop.time()
             if self._config.listeners is not None:
                 self._config.listeners.close()
             spread = self.spreader.core
             self._at_end = sum(spread.connections(slot) for slot in self.lines)
+            self._cut = sum(map(spread.doomed, self.lines))
             for slot, line in self.lines.items():
                 if line.is_shut:  # else it is about to hear that nobody serves on
                     self._state.handles[slot].tell_of_close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,11 +76,18 @@ def _is_real_time(number: int) -> bool:
 
 
 @contextmanager
-def obeyed(orders: Orders) -> Generator[None]:
+def obeyed(
+    orders: Orders, *, is_last: Callable[[], bool] = lambda: False
+) -> Generator[None]:
     """Have signals obeyed while the context lasts.
 
     Those that whoever started this process has had ignored (a shell ``SIGINT``, of what
     runs in the background; nohup ``SIGHUP``) stay ignored.
+
+    Args:
+        orders: What each does.
+        is_last: Asked at the end, unless an exception is it: whether this process ends now
+            as well.  Signals are ignored then, since none is to change how it ends.
 
     Raises:
         RuntimeError: If this is not the main thread, which alone gets signals.
@@ -104,6 +111,7 @@ def obeyed(orders: Orders) -> Generator[None]:
         if signal.getsignal(number) is signal.SIG_DFL
     ]
     before: list[tuple[int, Any]] = []
+    ignore = False
     try:
         for number, action, arguments in actions:
             handler = signal.getsignal(number)
@@ -111,9 +119,23 @@ def obeyed(orders: Orders) -> Generator[None]:
                 loop.add_signal_handler(number, action, *arguments)
                 before.append((number, handler))
         yield
+        ignore = is_last()
     finally:
-        for number, handler in before:
-            loop.remove_signal_handler(number)
-            if handler is not None:  # of C code, which can only be kept away
-                # The loop has put the default back, which may not be what there was.
-                signal.signal(number, handler)
+        with _held_back([number for number, _ in before]):
+            for number, handler in before:
+                loop.remove_signal_handler(number)
+                if ignore:
+                    signal.signal(number, signal.SIG_IGN)
+                elif handler is not None:  # of C code, which can only be kept away
+                    # The loop has put the default back, which may not be what there was.
+                    signal.signal(number, handler)
+
+
+@contextmanager
+def _held_back(numbers: Iterable[int]) -> Generator[None]:
+    """Let signals wait, where each has its default for a moment."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -156,13 +156,13 @@ class Spreader:
             self._paused.add(line)
             line.pause()
 
-    def load(self, line: Line, opened: int, closed: int) -> None:
-        """Take note of how many connections a worker has had.
+    def load(self, line: Line, opened: int, closed: int, cut: int) -> None:
+        """Take note of how many connections a worker has had; see :meth:`Spreading.load`.
 
         Raises:
             ProtocolError: If that cannot be.
         """
-        self.core.load(line.slot, opened, closed)
+        self.core.load(line.slot, opened, closed, cut)
 
     # What users send.
 

@@ -29,12 +29,13 @@ class Load:
 
     Attributes:
         sockets: Those that were opened here and are not garbage; some may be closed.
+        cut: How many do not finish, since the time of their worker is over.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, changed: Callable[[], None]
     ) -> None:
-        self.opened = self.closed = 0
+        self.opened = self.closed = self.cut = 0
         self.sockets: WeakSet[socket.socket] = WeakSet()
         self._loop, self._changed = loop, changed
         self._thread = get_ident()
@@ -54,6 +55,12 @@ class Load:
     def open_one(self) -> None:
         """Count one more."""
         self.opened += 1
+        self.cut += self.cut > 0
+        self._changed()
+
+    def cut_off(self) -> None:
+        """Take note that what is open now does not finish: it is closed before."""
+        self.cut = self.open
         self._changed()
 
     def close_one(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from asyncpool._core.drain_limits import DrainLimit, drain_limit
+
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -34,11 +36,14 @@ class DrainTime:
         return self._replaced if self._others_serve else self._at_end
 
     @property
-    def name(self) -> str:
-        """The option of the cluster that says so."""
-        differ = self._replaced != self._at_end
-        return (
-            "reload_drain_timeout" if self._others_serve and differ else "drain_timeout"
+    def applied(self) -> DrainLimit:
+        """What bounds it, as far as is known now."""
+        return drain_limit(
+            self._loop.time() if self._began is None else self._began,
+            self._end_began,
+            others_serve=self._others_serve,
+            at_end=self._at_end,
+            replaced=self._replaced,
         )
 
     def begin(self) -> None:
@@ -61,17 +66,10 @@ class DrainTime:
     async def bound(self, awaited: Awaitable[object]) -> None:
         """Wait for *awaited*, or for the end of the time; it has begun."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._over_at) as self._bound:
+            async with asyncio.timeout_at(self.applied.over_at) as self._bound:
                 await awaited
         self._bound = None
 
-    @property
-    def _over_at(self) -> float:
-        began = self._loop.time() if self._began is None else self._began
-        if self._end_began is None or not self._others_serve:
-            return began + self.limit
-        return min(began + self._replaced, self._end_began + self._at_end)
-
     def _reschedule(self) -> None:
         if self._bound is not None and not self._bound.expired():
-            self._bound.reschedule(self._over_at)
+            self._bound.reschedule(self.applied.over_at)

@@ -282,4 +282,4 @@ class Member:
             self.idle.clear()
         else:
             self.idle.set()
-        self.line.note(Kind.LOAD, pack_numbers((load.opened, load.closed)))
+        self.line.note(Kind.LOAD, pack_numbers((load.opened, load.closed, load.cut)))

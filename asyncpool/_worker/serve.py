@@ -211,12 +211,12 @@ class _Life:
         """Tell what is cut off now, at the end of the time."""
         import logging  # noqa: PLC0415 - most workers need none
 
-        load, time = self._member.load, self._member.time
+        load, limit = self._member.load, self._member.time.applied
         if not load.open:
             text = (
                 "what it serves had not ended within the %s of %g s, and is cancelled"
             )
-            logging.getLogger("asyncpool").warning(text, time.name, time.limit)
+            logging.getLogger("asyncpool").warning(text, limit.name, limit.seconds)
             return
         text = (
             "%d of %d connections had not ended within the %s of %g s, and are "
@@ -227,10 +227,11 @@ class _Life:
             text,
             load.open,
             load.opened,
-            time.name,
-            time.limit,
+            limit.name,
+            limit.seconds,
             f": {who}" if who else "",
         )
+        load.cut_off()
 
     def _mourn(self) -> None:
         self._thread_died = True

@@ -75,6 +75,8 @@ class Operation:
         cluster: The cluster; it is started and closed here.
         control: See :func:`run`.
         on_ready: Called when the first worker is ready.
+        is_last: Asked at the end, whether this process ends now, too: signals that come
+            later change nothing then.
 
     Attributes:
         control_path: Where the control socket is; ``None`` if there is none.
@@ -88,6 +90,7 @@ class Operation:
         *,
         control: str | None = None,
         on_ready: Callable[[], object] = lambda: None,
+        is_last: Callable[[], bool] = lambda: False,
     ) -> None:
         self.control_path: str | None = None
         self.which = ""
@@ -97,6 +100,7 @@ class Operation:
         self._name = cluster.name
         self._control = control
         self._on_ready = on_ready
+        self._is_last = is_last
         self._notifier = Notifier({})
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -104,7 +108,7 @@ class Operation:
         self._wanted: int | None = None
         self._reloading = False
         self._reload_again = False
-        self._serves = False
+        self._serves = self._is_over = False
 
     async def run(self) -> int:
         """Serve until somebody asks for an end, and return the exit code.
@@ -119,17 +123,17 @@ class Operation:
             Ends the cluster at once.
         """
         orders = Orders(
-            stop=lambda number: self.stop(number, name_of(number)),
-            reload=lambda: self.reload_soon("SIGHUP"),
-            resize=self._resize_by,
-            dump=lambda: self._soon(self._dump),
-            quit=lambda: self._stop_now("SIGQUIT"),
-            refuse=self._refuse,
+            stop=self._heeded(lambda number: self.stop(number, name_of(number))),
+            reload=self._heeded(lambda: self.reload_soon("SIGHUP")),
+            resize=self._heeded(self._resize_by),
+            dump=self._heeded(lambda: self._soon(self._dump)),
+            quit=self._heeded(lambda: self._stop_now("SIGQUIT")),
+            refuse=self._heeded(self._refuse),
         )
         self._notifier = Notifier()
         control = None
         try:
-            with obeyed(orders):
+            with obeyed(orders, is_last=self._is_last):
                 control = self._open_control()
                 await self._serve()
         except BaseException:
@@ -146,6 +150,15 @@ class Operation:
         # Who has cut it short by a command, rather than a signal, has what was wanted.
         cut = self._stops[-1] if len(self._stops) > 1 else 0
         return 128 + cut if cut else STOPPED
+
+    def _heeded(self, order: Callable[P, object]) -> Callable[P, None]:
+        """Return what gives an order, unless it comes when the cluster has ended."""
+
+        def give(*args: P.args, **kwargs: P.kwargs) -> None:
+            if not self._is_over:
+                order(*args, **kwargs)
+
+        return give
 
     def stop(self, number: int = 0, why: str = "") -> None:
         """Drain and end; when it is asked for again, end at once.
@@ -311,6 +324,7 @@ class Operation:
 
     async def _close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         summary = await self._cluster.close(timeout)
+        self._is_over = True
         if not self._serves:
             return
         self._serves = False

@@ -159,6 +159,46 @@ def test_the_log_tells_its_life(folder: Path) -> None:
     assert {record["level"] for record in records} == {"INFO"}
 
 
+ENDLESS = {
+    "asgi": """
+        import asyncio
+
+        async def app(scope, receive, send):
+            if scope["type"] == "http":
+                start = {"type": "http.response.start", "status": 200, "headers": []}
+                body = {"type": "http.response.body", "body": b"x", "more_body": True}
+                await send(start)
+                while True:
+                    await send(body)
+                    await asyncio.sleep(0.01)
+    """,
+    "wsgi": """
+        import time
+
+        def app(environ, start_response):
+            start_response("200 OK", [])
+            while True:
+                yield b"x"
+                time.sleep(0.01)
+    """,
+}
+
+
+@pytest.mark.parametrize("interface", ENDLESS)
+def test_what_is_cut_off_has_not_finished(folder: Path, interface: str) -> None:
+    write_app(folder, ENDLESS[interface])
+    short = ("--drain-timeout", "0.2", "--interface", interface)
+    with Server(folder, "app:app", *ONE, *short) as server:
+        clients = [server.begin() for _ in range(3)]
+        for client in clients:
+            assert client.getresponse().read(1) == b"x"
+        assert server.end(signal.SIGTERM) == 0
+        for client in clients:
+            client.close()
+    assert "3 of 3 connections had not ended within the drain_timeout" in server.log
+    assert "0 connections finished meanwhile, 3 were cut off" in server.log
+
+
 @pytest.mark.skipif(
     not hasattr(resource, "prlimit"), reason="only Linux tells of others"
 )
@@ -202,6 +242,37 @@ def test_a_signal_lets_requests_finish(number: int, folder: Path) -> None:
         assert client.getresponse().read().startswith(b"one ")
         client.close()
         assert server.end() == 0
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1],
+)
+def test_a_signal_behind_the_end_changes_nothing(number: int, folder: Path) -> None:
+    """One after the other, from the end of the cluster to that of the process."""
+    with Server(folder, "app:app", *ONE) as server:
+        server.whole()
+        server.signal(signal.SIGTERM)
+        server.says("has ended:")
+
+        def is_gone() -> bool:
+            server.signal(number)  # sends nothing to one that is gone
+            return server.process.poll() is not None
+
+        until(is_gone, "the end of the process")
+        assert server.end() == 0
+
+
+def test_the_limit_that_has_applied_is_named(folder: Path) -> None:
+    limits = ("--drain-timeout", "0.2", "--reload-drain-timeout", "3600")
+    with Server(folder, "app:app", *ONE, *limits) as server:
+        client = in_the_middle(server)
+        server.signal(signal.SIGHUP)
+        server.says("takes no more connections")
+        assert server.end(signal.SIGTERM) == 0
+        client.close()
+    told = "1 of 1 connections had not ended within the drain_timeout of 0.2 s"
+    assert told in server.log
 
 
 @pytest.mark.parametrize("command", [False, True])

@@ -51,7 +51,7 @@ def test_who_closes_connections_is_less_busy() -> None:
     spreading = spreading_of(0, 1, 2)
     for _ in range(9):
         hand(spreading, "c")
-    spreading.load(1, 3, 2)
+    spreading.load(1, 3, 2, 0)
     assert [hand(spreading, "c")[0] for _ in range(4)] == [1, 1, 0, 2]
 
 
@@ -115,7 +115,7 @@ def test_the_least_busy_is_worth_waiting_for_but_not_for_long() -> None:
     for n in range(WINDOW):
         spreading.hand(0, str(n), 5.0)
         spreading.taken(0, n + 1)
-    spreading.load(1, 1, 1)
+    spreading.load(1, 1, 1, 0)
     assert spreading.choose(5.0) is None
     assert spreading.next_look(5.0) == 5.0 + SLOW
     assert spreading.choose(5.0 + SLOW) == 0
@@ -214,7 +214,7 @@ def test_what_is_on_its_way_is_not_yet_in_its_hands() -> None:
     spreading.taken(0, 2)
     spreading.taken(0, 4)
     assert spreading.taken_by(0) == (1, 1)
-    spreading.load(0, 1, 1)
+    spreading.load(0, 1, 1, 0)
     assert spreading.taken_by(0) == (1, 0)
     assert (spreading.connections(0), spreading.had(0)) == (2, 3)
 
@@ -243,11 +243,36 @@ def test_a_handle_is_answered_once() -> None:
 @pytest.mark.parametrize("load", [(4, 3), (5, 2), (5, 6)])
 def test_a_load_that_cannot_be(load: tuple[int, int]) -> None:
     spreading = spreading_of(0)
-    spreading.load(0, 5, 3)
+    spreading.load(0, 5, 3, 0)
     said = f"{load[0]} connections were opened and {load[1]} closed, after 5 and 3"
     with pytest.raises(ProtocolError, match=said):
-        spreading.load(0, *load)
+        spreading.load(0, *load, 0)
     assert (spreading.connections(0), spreading.had(0)) == (2, 5)
+
+
+def test_what_is_cut_off_is_not_finished() -> None:
+    spreading = spreading_of(0)
+    spreading.load(0, 5, 3, 0)
+    assert (spreading.cut(0), spreading.doomed(0)) == (0, 0)
+    spreading.load(0, 5, 4, 1)  # one more has finished
+    assert (spreading.cut(0), spreading.doomed(0)) == (1, 1)
+    spreading.load(0, 7, 5, 3)  # two have come too late
+    assert (spreading.cut(0), spreading.doomed(0)) == (3, 2)
+    spreading.load(0, 7, 7, 3)
+    assert (spreading.cut(0), spreading.doomed(0)) == (3, 0)
+
+
+@pytest.mark.parametrize("load", [(5, 4, 3), (5, 4, 0), (5, 5, 2), (3, 3, 4)])
+def test_a_cut_that_cannot_be(load: tuple[int, int, int]) -> None:
+    """None that was over is cut off, and none that is cut off finishes."""
+    spreading = spreading_of(0)
+    if load[0] == 5:
+        spreading.load(0, 5, 4, 1)
+    with pytest.raises(
+        ProtocolError, match=f"{load[2]} connections of {load[0]} are cut"
+    ):
+        spreading.load(0, *load)
+    assert spreading.cut(0) == (load[0] == 5)
 
 
 class SpreadingMachine(RuleBasedStateMachine):
@@ -409,7 +434,7 @@ class SpreadingMachine(RuleBasedStateMachine):
             self.taken[worker].discard(handle)
         self.closed[worker] += count
         opened = self.closed[worker] + len(self.taken[worker])
-        self.spreading.load(worker, opened, self.closed[worker])
+        self.spreading.load(worker, opened, self.closed[worker], 0)
 
     @rule(seconds=st.sampled_from([0.01, SLOW, 1.0]))
     def time_goes_by(self, seconds: float) -> None:

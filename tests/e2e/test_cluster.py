@@ -539,18 +539,48 @@ async def test_a_connection_that_never_ends_is_cut_off() -> None:
     assert (summary.finished, summary.failed, summary.killed) == (0, 1, 0)
 
 
-async def test_a_worker_that_hangs_is_killed_in_the_end() -> None:
+async def test_a_worker_that_hangs_is_killed_in_the_end(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     async with (
         patience(),
         cluster_of(workers=1, drain_timeout=0.1) as cluster,
         Client(cluster) as client,
     ):
         await client.who()
-        client.say("stop")
+        [pid] = [slot.pid for slot in cluster.stats().slots]
+        events = cluster.events()
+        client.say(f"freeze {tmp_path / 'hangs'}")
+        await come_true((tmp_path / "hangs").exists)
         summary = await cluster.close(timeout=0.2)
         assert await client.answer() == ""
+        exited = await next_of(events, Exited)
     assert (summary.finished, summary.failed, summary.killed) == (0, 1, 1)
     assert cluster.stats().crashes == 0
+    why = "killed since it had not ended within the drain_timeout of 0.1 s"
+    assert (exited.signal, exited.detail) == ("SIGKILL", why)
+    assert caplog.messages == [
+        (
+            f"cluster {cluster.name}: worker {pid} in slot 0 was {why}: 1 of 1 connections "
+            "are cut off"
+        )
+    ]
+
+
+async def test_who_wants_the_end_at_once_is_not_told_of_a_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with patience(), cluster_of(workers=1) as cluster, Client(cluster) as client:
+        await client.who()
+        events = cluster.events()
+        closing = asyncio.create_task(cluster.close())
+        assert await client.ask("wait") == "draining"
+        summary = await cluster.close(timeout=0)
+        assert await closing == summary
+        exited = await next_of(events, Exited)
+    assert (summary.finished, summary.failed) == (0, 1)
+    assert (exited.signal, exited.detail) == ("SIGKILL", "")
+    assert caplog.messages == []
 
 
 @in_each_way

@@ -21,7 +21,8 @@ from asyncpool import (
     RestartPolicy,
     RollInProgressError,
 )
-from asyncpool.cluster import ClusterStats
+from asyncpool._core import lives
+from asyncpool.cluster import ClusterStats, _master
 from asyncpool.events import (
     Crashed,
     Exited,
@@ -38,6 +39,7 @@ from tests.helpers.clusters import (
     all_ready,
     clients,
     cluster_of,
+    come_true,
     connected,
     who,
 )
@@ -259,6 +261,41 @@ async def test_a_reload_has_a_drain_time_of_its_own() -> None:
                 await client.who()
             assert (await cluster.reload()).replaced == 2
             assert [await client.answer() for client in some] == [""] * 4
+
+
+@pytest.mark.parametrize("way", ["SIGTERM", "SIGKILL"])
+async def test_a_reload_tells_of_who_cannot_tell_what_it_cuts_off(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    way: str,
+) -> None:
+    """One that is stopped takes no SIGTERM; one whose GIL is held dies of it."""
+    monkeypatch.setattr(_master, "_GRACE", 0.1)
+    monkeypatch.setattr(lives, "TERM_GRACE", 0.1 if way == "SIGKILL" else PATIENCE)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(patience())
+        cluster = cluster_of(workers=1, drain_timeout=0.3, reload_drain_timeout=0.1)
+        await stack.enter_async_context(cluster)
+        some = await stack.enter_async_context(clients(cluster, 3))
+        *_, pid = [(await client.who())[2] for client in some]
+        events = cluster.events()
+        hangs = tmp_path / "hangs"
+        some[0].say(f"{'freeze' if way == 'SIGKILL' else 'hold_gil'} {hangs}")
+        await come_true(hangs.exists)
+        assert (await cluster.reload()).replaced == 1
+        assert [await client.answer() for client in some] == [""] * 3
+        exited = await next_of(events, Exited)
+        assert cluster.stats().crashes == 0
+    by = "" if way == "SIGKILL" else " by SIGTERM"
+    why = "since it had not ended within the reload_drain_timeout of 0.1 s"
+    assert (exited.signal, exited.detail) == (way, f"killed{by} {why}")
+    assert caplog.messages == [
+        (
+            f"cluster {cluster.name}: worker {pid} in slot 0 was killed {why}: 3 of 3 "
+            "connections are cut off"
+        )
+    ]
 
 
 async def test_who_has_long_to_drain_has_not_when_the_cluster_ends() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import os
 import resource
@@ -117,6 +118,17 @@ class Talker:
     async def born(self, module: str) -> str:
         """Return the pid of the process that has imported a module."""
         return str(sys.modules[module].PID)
+
+    async def hold_gil(self, path: str) -> str:
+        """Be as a C function that never returns, and lets no other thread run."""
+        os.mkdir(path)
+        ctypes.PyDLL(None).pause()
+        return "went on"
+
+    async def freeze(self, path: str) -> str:
+        os.mkdir(path)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return "went on"
 
     async def stop(self, _: str) -> str:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -181,8 +181,8 @@ class FakeWorker:
     def say(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
         self.peer.sendall(header(kind, len(payload), number) + payload)
 
-    def load(self, opened: int, closed: int) -> None:
-        self.say(Kind.LOAD, payload=pack_numbers((opened, closed)))
+    def load(self, opened: int, closed: int, cut: int = 0) -> None:
+        self.say(Kind.LOAD, payload=pack_numbers((opened, closed, cut)))
 
     def send(self, number: int, *fds: int, tag: int = 1) -> None:
         socket.send_fds(self.peer, [header(Kind.HANDLE, 0, number, tag=tag)], fds)

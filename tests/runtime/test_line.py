@@ -196,7 +196,7 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
     ),
     "descriptors with no handle": (
         lambda w, fd: [
-            socket.send_fds(w.peer, [header(Kind.LOAD, 16) + bytes(16)], [fd])
+            socket.send_fds(w.peer, [header(Kind.LOAD, 24) + bytes(24)], [fd])
             for _ in range(9)
         ],
         "it sent descriptors with no handle",
@@ -228,6 +228,10 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
     "more closed than opened": (
         lambda w, _: w.load(1, 2),
         "1 connections were opened and 2 closed, after 0 and 0",
+    ),
+    "more cut off than opened": (
+        lambda w, _: w.load(2, 1, 3),
+        "3 connections of 2 are cut off, 1 being closed, after 0 of 0",
     ),
     "a connection from nowhere": (
         lambda w, fd: w.send(1, fd, tag=0),

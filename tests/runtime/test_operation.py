@@ -119,6 +119,29 @@ async def test_what_drains_in_time_ends_with_0(number: int) -> None:
     assert live_names() == []
 
 
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+)
+async def test_a_signal_behind_the_end_changes_nothing(number: int) -> None:
+    before = {it: signal.getsignal(it) for it in signal.valid_signals()}
+
+    def is_last() -> bool:
+        signal.raise_signal(number)  # while it is an order still
+        return True
+
+    try:
+        async with operating(is_last=is_last) as running:
+            running.cluster.drained.set()
+            signal.raise_signal(signal.SIGTERM)
+            assert await running.task == 0
+            signal.raise_signal(number)
+            assert running.cluster.done == ["close"]
+    finally:
+        for it, handler in before.items():
+            if handler is not signal.getsignal(it):
+                signal.signal(it, handler)
+
+
 async def test_it_is_stopped_while_it_starts() -> None:
     async with patience():
         running = Running()

@@ -115,6 +115,28 @@ async def test_handlers_of_before_come_back() -> None:
     assert calls == [signal.SIGUSR1]
 
 
+async def test_none_changes_how_a_process_ends() -> None:
+    before = [signal.getsignal(number) for number in OBEYED]
+    try:
+        with obeyed(Notes().orders, is_last=lambda: True):
+            pass
+        for number in OBEYED:
+            signal.raise_signal(number)
+    finally:
+        for number, handler in zip(OBEYED, before, strict=True):
+            signal.signal(number, handler)
+
+
+async def test_who_ends_by_an_exception_has_the_handlers_of_before() -> None:
+    before = [signal.getsignal(number) for number in OBEYED]
+    with (
+        pytest.raises(LookupError),
+        obeyed(Notes().orders, is_last=lambda: True),
+    ):
+        raise LookupError
+    assert [signal.getsignal(number) for number in OBEYED] == before
+
+
 async def test_what_has_a_handler_means_something() -> None:
     calls: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, _: calls.append(number))

@@ -53,6 +53,7 @@ class Master:
         self.refused: list[int] = []
         self.room = 0
         self.load = (0, 0)
+        self.cut = 0
 
     def ready(self) -> None:
         """Wait until the worker is."""
@@ -98,7 +99,7 @@ class Master:
             elif frame.kind is Kind.ROOM:
                 self.room = frame.job
             elif frame.kind is Kind.LOAD:
-                opened, closed = unpack_numbers(frame.payload)
+                opened, closed, self.cut = unpack_numbers(frame.payload)
                 self.load = opened, closed
             if frame.kind in kinds:
                 return frame

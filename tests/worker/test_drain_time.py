@@ -85,16 +85,16 @@ def test_what_is_done_is_not_waited_for() -> None:
 
 
 def test_it_is_called_by_the_option_that_counts() -> None:
-    async def main() -> list[str]:
-        one, other = DrainTime(AT_END, REPLACED), DrainTime(AT_END, AT_END)
-        names = [one.name]
-        for time in (one, other):
-            time.others_serve()
-            names.append(time.name)
-        return names
+    async def main() -> list[tuple[str, float]]:
+        time = DrainTime(AT_END, REPLACED)
+        found: list[tuple[str, float]] = []
+        for hear in (time.begin, time.others_serve, time.cluster_ends):
+            hear()
+            found.append((time.applied.name, time.applied.seconds))
+        return found
 
     assert virtual_time.run(main()) == [
-        "drain_timeout",
-        "reload_drain_timeout",
-        "drain_timeout",
+        ("drain_timeout", AT_END),
+        ("reload_drain_timeout", REPLACED),
+        ("drain_timeout", AT_END),
     ]

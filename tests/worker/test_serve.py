@@ -252,6 +252,7 @@ def test_what_is_cut_off_is_told(
         assert len(shown.split(", ")) == min(count, 10)
         assert set(shown.split(", ")) <= set(names)
         assert master.ended() == (0, "")
+        assert master.cut == count, "and the master counts them"
 
 
 def test_an_exception_announces_the_end_and_others_get_what_waits(
