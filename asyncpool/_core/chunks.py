@@ -66,9 +66,10 @@ LOG_SIZE = 131_072
 ENTRY = struct.Struct("=BQI")
 _VALUE, _ERROR = 1, 2  # both pickled
 
-# For how many of the outcomes are numbers: as long as all are.  Until then nothing else is
-# noted of them, not even how many are done, which would take as long again: those are done
-# that are not blank.  What is blank is drawn at random, so no result is.
+# For how many of the outcomes are numbers: as long as all are, and with how many items
+# there are added to it.  Until then nothing else is noted of them, not even how many are
+# done, which would take as long again: those are done that are not blank.  What is blank is
+# drawn at random, so no result is.
 OPEN = CHUNK_SIZE + 1
 
 NUMBERS: dict[type, str] = {int: "q", float: "d"}
@@ -147,8 +148,13 @@ def read_log(memory: Readable, start: int, job: int, attempt: int) -> list[Any] 
         return None
     done = min(done, CHUNK_SIZE)
     log = log[LOG_HEAD.size :]
-    if numbers == OPEN:
-        numbers = done = count_numbers(log[: CHUNK_SIZE * NUMBER_SIZE], blank)
+    if numbers >= OPEN:
+        # A number has no checksum, but what is behind the last one was to be blank.
+        size = min(numbers - OPEN + 1, CHUNK_SIZE) * NUMBER_SIZE
+        numbers = done = count_numbers(log[:size], blank)
+        rest = _column(log[done * NUMBER_SIZE : size], "Q")
+        if done < CHUNK_SIZE and set(rest) != {blank}:
+            return [LOST] * CHUNK_SIZE  # nobody knows which were done
     end = min(done, numbers) * NUMBER_SIZE
     found = _column(log[:end], code_of(number))
     found += _entries(log[end:], done - len(found))

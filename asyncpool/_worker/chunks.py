@@ -100,7 +100,7 @@ class Log:
             # One more, so that nothing of an earlier chunk follows.
             blanks = self._blank * min(self.count + 1, CHUNK_SIZE)
             self._numbers[: len(blanks)] = blanks
-            self.words[5], self.words[4] = number is float, OPEN
+            self.words[5], self.words[4] = number is float, OPEN + self.count
         return column
 
     def end_column(self, done: int) -> None:
@@ -112,7 +112,7 @@ class Log:
     def column(self) -> tuple[bytes, str]:
         """Return the numbers that were noted, and the code of their type."""
         numbers, number, blank = self.words[4:]
-        if numbers == OPEN:  # it was cancelled between two of them
+        if numbers >= OPEN:  # it was cancelled between two of them
             numbers = count_numbers(self._numbers, blank)
         return bytes(self._numbers[: numbers * NUMBER_SIZE]), code_of(number)
 

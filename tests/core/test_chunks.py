@@ -137,7 +137,7 @@ def test_any_garbage_is_read(garbage: bytes, done: int, numbers: int) -> None:
     memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + len(garbage)] = garbage
     load = found(memory)
     assert load is not None
-    assert len(load) == (CHUNK_SIZE if numbers == OPEN else done)
+    assert len(load) == (CHUNK_SIZE if numbers >= OPEN else done)
 
 
 wild = st.lists(
@@ -197,15 +197,32 @@ def test_an_error_is_no_value() -> None:
 def test_as_long_as_all_are_numbers_those_count_that_are_not_blank(
     done: int, numbers: list[int] | list[float]
 ) -> None:
-    memory = log_of(numbers=numbers, column=OPEN, done=0)
-    start = 64 + LOG_HEAD.size + 8 * done
-    memory[start : start + 8] = BLANK.to_bytes(8, sys.byteorder)
+    memory = column_of(numbers, done)
     assert found(memory) == numbers[:done]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_numbers_behind_a_blank_tell_that_none_is_to_be_believed(at: int) -> None:
+    memory = column_of([5, 6, 7], 1)
+    start = 64 + LOG_HEAD.size + 8 * at
+    memory[start : start + 8] = bytes(8)
+    expected = [LOST] * CHUNK_SIZE
+    assert found(memory) == ([5, 0] if at == 1 else expected)
+    memory[64 + LOG_HEAD.size : 64 + LOG_HEAD.size + 32] = b"\xff" * 32
+    assert found(memory) == expected
+
+
+def column_of(numbers: list[int] | list[float], done: int) -> bytearray:
+    """Return the log of so many numbers, of which the first are done."""
+    memory = log_of(numbers=numbers, column=OPEN + len(numbers), done=0)
+    start, end = (64 + LOG_HEAD.size + 8 * one for one in (done, len(numbers) + 1))
+    memory[start:end] = BLANK.to_bytes(8, sys.byteorder) * (len(numbers) + 1 - done)
+    return memory
 
 
 def test_a_chunk_may_be_full_of_numbers() -> None:
     numbers = list(range(CHUNK_SIZE))
-    assert found(log_of(numbers=numbers, column=OPEN, done=0)) == numbers
+    assert found(log_of(numbers=numbers, column=OPEN + CHUNK_SIZE, done=0)) == numbers
 
 
 def test_a_chunk_is_asked_to_stop_and_nothing_else_is_changed() -> None:
