@@ -119,13 +119,13 @@ async def test_what_a_dying_worker_has_scribbled_is_lost_and_the_pool_goes_on(
 
 @pytest.mark.parametrize("name", ["ones", "noise"])
 async def test_what_is_scribbled_over_numbers_is_no_result(name: str) -> None:
-    items = [*range(30), name, *range(30)]
+    items = [*range(300), name, *range(300)]
     async with patience(), Pool(1) as pool:
         await pool.submit(os.getpid)
-        echoes = pool.map(scribbles.echo_or_scribble, items, chunk=61, window=61)
+        echoes = pool.map(scribbles.echo_or_scribble, items, window=601)
         found = await echoes.outcomes()
         await assert_serves(pool)
-    assert isinstance(found[30].error, WorkerCrashedError)
+    assert isinstance(found[300].error, WorkerCrashedError)
     # A few may have gone ahead of it, and come back.
     good = [one for one in found if one.ok]
     assert [one.result() for one in good] == [items[one.index] for one in good]
