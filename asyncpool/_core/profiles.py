@@ -114,8 +114,8 @@ class Bound(_Lonely):
 
     def __init__(self, session: int, *, first: bool = False) -> None:
         super().__init__()
-        self.session = session
-        self.first = first
+        self.session: int = session
+        self.first: bool = first
 
 
 class Keyed(Profile):

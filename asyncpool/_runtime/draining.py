@@ -124,11 +124,12 @@ class Draining:
             self._timer.cancel()
         unheard = self._state.book.unheard
         if unheard:
+            count = unheard.total()
             _LOGGER.warning(
-                "%s was closed before %d of its jobs were done, and nobody waited for "
-                "them (%s)",
+                "%s was closed before %s done, and nobody waited for %s (%s)",
                 self._state.config.title,
-                unheard.total(),
+                f"{count} of its jobs were" if count > 1 else "one of its jobs was",
+                "them" if count > 1 else "it",
                 names_of(unheard),
             )
 

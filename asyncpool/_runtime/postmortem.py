@@ -100,7 +100,8 @@ class Coroner:
         if status == -signal.SIGKILL and not handle.killed and self._oom_kills is None:
             detail = detail or "not by the pool: perhaps for want of memory"
         if doomed is not None and not detail:
-            detail = f"job {doomed}, which it ran too, did not end"
+            beside = ", which it ran too," if jobs else ""
+            detail = f"job {doomed}{beside} did not end"
         killed_by_us = handle.killed and detail != ""
         if kind == "hung":
             stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)

@@ -70,7 +70,7 @@ async def test_a_running_job_is_stopped_whatever_it_does(
         stats = pool.stats()
     assert crashes == []
     seen = [event async for event in events]
-    why = f"killed since job {job.id}, which it ran too, did not end"
+    why = f"killed since job {job.id} did not end"
     assert Exited(0, 1, visitor.pid, signal="SIGKILL", detail=why) in seen
     assert not [event for event in seen if isinstance(event, Crashed)]
     assert (stats.cancelled, stats.crashes, stats.restarts) == (1, 0, 1)
