@@ -25,6 +25,7 @@ from asyncpool._cli.plan import Loop, Plan, make_pool, options
 from asyncpool._cli.progress import WorkerLines
 from asyncpool._cli.run import Interrupted, interrupts
 from asyncpool._cli.targets import FunctionRaisedError, Work, call_once, trouble
+from asyncpool._core.names import function_name
 from asyncpool._core.printable import printable_lines
 from asyncpool.errors import (
     AsyncPoolError,
@@ -80,7 +81,7 @@ def call_command(
     except TargetError as error:
         if not as_json:
             raise Trouble(str(error)) from None
-        _show_failure(error, as_json=True, seconds=time.monotonic() - began)
+        _show_failure(error, target, as_json=True, seconds=time.monotonic() - began)
         sys.exit(Exit.USAGE)
     except Interrupted as ended:
         if as_json:
@@ -91,7 +92,7 @@ def call_command(
             )
         sys.exit(128 + ended.number)
     except (FunctionRaisedError, AsyncPoolError) as error:
-        _show_failure(error, as_json=as_json, seconds=time.monotonic() - began)
+        _show_failure(error, target, as_json=as_json, seconds=time.monotonic() - began)
         sys.exit(_exit_code(error))
     _show_result(result, as_json=as_json, seconds=time.monotonic() - began)
 
@@ -170,18 +171,24 @@ def _print_error(error: dict[str, Any], *, seconds: float) -> None:
 
 def _show_failure(
     error: TargetError | FunctionRaisedError | AsyncPoolError,
+    target: str,
     *,
     as_json: bool,
     seconds: float,
 ) -> None:
+    # What the pool has run is a function of this command, which calls theirs.
+    text = str(error).replace(function_name(call_once), target)
     if as_json:
-        _print_error(describe(error), seconds=seconds)
+        known = describe(error)
+        if not isinstance(error, FunctionRaisedError):
+            known["message"] = text
+        _print_error(known, seconds=seconds)
     elif isinstance(error, FunctionRaisedError):
         say(error.traceback.rstrip() or f"asyncpool: {error.message}")
     elif isinstance(error, PoolBrokenError):
-        say(f"asyncpool: {error}")  # with all that is known of the crashes
+        say(f"asyncpool: {text}")  # with all that is known of the crashes
     else:
-        say(f"asyncpool: {str(error).splitlines()[0]}")
+        say(f"asyncpool: {text.splitlines()[0]}")
         if isinstance(error, JobTimeoutError | WorkerCrashedError):
             tail = getattr(error, "stderr_tail", ())
             say(error.stack.rstrip() or "\n".join(tail))

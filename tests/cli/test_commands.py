@@ -89,7 +89,9 @@ def test_a_call_that_hangs_shows_where(folder: Path) -> None:
     done = run_command(folder, "call", "work:hang", "--timeout", "0.5")
     assert (done.code, done.out) == (124, "")
     first, *stack = done.err.splitlines()
-    assert first.endswith("ran longer than its timeout of 0.5 s, in attempt 1")
+    assert first == (
+        "asyncpool: job 2 (work:hang) ran longer than its timeout of 0.5 s, in attempt 1"
+    )
     assert any(re.search(r'work.py", line \d+ in hang', line) for line in stack)
 
 
@@ -97,6 +99,7 @@ def test_a_call_that_crashes_shows_where(folder: Path) -> None:
     done = run_command(folder, "call", "work:die")
     assert done.code == 1
     assert "was killed by SIGSEGV" in done.err
+    assert "job 2 (work:die)" in done.err
     assert re.search(r'work.py", line \d+ in die', done.err)
 
 
