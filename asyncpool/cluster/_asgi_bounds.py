@@ -1,8 +1,9 @@
-"""Bounds for what clients may send before there is a request.
+"""Bounds for what clients may send before there is a request, and behind it.
 
 uvicorn's protocol for httptools takes heads of any size, and h11 those that are complete when
-it sees them, which may be hundreds of kilobytes.  Both of its protocols wait for the rest of a head as long as the client likes: one client could fill the memory, and a few
-hundred that say nothing could take all connections.
+it sees them, which may be hundreds of kilobytes.  Both of its protocols wait for the rest of
+a head as long as the client likes: one client could fill the memory, and a few hundred that
+say nothing could take all connections.  The trailers of a chunked body are headers as well.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ class _Bounds(_Protocol):  # type: ignore[misc]
 
 
 class _HttptoolsBounds(_Bounds):
-    """Knows how much of a head has come, and since when."""
+    """Knows how much of a head, or of trailers, has come, and since when."""
 
-    _in_head = _has_begun = False
-    _head_bytes = 0
+    _in_head = _in_message = _has_begun = False
+    _bytes = 0  # in a row, without anything of a body among them
 
     def in_head(self) -> bool:
         return self._in_head
@@ -90,17 +91,31 @@ class _HttptoolsBounds(_Bounds):
         above: Any = super()
         above.data_received(data)
         # Of a piece in which it has begun it is not known how much is the head's.
-        if self._in_head and not self._has_begun:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.most:
-                _refuse(self, _TOO_LARGE)
+        if self._in_message and not self._has_begun:
+            self._bytes += len(data)
+            if self._bytes > self.most:
+                said = not self._in_head and self.cycle.response_started
+                _refuse(self, "" if said else _TOO_LARGE)
 
     def on_message_begin(self) -> None:
         above: Any = super()
         above.on_message_begin()
-        self._in_head = self._has_begun = True
-        self._head_bytes = 0
+        self._in_head = self._in_message = True
+        self._begin_to_count()
         self.expect_head()
+
+    def on_body(self, body: bytes) -> None:
+        above: Any = super()
+        above.on_body(body)
+        self._begin_to_count()
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        above: Any = super()
+        above.on_message_complete()
+
+    def _begin_to_count(self) -> None:
+        self._has_begun, self._bytes = True, 0
 
     def on_headers_complete(self) -> None:
         self._in_head, self.head_until = False, None

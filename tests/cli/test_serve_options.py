@@ -186,6 +186,14 @@ def test_a_head_has_bounds(http: str, folder: Path) -> None:
         # More than a loop reads at once, without an end.
         endless = exchange(server, GET + b"x: ", *[b"y" * 100_000] * 20)
         assert endless == b"" or endless.startswith(TOO_LARGE)
+        # Nor are trailers larger, one or many of them.
+        chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        for trailers in ([b"x: ", *[b"y" * 100_000] * 20], [100 * large] * 20):
+            # Its answer may have begun; what counts is that the connection ends.
+            exchange(server, chunked + b"1\r\nz\r\n0\r\n", *trailers)
+        fine = chunked.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+        fine += b"1\r\nz\r\n0\r\nx: y\r\n\r\n"
+        assert exchange(server, fine).startswith(b"HTTP/1.1 200 ")
         # A client that takes its time, and one that says nothing.
         assert exchange(server, GET).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
         assert exchange(server) == b""
