@@ -11,9 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 
@@ -162,9 +165,15 @@ class Channel:
             self._loop.add_reader(self._fd, self._read_some)
 
     def drain(self) -> None:
-        """Read all that is there to be read, for a peer that writes no more."""
-        while not self._ended and self._read_some():
-            pass
+        """Read all that is there by now, for a peer that writes no more.
+
+        Somebody may have its end of the socket too, and write without end: what comes from
+        now on is not read, but for what one more look finds.
+        """
+        left = 0 if self._ended else _unread(self._socket)
+        while left > 0 and not self._ended and (size := self._read_some()):
+            left -= size
+        self.read()  # there may be nothing but the end
 
     def close(self) -> None:
         """Let go of the socket; no callback comes after this."""
@@ -176,8 +185,8 @@ class Channel:
             self._retry.cancel()
         self._socket.close()
 
-    def _read_some(self) -> bool:
-        """Read once, and tell whether there was something."""
+    def _read_some(self) -> int:
+        """Read once, and return how many bytes there were; 0 behind what was wrong."""
         target = self._decoder.target
         try:
             if target is None:
@@ -185,12 +194,12 @@ class Channel:
             else:
                 size = self._socket.recv_into(target, min(READ_SIZE, len(target)))
         except (BlockingIOError, InterruptedError):
-            return False
+            return 0
         except OSError:
             size = 0
         if not size:
             self._end(None)
-            return False
+            return 0
         try:
             if target is None:
                 frames = self._decoder.feed(self._buffer[:size])
@@ -198,13 +207,13 @@ class Channel:
                 frames = self._decoder.fill(size)
         except ProtocolError as error:
             self._end(error)
-            return False
+            return 0
         if frames:
             self._on_frames(frames)
         if self._decoder.error is not None:
             self._end(self._decoder.error)
-            return False
-        return True
+            return 0
+        return size
 
     def _end(self, error: ProtocolError | None) -> None:
         if self._ended:
@@ -289,3 +298,12 @@ class Channel:
         if data.owned:
             os.close(data.fd)
         return sent
+
+
+def _unread(sock: socket.socket) -> int:
+    """Return how many bytes have arrived and were not read."""
+    try:
+        data = fcntl.ioctl(sock, termios.FIONREAD, bytes(4))
+    except OSError:
+        return READ_SIZE
+    return int.from_bytes(data, sys.byteorder)

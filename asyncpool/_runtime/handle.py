@@ -432,6 +432,8 @@ class WorkerHandle:
 
     def _on_control_frames(self, frames: list[Frame]) -> None:
         assert self._notes is not None
+        if self.broke_protocol:
+            return
         self._heard_at, rung = self._loop.time(), False
         for frame in frames:
             if frame.kind is Kind.HEARTBEAT:

@@ -151,6 +151,20 @@ async def test_draining_reads_what_the_dead_have_written() -> None:
         assert line.ends == [None]
 
 
+async def test_draining_ends_though_somebody_else_writes_on() -> None:
+    with Line() as line:
+
+        def write_on(frames: list[Frame]) -> None:
+            line.on_frames(frames)
+            if len(line.frames) < 1000:
+                line.peer.send(encode(2, b"a child's"))
+
+        line.channel._on_frames = write_on
+        line.peer.send(encode(1, b"the dead one's"))
+        line.channel.drain()
+        assert [frame.job for frame in line.frames] == [1, 2]
+
+
 async def test_what_is_paused_is_read_when_it_goes_on() -> None:
     with Line() as line:
         async with patience():
