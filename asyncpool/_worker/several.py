@@ -225,12 +225,14 @@ class Several:
         frame = lane.frame
         try:
             ahead = self.beats.last_words(frame)
+            # Its parts may be on their way already: no other outcome may come in between.
+            in_parts = type(payload) is not bytes
             if self._cargo.in_use or type(payload) is not bytes:
                 news, payload = self._cargo.stow(payload)
                 ahead += news
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
             if (
-                not ahead
+                not (ahead or in_parts)
                 and self.lanes.looping
                 and self.lanes.note(lane, kind, payload, duration)
             ):

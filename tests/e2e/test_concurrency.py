@@ -57,6 +57,16 @@ async def test_so_many_run_at_once_and_never_more(kind: Any, concurrency: int) -
         assert max(counts) == concurrency
 
 
+@pytest.mark.parametrize("memory", [1 << 30, 0])
+async def test_a_large_result_gets_its_own_parts(memory: int) -> None:
+    """Where they are sent, no other result of the same turn comes in between."""
+    sizes = [size for n in range(100) for size in (n, 100_000 + n, n + 1, 200_000 + n)]
+    pool = Pool(1, concurrency=8, max_shared_memory=memory)
+    async with patience(), pool:
+        found = await asyncio.gather(*(pool.submit(several.grow, n) for n in sizes))
+    assert [one if isinstance(one, int) else len(one) for one in found] == sizes
+
+
 async def test_two_workers_have_lanes_each_and_share_a_burst() -> None:
     async with patience(), Gate() as gate, Pool(2, concurrency=3) as pool:
         await until(pool, lambda stats: stats.idle == 2)
