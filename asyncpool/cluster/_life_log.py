@@ -20,7 +20,7 @@ _REASONS = {
     "max_rss": "it has more memory than it may (max_rss)",
     "retire": "somebody has asked for another one",
     "retire()": "its code has called retire()",
-    "replace()": "its code has called replace()",
+    "replace()": "it has asked for a successor",
 }
 
 

@@ -182,8 +182,12 @@ class Operation:
 
     def _stop_now(self, why: str) -> None:
         """End at once, which is no failure."""
-        while len(self._stops) < 2:  # noqa: PLR2004 - the second cuts the drain short
-            self.stop(why=why)
+        if len(self._stops) > 1:
+            return
+        if not self._stops:
+            self._stops.append(0)  # the second cuts the drain short
+            self._notifier.stopping()
+        self.stop(why=why)
 
     def _refuse(self, number: int) -> None:
         _LOGGER.warning(
@@ -258,9 +262,9 @@ class Operation:
             return None
         self.control_path = path = control.path
         self.which = f"--control {path}"
-        if path == place_of(Path(path).stem):
-            self._name = Path(path).stem
-            self.which = f"--name {self._name}"
+        if (stem := _name_at(path)) is not None:
+            self._name = stem
+            self.which = f"--name {stem}"
         if self._control is None and self._name != self._cluster.name:
             _LOGGER.info(
                 "%s: another one has this name: commands find it by %s",
@@ -433,6 +437,15 @@ class Operation:
             pass  # it has ended meanwhile
         except Exception:
             _LOGGER.exception("an order to cluster %s has failed", self._cluster.name)
+
+
+def _name_at(path: str) -> str | None:
+    """Return the name that a control socket has among those of this user, if it does."""
+    stem = Path(path).stem
+    try:
+        return stem if path == place_of(stem) else None
+    except (OSError, ValueError):  # they cannot be had, or it is no name
+        return None
 
 
 def _told(result: RollResult) -> str:

@@ -266,7 +266,7 @@ async def test_a_client_asks_how_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("now", "asked"),
-    [(False, ["close"]), (True, ["close", "close 0"])],
+    [(False, ["close"]), (True, ["close 0"])],
 )
 async def test_a_client_stops_it(now: bool, asked: list[str]) -> None:  # noqa: FBT001
     async with operating() as running:
@@ -363,6 +363,19 @@ async def test_a_control_socket_at_a_path(runtime: Path) -> None:
             await running.task
         assert running.cluster.done == ["close 0"]
     assert not (runtime / "mine").exists()
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+async def test_a_path_need_be_no_name_and_no_folder_of_names(
+    runtime: Path, *, foreign: bool
+) -> None:
+    """It is the way out where the folder of the names is somebody else's."""
+    if foreign:
+        (runtime / "asyncpool").touch()
+    path = f"{runtime}/{'mine' if foreign else 'my app.sock'}"
+    async with operating(control=path) as running:
+        assert running.operation.control_path == path
+        assert running.operation.which == f"--control {path}"
 
 
 async def test_where_no_control_socket_can_be_it_serves_without(
