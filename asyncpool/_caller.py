@@ -430,8 +430,9 @@ class Caller(ABC):
         the jobs of the queue.  Until the context is left that worker runs nothing but what
         is submitted to it (and broadcasts), so that its calls may keep state between them.
         Rolls, resizes, :meth:`Pool.retire` and limits of workers, exact ones too, wait for the
-        end of the session, and so does a pool that closes.  *Jobs of the pool wait while all workers are somebody's own*, and
-        a task that asks for a second worker while it has one may wait for ever.
+        end of the session, and so does a pool that closes.  *Jobs of the pool wait while all
+        workers are somebody's own*, and a task that asks for a second worker while it has one
+        may wait for ever.
 
         Args:
             timeout: Seconds that it may take until a worker is free; ``None`` for any time.

@@ -88,7 +88,7 @@ class SessionHold(Hold):
 
 
 class Draining:
-    """Lets maps and sessions hold a pool open, and says now and then what a closing pool waits for.
+    """Lets maps and sessions hold a pool open, and says what a closing pool waits for.
 
     Args:
         state: The pool.

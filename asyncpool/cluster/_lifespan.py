@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 import uvicorn
+
+from asyncpool._core.outcome import describe
 
 __all__ = ["begin_lifespan"]
 
@@ -55,9 +56,7 @@ class _Witness:
         try:
             await self._app(scope, receive, listen)
         except BaseException as error:
-            self.reason = self.reason or _last_line(
-                "".join(traceback.format_exception_only(error))
-            )
+            self.reason = self.reason or _last_line(describe(error))
             raise
 
 
