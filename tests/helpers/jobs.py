@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -97,9 +97,14 @@ def stay(seconds: float) -> tuple[float, float]:
 
 def arrive(gate: str, word: str = "") -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
+    knock(sock, gate, word)
+    return sock
+
+
+def knock(sock: socket.socket, gate: str, word: str) -> None:
+    """Arrive with *sock*; what this job is ended by may come as soon as it has."""
     sock.connect(gate)
     sock.sendall(f"{word} {os.getpid()}\n".encode())
-    return sock
 
 
 def wait_at(gate: str, word: str = "") -> str:
@@ -210,32 +215,34 @@ def clean_up_at(gate: str) -> None:
 
 
 def compute(gate: str, word: str) -> NoReturn:
-    with arrive(gate, word):
+    with socket.socket(socket.AF_UNIX) as sock:
+        knock(sock, gate, word)
         while True:
             pass
 
 
 def sleep(gate: str, word: str) -> None:
-    with arrive(gate, word):
+    with socket.socket(socket.AF_UNIX) as sock:
+        knock(sock, gate, word)
         time.sleep(3600)
 
 
 def swallow(gate: str, word: str) -> None:
     """Go on though it is asked to end."""
-    with ExitStack() as visit:
+    with socket.socket(socket.AF_UNIX) as sock:
         # It can be asked to end as soon as it has arrived, and is asked once.
         with suppress(BaseException):
-            visit.enter_context(arrive(gate, word))
+            knock(sock, gate, word)
             time.sleep(3600)
         time.sleep(3600)
 
 
 def hold_the_gil(gate: str, word: str) -> None:
     """Make a call that takes years and in which no other thread ever runs."""
-    with ExitStack() as visit:
+    with socket.socket(socket.AF_UNIX) as sock:
         # It can be asked to end as soon as it has arrived, and is asked once.
         with suppress(asyncpool.JobCancelled):
-            visit.enter_context(arrive(gate, word))
+            knock(sock, gate, word)
             pow(3, 10**8)
         pow(3, 10**8)
 
