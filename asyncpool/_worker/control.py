@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Control"]
 
+# Seconds after which a job that has not heard that it is to end is told again.
+_AGAIN = 0.02
+
 
 class Control:
     """The worker's end of the control channel.
@@ -175,12 +178,27 @@ class Control:
 
     def _listen(self) -> None:
         while True:
+            self._insist()
             # Of several frames in one read, only the last can bring a descriptor.
             data, fds, _ = receive_fds(self._socket, 65536, 1)
             if not data:
                 return
             for frame in self._decoder.feed(data):
                 self._answer(frame, fds)
+
+    def _insist(self) -> None:
+        """Until the pool says something, tell a job again that it is to end.
+
+        See ``interrupts.py`` for what may have kept it from hearing that.
+        """
+        if not self.interrupts.pending():
+            return
+        from select import POLLIN, poll  # noqa: PLC0415 - few jobs are interrupted
+
+        channel = poll()
+        channel.register(self._socket, POLLIN)
+        while self.interrupts.pending() and not channel.poll(_AGAIN * 1000):
+            self.interrupts.ask_again()
 
     def _answer(self, frame: Frame, fds: list[int]) -> None:
         if frame.kind is Kind.REVOKE:

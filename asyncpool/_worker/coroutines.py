@@ -108,8 +108,7 @@ class Coroutines:
         return self._loop if self._loop is not None else self._open()
 
     def _open(self) -> asyncio.AbstractEventLoop:
-        # An import that is interrupted leaves a package in pieces, which no later import
-        # puts together.
+        # The jobs to come need all of it: the loop, and that it is the thread's own.
         self._interrupts.hold()
         try:
             return self._make()

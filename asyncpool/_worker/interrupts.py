@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 from _thread import get_ident
 
 from asyncpool._signals import INTERRUPT, STACKS
@@ -27,6 +28,7 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Callable
+    from types import FrameType
 
     from asyncpool._worker.fences import Fences
     from asyncpool._worker.lanes import Lanes
@@ -35,6 +37,8 @@ else:
     import _signal
 
 __all__ = ["Interrupts"]
+
+_IMPORT = vars(sys.modules["_frozen_importlib"])
 
 
 class Interrupts:
@@ -123,6 +127,15 @@ class Interrupts:
         else:
             _signal.pthread_kill(self._main, INTERRUPT)
 
+    def pending(self) -> bool:
+        """Whether the job that runs is to end by an exception, and none was raised yet."""
+        return self.instead is None and self.running in self._wanted
+
+    def ask_again(self) -> None:
+        """Have that job end, if the time has come; called by another thread."""
+        if self.pending():
+            _signal.pthread_kill(self._main, INTERRUPT)
+
     def heed(self) -> bool:
         """Tell whether the job that runs is to end; only once, for who then sees to it."""
         return self.running is not None and self.forget(self.running)
@@ -163,5 +176,16 @@ class Interrupts:
             self._raise_if_wanted()
 
     def _raise_if_wanted(self) -> None:
-        if not self._held and self.heed():
+        if self._held or self.running not in self._wanted:
+            return
+        if not _imports(sys._getframe()) and self.heed():  # noqa: SLF001 - public
             raise self.error
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Tell whether an import is under way in *frame*, or in what has called it."""
+    while frame is not None:
+        if frame.f_globals is _IMPORT:
+            return True
+        frame = frame.f_back
+    return False

@@ -10,7 +10,7 @@ import pytest
 
 from asyncpool import Crash, Job, Pool
 from asyncpool.events import Crashed, Exited
-from tests.helpers import jobs
+from tests.helpers import faults, jobs, streams
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -181,6 +181,36 @@ async def test_an_interrupt_never_hits_the_next_job() -> None:
         stats = pool.stats()
     assert done + stats.cancelled == 300
     assert stats.spawned == 1
+
+
+async def test_one_that_is_cancelled_while_its_module_is_imported_spoils_nothing() -> (
+    None
+):
+    """Else its worker would fail every job that needs what it has half imported."""
+    async with patience(), Gate() as gate:
+        stop = (gate.path, "asyncio.unix_events")
+        async with Pool(1, initializer=jobs.stop_at_import, initargs=stop) as pool:
+            worker = await pool.submit(jobs.pid)
+            job = pool.options(cancel_grace=3600).submit(streams.numbers, 3)
+            (await gate.visitor("importing")).release()
+            job.cancel()
+            assert await pool.submit(streams.double, 4) == 8
+            assert await pool.submit(jobs.pid) == worker
+
+
+async def test_one_that_is_cancelled_while_its_module_is_imported_ends_behind_that() -> (
+    None
+):
+    async with patience(), Gate() as gate:
+        stop = (gate.path, "tests.helpers.faults")
+        async with Pool(1, initializer=jobs.stop_at_import, initargs=stop) as pool:
+            worker = await pool.submit(jobs.pid)
+            job: Job[Any] = pool.options(cancel_grace=3600).submit(
+                faults.sleep_for_ever
+            )
+            (await gate.visitor("importing")).release()
+            job.cancel()
+            assert await pool.submit(jobs.pid) == worker
 
 
 async def test_cancelling_is_not_rationed() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +82,39 @@ def test_it_ends_what_the_main_thread_waits_for(interrupts: Interrupts) -> None:
     timer.join()
     os.close(waiting)
     os.close(silent)
+
+
+class AskAtImport:
+    """What imports pass by; at that of one module, the job is asked to end."""
+
+    def __init__(self, name: str, interrupts: Interrupts) -> None:
+        self._name = name
+        self._interrupts = interrupts
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == self._name:
+            ask(self._interrupts, 1)
+
+
+def test_an_import_is_not_but_what_is_behind_it(
+    interrupts: Interrupts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "whole"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import first, last\n")
+    (package / "first.py").touch()
+    (package / "last.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    watched = [AskAtImport("whole.last", interrupts), *sys.meta_path]
+    monkeypatch.setattr(sys, "meta_path", watched)
+    interrupts.begin(1)
+    module = importlib.import_module("whole")
+    assert {"first", "last"} <= vars(module).keys()
+    assert interrupts.pending()
+    with pytest.raises(JobCancelled):
+        interrupts.ask_again()
+    assert not interrupts.pending()
+    interrupts.ask_again()  # which is too late
 
 
 @pytest.mark.parametrize("times", [1, 2])
