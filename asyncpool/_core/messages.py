@@ -92,8 +92,8 @@ class WorkerConfig(Record):
         broadcasts: What it runs after the initializer: the name of each, and the pickled
             call.
         concurrency: How many jobs it runs at once.
-        serving: What it does instead of jobs, in a cluster: the pickled ``(target, spread,
-            drain_timeout, slot, generation, broadcasts)``.
+        main: What it does instead of jobs, if it serves: the module whose ``serve()`` it
+            runs, and what that finds there, pickled.
         preload: Modules to import before the initializer is called, if the launcher has
             not done it for all.
         script: What is ``__main__`` there: the module's name, if any, its file, and the
@@ -112,7 +112,7 @@ class WorkerConfig(Record):
     loop: str = "asyncio"
     broadcasts: tuple[tuple[str, bytes], ...] = ()
     concurrency: int = 1
-    serving: bytes | None = None
+    main: tuple[str, bytes] | None = None
     preload: tuple[str, ...] = ()
     script: tuple[str, str, tuple[str, ...]] | None = None
     script_first: bool = False

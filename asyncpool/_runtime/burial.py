@@ -18,7 +18,7 @@ from asyncpool._runtime.postmortem import (
     seen_by,
 )
 from asyncpool._runtime.rotation import Rotator
-from asyncpool._runtime.service import Service
+from asyncpool._runtime.serving import Serving
 from asyncpool._runtime.sessions import Sessions
 from asyncpool._runtime.state import PoolState, decision
 
@@ -33,7 +33,7 @@ class Burial:
         perform: What carries out the core's commands.
         heartbeats: What their jobs say.
         rotator: What waits for those that are started.
-        service: What they serve, if they do.
+        serving: What they do instead of jobs, if they serve.
         sessions: Whose own they are.
     """
 
@@ -44,7 +44,7 @@ class Burial:
         heartbeats: Heartbeats,
         rotator: Rotator,
         *,
-        service: Service | None,
+        serving: Serving | None,
         sessions: Sessions,
     ) -> None:
         config = state.config
@@ -52,7 +52,7 @@ class Burial:
         self._perform = perform
         self._heartbeats = heartbeats
         self._rotator = rotator
-        self._service = service
+        self._serving = serving
         self._sessions = sessions
         self._coroner = Coroner(config.start_timeout)
         self._reporter = Reporter(state.loop, config.title, config.on_crash)
@@ -73,8 +73,8 @@ class Burial:
         begun = [loss.job for loss in losses if loss.attempt]
         silent, doomed = slot.silent, next(iter(slot.doomed), None) if planned else None
         blamed = bool(begun)
-        if self._service is not None:
-            blamed = self._service.ended(handle)
+        if self._serving is not None:
+            blamed = self._serving.ended(handle)
         commands = core.ended(
             handle.slot,
             now,
@@ -84,7 +84,7 @@ class Burial:
         )
         # One that was told to end may yet have died of something else, and with whatever it
         # still served.  (A pool's has no job in hand then.)  Another comes as was planned.
-        served = self._service is not None and was_ready
+        served = self._serving is not None and was_ready
         crashed = not planned or (served and handle.failed)
         crash = self._coroner.report(
             handle,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from asyncpool._core.lives import STOP_GRACE
 from asyncpool._core.messages import WorkerConfig
@@ -11,32 +10,11 @@ from asyncpool._core.restart import RestartPolicy
 from asyncpool._core.wear import WorkerLimits
 from asyncpool._runtime.callbacks import CrashCallback
 from asyncpool._runtime.handover import Handover
-from asyncpool._runtime.listeners import Listeners
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.propagation import Propagation
+from asyncpool._runtime.serving import MakesServing
 
-__all__ = ["ServingConfig", "Spread", "SupervisorConfig"]
-
-Spread = Literal["handoff", "shared", "reuseport"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingConfig:
-    """What the workers of a cluster do instead of jobs; see :class:`asyncpool.Cluster`.
-
-    Attributes:
-        target: The name of the function that serves, or the pickled function.
-        spread: How connections get to the workers.
-        drain_timeout: Seconds that a worker has to finish them, if the cluster ends.
-        reload_drain_timeout: Seconds that it has if others serve on.
-        listeners: What is listened on, if anything is.
-    """
-
-    target: str | bytes
-    spread: Spread
-    drain_timeout: float
-    reload_drain_timeout: float
-    listeners: Listeners | None
+__all__ = ["SupervisorConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +40,7 @@ class SupervisorConfig:
     worker: WorkerConfig
     wait_for_all: bool = False
     stop_grace: float = STOP_GRACE
-    serving: ServingConfig | None = None
+    serving: MakesServing | None = None
     handover: Handover | None = None
 
     @property

@@ -32,11 +32,11 @@ from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.journal import Journal, Notes
 from asyncpool._runtime.launcher import Launcher
-from asyncpool._runtime.line import Line, LineSocket
 from asyncpool._runtime.outbox import Outbox
 from asyncpool._runtime.output import Output, OutputMode
 from asyncpool._runtime.page import Page
 from asyncpool._runtime.process import Process
+from asyncpool._runtime.serving import Serving, ServingLine
 from asyncpool._runtime.template import LaunchError
 from asyncpool._signals import STACKS
 from asyncpool.errors import ProtocolError
@@ -79,7 +79,7 @@ class WorkerSetup:
     on_spawned: Callable[[WorkerHandle], None]
     on_exit: Callable[[WorkerHandle], None]
     make_cargo: Callable[[], Cargo]
-    open_line: Callable[[WorkerHandle, LineSocket, Channel], Line] | None
+    serving: Serving | None
     journal: Journal
 
 
@@ -121,7 +121,7 @@ class WorkerHandle:
         self._setup = s
         self._cargo = s.make_cargo()
         self.outbox = Outbox(self._cargo)
-        self.line: Line | None = None
+        self.line: ServingLine | None = None
         self._jobs: Channel | None = None
         self._control: Channel | None = None
         self._notes: Notes | None = None
@@ -318,12 +318,11 @@ class WorkerHandle:
         """Open both channels, the page and the pipes; return the worker's ends."""
         setup = self._setup
         ours, job_end = _pair(theirs)
-        if setup.open_line is None:
+        if setup.serving is None:
             self._jobs = self._channel(ours, setup.max_payload, self._on_job_frames)
         else:
-            line = LineSocket(ours)
-            self._jobs = self._channel(line, setup.max_payload, self._on_line_frames)
-            self.line = setup.open_line(self, line, self._jobs)
+            self.line = setup.serving.open_line(self, ours, self._open_line_channel)
+            assert self._jobs is not None
         ours, control_end = _pair(theirs)
         self._control = self._channel(ours, _MAX_CONTROL, self._on_control_frames)
         self.outbox.connect(self._jobs)
@@ -341,6 +340,11 @@ class WorkerHandle:
         self._control.put(header(Kind.IDENTITY, len(identity)), identity)
         self._say(Kind.CONFIG, setup.config(self))
         return [job_end, control_end, page, out_end, err_end]
+
+    def _open_line_channel(self, sock: socket.socket) -> Channel:
+        size = self._setup.max_payload
+        self._jobs = self._channel(sock, size, self._on_line_frames)
+        return self._jobs
 
     def _channel(
         self,

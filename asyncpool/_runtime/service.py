@@ -12,22 +12,47 @@ import pickle
 import socket
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Literal
 
 from asyncpool._core.commands import Command
 from asyncpool._core.drain_limits import DrainLimit, drain_limit
 from asyncpool._core.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._core.slots import UP
 from asyncpool._runtime.channel import Channel
-from asyncpool._runtime.config import ServingConfig
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.line import Line, LineSetup, LineSocket
+from asyncpool._runtime.listeners import Listeners
 from asyncpool._runtime.mail import Mail
 from asyncpool._runtime.spreader import Spreader
 from asyncpool._runtime.state import PoolState
 
-__all__ = ["Figures", "Service"]
+__all__ = ["Figures", "Service", "ServingConfig", "Spread"]
 
 _LOGGER = logging.getLogger("asyncpool")
+
+# The module of a worker that serves.
+_MAIN = "asyncpool._worker.serve"
+
+Spread = Literal["handoff", "shared", "reuseport"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """What the workers of a cluster do instead of jobs; see :class:`asyncpool.Cluster`.
+
+    Attributes:
+        target: The name of the function that serves, or the pickled function.
+        spread: How connections get to the workers.
+        drain_timeout: Seconds that a worker has to finish them, if the cluster ends.
+        reload_drain_timeout: Seconds that it has if others serve on.
+        listeners: What is listened on, if anything is.
+    """
+
+    target: str | bytes
+    spread: Spread
+    drain_timeout: float
+    reload_drain_timeout: float
+    listeners: Listeners | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +69,8 @@ class Service:
     """The workers of one cluster, as those who serve.
 
     Args:
-        state: The pool of them.
         config: What they do.
+        state: The pool of them.
         worker: How they begin.
         perform: What carries out the core's commands.
 
@@ -56,8 +81,8 @@ class Service:
 
     def __init__(
         self,
-        state: PoolState,
         config: ServingConfig,
+        state: PoolState,
         worker: WorkerConfig,
         perform: Callable[[list[Command]], None],
     ) -> None:
@@ -105,17 +130,22 @@ class Service:
             handle.generation,
             tuple(self._remembered.values()),
         )
-        return self._worker._replace(serving=pickle.dumps(serving)).pack()
+        return self._worker._replace(main=(_MAIN, pickle.dumps(serving))).pack()
 
     def open_line(
-        self, handle: WorkerHandle, sock: LineSocket, channel: Channel
+        self,
+        handle: WorkerHandle,
+        sock: socket.socket,
+        make_channel: Callable[[socket.socket], Channel],
     ) -> Line:
         """Return the line to a worker that is being started; it knows what to listen on.
 
         Raises:
             OSError: If this process lacks the means.
         """
-        line = Line(handle.slot, handle.generation, sock, channel, self._setup)
+        keeping = LineSocket(sock)
+        channel = make_channel(keeping)
+        line = Line(handle.slot, handle.generation, keeping, channel, self._setup)
         line.listen(self._sockets_for(handle.slot))
         # Nobody knows of a line that has failed, so nobody would forget it.
         self.lines[handle.slot] = line
@@ -125,15 +155,15 @@ class Service:
 
     def ready(self, handle: WorkerHandle) -> None:
         """Take note that a worker is ready."""
-        assert handle.line is not None
         if self._state.core.slots[handle.slot].state in UP:
-            handle.line.open = True
+            line = self.lines[handle.slot]
+            line.open = True
             self._fill_in()  # or it would be handed what it will accept
-            self.spreader.joined(handle.line)
+            self.spreader.joined(line)
 
     def ended(self, handle: WorkerHandle) -> bool:
         """Take note that a worker is dead; tell whether it has served anybody."""
-        slot, line = self._state.core.slots[handle.slot], handle.line
+        slot, line = self._state.core.slots[handle.slot], self.lines.get(handle.slot)
         if handle.status == 0 and not slot.planned and slot.ready_at is not None:
             handle.detail = handle.detail or "serve() returned"
         self._leave_place(handle.slot)

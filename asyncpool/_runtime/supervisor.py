@@ -45,7 +45,7 @@ from asyncpool._runtime.last_words import LastWords
 from asyncpool._runtime.launcher import Launcher
 from asyncpool._runtime.rotation import Rotator
 from asyncpool._runtime.segments import Segments
-from asyncpool._runtime.service import Service
+from asyncpool._runtime.serving import Serving
 from asyncpool._runtime.sessions import Sessions
 from asyncpool._runtime.stacks import Stacks
 from asyncpool._runtime.standing import Standing
@@ -79,7 +79,6 @@ class Supervisor:
         rotator: The way to planned exits.
         broadcasts: The way to calls for every worker.
         stacks: The way to where workers are.
-        service: The way to workers that serve, if these do.
         sessions: The way to workers to oneself.
     """
 
@@ -133,7 +132,7 @@ class Supervisor:
         self._journal = Journal(loop)
         levels, disabled = explicit_levels()
         worker = config.worker._replace(levels=levels, disabled=disabled, preload=later)
-        self.service = self._make_service(worker)
+        self._serving = self._make_serving(worker)
         self.sessions = Sessions(
             self._state,
             self._perform,
@@ -172,7 +171,7 @@ class Supervisor:
             on_spawned=self._on_spawned,
             on_exit=self._traffic.on_exit,
             make_cargo=self._make_cargo,
-            open_line=self.service.open_line if self.service is not None else None,
+            serving=self._serving,
             journal=self._journal,
         )
         self._health: Health | None = None
@@ -184,7 +183,7 @@ class Supervisor:
             self._perform,
             self._heartbeats,
             self.rotator,
-            service=self.service,
+            serving=self._serving,
             sessions=self.sessions,
         )
         self._finished = asyncio.Event()
@@ -234,8 +233,8 @@ class Supervisor:
             self._state.book.leases.close()
             if self._config.handover is not None:
                 self._config.handover.close()
-            if self.service is not None:
-                self.service.close()
+            if self._serving is not None:
+                self._serving.close()
             self._hub.end()
             self.standing.end()
 
@@ -312,8 +311,8 @@ class Supervisor:
         """Begin to close, or close faster than was asked before."""
         if not self._core.closing.over and not self.standing.done.done():
             now = self._loop.time()
-            if self.service is not None:
-                self.service.stop()
+            if self._serving is not None:
+                self._serving.stop()
             else:
                 self._draining.begin()
             self._state.book.mark_close(self._core.kills)
@@ -327,7 +326,7 @@ class Supervisor:
         What runs on behind the longest *cancel_grace*, or is not to be interrupted, is
         killed.
         """
-        if self.service is not None:
+        if self._serving is not None:
             self.close(Finish.NONE, 0.0)
             return
         self.close(Finish.RUNNING, None)
@@ -354,15 +353,13 @@ class Supervisor:
         self._burial.bury(handle)
         self.standing.look()
 
-    def _make_service(self, worker: WorkerConfig) -> Service | None:
-        serving = self._config.serving
-        if serving is None:
-            return None
-        return Service(self._state, serving, worker, self._perform)
+    def _make_serving(self, worker: WorkerConfig) -> Serving | None:
+        make = self._config.serving
+        return None if make is None else make(self._state, worker, self._perform)
 
     def _config_of(self, handle: WorkerHandle) -> bytes:
-        if self.service is not None:
-            return self.service.config(handle)
+        if self._serving is not None:
+            return self._serving.config(handle)
         return self.broadcasts.config()
 
     def _make_cargo(self) -> Cargo:
@@ -389,8 +386,8 @@ class Supervisor:
             )
         )
         self._perform(self._core.ready(handle.slot, now))
-        if self.service is not None:
-            self.service.ready(handle)
+        if self._serving is not None:
+            self._serving.ready(handle)
         self._rearm()  # it grows old from now on
         self.rotator.look()
         self.standing.begin()

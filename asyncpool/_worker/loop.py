@@ -179,9 +179,10 @@ def _begin(config: WorkerConfig, parts: Parts) -> None:
     jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
     try:
         _initialize(config, parts)
-        if config.serving is not None:
-            from asyncpool._worker.serve import serve  # noqa: PLC0415 - with asyncio
-
+        if config.main is not None:
+            module = config.main[0]
+            __import__(module)  # with asyncio
+            serve = sys.modules[module].serve
             leave(serve(jobs, control, coroutines, config), coroutines)
     except BaseException as error:
         print_error(error)

@@ -58,10 +58,10 @@ def serve(
     Raises:
         BaseException: What has kept it from becoming ready; the pool was told.
     """
-    assert config.serving is not None
+    assert config.main is not None
     for name in _MASTERS:
         os.environ.pop(name, None)
-    target, spread, drain_timeouts, *who, broadcasts = pickle.loads(config.serving)
+    target, spread, drain_timeouts, *who, broadcasts = pickle.loads(config.main[1])
     try:
         function = _load(target)
         life = _Life(control, coroutines, function, drain_timeouts, broadcasts)

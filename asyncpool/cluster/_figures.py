@@ -14,6 +14,7 @@ __all__ = ["cluster_stats"]
 
 def cluster_stats(
     supervisor: Supervisor | None,
+    service: Service | None,
     *,
     closed: bool,
     workers: int,
@@ -24,12 +25,13 @@ def cluster_stats(
 
     Args:
         supervisor: Its supervisor, if it was started.
+        service: What its workers do, if it was.
         closed: Whether it was closed before that.
         workers: How many workers there are to be, before there is a supervisor.
         spread: How connections get to them.
         addresses: Where it listens.
     """
-    if supervisor is None:
+    if supervisor is None or service is None:
         return ClusterStats(
             state="closed" if closed else "new",
             workers=workers,
@@ -42,8 +44,7 @@ def cluster_stats(
             spawned=0,
             slots=(),
         )
-    service, crew = supervisor.service, supervisor.stats()
-    assert service is not None
+    crew = supervisor.stats()
     return ClusterStats(
         state=crew.state,
         workers=crew.workers,

@@ -32,7 +32,7 @@ from asyncpool._runtime.arguments import (
     check_timeout,
 )
 from asyncpool._runtime.callbacks import CrashCallback
-from asyncpool._runtime.config import ServingConfig, Spread, SupervisorConfig
+from asyncpool._runtime.config import SupervisorConfig
 from asyncpool._runtime.crew import check_crew
 from asyncpool._runtime.hub import EventStream
 from asyncpool._runtime.life import Life
@@ -46,7 +46,7 @@ from asyncpool._runtime.machine import (
 )
 from asyncpool._runtime.output import OutputMode
 from asyncpool._runtime.script import main_script
-from asyncpool._runtime.service import Service
+from asyncpool._runtime.service import Service, ServingConfig, Spread
 from asyncpool._runtime.shielding import shielded
 from asyncpool.cluster._figures import cluster_stats
 from asyncpool.cluster._messages import Message, Messages, Parcels
@@ -56,6 +56,8 @@ from asyncpool.errors import NoWorkerError, UnsupportedPlatformError
 from asyncpool.events import CloseSummary, Event, RollResult
 
 if TYPE_CHECKING:
+    from asyncpool._core.commands import Command
+    from asyncpool._runtime.state import PoolState
     from asyncpool._worker.member import Worker
 
 __all__ = ["Cluster"]
@@ -215,6 +217,7 @@ class Cluster:
         )
         self._life = Life("cluster", self.name)
         self._listeners: Listeners | None = None
+        self._made: Service | None = None
         self.addresses: tuple[str, ...] = ()
 
     async def start(self) -> Self:
@@ -257,7 +260,16 @@ class Cluster:
             reload_drain_timeout=self._reload_drain_timeout,
             listeners=self._listeners,
         )
-        return dataclasses.replace(self._config, serving=serving)
+
+        def serve(
+            state: PoolState,
+            worker: WorkerConfig,
+            perform: Callable[[list[Command]], None],
+        ) -> Service:
+            self._made = Service(serving, state, worker, perform)
+            return self._made
+
+        return dataclasses.replace(self._config, serving=serve)
 
     async def wait(self) -> None:
         """Return when the cluster is closed.
@@ -327,10 +339,9 @@ class Cluster:
             timeout = self._drain_timeout + _GRACE
         check_timeout(timeout)
         summary = await self._life.close(Finish.ALL, timeout)
-        supervisor = self._life.supervisor
-        if supervisor is None or supervisor.service is None:
+        if self._made is None:
             return summary
-        finished, cut = supervisor.service.outcome
+        finished, cut = self._made.outcome
         return dataclasses.replace(summary, finished=finished, failed=cut)
 
     async def reload(self) -> RollResult:
@@ -467,9 +478,7 @@ class Cluster:
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        service = self._life.here().service
-        assert service is not None
-        return Messages(service.mail.messages, self.name)
+        return Messages(self._service_here().mail.messages, self.name)
 
     async def send_socket(
         self, worker: int, sock: socket.socket, value: object = None
@@ -542,9 +551,7 @@ class Cluster:
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        service = self._life.here().service
-        assert service is not None
-        return Parcels(service.mail.sockets, self.name)
+        return Parcels(self._service_here().mail.sockets, self.name)
 
     def files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
         """Return an iterator over the files that workers send, each with its slot.
@@ -555,9 +562,7 @@ class Cluster:
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        service = self._life.here().service
-        assert service is not None
-        return Parcels(service.mail.files, self.name)
+        return Parcels(self._service_here().mail.files, self.name)
 
     async def stacks(self) -> dict[int, str]:
         """Return where the threads of all workers are, by slot.
@@ -590,6 +595,7 @@ class Cluster:
         """Return the cluster as it stands, and what it went through."""
         return cluster_stats(
             self._life.supervisor,
+            self._made,
             closed=self._life.closed_unused,
             workers=self._config.workers[0],
             spread=self._spread,
@@ -620,9 +626,14 @@ class Cluster:
         return f"<Cluster {self.name} {s.state}: {ready}/{s.workers} workers, {where}>"
 
     def _service(self) -> Service:
-        service = self._life.open().service
-        assert service is not None
-        return service
+        self._life.open()
+        assert self._made is not None
+        return self._made
+
+    def _service_here(self) -> Service:
+        self._life.here()
+        assert self._made is not None
+        return self._made
 
 
 def _message(value: object) -> bytes:

@@ -43,7 +43,9 @@ class Master:
         packed = target if isinstance(target, str) else pickle.dumps(target)
         last, replaced = drain_timeout, reload_drain_timeout or drain_timeout
         serving = pickle.dumps((packed, spread, (last, replaced), 3, 7, ()))
-        self.worker = Worker(serving=serving, loop=loop, **options)
+        self.worker = Worker(
+            main=("asyncpool._worker.serve", serving), loop=loop, **options
+        )
         self.process = self.worker.process
         self._decoder = FrameDecoder(max_payload=1 << 24)
         self._frames: deque[Frame] = deque()
