@@ -28,15 +28,18 @@ from asyncpool._core.lives import Lives, fail_jobs
 from asyncpool._core.profiles import Profile
 from asyncpool._core.slots import UP, Ending, Slot, SlotState
 
-__all__ = ["REVOKE_GRACE", "STACK_GRACE", "Pressing"]
+__all__ = ["LEAST_GRACE", "REVOKE_GRACE", "STACK_GRACE", "Pressing"]
 
 # Seconds that a worker, which is to be killed for one job, has to give back others.
 REVOKE_GRACE = 0.1
 
 # Seconds that a worker has at the most to write down where it is, before it is killed
-# anyway: on an idle machine it needs 1 to 8 ms, and beside six computing processes on two
-# cores now and then more than 30.
-STACK_GRACE = 0.1
+# anyway: on an idle machine it needs 1 to 8 ms, or 100 if the GIL is held, and it may have to
+# wait for its turn in between, beside six computing processes on two cores for 30 ms and more.
+STACK_GRACE = 0.25
+
+# Seconds that a job must have to end by itself, or it is not even asked to.
+LEAST_GRACE = 0.1
 
 
 class Pressing:
@@ -114,7 +117,7 @@ class Pressing:
         """Make *job*, which *slot*'s worker runs, end."""
         if slot.state is not SlotState.BUSY:
             return []
-        if press.how == "kill" or press.grace < STACK_GRACE:
+        if press.how == "kill" or press.grace < LEAST_GRACE:
             press = Press("kill", STACK_GRACE)
         elif press.how == "wait":
             press = Press("interrupt", press.grace)

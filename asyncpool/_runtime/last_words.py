@@ -16,8 +16,9 @@ from asyncpool._runtime.state import PoolState, decision
 __all__ = ["LastWords"]
 
 # Seconds before its end at which a worker is made to say where it is, and then is looked
-# at.  Before that its own thread had its turn, which comes every 5 ms.
-_LAST_WORDS = 0.024
+# at.  Before that its own thread had its turn, which comes every 5 ms.  24 ms were
+# too few now and then, on two cores that others computed on.
+_LAST_WORDS = 0.15
 _NEXT_LOOK = 0.001
 
 

@@ -6,7 +6,7 @@ import math
 
 from asyncpool._core import commands as cmd
 from asyncpool._core.limits import KILL, Press
-from asyncpool._core.pressing import STACK_GRACE
+from asyncpool._core.pressing import LEAST_GRACE, STACK_GRACE
 from asyncpool._core.profiles import LOADING, REFILL, UNKNOWN, Bound, Keyed, Profile
 from asyncpool._core.slots import Ending
 from tests.core.imaginary.commands import Commands
@@ -241,7 +241,7 @@ class Jobs(Commands):
     def expire(self, slot: int, press: Press, job: int) -> None:
         """Let the time of a job be over that a worker runs."""
         process = self.processes[slot]
-        if press.how == "kill" or press.grace < STACK_GRACE:
+        if press.how == "kill" or press.grace < LEAST_GRACE:
             self._make_end(process, job, Press("kill", STACK_GRACE))
         else:
             self._make_end(process, job, Press("interrupt", press.grace))
