@@ -25,7 +25,7 @@ from asyncpool._core.dispatch import Dispatcher
 from asyncpool._core.leaving import Leaving
 from asyncpool._core.lives import EMPTY, Lives
 from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.roll import ROLL, Roll
+from asyncpool._core.roll import ROLL, Roll, may_fail_to_start
 from asyncpool._core.seating import Seating
 from asyncpool._core.sizing import Sizing
 from asyncpool._core.slots import UP, Ending, Slot, SlotEvent, SlotState
@@ -158,8 +158,9 @@ class Rotation:
         Slots that are parked are tried at once; it is over when they have workers, too.
         """
         # A worker that is being started may fail of what is old, and does not count.
-        starting = any(slot.state is SlotState.STARTING for slot in self._slots)
+        starting = any(map(may_fail_to_start, self._slots))
         self._most_failures = self._lives.ledger.failures + starting
+        self._retry_at = None  # so may replacements that have failed before
         self._roll.begin()
         return self.step(now)
 
@@ -171,6 +172,7 @@ class Rotation:
         commands: list[Command] = []
         if slot.replaces is not None:
             old, slot.replaces = self._slots[slot.replaces], None
+            self._roll.inherit(slot, old)
             self._failed = 0
             commands += self._leaving.begin(old, old.worn or "", now)
         return [*commands, *self._exchange(now), *self._seating.settle()]
@@ -186,8 +188,13 @@ class Rotation:
             self.sizing.crowded(now)
 
     def failed(self, slot: Slot, old: Slot, now: float, roll: float) -> list[Command]:
-        """Take note that the worker of *slot*, to replace that of *old*, never came up."""
+        """Take note that the worker of *slot*, to replace that of *old*, never came up.
+
+        If it had begun before a roll that is under way, another one follows at once.
+        """
         slot.apply(SlotEvent.SPARE)
+        if self._roll.is_early(slot):
+            return [Keep(slot.index, 0.0)]
         self._failed += 1
         commands: list[Command] = []
         if self._roll.has(old):
@@ -352,6 +359,7 @@ class Rotation:
         for other in self._slots:
             if other.replaces == slot.index:
                 other.replaces = None
+                self._roll.inherit(other, slot)
                 other.place, slot.place = slot.place, None
                 return True
         return False

@@ -214,7 +214,7 @@ def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
     for command in commands:
         match command:
             case cmd.ScheduleRestart(index, delay) if index == slot:
-                return f"restarting in {delay:.2g} s" if delay else "restarting at once"
+                return f"restarting {_in(delay)}"
             case cmd.Spawn(index, _) if index == slot:
                 return "restarting at once"
             case cmd.ParkSlot(index, reason, probe_in) if index == slot:
@@ -226,11 +226,15 @@ def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
             case cmd.LeaveEmpty(index) if index == slot:
                 return "not replaced: there are enough other workers"
             case cmd.Keep(index, again_in) if index == slot:
-                again = f", next try in {again_in:.2g} s" if again_in else ""
+                again = "" if again_in is None else f", next try {_in(again_in)}"
                 return f"the worker that it was to replace stays{again}"
             case _:
                 pass
     return "no replacement: the pool is closing"
+
+
+def _in(seconds: float) -> str:
+    return f"in {seconds:.2g} s" if seconds else "at once"
 
 
 def _signal_name(number: int) -> str:

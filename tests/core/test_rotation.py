@@ -362,14 +362,18 @@ def test_who_is_ready_only_to_be_rolled_gets_nothing_to_do() -> None:
 @pytest.mark.parametrize("rolled_at", [19.0, 20.5])
 def test_who_is_old_when_a_roll_fails_is_replaced_later(rolled_at: float) -> None:
     core = pool(1, limits=WorkerLimits(max_age=20.0, jitter=0.0))
-    commands = core.on_timer(20.0) if rolled_at > 20.0 else []
-    commands += core.rotation.roll(rolled_at)
-    assert commands == [Spawn(1, 1)]
+    if rolled_at > 20.0:
+        assert core.on_timer(20.0) == [Spawn(1, 1)]
+        assert core.rotation.roll(rolled_at) == []
+        gone(core, 1, 20.6)  # which has begun before the roll
+    else:
+        assert core.rotation.roll(rolled_at) == [Spawn(1, 1)]
     delay = POLICY.delay(1, roll=0.0)
     trouble = Rolled(0, "a replacement did not start")
     assert gone(core, 1, 21.0) == [Keep(1, delay), trouble]
     assert core.next_deadline() == 21.0 + delay
-    assert core.on_timer(21.0 + delay) == [Spawn(1, 2)]
+    [again] = core.on_timer(21.0 + delay)
+    assert isinstance(again, Spawn)
     assert core.ready(1, 23.0) == [Retiring(0, "max_age"), Stop(0)]
 
 
@@ -446,6 +450,124 @@ def test_a_start_that_had_begun_before_the_roll_may_fail() -> None:
     assert core.rotation.rolling
     assert core.on_timer(now + 0.1) == [Spawn(0, 4)]
     assert core.ready(0, now + 0.2)[-1] == Rolled(0, "", 1)
+
+
+# A roll that comes while replacements are being started.
+
+
+def rolled_in_vain(workers: int) -> Supervision:
+    """Return a pool whose roll has failed at 1.1 and left one start that it had begun."""
+    core = pool(workers, surge=2)
+    assert core.rotation.roll(1.0) == [Spawn(workers, 1), Spawn(workers + 1, 1)]
+    trouble = Rolled(0, "a replacement did not start")
+    assert gone(core, workers + 1, 1.1)[-1] == trouble
+    return core
+
+
+def test_a_start_that_an_earlier_roll_has_begun_may_fail() -> None:
+    """It may have failed of what is mended by now."""
+    core = rolled_in_vain(2)
+    assert core.rotation.roll(1.2) == [Spawn(3, 2)]
+    assert gone(core, 2, 1.3) == [Keep(2, 0.0), Spawn(2, 2)]
+    assert core.rotation.rolling
+    assert core.ready(2, 1.4) == [Retiring(0, "roll"), Stop(0)]
+    assert core.ready(3, 1.4) == [Retiring(1, "roll"), Stop(1)]
+    assert gone(core, 0, 1.5) == [LeaveEmpty(0)]
+    assert gone(core, 1, 1.5) == [LeaveEmpty(1), Rolled(2, "")]
+
+
+def test_but_not_the_one_that_comes_after_it() -> None:
+    core = rolled_in_vain(2)
+    core.rotation.roll(1.2)
+    gone(core, 2, 1.3)
+    trouble = Rolled(0, "a replacement did not start")
+    assert gone(core, 2, 1.4) == [Keep(2, None), trouble]
+
+
+def test_a_start_that_an_earlier_roll_has_begun_is_rolled_when_it_is_ready() -> None:
+    """It may run what is old, and is no worker more than there were."""
+    core = rolled_in_vain(2)
+    assert core.rotation.roll(1.2) == [Spawn(3, 2)]
+    assert core.ready(2, 1.3) == [Retiring(0, "roll"), Stop(0)]
+    assert gone(core, 0, 1.4) == [LeaveEmpty(0), Spawn(0, 2)]
+    assert core.ready(3, 1.5) == [Retiring(1, "roll"), Stop(1)]
+    assert gone(core, 1, 1.6) == [LeaveEmpty(1)]
+    assert core.ready(0, 1.7) == [Retiring(2, "roll"), Stop(2)]
+    assert gone(core, 2, 1.8) == [LeaveEmpty(2), Rolled(2, "")]
+
+
+def test_such_a_roll_is_over_when_those_are_gone_who_were_there() -> None:
+    core = pool(1, surge=2)
+    assert wear_out(core, 0, 1.0) == [Spawn(1, 1)]
+    assert core.rotation.roll(1.1) == []
+    assert core.ready(1, 1.2) == [Retiring(0, "max_rss"), Stop(0), Spawn(2, 1)]
+    assert core.ready(2, 1.3) == [Retiring(1, "roll"), Stop(1)]
+    assert gone(core, 1, 1.4) == [LeaveEmpty(1)]
+    assert gone(core, 0, 1.5) == [LeaveEmpty(0), Rolled(1, "")]
+
+
+def test_a_roll_does_not_wait_since_a_replacement_has_failed_before_it() -> None:
+    core = pool(1)
+    wear_out(core, 0, 1.0)
+    assert gone(core, 1, 2.0) == [Keep(1, 0.5)]
+    assert core.rotation.roll(2.1) == [Spawn(1, 2)]
+    assert core.ready(1, 2.2) == [Retiring(0, "max_rss"), Stop(0)]
+    assert gone(core, 0, 2.3) == [LeaveEmpty(0), Rolled(1, "")]
+
+
+def test_nor_since_one_fails_that_had_begun_before_it() -> None:
+    core = pool(2, surge=2)
+    assert wear_out(core, 0, 1.0) == [Spawn(2, 1)]
+    assert core.rotation.roll(1.1) == [Spawn(3, 1)]
+    assert gone(core, 2, 1.2) == [Keep(2, 0.0), Spawn(2, 2)]
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_who_is_there_in_its_own_right_and_began_before_the_roll_is_rolled(
+    comes: bool,  # noqa: FBT001
+) -> None:
+    core = pool(1)
+    assert wear_out(core, 0, 1.0) == [Spawn(1, 1)]
+    core.rotation.roll(1.1)
+    assert gone(core, 0, 1.2) == [LeaveEmpty(0)]
+    if comes:
+        assert core.ready(1, 1.3) == [Spawn(0, 2)]
+        assert core.ready(0, 1.4) == [Retiring(1, "roll"), Stop(1)]
+        assert gone(core, 1, 1.5) == [LeaveEmpty(1), Rolled(1, "")]
+    else:
+        assert isinstance(gone(core, 1, 1.3)[0], ParkSlot)
+        assert core.on_timer(1.3) == [Spawn(1, 2)]
+        assert core.ready(1, 1.4)[-1] == Rolled(0, "", 1)
+
+
+def test_so_is_who_comes_for_one_that_leaves_already() -> None:
+    core = pool(1)
+    core.submit(1, short())
+    assert wear_out(core, 0, 1.0) == [Spawn(1, 1)]
+    core.rotation.retire(core.slots[0], "asked", 1.1, unsent=None)
+    assert core.rotation.roll(1.2) == []
+    assert core.rotation.rolling
+    assert core.ready(1, 1.3) == []
+    core.outcome(0, 1)
+    assert core.refill(0, 1.4) == [Stop(0)]
+    assert gone(core, 0, 1.5) == [LeaveEmpty(0), Spawn(0, 2)]
+    assert core.ready(0, 1.6) == [Retiring(1, "roll"), Stop(1)]
+    assert gone(core, 1, 1.7) == [LeaveEmpty(1), Rolled(1, "")]
+
+
+def test_a_start_that_was_broken_off_before_the_roll_may_fail() -> None:
+    core = parked(1)
+    now = core.next_deadline()
+    assert now is not None
+    assert core.on_timer(now) == [Spawn(0, 3)]
+    assert core.faulty(0, now) == [Kill(0)]
+    core.rotation.roll(now)
+    gone(core, 0, now + 0.1)
+    assert core.on_timer(now + 0.1) == [Spawn(0, 4)]
+    assert core.ready(0, now + 0.2)[-1] == Rolled(0, "", 1)
+
+
+# Sizes.
 
 
 def test_a_pool_grows_at_once_when_it_is_resized() -> None:

@@ -455,12 +455,16 @@ class ServingMachine(RuleBasedStateMachine):
             self.bury(slot, serves=serves)
 
     def bury(self, slot: int, *, serves: bool = False) -> None:
+        self.now += 0.001  # nothing begins in the moment in which something ends
         worker = self.workers.pop(slot)
         serves = serves and worker.ready_at is not None and not worker.failed
         expected = worker.told is not Ending.NO and not worker.failed
         if worker.ready_at is not None and not self.closing:
             assert self.core.slots[slot].planned is expected
-        self.feed(end(self.core, slot, self.now, started=serves))
+        commands = self.feed(end(self.core, slot, self.now, started=serves))
+        if worker.ready_at is None and (slot, worker.generation) in self.old:
+            troubles = [it.trouble for it in commands if isinstance(it, cmd.Rolled)]
+            assert not any("start" in trouble for trouble in troubles)
 
     @rule()
     def who_is_told_ends(self) -> None:
@@ -536,7 +540,7 @@ class ServingMachine(RuleBasedStateMachine):
             self.old = {
                 (slot, worker.generation)
                 for slot, worker in self.workers.items()
-                if worker.ready_at is not None and worker.told is Ending.NO
+                if worker.told is Ending.NO
             }
             self.feed(self.core.rotation.roll(self.now))
 

@@ -517,6 +517,34 @@ class SupervisionMachine(RuleBasedStateMachine):
         if whim == 0:
             self.shell.roll()
 
+    @precondition(lambda self: self.shell.closing is None and not self.shell.broken)
+    @precondition(lambda self: not self.shell.rolling)
+    @precondition(lambda self: self.shell.slots("idle", "busy"))
+    @rule(
+        data=anything,
+        since=st.sampled_from(["worn", "rolled in vain"]),
+        then=st.sampled_from(["nothing", "ready", "ready", "die"]),
+    )
+    def roll_while_replacements_are_being_started(
+        self, data: st.DataObject, since: str, then: str
+    ) -> None:
+        shell = self.shell
+        if since == "worn":
+            shell.wear_out(data.draw(st.sampled_from(shell.slots("idle", "busy"))))
+        else:
+            shell.roll()
+            if shell.slots("starting"):
+                shell.die(data.draw(st.sampled_from(shell.slots("starting"))))
+        if shell.rolling or shell.broken:
+            return
+        early = shell.slots("starting")
+        shell.roll()
+        for slot in early:
+            if slot in shell.slots("starting") and then == "ready":
+                shell.ready(slot)
+            elif slot in shell.slots("starting") and then == "die":
+                shell.die(slot)
+
     @precondition(lambda self: self.shell.rolling)
     @rule(then=st.sampled_from(["ready", "ready", "ready", "die", "wait"]))
     def a_roll_goes_on(self, then: str) -> None:
@@ -800,6 +828,17 @@ class SupervisionMachine(RuleBasedStateMachine):
             assert not all(slot.state in hopeless for slot in core.slots)
 
     @invariant()
+    def a_roll_does_not_rest(self) -> None:
+        shell = self.shell
+        if not shell.rolling or shell.broken or shell.closing is not None:
+            return
+        some = shell.processes.values()
+        moves = any(it.state == "starting" or it.leaving or it.told for it in some)
+        empty = {it.index for it in shell.core.slots if it.due is not None}
+        coming = shell.parked or empty - set(shell.processes)
+        assert moves or coming or shell.owners or shell.now < shell.put_off
+
+    @invariant()
     def somebody_tries_for_the_parked_slots(self) -> None:
         shell, lives = self.shell, self.shell.core._lives
         if shell.parked and not shell.gave_up and shell.closing is None:
@@ -1078,6 +1117,8 @@ def test_the_machine_exercises_what_it_is_for() -> None:
         "roll": 10,
         "a complete roll": 3,
         "a roll in vain": 1,
+        "an early start that failed": 3,
+        "an early replacement that came up": 3,
         "filled by a roll": 1,
         "resize": 10,
         "killed for a job, late": 1,

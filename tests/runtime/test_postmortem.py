@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from asyncpool._core import commands as cmd
 from asyncpool._core.frames import HEADER_SIZE
 from asyncpool._core.functions import Function
 from asyncpool._core.limits import JobOptions
@@ -16,7 +17,12 @@ from asyncpool._core.slots import Slot
 from asyncpool._runtime import postmortem
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.postmortem import Coroner, crash_error, deliveries
+from asyncpool._runtime.postmortem import (
+    Coroner,
+    crash_error,
+    deliveries,
+    describe_next_step,
+)
 from asyncpool.events import Crash
 
 pytestmark = pytest.mark.asyncio
@@ -104,6 +110,18 @@ async def test_what_has_begun_was_sent() -> None:
     jobs = [job_of(1, 30), job_of(2, 20, ahead=50)]
     worker = cast("WorkerHandle", DeadWorker(MIDDLE + 50, begun=1))
     assert deliveries(jobs, worker) == ["started", "never sent"]
+
+
+@pytest.mark.parametrize(
+    ("again_in", "told"),
+    [(None, ""), (0.0, ", next try at once"), (0.25, ", next try in 0.25 s")],
+)
+async def test_what_comes_after_a_replacement_that_has_failed(
+    again_in: float | None, told: str
+) -> None:
+    failed = cmd.Keep(2, again_in)
+    step = describe_next_step(2, [cmd.Keep(1, None), failed, cmd.Spawn(2, 3)])
+    assert step == f"the worker that it was to replace stays{told}"
 
 
 @pytest.mark.parametrize(

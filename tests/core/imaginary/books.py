@@ -55,6 +55,8 @@ class Books:
         self.width = width
         self.drain_timeout = limits.drain_timeout or math.inf
         self.rolling = False
+        self.places = 0  # so many workers it is to replace, or slots to fill
+        self.put_off = -math.inf  # until when it need not replace anybody
         self.hurried = 0  # starts that a roll may still try before their time
         self.policy = policy
         self.now = 1_000.0

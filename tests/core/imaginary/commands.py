@@ -93,17 +93,24 @@ class Commands(Ends):
                 self.not_before[slot] = self.now + delay
             case cmd.ParkSlot(slot, _, probe_in):
                 self._park(slot, probe_in)
-            case cmd.LeaveEmpty(slot) | cmd.Keep(slot, _):
-                assert slot not in self.processes
-                self.parked.discard(slot)
-                self.not_before.pop(slot, None)
+            case cmd.LeaveEmpty(slot):
+                self._empty(slot)
+            case cmd.Keep(slot, again_in):
+                self._empty(slot)
+                if again_in is not None:
+                    self.put_off = self.now + again_in
             case cmd.Retiring(slot, why):
                 self._leave(self.processes[slot], why)
             case cmd.Resized(workers):
                 self.workers = workers
-            case cmd.Rolled(_, trouble, filled):
+            case cmd.Rolled(replaced, trouble, filled):
                 assert self.rolling
                 self.rolling = False
+                assert replaced + filled <= self.places
+                staying = [
+                    process for process in self.processes.values() if process.rolled
+                ]
+                assert trouble or not staying, "it may run what is old"
                 self.seen["filled by a roll"] += filled
                 self.seen["a roll in vain" if trouble else "a complete roll"] += 1
             case cmd.GiveUp():
@@ -246,6 +253,11 @@ class Commands(Ends):
                     if process.hand.pop(job, None) and process.loading == job:
                         process.loading = None
                         self.seen["closed before it was sent"] += 1
+
+    def _empty(self, slot: int) -> None:
+        assert slot not in self.processes
+        self.parked.discard(slot)
+        self.not_before.pop(slot, None)
 
     def _park(self, slot: int, probe_in: float | None) -> None:
         assert slot not in self.processes

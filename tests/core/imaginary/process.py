@@ -37,6 +37,9 @@ class Process:
     leaving: bool = False
     oversized: bool = False
     shot: bool = False  # somebody wants it killed
+    early: bool = False  # it was being started when the last roll began
+    tied: bool = False  # another start failed when it began
+    rolled: bool = False  # it was there then, and was to stay
     leave_by: float = math.inf
     sent: int = 0
     most: float = math.inf  # as many jobs as it may get, but for those that come back

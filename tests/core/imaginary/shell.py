@@ -10,6 +10,7 @@ from asyncpool._core.closing import Finish
 from asyncpool._core.pressing import STACK_GRACE
 from asyncpool._core.slots import Ending
 from tests.core.imaginary.jobs import Jobs
+from tests.core.imaginary.process import Process
 
 __all__ = ["ImaginaryShell"]
 
@@ -29,6 +30,12 @@ class ImaginaryShell(Jobs):
             return
         process.ready = True
         self.seen["ready"] += 1
+        if (
+            process.early
+            and self.rolling
+            and self.core.slots[slot].replaces is not None
+        ):
+            self.seen["an early replacement that came up"] += 1
         # Starts succeed, for all of them.
         self.parked.clear()
         self.retry_at, self.last_try = -math.inf, None
@@ -133,6 +140,7 @@ class ImaginaryShell(Jobs):
             )
         ]
         self.feed(commands)
+        self._look_at_a_start(process, commands)
         if process.excused:
             assert self.core._lives.ledger == ledger, "a planned exit was counted"
             allowed = cmd.LeaveEmpty | cmd.ParkSlot if broken else cmd.LeaveEmpty
@@ -149,6 +157,20 @@ class ImaginaryShell(Jobs):
             self.seen["parked"] += isinstance(verdicts[0], cmd.ParkSlot)
             if isinstance(verdicts[0], cmd.Keep):
                 assert self.core._lives.ledger == ledger, "it cannot break the pool"
+
+    def _look_at_a_start(self, process: Process, commands: list[cmd.Command]) -> None:
+        """Check that one which had begun before a roll does not end it, if it has failed."""
+        if process.ready:
+            return
+        if process.early:
+            self.seen["an early start that failed"] += self.rolling
+            troubles = {it.trouble for it in commands if isinstance(it, cmd.Rolled)}
+            assert "a replacement did not start" not in troubles, "of another roll"
+            # Whoever begins when another start fails is taken for one that began after that.
+            again = "a start failed again" in troubles
+            assert process.tied or not again, "of another roll"
+        for other in self.processes.values():
+            other.tied = other.tied or other.born_at == self.now
 
     def lose(self, session: int, then: int) -> None:
         """Let the worker of a session die, and *then* so much of what follows happen."""
@@ -199,7 +221,20 @@ class ImaginaryShell(Jobs):
         self.rolling = True
         # One that has begun may fail of what is old; the next one is the roll's own.
         self.hurried = 2
+        self.put_off = -math.inf
+        self._mark_who_is_there()
         self.feed(self.core.rotation.roll(self.now))
+
+    def _mark_who_is_there(self) -> None:
+        self.places = len(self.parked)
+        for slot, process in self.processes.items():
+            process.early = not process.ready and not process.excused
+            process.rolled = not process.leaving and process.told is Ending.NO
+            stays = process.rolled or process.early
+            pair = self.core.slots[slot].replaces
+            old = None if pair is None else self.processes.get(pair)
+            # Who is to replace somebody that stays is no worker more.
+            self.places += stays and not (old and not old.leaving and not old.told)
 
     def resize(self, least: int, most: int) -> None:
         self.seen["resize"] += 1
