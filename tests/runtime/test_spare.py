@@ -26,6 +26,8 @@ pytestmark = BOTH_LOOPS
 
 CONFIG = LauncherConfig(sys_path=(), fork=True, preload=(), command=())
 
+LATE = 3600.0
+
 # No process has them.
 WORKER, SPARE = 2**22 + 1, 2**22 + 2
 
@@ -92,6 +94,9 @@ class Launcher:
 
 @asynccontextmanager
 async def a_launcher(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Launcher]:
+    # A test that wants to be asked for a spare process says so, or a slow one would be
+    # asked while it expects something else.
+    monkeypatch.setattr(template, "_QUIET", LATE)
     launcher = Launcher(monkeypatch)
     try:
         async with patience():
@@ -129,6 +134,7 @@ async def test_the_descriptors_go_straight_to_it_and_another_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with a_launcher(monkeypatch) as launcher:
+        monkeypatch.setattr(template, "_QUIET", 0.0)
         with await launcher.announce() as inside:
             process = await launch(launcher.template)
             assert process.pid == SPARE
