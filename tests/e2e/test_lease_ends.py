@@ -27,6 +27,7 @@ from asyncpool import (
 )
 from asyncpool._runtime import rounds
 from tests.e2e.test_pipelining import learn, stop
+from tests.e2e.test_timeouts import ring
 from tests.helpers import jobs
 from tests.helpers.ahead import in_hand
 from tests.helpers.gate import Gate
@@ -190,9 +191,10 @@ async def test_the_death_of_another_worker_ends_nothing() -> None:
 
 async def test_while_a_job_cleans_up_whose_time_is_over() -> None:
     async with leasing() as (gate, keeper, pool):
-        # Long enough for it to begin, also beside others that compute.
-        view = pool.options(lease=(keeper, "mine"), timeout=10 * SHORT)
+        view = pool.options(lease=(keeper, "mine"), timeout=LONG)
         job = view.submit(jobs.clean_up_at, gate.path)
+        await gate.visitor("work")
+        ring(pool, asyncio.get_running_loop().time() + LONG)
         cleaning = await gate.visitor("JobCancelled")
         await keeper.keeps("mine")
         cleaning.release()
