@@ -10,10 +10,11 @@ meets the caller, and not the pool's starts, as long as there is one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,6 +89,7 @@ class Broadcaster:
         self._remembered = Remembered(MAX_BROADCASTS)
         self._numbers = itertools.count(1)
         self._runs: list[_Run] = []
+        self._turns: list[asyncio.Future[None]] = []  # of those that have not begun
 
     def config(self) -> bytes:
         """Return what a worker is told that is started now, packed."""
@@ -110,10 +112,43 @@ class Broadcaster:
         """Run a call in every worker; see :meth:`asyncpool.Pool.broadcast`."""
         if options.key is not None or options.lease is not None:
             raise ValueError("a broadcast is for every worker: it has no key, no lease")
-        payload = await self._pack(function, args, kwargs)
-        self._check_open()
-        broadcast = Broadcast.of(next(self._numbers), function, payload)
-        self._remembered.check(broadcast, [run.broadcast for run in self._runs])
+        async with self._turn() as turn:
+            payload = await self._pack(function, args, kwargs)
+            await turn
+            self._check_open()
+            broadcast = Broadcast.of(next(self._numbers), function, payload)
+            self._remembered.check(broadcast, [run.broadcast for run in self._runs])
+            run = self._begin(broadcast, options)
+        try:
+            return await run.over
+        finally:
+            if run in self._runs:  # the caller has left
+                self._runs.remove(run)
+            for errand in list(run.errands.values()):
+                errand.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[asyncio.Future[None], None]:
+        """Take a turn in the order of the calls; what is yielded is done when it has come.
+
+        What takes long to be pickled is overtaken in the threads, and the last one is
+        what all workers are to know in the end.
+        """
+        turn: asyncio.Future[None] = self._state.loop.create_future()
+        self._turns.append(turn)
+        self._next_turn()
+        try:
+            yield turn
+        finally:
+            self._turns.remove(turn)
+            self._next_turn()
+
+    def _next_turn(self) -> None:
+        if self._turns and not self._turns[0].done():
+            self._turns[0].set_result(None)
+
+    def _begin(self, broadcast: Broadcast, options: JobOptions) -> _Run:
+        """Have the workers that there are run it."""
         run = _Run(
             broadcast=broadcast,
             options=replace(options, attempts=AttemptPolicy(), name=broadcast.name),
@@ -124,13 +159,7 @@ class Broadcaster:
             if slot.state in _COMING and not slot.leaving:
                 self._run_in(slot.index, run)
         self._state.loop.call_soon(self._look, run)
-        try:
-            return await run.over
-        finally:
-            if run in self._runs:  # the caller has left
-                self._runs.remove(run)
-            for errand in list(run.errands.values()):
-                errand.cancel()
+        return run
 
     async def _pack(
         self,
