@@ -18,6 +18,12 @@ from tests.core.imaginary.shell import ImaginaryShell
 __all__ = ["behave", "close_whatever_happens", "get_well"]
 
 
+# How often workers may do something for each job, at the most: begin with an empty slot,
+# be ready, load it, give it back (which takes two) or finish it, and end; and the pool may
+# have to get it, and to load what came of it.
+STEPS = 8
+
+
 def behave(shell: ImaginaryShell, manners: str) -> bool:
     """Let each worker do what it does; tell whether any of them did something.
 
@@ -83,7 +89,7 @@ def get_well(shell: ImaginaryShell) -> None:
         process.faulty or process.hung or process.questions or process.answers
         for process in shell.processes.values()
     )
-    for _ in range(200 + 2 * shell.jobs):
+    for _ in range(200 + STEPS * shell.jobs):
         if behave(shell, "kind"):
             continue
         missing = shell.workers - len(shell.free())
@@ -108,7 +114,7 @@ def close_whatever_happens(shell: ImaginaryShell, manners: str) -> None:
     end_sessions(shell)
     while shell.holds:
         shell.release()
-    for _ in range(400 + 2 * shell.jobs):
+    for _ in range(400 + STEPS * shell.jobs):
         shell.bury_the_abandoned()
         if shell.finished:
             break

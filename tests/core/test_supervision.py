@@ -1031,6 +1031,27 @@ def test_errands_do_not_wear_a_worker() -> None:
     assert core.refill(0, 2.0) == [Spawn(1, 1)]
 
 
+def test_another_call_rebuilds_a_session_if_the_first_was_cancelled_unbegun() -> None:
+    shell = ImaginaryShell(workers=1, policy=RestartPolicy())
+    shell.start()
+    shell.ready(0)
+    shell.want()
+    [session] = shell.owners.values()
+    shell.last(session)
+    shell.die(0)
+    shell.ready(0)
+    first = shell.rebuilding[session]
+    assert first is not None
+    shell.call(session)
+    shell.die(0, requeue=True)
+    assert shell.waiting_calls == [first, first + 1], "that worker had not begun it"
+    shell.cancel(first)
+    shell.ready(0)
+    assert list(shell.processes[0].hand) == [shell.rebuilding[session]]
+    assert shell.rebuilding[session] != first
+    assert shell.waiting_calls == [first + 1], "it waits for that"
+
+
 TestSupervision = SupervisionMachine.TestCase
 TestSupervision.settings = settings(
     max_examples=2 * settings().max_examples, stateful_step_count=60

@@ -162,10 +162,12 @@ class Commands(Ends):
 
     def _rebuild(self, session: int) -> None:
         waits = self.rebuilding[session]
-        if waits is not None:
-            assert waits in self.waiting_calls
+        if waits in self.waiting_calls:
             self.seen["a rebuild that had not begun"] += 1
             return
+        # Nobody was asked yet, or the call has ended before there was a worker for it.
+        assert waits not in self.open
+        self.seen["a rebuild that was given up before it began"] += waits is not None
         job = self._come_as_call(session)
         self.rebuilding[session] = job
         self.waiting_calls.insert(0, job)
