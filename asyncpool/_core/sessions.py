@@ -104,9 +104,8 @@ class Sessions:
         return [self._slots[index] for index in spare]
 
     def refuse(self) -> list[Command]:
-        """Turn away all who wait."""
+        """Turn away all who wait; then :meth:`let_go` of who is held back for them."""
         wanted, self._dispatcher.wanted = self._dispatcher.wanted, 0
-        self._held.clear()  # whoever closes, or has broken, gives them no jobs anyway
         return [RefuseSessions()] if wanted else []
 
     def _begin(self, slot: Slot) -> list[Command]:
@@ -216,6 +215,7 @@ class Sessions:
     def give_up(self) -> list[Command]:
         """Turn away all who wait, and end those that last and have no worker now."""
         commands = self.refuse()
+        self._held.clear()  # they get jobs again when the pool has recovered
         for slot in [*self._slot_of.values()]:
             if slot.state in EMPTY:
                 commands += self.gone(slot, followed=False)

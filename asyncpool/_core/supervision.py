@@ -519,7 +519,7 @@ class Supervision:
             commands += fail_jobs(list(errands), "closed")
         commands += self.closing.begin(finish, deadline, now)
         if self.closing.finish is not Finish.ALL:  # the time may be over already
-            commands += self._sessions.refuse()
+            commands += self._refuse_sessions(now)
         for index in {slot.index: None for slot in errands.values()}:
             commands += self.refill(index, now)  # it may have free lanes
         return [*commands, *self._settle(now)]
@@ -553,7 +553,7 @@ class Supervision:
         """Do what is due."""
         commands = self.closing.on_timer(now)
         if self.closing.finish is Finish.NONE:
-            commands += self._sessions.refuse()
+            commands += self._refuse_sessions(now)
         commands += self._pressing.on_timer(now)
         commands += self._lives.on_timer(now)
         commands += self.rotation.on_timer(now)
@@ -599,6 +599,13 @@ class Supervision:
         """Give jobs again to those that were held back for a session in vain."""
         spare = self._sessions.let_go()
         return [command for it in spare for command in self.refill(it.index, now)]
+
+    def _refuse_sessions(self, now: float) -> list[Command]:
+        """Turn away all who wait for a worker.
+
+        Whoever was held back for them has room for what is tried again.
+        """
+        return [*self._sessions.refuse(), *self._let_go(now)]
 
     def _feed(self, slot: Slot, now: float) -> list[Command]:
         if slot.session is not None:

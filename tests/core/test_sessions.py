@@ -161,6 +161,18 @@ def test_a_pool_that_finishes_no_more_turns_away_who_waits(how: Finish) -> None:
     assert core.dispatcher.wanted == 0
 
 
+def test_who_is_held_back_when_the_pool_closes_has_room_for_what_is_tried_again() -> (
+    None
+):
+    core, profile = pool(1, width=2), Profile()
+    for job in (1, 2):
+        core.submit(job, profile)
+    core.want_worker()
+    assert finish(core, 0, 2) == [], "it is held back"
+    assert core.close(Finish.RUNNING, None, 10.0) == [RefuseSessions()]
+    assert core.give_back({2: profile}, 10.0) == [Assign(0, (2,))]
+
+
 def test_a_smaller_pool_keeps_whom_a_session_has() -> None:
     core = pool(3)
     for _ in range(2):
