@@ -131,7 +131,7 @@ class Lives:
         commands: list[Command] = []
         if self.ledger.failures:
             commands.append(Recover(slot.index))
-        self.ledger.ready(now - slot.began_at)
+        self.ledger.ready(now - slot.began_at, now)
         self.broken = self._retry_at = None
         for other in self.slots:
             other.probing = False

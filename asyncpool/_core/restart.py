@@ -207,11 +207,15 @@ class RestartLedger:
         limit = self.policy.max_failed_starts
         return limit is not None and self.failures >= limit
 
-    def ready(self, took: float) -> None:
+    def ready(self, took: float, now: float) -> None:
         """Take note that a worker is ready, *took* seconds after it was forked."""
         self.failures, self._failed_at = 0, float("-inf")
-        shortest, longest = _INTERVALS
+        self._fill(now)
+        before, (shortest, longest) = self._interval, _INTERVALS
         self._interval = min(max(took / _SHARE, shortest), longest)
+        if self._free < 0.0:
+            # Those starts have their times already: until then, and no longer, others wait.
+            self._free *= before / self._interval
 
     def start_failed(self, began: float, now: float, *, roll: float) -> Verdict:
         """Enter the end of a worker that was never ready, and say what to do about it.
@@ -248,10 +252,14 @@ class RestartLedger:
 
     def _wait(self, now: float) -> float:
         """Take a restart out of the bucket; return the seconds until it is there."""
-        come = (now - self._filled_at) / self._interval
-        self._free = min(self._free + come, BURST * self.workers) - 1.0
-        self._filled_at = now
+        self._fill(now)
+        self._free -= 1.0
         return max(0.0, -self._free * self._interval)
+
+    def _fill(self, now: float) -> None:
+        come = (now - self._filled_at) / self._interval
+        self._free = min(self._free + come, BURST * self.workers)
+        self._filled_at = now
 
     def _is_one_too_many(self, now: float) -> bool:
         policy = self.policy

@@ -81,7 +81,7 @@ def test_without_a_limit_there_is_always_hope() -> None:
 def test_the_first_worker_that_is_ready_ends_the_row() -> None:
     pool = OnePool(RestartPolicy(initial_delay=1.0, max_failed_starts=3))
     first = [pool.fail(), pool.fail()]
-    pool.ledger.ready(0.1)
+    pool.ledger.ready(0.1, pool.now)
     assert [pool.fail(), pool.fail()] == first
 
 
@@ -117,7 +117,7 @@ def test_some_idle_deaths_for_each_worker_are_free_and_others_wait(
     workers: int,
 ) -> None:
     pool = OnePool(workers=workers)
-    pool.ledger.ready(0.01)  # a tenth of the time: ten a second
+    pool.ledger.ready(0.01, pool.now)  # a tenth of the time: ten a second
     free = BURST * workers
     assert delays([pool.die() for _ in range(free)]) == [0.0] * free
     assert delays([pool.die() for _ in range(3)]) == pytest.approx([0.1, 0.2, 0.3])
@@ -125,7 +125,7 @@ def test_some_idle_deaths_for_each_worker_are_free_and_others_wait(
 
 def test_what_was_free_comes_back_with_time() -> None:
     pool = OnePool()
-    pool.ledger.ready(0.01)
+    pool.ledger.ready(0.01, pool.now)
     for _ in range(BURST):
         pool.die()
     assert delays([pool.die(after=0.1)]) == pytest.approx([0.0])
@@ -142,10 +142,25 @@ def test_they_wait_as_long_as_starts_take_but_never_long(
     took: float, interval: float
 ) -> None:
     pool = OnePool()
-    pool.ledger.ready(took)
+    pool.ledger.ready(took, pool.now)
     for _ in range(BURST):
         pool.die()
     assert delays([pool.die()]) == pytest.approx([interval])
+
+
+def test_none_waits_for_longer_when_starts_have_become_slow() -> None:
+    pool = OnePool(workers=2)
+    pool.ledger.ready(0.01, pool.now)
+    for _ in range(2 * BURST):
+        pool.die()
+    assert delays([pool.die(), pool.die()]) == pytest.approx([0.1, 0.2])
+    # The first of them is forked then, and takes half of that again to be ready.
+    pool.now += 0.15
+    pool.ledger.ready(0.05, pool.now)
+    assert delays([pool.die()]) == pytest.approx([0.05 + 0.5]), "behind the second"
+    pool.now += 0.55 + 0.05
+    pool.ledger.ready(0.05, pool.now)
+    assert delays([pool.die()]) == pytest.approx([0.5 - 0.05])
 
 
 @given(
@@ -158,7 +173,7 @@ def test_a_storm_takes_at_most_a_tenth_of_the_time(
 ) -> None:
     """Of one core, if a start computes for as long as it takes."""
     pool = OnePool(workers=workers)
-    pool.ledger.ready(took)
+    pool.ledger.ready(took, pool.now)
     begun = []  # when the next worker is forked
     start, due = pool.now, pool.now
     while pool.now < start + 20.0:

@@ -60,7 +60,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(took=st.sampled_from([0.0, 0.004, 0.04, 3.0]))
     def one_is_ready(self, took: float) -> None:
-        self.ledger.ready(took)
+        self.ledger.ready(took, self.now)
         self.row.clear()
 
     @rule()
