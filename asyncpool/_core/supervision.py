@@ -194,18 +194,19 @@ class Supervision:
         if slot.state is not SlotState.BUSY:
             return []  # it is on its way out already
         if slot.faulty or slot.doomed or slot.leaving or self.broken:
-            return self._pressing.wind_up(slot, now)
-        if slot.asked or not slot.flight.hungry:
-            return []
-        if not slot.flight.jobs:
-            slot.apply(SlotEvent.RELEASE)
-            slot.idle_since = now
-        commands = self._feed(slot, now)
-        if slot.flight.spent and not slot.flight.jobs and slot.session is None:
-            # It is of no more use, whether there is another one or not.
-            commands += self.rotation.retire(slot, "max_jobs", now, unsent=None)
-        elif slot.flight.spent or slot.outcomes >= slot.wear.jobs:
-            commands += self.rotation.wear_out(slot, "max_jobs", now)
+            commands = self._pressing.wind_up(slot, now)
+        elif slot.asked or not slot.flight.hungry:
+            commands = []
+        else:
+            if not slot.flight.jobs:
+                slot.apply(SlotEvent.RELEASE)
+                slot.idle_since = now
+            commands = self._feed(slot, now)
+            if slot.flight.spent and not slot.flight.jobs and slot.session is None:
+                # It is of no more use, whether there is another one or not.
+                commands += self.rotation.retire(slot, "max_jobs", now, unsent=None)
+            elif slot.flight.spent or slot.outcomes >= slot.wear.jobs:
+                commands += self.rotation.wear_out(slot, "max_jobs", now)
         if self.closing.finish is not None:
             commands += self._settle(now)
         return commands

@@ -36,6 +36,7 @@ from asyncpool._core.commands import (
     Revoke,
     Spawn,
     Stop,
+    Terminate,
     Unassign,
 )
 from asyncpool._core.limits import KILL, Press
@@ -874,6 +875,39 @@ def test_a_closing_pool_lets_go_of_whom_the_job_that_arrives_does_not_need() -> 
     assert core.close(Finish.ALL, 30.0, 2.0) == []
     # The other worker would be idle for as long as the job takes.
     assert core.arrive(1, ALONE, 2.0) == [Assign(1, (1,)), Stop(0)]
+
+
+def test_a_closing_pool_needs_nobody_after_the_last_jobs_of_one_that_leaves() -> None:
+    core, short = closing_core(2), Profile()
+    short.note(10)
+    for job in range(1, 5):
+        core.submit(job, short)
+    hands = [[*slot.flight.jobs] for slot in core.slots[:2]]
+    core.rotation.retire(core.slots[0], "asked", 2.0, unsent=None)
+    assert core.close(Finish.ALL, 30.0, 2.0) == []
+    for job in hands[1]:
+        core.outcome(1, job)
+    assert core.refill(1, 3.0) == [], "the other one may give back what waits there"
+    for job in hands[0]:
+        core.outcome(0, job)
+    ended = core.refill(0, 4.0)
+    assert ended == [Stop(0), Stop(1), Terminate(2)], "nobody is needed any more"
+
+
+def test_a_pool_that_gives_up_parks_whom_it_was_about_to_start_too() -> None:
+    policy = RestartPolicy(max_restarts=2 * BURST + 1)
+    shell = ImaginaryShell(workers=2, policy=policy)
+    shell.start()
+    shell.ready(0)
+    shell.ready(1)
+    for _ in range(2 * BURST):
+        shell.die(0)
+        shell.ready(0)
+    shell.die(0)
+    assert shell.core.slots[0].due is not None, "it waits"
+    shell.die(1)
+    assert shell.gave_up
+    assert shell.parked == {0, 1}
 
 
 def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
