@@ -910,6 +910,23 @@ def test_a_pool_that_gives_up_parks_whom_it_was_about_to_start_too() -> None:
     assert shell.parked == {0, 1}
 
 
+def test_a_session_that_goes_on_in_its_slot_needs_no_worker_elsewhere() -> None:
+    shell = ImaginaryShell(workers=2, policy=RestartPolicy())
+    shell.start()
+    shell.ready(0)
+    shell.want()
+    [session] = shell.owners.values()
+    shell.last(session)
+    shell.call(session)
+    shell.retire(0)
+    for slot in (1, 2):
+        shell.die(slot)
+    assert shell.parked == {1, 2}, "starts fail"
+    shell.die(0)
+    assert [*shell.processes] == [0], "the session's next worker"
+    assert shell.parked == {2}, "and so nobody is missing but one"
+
+
 def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
     core, profile = closing_core(1), Profile()
     core.submit(1, profile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 
 from asyncpool._core import commands as cmd
 from asyncpool._core.closing import Finish
@@ -120,6 +121,7 @@ class ImaginaryShell(Jobs):
                 back.append(job)
         self._put_back(back)
         session = self.owners.get(slot)
+        lasting = self.lasting.copy()
         if session in self.lasting:
             call = self.rebuilding.get(session)
             # Until the next worker is there, unless it is to begin there.
@@ -150,10 +152,9 @@ class ImaginaryShell(Jobs):
                 assert slot in self.processes or verdicts, "replaced at once"
         elif self.closing is None:
             assert verdicts[0].slot == slot
-            # A pool that gives up parks those too who were to come a little later.
-            late = {verdict.slot for verdict in verdicts[1:]}
-            assert not late or (self.broken and not broken)
-            assert late <= self.parked - {slot}
+            self._check_what_follows_elsewhere(
+                verdicts[1:], lasts=session in lasting, broken=broken
+            )
             if process.ready and not self.broken:
                 assert isinstance(verdicts[0], cmd.ScheduleRestart | cmd.LeaveEmpty)
             if started and isinstance(verdicts[0], cmd.ScheduleRestart):
@@ -175,6 +176,20 @@ class ImaginaryShell(Jobs):
             assert process.tied or not again, "of another roll"
         for other in self.processes.values():
             other.tied = other.tied or other.born_at == self.now
+
+    def _check_what_follows_elsewhere(
+        self, verdicts: Sequence[cmd.Command], *, lasts: bool, broken: bool
+    ) -> None:
+        for verdict in verdicts:
+            if isinstance(verdict, cmd.ParkSlot):
+                # A pool that gives up, also on whom it was to start a little later.
+                assert self.broken
+                assert not broken
+            else:
+                # A session whose worker was about to be followed in another slot, where
+                # starts had failed, goes on in its own.
+                assert isinstance(verdict, cmd.LeaveEmpty)
+                assert lasts
 
     def lose(self, session: int, then: int) -> None:
         """Let the worker of a session die, and *then* so much of what follows happen."""
