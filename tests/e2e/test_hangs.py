@@ -21,6 +21,7 @@ from asyncpool import (
     Job,
     Pool,
     PoolClosedError,
+    RestartPolicy,
     RollResult,
     WorkerHungError,
     WorkerLimits,
@@ -55,21 +56,29 @@ async def times_out(job: Job[Any]) -> None:
 
 @every_hang
 async def test_in_the_initializer(hang: Fault, tmp_path: Path) -> None:
+    token = tmp_path / "token"
     crashes: list[Crash] = []
+
+    def culprits() -> list[Crash]:
+        # On a machine under load others may not be ready in time either.
+        pid = token.read_text() if token.exists() else ""
+        return [it for it in crashes if f"{it.pid}" == pid]
+
     async with (
         patience(),
         Pool(
             2,
             on_crash=crashes.append,
             initializer=faults.commit_first,
-            initargs=(str(tmp_path / "token"), hang.name),
+            initargs=(str(token), hang.name),
             start_timeout=2 * SHORT,
+            restart=RestartPolicy(max_failed_starts=None),
         ) as pool,
     ):
         assert await pool.submit(jobs.square, 7) == 49
-        await until(pool, lambda stats: stats.crashes == 1)
+        await until(pool, lambda _: bool(culprits()))
         await assert_serves(pool)
-    [crash] = crashes
+    [crash] = culprits()
     assert (crash.kind, crash.job_id) == ("failed start", None)
     assert crash.detail == f"killed since it was not ready within {2 * SHORT:g} s"
 

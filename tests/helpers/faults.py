@@ -98,8 +98,9 @@ def stopped_by(token: str) -> int | None:
 
 
 def commit_first(token: str, name: str) -> None:
-    """Commit it as an initializer, in one worker only."""
+    """Commit it as an initializer, in one worker only, whose number *token* tells."""
     if first(token):
+        Path(token).write_text(f"{os.getpid()}")
         commit(name)
 
 
