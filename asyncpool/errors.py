@@ -246,7 +246,7 @@ class PoolBrokenError(AsyncPoolError):
         self, *, reason: str, crashes: tuple[Crash, ...], retry_after: float | None
     ) -> None:
         last = f"; last: {crashes[-1]}" if crashes else ""
-        tail = _telling_lines(crashes[-1].stderr_tail) if crashes else ""
+        tail = _last_words(crashes[-1]) if crashes else ""
         super().__init__(
             f"the pool is broken: {reason}{last}{tail}",
             reason=reason,
@@ -292,8 +292,7 @@ class ResizeError(AsyncPoolError):
 
     def __init__(self, crash: Crash) -> None:
         super().__init__(
-            f"there are not as many workers yet: {crash}"
-            f"{_telling_lines(crash.stderr_tail)}",
+            f"there are not as many workers yet: {crash}{_last_words(crash)}",
             crash=crash,
         )
 
@@ -498,7 +497,7 @@ class WorkerCrashedError(JobError):
         }[delivery]
         hung = last.kind == "hung"  # or it is a traceback, which is in the other, too
         tail = _innermost_calls(last.stack) if hung else ""
-        tail = tail or _telling_lines(last.stderr_tail)
+        tail = tail or _last_words(last)
         super().__init__(
             f"{last}; {state}{tail}",
             job_id=job_id,
@@ -520,6 +519,18 @@ class WorkerCrashedError(JobError):
 def job_text(number: int, function: str) -> str:
     """Return what a job is called in texts."""
     return f"job {number} ({function})" if function else f"job {number}"
+
+
+def _last_words(crash: Crash) -> str:
+    """Return the lines that say most about the end of a worker, each on its own.
+
+    Of a start that has failed they may be those of its traceback: a worker that serves
+    leaves it to the pool's process to show that.
+    """
+    trace = tuple(crash.stack.splitlines()) if crash.kind == "failed start" else ()
+    if trace and trace[-1] not in crash.stderr_tail:
+        return _telling_lines(trace)
+    return _telling_lines(crash.stderr_tail)
 
 
 def _telling_lines(tail: tuple[str, ...]) -> str:

@@ -35,7 +35,7 @@ from asyncpool.errors import (
     WorkerOutOfMemoryError,
     WorkerStartError,
 )
-from asyncpool.events import Crash
+from asyncpool.events import Crash, CrashKind
 
 CRASH = Crash(
     slot=2,
@@ -365,6 +365,25 @@ def test_a_fatal_error_without_a_stack_is_quoted_all_the_same() -> None:
     )
     error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
     assert str(error).splitlines()[1:] == ["    Fatal Python error: Aborted"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tail", "shown"),
+    [
+        ("failed start", ("a line",), "    KeyError: 1"),
+        ("failed start", ("KeyError: 1", "behind it"), "    behind it"),
+        ("crash", ("a line",), "    a line"),
+    ],
+)
+def test_the_traceback_of_a_start_is_quoted_once(
+    kind: CrashKind, tail: tuple[str, ...], shown: str
+) -> None:
+    crash = dataclasses.replace(
+        CRASH, kind=kind, stderr_tail=tail, stack="Traceback\n  File\nKeyError: 1\n"
+    )
+    error = PoolBrokenError(reason="why", crashes=(crash,), retry_after=None)
+    assert str(error).splitlines()[-1] == shown
+    assert str(error).count("KeyError: 1") == ("KeyError" in f"{tail}{shown}")
 
 
 def test_a_remote_traceback_prints_as_a_block() -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
+from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded
+from asyncpool._core.tracebacks import users_own
 from asyncpool.cluster import Cluster, asgi, wsgi
 from asyncpool.cluster._run import GAVE_UP, Operation
 from asyncpool.events import Crash
@@ -201,6 +202,6 @@ class Serving:
             )
         elif detail.startswith("AttributeError: module ") and named:
             lines.append(f"  What is it called in {module}?  Write {module}:NAME.")
-        elif (traceback := user_traceback(crash.stack)) is not None:
+        elif traceback := users_own(crash.stack):
             lines.append(traceback)
         self._log.tell("\n".join(lines), logging.ERROR)

@@ -55,7 +55,13 @@ class Burial:
         self._serving = serving
         self._sessions = sessions
         self._coroner = Coroner(config.start_timeout)
-        self._reporter = Reporter(state.loop, config.title, config.on_crash)
+        self._reporter = Reporter(
+            state.loop,
+            config.title,
+            config.on_crash,
+            # Workers of pools print theirs.
+            traces=service is not None,
+        )
 
     def born(self) -> None:
         """Take note that there is a new worker: what has killed others is no news then."""

@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 
+from asyncpool._core.tracebacks import users_own
 from asyncpool.events import Crash
 
 __all__ = ["CrashCallback", "Reporter"]
@@ -28,6 +29,7 @@ class Reporter:
         loop: The pool's loop.
         title: What the log calls the pool.
         callback: What to call, or ``None``.
+        traces: Whether records of starts that have failed have the traceback of it.
     """
 
     def __init__(
@@ -35,10 +37,13 @@ class Reporter:
         loop: asyncio.AbstractEventLoop,
         title: str,
         callback: CrashCallback | None,
+        *,
+        traces: bool = False,
     ) -> None:
         self._loop = loop
         self._title = title
         self._callback = callback
+        self._traces = traces
         # Not a task group: one that never returns would hold up the close for ever.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -66,7 +71,7 @@ class Reporter:
 
     def _tell(self, crash: Crash) -> None:
         with contextlib.suppress(Exception):  # a handler or filter of the user's
-            _LOGGER.warning("%s: %s; %s", self._title, crash, crash.next_step)
+            self._log(crash)
         if self._callback is None:
             return
         try:
@@ -77,6 +82,24 @@ class Reporter:
                 task.add_done_callback(self._tasks.discard)
         except Exception:
             _LOGGER.exception("on_crash raised; the pool goes on")
+
+    def _log(self, crash: Crash) -> None:
+        if not _LOGGER.isEnabledFor(logging.WARNING):
+            return
+        path, line, function, _ = _LOGGER.findCaller()
+        record = _LOGGER.makeRecord(
+            _LOGGER.name,
+            logging.WARNING,
+            path,
+            line,
+            "%s: %s; %s",
+            (self._title, crash, crash.next_step),
+            None,
+            function,
+        )
+        if self._traces and crash.kind == "failed start":
+            record.exc_text = users_own(crash.stack) or None
+        _LOGGER.handle(record)
 
     @staticmethod
     async def _await(result: Awaitable[object]) -> None:

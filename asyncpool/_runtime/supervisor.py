@@ -347,7 +347,7 @@ class Supervisor:
             handle.detail = str(error)
             self._launcher.drop_spare()  # descriptors may be what it lacks
         except LaunchError as error:
-            handle.detail = str(error)
+            handle.detail, handle.traceback = str(error), error.trace
             if handle.killed and not self._core.slots[handle.slot].planned:
                 self._launcher.accuse()  # it has not answered for start_timeout
         self._burial.bury(handle)

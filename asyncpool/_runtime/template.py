@@ -48,7 +48,13 @@ _MOST_REQUESTS = 16
 
 
 class LaunchError(Exception):
-    """No worker could be started; the text says why."""
+    """No worker could be started; the text says why.
+
+    Attributes:
+        trace: The traceback of what was raised in the launcher, if anything was.
+    """
+
+    trace = ""
 
 
 class ScriptError(LaunchError):
@@ -256,6 +262,7 @@ class Template:
                 failure = Failure.unpack(frame.payload)
                 kind = ScriptError if failure.stage == "script" else LaunchError
                 error = kind(printable_lines(failure.summary))
+                error.trace = printable_lines(failure.text)
                 if failure.stage in {"preload", "script"}:
                     self._useless = True
                     _fail(self.ready, error)

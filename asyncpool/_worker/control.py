@@ -68,6 +68,7 @@ class Control:
         on_end_of_all: Called when a worker that drains hears that the whole cluster ends.
         call_soon: Has the event loop call something, if one serves here.
         identity: Who this worker is, if the pool has said so.
+        announced: Whether the pool was told what has kept the worker from going on.
         interrupts: As above.
         credit: As above.
     """
@@ -91,6 +92,7 @@ class Control:
         self.on_end_of_all: Callable[[], None] | None = None
         self.call_soon: Callable[..., object] | None = None
         self.identity: Identity | None = None
+        self.announced = False
         self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
         self._decoder = decoder(MAX_CONFIG)
 

@@ -37,7 +37,7 @@ from asyncpool._worker.segments import Segments
 from asyncpool._worker.sending import SMALL, send
 from asyncpool._worker.state import open_state
 from asyncpool._worker.streams import Credit, Streams
-from asyncpool._worker.tracebacks import failure_of, print_error
+from asyncpool._worker.tracebacks import announce, print_error
 from asyncpool._worker.turns import Turns
 
 TYPE_CHECKING = False  # see _core/records.py
@@ -185,7 +185,9 @@ def _begin(config: WorkerConfig, parts: Parts) -> None:
             serve = sys.modules[module].serve
             leave(serve(jobs, control, coroutines, config), coroutines)
     except BaseException as error:
-        print_error(error)
+        # The cluster's log has what was announced, in one record with what has become of it.
+        if config.serving is None or not control.announced:
+            print_error(error)
         leave(1, coroutines)
 
 
@@ -213,7 +215,7 @@ def _initialize(config: WorkerConfig, parts: Parts) -> None:
             stage = f"broadcast of {name}"
             broadcasts.run(call)
     except BaseException as error:
-        control.send(Kind.FAILED, failure_of(stage, error).pack())
+        announce(control, stage, error)
         raise
 
 

@@ -9,7 +9,6 @@ import pickle
 import socket
 from functools import partial
 
-from asyncpool._core.frames import Kind
 from asyncpool._core.messages import WorkerConfig
 from asyncpool._worker.control import Control
 from asyncpool._worker.coroutines import Coroutines
@@ -17,7 +16,7 @@ from asyncpool._worker.drain_time import DrainTime
 from asyncpool._worker.member import Worker
 from asyncpool._worker.membership import Member
 from asyncpool._worker.tasks import task_stacks
-from asyncpool._worker.tracebacks import failure_of, print_error
+from asyncpool._worker.tracebacks import announce, print_error
 
 TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ def serve(
     for name in _MASTERS:
         os.environ.pop(name, None)
     target, spread, drain_timeouts, *who, broadcasts = pickle.loads(config.main[1])
+    life = None
     try:
         function = _load(target)
         life = _Life(control, coroutines, function, drain_timeouts, broadcasts)
@@ -69,7 +69,9 @@ def serve(
             life.run(jobs, config.max_payload, spread, *who)
         )
     except BaseException as error:
-        _announce(control, error)
+        announce(control, "serve", error)
+        if life is not None and life.was_ready:  # else it is a start that has failed
+            print_error(error)
         raise
 
 
@@ -99,10 +101,6 @@ def _load(target: bytes | str) -> Target:
     return found  # type: ignore[no-any-return]
 
 
-def _announce(control: Control, error: BaseException) -> None:
-    control.send(Kind.FAILED, failure_of("serve", error).pack())
-
-
 class _Life:
     """Runs the target, and then what it has left behind, until that is done.
 
@@ -113,6 +111,9 @@ class _Life:
         drain_timeouts: How long it may take to drain, in seconds: if the cluster ends, and
             if others serve on.
         broadcasts: The messages, pickled, that were for every worker before this one came.
+
+    Attributes:
+        was_ready: Whether the target had said that it is, when the life ended.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class _Life:
         self._drain_timeouts = drain_timeouts
         self._broadcasts = broadcasts
         self._error: BaseException | None = None
-        self._thread_died = self._is_over = False
+        self._thread_died = self._is_over = self.was_ready = False
 
     async def run(
         self,
@@ -168,6 +169,7 @@ class _Life:
                 self._tell_of_end()
             await time.bound(member.line.until_read())
         finally:
+            self.was_ready = member.is_ready
             self._control.on_thread_death = self._control.call_soon = None
             self._control.on_end_of_all = None
             member.close()
@@ -195,7 +197,7 @@ class _Life:
             if not member.is_ready:
                 raise self._error
             print_error(self._error)
-            _announce(self._control, self._error)
+            announce(self._control, "serve", self._error)
         elif not member.is_ready and not member.draining.is_set():
             raise RuntimeError("serve() returned before it was ready")
 

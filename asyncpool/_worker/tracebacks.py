@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from asyncpool._core.frames import Kind
 from asyncpool._core.messages import Failure
 from asyncpool._core.outcome import text_of
 from asyncpool._core.raised import format_error
@@ -12,10 +13,18 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["failure_of", "print_error"]
+    from asyncpool._worker.control import Control
+
+__all__ = ["announce", "failure_of", "print_error"]
 
 # What calls the user's code: the packages of such modules.
 _CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
+
+
+def announce(control: Control, stage: str, error: BaseException) -> None:
+    """Tell the pool of *error*, which has kept the worker from going on."""
+    control.send(Kind.FAILED, failure_of(stage, error).pack())
+    control.announced = True
 
 
 def failure_of(stage: str, error: BaseException) -> Failure:

@@ -29,7 +29,8 @@ async def begin_lifespan(lifespan: Any, config: uvicorn.Config) -> None:
         config.loaded_app = app  # no request goes through the witness
     if lifespan.should_exit:
         text = "the application's lifespan has refused to start"
-        raise RuntimeError(f"{text}: {witness.reason}" if witness.reason else text)
+        reason = f"{text}: {witness.reason}" if witness.reason else text
+        raise RuntimeError(reason) from witness.error
 
 
 class _Witness:
@@ -40,11 +41,13 @@ class _Witness:
 
     Attributes:
         reason: The last line of what it said, or of its traceback; empty if there is none.
+        error: What it has raised, if it did.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self.reason = ""
+        self.error: BaseException | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def listen(message: Any) -> None:
@@ -56,6 +59,7 @@ class _Witness:
         try:
             await self._app(scope, receive, listen)
         except BaseException as error:
+            self.error = error
             self.reason = self.reason or _last_line(describe(error))
             raise
 

@@ -418,6 +418,47 @@ def test_bad_code(target: str, reason: str, way_out: str | None, folder: Path) -
         assert sum(line.startswith("  File ") for line in rest) == 1
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_each_failed_start_of_a_server_is_one_record(
+    log_format: str, folder: Path
+) -> None:
+    own = f"""\
+Traceback (most recent call last):
+  File "{folder}/app.py", line 1, in <module>
+    import bad
+  File "{folder}/bad.py", line 1, in <module>
+    raise RuntimeError('not today')
+RuntimeError: not today"""
+    with Server(folder, "app:app", *ONE, "--log-format", log_format) as server:
+        server.says("serves after ")
+        begun = len(server.log)
+        write_app(folder, BROKEN, "bad")
+        write_app(folder, "import bad")
+        for _ in range(2):
+            assert server.command("reload").code == 1
+        write_app(folder, "import nothing_there")
+        assert server.command("reload").code == 1
+        write_app(folder, "VERSION = 1")
+        assert server.command("reload").code == 1
+        server.says("the reload has ended after 0 workers", times=4)
+        log = server.log[begun:]
+    assert "/asyncpool/" not in log.replace(f"{folder}/", "")
+    assert "importlib" not in log
+    if log_format == "text":
+        assert log.count(f"the worker that it was to replace stays\n{own}\n") == 2
+        assert log.count("Traceback") == 3, "there is none where no frame is the user's"
+    else:
+        entries = [json.loads(line) for line in log.splitlines()]
+        failed = [it for it in entries if "the worker that it" in it["message"]]
+        traces = [entry.get("exception") for entry in failed]
+        assert traces[:2] == [own] * 2
+        assert traces[2].endswith(
+            "ModuleNotFoundError: No module named 'nothing_there'"
+        )
+        assert traces[3:] == [None]
+        assert not [it for it in entries if it["logger"] == "asyncpool.worker"]
+
+
 def test_a_start_that_fails_now_and_then_is_told_of(folder: Path) -> None:
     write_app(
         folder,
@@ -438,7 +479,7 @@ def test_a_start_that_fails_now_and_then_is_told_of(folder: Path) -> None:
     )
     with Server(folder, "moody:serve", *ONE, "--interface", "serve") as server:
         server.says("in slot 0 exited with status 7 (failed start); ").up()
-        # It is one of a worker that serves nevertheless.
+        # What a worker prints by itself is printed.
         server.says("Traceback (most recent call last)").says(": FileExistsError: ")
         assert server.end(signal.SIGTERM) == 0
 

@@ -24,7 +24,7 @@ from asyncpool import Cluster, WorkerLimits
 from asyncpool._cli import changes, serve_command, serving
 from asyncpool._cli.changes import Changes
 from asyncpool._cli.log_formats import TextFormat
-from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded, user_traceback
+from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded
 from asyncpool._cli.serving import Serving, ServingPlan
 from asyncpool._cli.status_view import status_view
 from asyncpool.events import Crash
@@ -284,9 +284,6 @@ def test_lines_of_workers_are_printed_as_they_are() -> None:
     )
 
 
-TRACEBACK = "Traceback (most recent call last):"
-
-
 def crash(**changes: Any) -> Crash:
     """Log a crash, and return it."""
     known: dict[str, Any] = {
@@ -408,96 +405,29 @@ def test_what_only_python_takes_for_json_is_a_message(number: str) -> None:
     assert found["logger"] == "asyncpool.worker"
 
 
-def test_tracebacks_of_a_start_are_withheld() -> None:
+def test_code_that_cannot_be_loaded_is_told_of_when_all_has_ended() -> None:
     def tell(log: ServeLog) -> None:
         log.start_over()
         worker("before")
-        worker(TRACEBACK)
-        worker("  more of it")
-        worker("another's", "worker 8 in slot 1")
         assert cannot_be_loaded(crash())
         assert cannot_be_loaded(
             crash(pid=None, exit_code=None, detail="'m' cannot be preloaded")
         )
-
-    assert printed(tell).splitlines() == [
-        "worker 7 in slot 0: before",
-        "worker 8 in slot 1: another's",
-    ]
-
-
-def test_what_was_withheld_is_printed_once_a_worker_is_ready() -> None:
-    def tell(log: ServeLog) -> None:
-        log.start_over()
-        worker(TRACEBACK)
-        worker("it goes on")
-        worker("another's", "worker 8 in slot 1")
+        assert not cannot_be_loaded(crash(exit_code=7, detail=""))
+        assert not cannot_be_loaded(crash(pid=8, slot=1, kind="crash"))
         log.started()
-        worker("for long")
-        worker(TRACEBACK)
         crash()
 
+    app = "WARNING asyncpool: app: worker"
     assert printed(tell).splitlines() == [
-        "worker 8 in slot 1: another's",
-        f"worker 7 in slot 0: {TRACEBACK}",
-        "worker 7 in slot 0: it goes on",
-        "worker 7 in slot 0: for long",
-        f"worker 7 in slot 0: {TRACEBACK}",
+        "worker 7 in slot 0: before",
+        f"{app} 7 in slot 0 exited with status 7 (failed start); next",
+        f"{app} 8 in slot 1 exited with status 1: serve failed: OSError: no; next",
         (
-            "WARNING asyncpool: app: worker 7 in slot 0 exited with status 1 (failed start): "
+            f"{app} 7 in slot 0 exited with status 1 (failed start): "
             "serve failed: OSError: no; next"
         ),
     ]
-
-
-def test_starts_that_fail_otherwise_are_told_of_at_once() -> None:
-    def tell(log: ServeLog) -> None:
-        log.start_over()
-        worker(TRACEBACK)
-        worker(TRACEBACK, "worker 8 in slot 1")
-        assert not cannot_be_loaded(crash(exit_code=7, detail=""))
-        assert not cannot_be_loaded(crash(pid=8, slot=1, kind="crash"))
-
-    assert printed(tell).splitlines() == [
-        f"worker 7 in slot 0: {TRACEBACK}",
-        (
-            "WARNING asyncpool: app: worker 7 in slot 0 exited with status 7 (failed start); "
-            "next"
-        ),
-        f"worker 8 in slot 1: {TRACEBACK}",
-        (
-            "WARNING asyncpool: app: worker 8 in slot 1 exited with status 1: serve failed: "
-            "OSError: no; next"
-        ),
-    ]
-
-
-def test_another_start_forgets_what_was_withheld() -> None:
-    def tell(log: ServeLog) -> None:
-        log.start_over()
-        worker(TRACEBACK)
-        log.started()
-        log.start_over()
-        worker(TRACEBACK, "worker 8 in slot 1")
-        log.start_over()
-        log.started()
-
-    assert printed(tell) == f"worker 7 in slot 0: {TRACEBACK}\n"
-
-
-def test_what_is_no_traceback_is_not_withheld_for_long() -> None:
-    def tell(log: ServeLog) -> None:
-        log.start_over()
-        worker(TRACEBACK)
-        for number in range(1000):
-            worker(f"{number}")
-
-    lines = printed(tell).splitlines()
-    assert (lines[1], lines[-1]) == (
-        "worker 7 in slot 0: 0",
-        "worker 7 in slot 0: 999",
-    )
-    assert len(lines) == 1001
 
 
 def test_uvicorn_is_not_to_tell_of_each_worker() -> None:
@@ -509,46 +439,6 @@ def test_uvicorn_is_not_to_tell_of_each_worker() -> None:
     assert printed(tell, level=logging.DEBUG).startswith("INFO uvicorn.error: Started")
     assert logging.getLogger("uvicorn.error").level == logging.NOTSET
     assert logging.getLogger().level == logging.WARNING
-
-
-def test_a_traceback_has_the_users_frames() -> None:
-    text = """\
-Traceback (most recent call last):
-  File "/x/asyncpool/_worker/serve.py", line 1, in serve
-    one()
-    ~~~^^
-  File "<frozen importlib._bootstrap>", line 2, in two
-  File "/home/me/asyncpool/app.py", line 3, in three
-    three()
-ValueError: one
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "/x/asyncpool/cluster/_asgi.py", line 4, in four
-    four()
-KeyError: 'two'
-"""
-    assert (
-        user_traceback(text)
-        == """\
-Traceback (most recent call last):
-  File "/home/me/asyncpool/app.py", line 3, in three
-    three()
-ValueError: one
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-KeyError: 'two'"""
-    )
-
-
-@pytest.mark.parametrize(
-    "text", ["", 'Traceback\n  File "/x/asyncpool/_worker/a.py", line 1\nE: e\n']
-)
-def test_a_traceback_may_have_none(text: str) -> None:
-    assert user_traceback(text) is None
 
 
 def slot(**changes: Any) -> dict[str, Any]:

@@ -229,6 +229,9 @@ async def test_a_module_that_cannot_be_preloaded_is_named(
             await Pool(2, preload=["json", "ap_missing"], restart=HASTY).start()
     assert "'ap_missing' cannot be preloaded" in str(caught.value)
     assert text in str(caught.value)
+    crash = caught.value.crashes[-1]
+    assert crash.stack.startswith("Traceback (most recent call last):\n")
+    assert text in crash.stack.splitlines()[-1]
 
 
 async def test_a_preload_that_kills_the_launcher_is_heard_of(

@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from asyncpool._core.frames import Kind
+from asyncpool._core.messages import Failure
 from asyncpool.cluster import _asgi, asgi
 from tests.helpers import web_app
 from tests.helpers.patience import PATIENCE
@@ -139,13 +140,15 @@ def test_an_application_that_does_not_start(
     start: Start, app: str, summary: str
 ) -> None:
     master = start(asgi(f"tests.helpers.web_app:{app}", lifespan="on"))
-    frames = iter(lambda: master.worker.heard(master.worker.control), None)
-    kinds = [frame.kind for frame in frames]
-    assert Kind.HELLO not in kinds
-    assert Kind.FAILED in kinds
-    status, err = master.ended()
-    assert status == 1
-    assert summary in err
+    frames = list(iter(lambda: master.worker.heard(master.worker.control), None))
+    assert Kind.HELLO not in [frame.kind for frame in frames]
+    [failure] = [
+        Failure.unpack(frame.payload) for frame in frames if frame.kind is Kind.FAILED
+    ]
+    assert failure.summary == summary
+    assert ("in raising\n" in failure.text) == (app == "raising")
+    status, err = master.worker.ended()
+    assert (status, "Traceback" in err) == (1, False), "the master tells of it"
 
 
 def test_options_of_the_cluster_are_refused() -> None:
