@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from asyncpool._core.kinds import INT, NUMBER, SECONDS, SWITCH, check_kinds, or_none
+from asyncpool._core.units import in_units
 
 __all__ = ["NEVER", "KernelLimit", "Wear", "WorkerLimits"]
 
@@ -119,7 +120,8 @@ class WorkerLimits:
             )
         if self.max_rss and self.hard_rss and self.hard_rss <= self.max_rss:
             raise ValueError(
-                f"hard_rss must be more than max_rss ({self.max_rss}), not {self.hard_rss}"
+                f"hard_rss must be more than max_rss ({in_units(self.max_rss)}), "
+                f"not {in_units(self.hard_rss)}"
             )
         if self.cpu_affinity is not None:
             object.__setattr__(self, "cpu_affinity", _cpus(self.cpu_affinity))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from asyncpool import events
 from asyncpool._core import commands as cmd
 from asyncpool._core.slots import UP, Slot, SlotState
+from asyncpool._core.units import in_units
 from asyncpool._runtime.handle import WorkerHandle
 from asyncpool._runtime.machine import private_memory
 from asyncpool._runtime.state import PoolState, decision
@@ -226,7 +227,8 @@ class Rotator:
             return
         memory = private_memory(handle.pid)
         if self._hard is not None and memory >= self._hard:
-            reason = f"it had {memory} bytes of memory, and hard_rss is {self._hard}"
+            had, most = in_units(memory), in_units(self._hard)
+            reason = f"it had {had} of memory, and hard_rss is {most}"
             self._perform(self._rotation.oversized(slot, reason, now))
         elif slot.wear.rss is not None and memory >= slot.wear.rss:
             self._perform(self._rotation.wear_out(slot, "max_rss", now))

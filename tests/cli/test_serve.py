@@ -532,7 +532,7 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
         ),
         (
             ["app:app", "--max-rss", "2G", "--hard-rss", "1G"],
-            "hard_rss must be more than max_rss (2147483648), not 1073741824\n",
+            "hard_rss must be more than max_rss (2 GiB), not 1 GiB\n",
         ),
         (
             ["app:app", "--option", "headers=" + "[" * 100_000],

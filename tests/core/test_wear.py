@@ -65,7 +65,7 @@ def test_a_worker_runs_at_least_one_job() -> None:
         (
             {"max_rss": 2, "hard_rss": 2},
             ValueError,
-            "hard_rss must be more than max_rss (2), not 2",
+            "hard_rss must be more than max_rss (2 bytes), not 2 bytes",
         ),
         ({"jitter": 1.0}, ValueError, "jitter must be at least 0 and below 1, not 1.0"),
         ({"jitter": None}, TypeError, "jitter must be a number, not None"),
