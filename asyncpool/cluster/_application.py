@@ -9,7 +9,12 @@ TYPE_CHECKING = False  # see _core/records.py
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["asgi_application", "load_environment", "wsgi_application"]
+__all__ = [
+    "asgi_application",
+    "asgi_version",
+    "load_environment",
+    "wsgi_application",
+]
 
 # How many arguments each kind is called with.
 _ASGI3, _WSGI, _ASGI2, _FACTORY = 3, 2, 1, 0
@@ -38,6 +43,15 @@ def asgi_application(found: Any, name: str, *, factory: bool) -> Any:
         f"{name} is no ASGI application: {_kind(found)} cannot be called with "
         "(scope, receive, send)"
     )
+
+
+def asgi_version(app: Any) -> str:
+    """Return how an ASGI application is to be called, as an ``interface`` of uvicorn's.
+
+    uvicorn takes whatever is not written with ``async def`` for ASGI 2, which is called
+    with the scope alone, and so a plain function that returns a coroutine, or a partial.
+    """
+    return "asgi3" if _takes(app, _ASGI3) else "auto"
 
 
 def wsgi_application(found: Any, name: str, *, factory: bool) -> Any:

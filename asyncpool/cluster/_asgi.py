@@ -230,6 +230,7 @@ class _Asgi:
         from asyncpool._worker.serve import find_object  # noqa: PLC0415
         from asyncpool.cluster._application import (  # noqa: PLC0415
             asgi_application,
+            asgi_version,
             load_environment,
             wsgi_application,
         )
@@ -248,6 +249,8 @@ class _Asgi:
             options["lifespan"] = "off"
         elif options.get("interface") != "wsgi":  # uvicorn's own way, which goes away
             app = asgi_application(app, name, factory=factory)
+            if options.get("interface", "auto") == "auto":
+                options["interface"] = asgi_version(app)
         trusted = options.get("forwarded_allow_ips")
         defaults: dict[str, Any] = {
             "log_config": None,

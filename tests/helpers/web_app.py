@@ -7,7 +7,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["app", "broken", "make_app", "make_app_unless", "raising"]
+__all__ = [
+    "VersionTwo",
+    "app",
+    "broken",
+    "make_app",
+    "make_app_unless",
+    "plain",
+    "raising",
+]
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -24,6 +32,22 @@ async def app(scope: Message, receive: Receive, send: Send) -> None:
         await _echo(receive, send)
     else:
         await _respond(scope["path"], receive, send)
+
+
+def plain(scope: Message, receive: Receive, send: Send) -> Awaitable[None]:
+    """Be the application, without being a coroutine function."""
+    return app(scope, receive, send)
+
+
+class VersionTwo:
+    """The application as one of ASGI 2."""
+
+    def __init__(self, scope: Message) -> None:
+        self._scope = scope
+
+    async def __call__(self, receive: Receive, send: Send) -> None:
+        """Serve what the scope says."""
+        await app(self._scope, receive, send)
 
 
 def make_app() -> Callable[..., Awaitable[None]]:

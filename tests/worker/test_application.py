@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 
 from asyncpool.cluster._application import (
     asgi_application,
+    asgi_version,
     load_environment,
     wsgi_application,
 )
@@ -59,6 +60,20 @@ def needs(path: str) -> Any:
 )
 def test_an_application_stays_as_it_is(app: Any) -> None:
     assert asgi_application(app, "app:app", factory=False) is app
+
+
+@pytest.mark.parametrize(
+    ("app", "version"),
+    [
+        (asgi3, "asgi3"),
+        (wrapped, "asgi3"),
+        (functools.partial(asgi3), "asgi3"),
+        (Starlette(), "asgi3"),
+        (Asgi2, "auto"),
+    ],
+)
+def test_what_takes_three_arguments_gets_them(app: Any, version: str) -> None:
+    assert asgi_version(app) == version
 
 
 def test_a_factory_is_called(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import pickle
@@ -108,7 +109,17 @@ def test_requests_are_answered(serve: Start) -> None:
     assert (master.process.returncode, out) == (0, b"shut down\n")
 
 
-@pytest.mark.parametrize("app", [web_app.app, web_app.make_app])
+@pytest.mark.parametrize(
+    "app",
+    [
+        web_app.app,
+        web_app.make_app,
+        web_app.plain,
+        functools.partial(web_app.plain),
+        web_app.VersionTwo,
+    ],
+    ids=["function", "factory", "plain function", "partial", "version 2"],
+)
 def test_an_application_may_be_an_object(start: Start, app: Any) -> None:
     master = start(asgi(app, factory=app is web_app.make_app))
     master.ready()
