@@ -27,12 +27,15 @@ def status_view(status: dict[str, Any]) -> RenderableType:
         (f"  {status['which']}", "dim"),
     )
     ready = sum(slot["ready"] for slot in slots)
+    # Of a cluster of an older version there is no such figure.
+    lost = status.get("lost", 0)
     figures = Text.assemble(
         f"{ready} of {status['workers']} workers ready   "
         f"{sum(slot['connections'] for slot in slots):,} connections open, "
         f"{status['handed']:,} in all   ",
         (f"{status['restarts']:,} restarts", "yellow" if status["restarts"] else ""),
         f", {status['crashes']:,} crashes   ",
+        (f"{lost:,} lost for want of descriptors   " if lost else "", "red"),
         size_text(sum(slot["memory"] for slot in slots)),
     )
     return Group(head, figures, _table(slots))

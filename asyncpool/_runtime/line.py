@@ -109,6 +109,7 @@ class LineSetup:
             wanted.  The descriptor is not ours any more.
         on_message: It has sent one, pickled.
         on_load: It has had, closed and cut off so many connections.
+        on_lost: For so many more it has had no descriptor to give them back, or we have.
         on_returned: It has given a connection back.
         on_listens: It accepts for itself from now on, and takes what is handed to it.
         on_shut: Nothing more is sent to it.
@@ -120,6 +121,7 @@ class LineSetup:
     on_parcel: Callable[[Line, int, bytes], bool]
     on_message: Callable[[Line, bytes], None]
     on_load: Callable[[Line, int, int, int], None]
+    on_lost: Callable[[Line, int], None]
     on_returned: Callable[[Line, int], None]
     on_listens: Callable[[Line], None]
     on_shut: Callable[[Line], None]
@@ -139,7 +141,7 @@ class Line:
     Attributes:
         open: Whether the worker is ready, and may be sent something.
         listens: Whether it accepts for itself, by means of :meth:`Worker.connections`.
-        lost: How many connections that it gave back were lost for want of descriptors.
+        lost: How many connections no other worker got, for want of descriptors.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class Line:
         self.generation = generation
         self.open = self.listens = self._shut = False
         self._may_listen = False
-        self.lost = 0
+        self.lost = self._lost_there = 0
         self._socket, self._channel = sock, channel
         self._setup = setup
         self._last = 0  # the number of the last handle that was put
@@ -283,7 +285,15 @@ class Line:
         numbers = unpack_numbers(frame.payload)
         if len(numbers) != 3:  # noqa: PLR2004 - opened, closed, cut off
             raise ProtocolError(f"its load has {len(numbers)} numbers")
+        more = frame.job - self._lost_there
+        if more < 0:
+            raise ProtocolError(
+                f"it lost {frame.job} connections, after {self._lost_there}"
+            )
         self._setup.on_load(self, *numbers)
+        if more:
+            self._lost_there = frame.job
+            self._lose(more)
 
     def _on_message(self, frame: Frame) -> None:
         self._arrived += 1
@@ -303,7 +313,7 @@ class Line:
         if frame.tag != FOR_USER:
             # No answer is due: it could not hear it any more.
             if fd is None:
-                self.lost += 1
+                self._lose(1)
             else:
                 self._setup.on_returned(self, fd)
             return
@@ -311,6 +321,10 @@ class Line:
             self, fd, bytes(frame.payload)
         )
         self._answer(Kind.TAKEN if wanted else Kind.REFUSED, frame.job)
+
+    def _lose(self, more: int) -> None:
+        self.lost += more
+        self._setup.on_lost(self, more)
 
     def _answer(self, kind: Kind, number: int) -> None:
         if self._channel.unsent > _MOST_UNSENT:

@@ -111,6 +111,7 @@ class Service:
             on_parcel=self.mail.take_parcel,
             on_message=self.mail.take_message,
             on_load=self._on_load,
+            on_lost=self.spreader.lose,
             on_returned=self.spreader.returned,
             on_listens=lambda _: self._fill_in(),
             on_shut=self._on_shut,

@@ -65,6 +65,10 @@ class Spreader:
         name: What logs call the cluster.
         listeners: The listening sockets, if connections are accepted here.
         lines: The ways to the workers, by slot.
+
+    Attributes:
+        core: What decides.
+        lost: How many connections of leaving workers were closed for want of descriptors.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Spreader:
         self._exhausted = self._stopped = False
         self._look: asyncio.TimerHandle | None = None
         self._paused: set[Line] = set()
+        self.lost = 0
         self.core: Spreading[Handle] = Spreading()
 
     # Workers.
@@ -103,8 +108,8 @@ class Spreader:
         self._paused.discard(line)
         if line.lost:
             _LOGGER.error(
-                "cluster %s has lost %d connections that worker %d gave back, for want "
-                "of descriptors",
+                "cluster %s: %d connections of worker %d were closed, not handed on, for "
+                "want of descriptors",
                 self._name,
                 line.lost,
                 line.slot,
@@ -155,6 +160,10 @@ class Spreader:
         if is_scarce(fd) and not self._stopped:
             self._paused.add(line)
             line.pause()
+
+    def lose(self, _: Line, more: int) -> None:
+        """Count connections that no other worker gets, for want of descriptors."""
+        self.lost += more
 
     def load(self, line: Line, opened: int, closed: int, cut: int) -> None:
         """Take note of how many connections a worker has had; see :meth:`Spreading.load`.

@@ -30,12 +30,13 @@ class Load:
     Attributes:
         sockets: Those that were opened here and are not garbage; some may be closed.
         cut: How many do not finish, since the time of their worker is over.
+        lost: How many no other worker could take over, for want of descriptors.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, changed: Callable[[], None]
     ) -> None:
-        self.opened = self.closed = self.cut = 0
+        self.opened = self.closed = self.cut = self.lost = 0
         self.sockets: WeakSet[socket.socket] = WeakSet()
         self._loop, self._changed = loop, changed
         self._thread = get_ident()
@@ -61,6 +62,11 @@ class Load:
     def cut_off(self) -> None:
         """Take note that what is open now does not finish: it is closed before."""
         self.cut = self.open
+        self._changed()
+
+    def lose_one(self) -> None:
+        """Take note that one is closed which another worker was to take over."""
+        self.lost += 1
         self._changed()
 
     def close_one(self) -> None:

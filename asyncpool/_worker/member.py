@@ -104,6 +104,9 @@ class Worker:
 
         Returns:
             Whether there is another worker.  There is none if the whole cluster ends.
+
+        Raises:
+            OSError: If there is no descriptor left for it; it is not closed then.
         """
         return self._member.give_back(sock)
 
@@ -114,6 +117,10 @@ class Worker:
     def closed(self) -> None:
         """Count the end of such a connection."""
         self._member.load.close_one()
+
+    def lost(self) -> None:
+        """Count a connection that is closed, since :meth:`give_back` had no descriptor."""
+        self._member.load.lose_one()
 
     async def send(self, value: object) -> None:
         """Send a message to ``Cluster.messages()``; wait while too many are on their way.

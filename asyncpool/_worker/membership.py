@@ -282,4 +282,5 @@ class Member:
             self.idle.clear()
         else:
             self.idle.set()
-        self.line.note(Kind.LOAD, pack_numbers((load.opened, load.closed, load.cut)))
+        counts = pack_numbers((load.opened, load.closed, load.cut))
+        self.line.note(Kind.LOAD, counts, load.lost)

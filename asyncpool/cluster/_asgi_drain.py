@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import socket
 import sys
@@ -62,7 +63,9 @@ class Drain:
         kind = config.http_protocol_class
         is_known = f"{kind.__module__}.{kind.__name__}" in _KNOWN
         self._can_move = config.ssl is None and is_known
+        self._lacks = False  # descriptors
         self._watched: set[Any] = set()
+        self._lost: set[Any] = set()
         # Since when each is at rest, and the timer that tells one rest from another.
         self._resting: dict[Any, tuple[object, float]] = {}
 
@@ -73,12 +76,10 @@ class Drain:
             connecting: What brings new connections, as long as it runs.
         """
         while True:
-            # A response that is begun from now on is the last one of its connection,
-            # unless another worker may go on with that.
-            closing = [] if self._moves else [_CLOSE]
-            self._state.default_headers = [*self._headers, *closing]
+            self._set_headers()
             connections = self._state.connections
             self._watched &= connections
+            self._lost &= connections
             self._resting = {
                 protocol: rest
                 for protocol, rest in self._resting.items()
@@ -89,6 +90,14 @@ class Drain:
             if connecting.done() and not connections and not self._state.tasks:
                 return
             await asyncio.sleep(_INTERVAL)
+
+    def _set_headers(self) -> None:
+        """Have responses that are begun from now on be the last ones of their connections.
+
+        Unless another worker may go on with these.
+        """
+        closing = [] if self._moves else [_CLOSE]
+        self._state.default_headers = [*self._headers, *closing]
 
     @property
     def _moves(self) -> bool:
@@ -107,6 +116,9 @@ class Drain:
             self._watch(protocol)
         if protocol.transport.is_closing() or self._move(protocol):
             return
+        if self._lacks and protocol not in self._lost:
+            self._lost.add(protocol)
+            self._worker.lost()
         cycle = protocol.cycle
         if cycle is not None and not cycle.response_complete:
             if not self._moves and not cycle.response_started:
@@ -140,16 +152,28 @@ class Drain:
         # The copy outlives the transport, which closes without a word to the client.
         transport.pause_reading()
         try:
-            copy = os.dup(transport.get_extra_info("socket").fileno())
-        except (
-            OSError
-        ):  # no descriptor is left: from now on responses are the last ones
-            self._can_move = False
+            self._give_back(transport.get_extra_info("socket").fileno())
+        except OSError as error:
+            self._can_move, self._lacks = False, True
+            self._set_headers()
             transport.resume_reading()
+            logging.getLogger("asyncpool").warning(
+                "no connection can be handed on to other workers any more: %s; each of "
+                "them is closed behind its next response, or after %g s without a request",
+                error.strerror,
+                self._patience,
+            )
             return False
-        self._worker.give_back(socket.socket(fileno=copy))
         transport.abort()
         return True
+
+    def _give_back(self, descriptor: int) -> None:
+        copy = socket.socket(fileno=os.dup(descriptor))
+        try:
+            self._worker.give_back(copy)
+        except OSError:
+            copy.close()
+            raise
 
     def _has_rested(self, protocol: Any) -> bool:
         """Tell whether it has been at rest for long, with nothing to be read."""

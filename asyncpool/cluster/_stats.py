@@ -46,6 +46,8 @@ class ClusterStats:
         addresses: Where it listens, with the real ports.
         handed: Connections that were handed to workers, or accepted by them.
         refused: Handles that a worker could not take, for want of descriptors.
+        lost: Connections that were closed, and not handed on when their worker left, for
+            want of descriptors.
         crashes: Unplanned deaths of workers, failed starts included.
         restarts: Processes started to replace another one.
         spawned: Processes started.
@@ -58,6 +60,7 @@ class ClusterStats:
     addresses: tuple[str, ...]
     handed: int
     refused: int
+    lost: int
     crashes: int
     restarts: int
     spawned: int

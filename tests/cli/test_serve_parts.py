@@ -456,6 +456,13 @@ def slot(**changes: Any) -> dict[str, Any]:
     }
 
 
+def shown_of(status: dict[str, Any]) -> list[str]:
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    with console.capture() as shown:
+        console.print(status_view(status))
+    return [line.rstrip() for line in shown.get().splitlines()]
+
+
 def test_a_status_as_it_is_shown() -> None:
     status = {
         "name": "app",
@@ -473,10 +480,10 @@ def test_a_status_as_it_is_shown() -> None:
             slot(slot=1, pid=None, state="backoff", ready=False, memory=0),
         ],
     }
-    console = Console(width=100, file=io.StringIO(), color_system=None)
-    with console.capture() as shown:
-        console.print(status_view(status))
-    lines = [line.rstrip() for line in shown.get().splitlines()]
+    lines = shown_of(status)
+    assert shown_of(status | {"lost": 0}) == lines
+    lost = "1 crashes   12 lost for want of descriptors"
+    assert any(lost in line for line in shown_of(status | {"lost": 12}))
     assert lines[1] == (
         "1 of 2 workers ready   2,000 connections open, 30,000 in all   "
         "3 restarts, 1 crashes   50 MB"

@@ -109,6 +109,7 @@ class FakeCluster:
             addresses=("tcp://127.0.0.1:1",),
             handed=3,
             refused=0,
+            lost=0,
             crashes=0,
             restarts=0,
             spawned=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -104,12 +105,22 @@ async def _respond(path: str, receive: Receive, send: Send) -> None:
         await _read(receive)
         await send({"type": "http.response.body", "body": b"on"})
         return
+    elif path.startswith("/leave/"):
+        _leave(int(path.removeprefix("/leave/")))
     elif path == "/fail":
         raise ValueError(path)
     body = f"{os.getpid()} {size}".encode()
     headers = [(b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _leave(descriptors: int) -> None:
+    """Let this process open so many descriptors more."""
+    lowest = os.dup(0)
+    os.close(lowest)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + descriptors, hard))
 
 
 async def _read(receive: Receive) -> int:

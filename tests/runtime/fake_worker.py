@@ -43,6 +43,7 @@ class Master:
             on_parcel=self.mail.take_parcel,
             on_message=self.mail.take_message,
             on_load=self.spreader.load,
+            on_lost=self.spreader.lose,
             on_returned=self.spreader.returned,
             on_listens=lambda _: None,
             on_shut=self.spreader.left,
@@ -181,8 +182,8 @@ class FakeWorker:
     def say(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
         self.peer.sendall(header(kind, len(payload), number) + payload)
 
-    def load(self, opened: int, closed: int, cut: int = 0) -> None:
-        self.say(Kind.LOAD, payload=pack_numbers((opened, closed, cut)))
+    def load(self, opened: int, closed: int, cut: int = 0, *, lost: int = 0) -> None:
+        self.say(Kind.LOAD, lost, pack_numbers((opened, closed, cut)))
 
     def send(self, number: int, *fds: int, tag: int = 1) -> None:
         socket.send_fds(self.peer, [header(Kind.HANDLE, 0, number, tag=tag)], fds)

@@ -112,9 +112,30 @@ async def test_connections_that_came_back_and_were_lost_are_told(
         assert ours.recv(1) == b""
         worker.die()
     [record] = caplog.records
-    text = "lost 2 connections that worker 0 gave back, for want of descriptors"
-    assert record.getMessage() == f"cluster c has {text}"
+    text = (
+        "2 connections of worker 0 were closed, not handed on, for want of descriptors"
+    )
+    assert record.getMessage() == f"cluster c: {text}"
     assert record.levelname == "ERROR"
+    assert master.spreader.lost == 2
+
+
+async def test_connections_that_a_worker_could_not_give_back_are_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Master() as master:
+        worker = master.worker()
+        async with patience():
+            for lost in (0, 1, 250, 250):
+                worker.load(300, 0, lost=lost)
+                await worker.heard()
+            assert (worker.line.lost, master.spreader.lost) == (250, 250)
+        worker.die()
+        assert master.spreader.lost == 250
+    [record] = caplog.records
+    assert record.getMessage().startswith(
+        "cluster c: 250 connections of worker 0 were "
+    )
 
 
 async def test_a_worker_that_leaves_waits_while_descriptors_are_scarce() -> None:
@@ -170,6 +191,11 @@ def send_twice(worker: FakeWorker, fd: int) -> None:
         worker.send(1, fd)
 
 
+def lose_fewer(worker: FakeWorker, _: int) -> None:
+    worker.load(2, 0, lost=2)
+    worker.load(2, 0, lost=1)
+
+
 def go_back(worker: FakeWorker, _: int) -> None:
     for opened in (5, 4):
         worker.load(opened, 3)
@@ -220,6 +246,10 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
     "LOAD of half a number": (
         lambda w, _: w.say(Kind.LOAD, payload=b"1234567"),
         "a list of numbers cannot be read",
+    ),
+    "LOAD that has lost fewer": (
+        lose_fewer,
+        "it lost 1 connections, after 2",
     ),
     "LOAD that goes back": (
         go_back,

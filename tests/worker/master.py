@@ -53,6 +53,7 @@ class Master:
         self.descriptors: deque[int] = deque()
         self.taken: list[int] = []
         self.refused: list[int] = []
+        self.lost = 0
         self.room = 0
         self.load = (0, 0)
         self.cut = 0
@@ -102,7 +103,7 @@ class Master:
                 self.room = frame.job
             elif frame.kind is Kind.LOAD:
                 opened, closed, self.cut = unpack_numbers(frame.payload)
-                self.load = opened, closed
+                self.load, self.lost = (opened, closed), frame.job
             if frame.kind in kinds:
                 return frame
         return None

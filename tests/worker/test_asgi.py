@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from asyncpool._core.entries import LogEntry
 from asyncpool._core.frames import Kind
 from asyncpool._core.messages import Failure
 from asyncpool.cluster import _asgi, asgi
@@ -190,6 +191,32 @@ def test_a_connection_at_rest_moves_with_what_is_on_its_way(serve: Start) -> Non
             other.close()
     assert master.ended() == (0, "")
     assert master.load == (2, 2)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_what_cannot_move_for_want_of_descriptors_is_counted(
+    serve: Start, left: int
+) -> None:
+    master = serve()
+    with master.connect() as busy, master.connect() as idle:
+        respond(idle)
+        respond(busy, GET.replace(b"/ ", b"/leave/%d " % left))
+        master.give_place()
+        master.drain()
+        while master.lost < 2:
+            assert master.heard(Kind.LOAD) is not None
+        head, body = respond(busy)
+        assert b"connection: close\r\n" in head
+        assert body == pid(master)
+        assert busy.recv(1) == idle.recv(1) == b""
+        assert master.heard() is None
+        frame = master.worker.heard(master.worker.control)
+        assert frame is not None
+        text = LogEntry.unpack(frame.payload).message
+        assert text.startswith("no connection can be handed on to other workers any mo")
+        assert master.worker.heard(master.worker.control) is None, "it says so once"
+    assert master.ended()[0] == 0
+    assert (master.load, master.lost) == ((2, 2), 2)
 
 
 def test_a_request_in_the_middle_of_it_is_answered_before_it_moves(
