@@ -188,7 +188,7 @@ class Retiring:
     ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"``, ``"roll"`` or
     ``"retire"``, which are calls of the pool's, or ``"session"``: it was somebody's own, and
     a fresh one follows; in clusters also what the worker has called, ``"retire()"`` or
-    ``"replace()"``.
+    ``"replace()"``, with the reason that it gave behind it: ``"replace(): worn out"``.
     """
 
     slot: int

@@ -23,6 +23,7 @@ __all__ = [
     "MAX_BROADCASTS",
     "MAX_CONFIG",
     "MAX_INITIALIZER",
+    "MAX_REASON",
     "Failure",
     "Identity",
     "LauncherConfig",
@@ -38,6 +39,9 @@ __all__ = [
 ]
 
 MAX_TEXT = 16_384
+
+# The most bytes of the reason that a worker gives for its end.
+MAX_REASON = 1000
 
 # The most bytes of an initializer with its arguments, of the broadcasts that a new worker
 # makes up for, and of a whole configuration.

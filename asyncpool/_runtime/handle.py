@@ -21,13 +21,14 @@ import anyio
 
 from asyncpool._core.frames import Frame, Kind, header
 from asyncpool._core.messages import (
+    MAX_REASON,
     Failure,
     Identity,
     pack_moment,
     pack_numbers,
     unpack_numbers,
 )
-from asyncpool._core.printable import printable_lines
+from asyncpool._core.printable import printable, printable_lines
 from asyncpool._runtime.cargo import Cargo
 from asyncpool._runtime.channel import Channel
 from asyncpool._runtime.journal import Journal, Notes
@@ -47,7 +48,6 @@ __all__ = ["WorkerHandle", "WorkerSetup"]
 _EXIT_GRACE = 1.0
 
 _MAX_CONTROL = 1 << 20
-_MAX_REASON = 1000
 
 # What matters only as long as a worker is to work.
 _ANSWERS = frozenset({Kind.REVOKED, Kind.STACKS, Kind.PONG, Kind.RETIRE})
@@ -72,7 +72,7 @@ class WorkerSetup:
     on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
     on_stacks: Callable[[WorkerHandle, int | None], None]
     on_retire: Callable[[WorkerHandle, str], None]
-    on_worn: Callable[[WorkerHandle], None]
+    on_worn: Callable[[WorkerHandle, str], None]
     on_pong: Callable[[WorkerHandle], None]
     on_heartbeat: Callable[[WorkerHandle], None]
     on_last_beat: Callable[[WorkerHandle, Frame], None]
@@ -484,10 +484,9 @@ class WorkerHandle:
         elif frame.kind is Kind.STACKS:
             self._setup.on_stacks(self, frame.job or None)
         elif frame.kind is Kind.RETIRE and frame.tag:
-            self._setup.on_worn(self)
+            self._setup.on_worn(self, _reason_in(frame))
         elif frame.kind is Kind.RETIRE:
-            reason = frame.payload[:_MAX_REASON].decode(errors="replace")
-            self._setup.on_retire(self, reason)
+            self._setup.on_retire(self, _reason_in(frame))
         else:
             self._setup.on_pong(self)
 
@@ -505,6 +504,10 @@ class WorkerHandle:
         self._ignored = True
         self._shut_line()
         self._trouble.set()
+
+
+def _reason_in(frame: Frame) -> str:
+    return printable(bytes(frame.payload[:MAX_REASON]).decode(errors="replace"))
 
 
 def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, int]:

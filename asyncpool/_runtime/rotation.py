@@ -71,7 +71,7 @@ class Rotator:
         slot, now = core.slots[handle.slot], self._state.loop.time()
         unsent = core.last(slot.index) if handle.outbox.withdraw() else None
         jobs = self._state.config.serving is None
-        why = reason or ("retire_worker()" if jobs else "retire()")
+        why = _why("retire_worker()" if jobs else "retire()", reason)
         self._perform(self._rotation.retire(slot, why, now, unsent=unsent))
         if unsent is not None:
             self._perform(core.withdraw(slot.index, unsent, now))
@@ -79,10 +79,10 @@ class Rotator:
             self._perform(core.give_back({unsent: profile}, now))
 
     @decision
-    def replace(self, handle: WorkerHandle) -> None:
+    def replace(self, handle: WorkerHandle, reason: str = "") -> None:
         """Have another worker take the place of one that has asked for it."""
         slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
-        self._perform(self._rotation.wear_out(slot, "replace()", now))
+        self._perform(self._rotation.wear_out(slot, _why("replace()", reason), now))
         self._rearm()
 
     @decision
@@ -232,3 +232,7 @@ class Rotator:
             self._perform(self._rotation.oversized(slot, reason, now))
         elif slot.wear.rss is not None and memory >= slot.wear.rss:
             self._perform(self._rotation.wear_out(slot, "max_rss", now))
+
+
+def _why(call: str, reason: str) -> str:
+    return f"{call}: {reason}" if reason else call

@@ -9,7 +9,7 @@ import socket
 from _thread import get_ident  # threading would do, see _worker/__init__.py
 
 from asyncpool._core.frames import Frame, Kind, header
-from asyncpool._core.messages import pack_numbers
+from asyncpool._core.messages import MAX_REASON, pack_numbers
 from asyncpool._worker.acceptor import Acceptor, Want
 from asyncpool._worker.arrivals import Arrivals
 from asyncpool._worker.connections import Connection, Load
@@ -112,7 +112,7 @@ class Member:
 
             self._retired = True
             logging.getLogger("asyncpool").info("this worker retires: %s", reason)
-            self._control.send(Kind.RETIRE)
+            self._control.send(Kind.RETIRE, _packed(reason))
             self.drain()
 
     def replace(self, reason: str) -> None:
@@ -127,7 +127,7 @@ class Member:
                     "this worker asks for a successor: %s", reason
                 )
             # Each time: a cluster that has given up, and recovers, forgets who has asked.
-            self._control.send(Kind.RETIRE, b"", 0, 0, _NOT_YET)
+            self._control.send(Kind.RETIRE, _packed(reason), 0, 0, _NOT_YET)
 
     def drain(self) -> None:
         """Take no new connections, but for those that were handed out already."""
@@ -284,3 +284,7 @@ class Member:
             self.idle.set()
         counts = pack_numbers((load.opened, load.closed, load.cut))
         self.line.note(Kind.LOAD, counts, load.lost)
+
+
+def _packed(reason: str) -> bytes:
+    return f"{reason}".encode(errors="replace")[:MAX_REASON]

@@ -318,4 +318,6 @@ async def _tick(
         await server.on_tick(0)
         close_late(server.server_state.connections)
         if server.server_state.total_requests >= most:
-            worker.replace("it has served as many requests as it may")
+            worker.replace(
+                "it has served as many requests as it may (limit_max_requests)"
+            )

@@ -50,7 +50,8 @@ class LifeLog:
                 self._pids[slot, generation] = pid
                 self._say(slot, generation, f"is ready after {seconds:.2f} s")
             case Retiring(slot, generation, reason):
-                why = _REASONS.get(reason, reason)
+                call, colon, given = reason.partition(": ")
+                why = f"{_REASONS.get(call, call)}{colon}{given}"
                 self._say(slot, generation, f"takes no more connections: {why}")
             case Exited(slot, generation, _, _, _, detail):
                 self._say(slot, generation, f"has ended{detail and f': {detail}'}")

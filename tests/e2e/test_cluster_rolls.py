@@ -426,7 +426,7 @@ async def test_a_worker_that_asks_for_a_successor_serves_until_that_is_ready() -
             new.release()
             assert (await next_of(events, Ready)).slot == 2
             retiring = await next_of(events, Retiring)
-            assert (retiring.slot, retiring.reason) == (old[0], "replace()")
+            assert (retiring.slot, retiring.reason) == (old[0], "replace(): worn out")
             assert await client.ask("echo still here") == "still here"
         stats = await all_ready(cluster)
         assert old[0] not in [slot.slot for slot in stats.slots if slot.ready]

@@ -30,6 +30,8 @@ def test_it_tells_who_comes_who_goes_and_why(caplog: pytest.LogCaptureFixture) -
         Exited(1, 2, 72),
         Ready(2, 5, 73, 1.0),
         Retiring(2, 5, "something of its own"),
+        Ready(3, 1, 74, 1.0),
+        Retiring(3, 1, "replace(): it has had: enough"),
         Resized(3),
     ):
         log.tell(event)
@@ -42,4 +44,9 @@ def test_it_tells_who_comes_who_goes_and_why(caplog: pytest.LogCaptureFixture) -
         "cluster app: worker 71 in slot 1 has ended: somebody wanted it",
         "cluster app: worker 73 in slot 2 is ready after 1.00 s",
         "cluster app: worker 73 in slot 2 takes no more connections: something of its own",
+        "cluster app: worker 74 in slot 3 is ready after 1.00 s",
+        (
+            "cluster app: worker 74 in slot 3 takes no more connections: "
+            "it has asked for a successor: it has had: enough"
+        ),
     ]

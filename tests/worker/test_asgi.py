@@ -368,6 +368,9 @@ def test_who_has_served_as_many_requests_as_it_may_is_replaced(start: Start) -> 
         frame = master.worker.heard(master.worker.control)
         assert frame is not None
         assert (frame.kind, frame.tag) == (Kind.RETIRE, 1)
+        assert frame.payload == (
+            b"it has served as many requests as it may (limit_max_requests)"
+        )
         assert b"connection: close" not in respond(client)[0]
         master.drain()
     assert master.ended() == (0, "")

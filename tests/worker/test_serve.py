@@ -304,7 +304,7 @@ def test_a_worker_may_retire(master: Master, order: str) -> None:
         master.post((order, "worn out"))
         frame = master.worker.heard(master.worker.control)
         assert frame is not None
-        assert (frame.kind, frame.tag) == (Kind.RETIRE, 0)
+        assert (frame.kind, frame.tag, frame.payload) == (Kind.RETIRE, 0, b"worn out")
         if order == "retire":
             assert master.message() is True
         assert say(client, b"still here") == b"still here"
