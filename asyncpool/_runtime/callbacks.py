@@ -29,7 +29,8 @@ class Reporter:
         loop: The pool's loop.
         title: What the log calls the pool.
         callback: What to call, or ``None``.
-        traces: Whether records of starts that have failed have the traceback of it.
+        traces: Whether records of starts that have failed have their traceback, as those
+            of workers that hang have their stacks.
     """
 
     def __init__(
@@ -99,6 +100,8 @@ class Reporter:
         )
         if self._traces and crash.kind == "failed start":
             record.exc_text = users_own(crash.stack) or None
+        elif crash.kind == "hung":
+            record.stack_info = crash.stack or None
         _LOGGER.handle(record)
 
     @staticmethod

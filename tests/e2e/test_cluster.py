@@ -652,7 +652,9 @@ async def test_stacks_of_all_workers() -> None:
         await closing
 
 
-async def test_a_worker_whose_loop_is_blocked_is_replaced() -> None:
+async def test_a_worker_whose_loop_is_blocked_is_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with patience(), Gate() as gate, cluster_of(health_timeout=1) as cluster:
         await all_ready(cluster)
         events = cluster.events()
@@ -668,6 +670,11 @@ async def test_a_worker_whose_loop_is_blocked_is_replaced() -> None:
             assert (crash.slot, crash.pid, crash.kind) == (slot, pid, "hung")
             assert crash.detail == "no answer to pings for 1 s"
             assert "in block" in crash.stack
+            [record] = caplog.records
+            assert record.getMessage().endswith(
+                "was killed by SIGKILL (hung): no answer to pings for 1 s; restarting at once"
+            )
+            assert record.stack_info == crash.stack
             assert await client.answer() == ""
         assert (await next_of(events, Ready)).slot == slot
 

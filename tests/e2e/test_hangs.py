@@ -84,7 +84,7 @@ async def test_in_the_initializer(hang: Fault, tmp_path: Path) -> None:
 
 
 @total
-async def test_while_idle(hang: Fault) -> None:
+async def test_while_idle(hang: Fault, caplog: pytest.LogCaptureFixture) -> None:
     crashes: list[Crash] = []
     async with (
         patience(),
@@ -100,6 +100,8 @@ async def test_while_idle(hang: Fault) -> None:
         await assert_serves(pool)
     [crash] = crashes
     assert (crash.kind, crash.pid, crash.job_id) == ("hung", visitor.pid, None)
+    [record] = [it for it in caplog.records if it.name == "asyncpool"]
+    assert (record.stack_info or "") == crash.stack
     assert crash.detail.startswith(f"no answer to pings for {SHORT:g} s")
     assert ("the process is stopped" in crash.detail) is (hang.name == "stopped")
 
