@@ -40,6 +40,16 @@ _CUT_TEXT = 900
 # What is left of one that is too large even so, with six bytes for each character.
 _SHORT = 1000
 
+# The bytes that fields have at least, rather than long texts.
+_LEAST_FIELDS = 2048
+
+# The fewest characters of a text that are worth being kept, and the room for saying so.
+_LEAST_TEXT = 20
+_NOTE = 60
+
+# The most bytes of one character, as an escape of JSON's.
+_WIDEST = 6
+
 # The end of time, for those who make dates of it.
 _NEVER = 1e11
 
@@ -90,14 +100,16 @@ class LogEntry(Record):
         data = _dump(entry)
         if len(data) <= MAX_ENTRY:
             return data
-        return _dump(
-            entry._replace(
+        bare = entry._replace(fields={})
+        size = len(_dump(bare))
+        if size > MAX_ENTRY - _LEAST_FIELDS:
+            bare = bare._replace(
                 message=_cut(self.message, _SHORT),
                 trace=entry.trace[-_SHORT:],
                 stack=entry.stack[-_SHORT:],
-                fields={},
             )
-        )
+            size = len(_dump(bare))
+        return _dump(bare._replace(fields=_fitting(self.fields, MAX_ENTRY - size)))
 
     @classmethod
     def unpack(cls, payload: bytes) -> LogEntry:
@@ -129,6 +141,30 @@ def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
     return found
 
 
+def _fitting(fields: dict[str, Any], room: int) -> dict[str, Any]:
+    """Return of *fields* what fits into so many bytes: the small ones before the large.
+
+    Each may have what the smaller ones leave it, shared equally with those that are
+    larger; a text beyond that is cut, and anything else left out.
+    """
+    sizes = {name: len(_dump({name: value})) for name, value in fields.items()}
+    kept: dict[str, Any] = {}
+    for done, name in enumerate(sorted(sizes, key=lambda name: sizes[name])):
+        share = room // (len(fields) - done)
+        value, size = fields[name], sizes[name]
+        if size > share:
+            if not isinstance(value, str):
+                continue
+            most = (share - len(_dump({name: ""})) - _NOTE) // _WIDEST
+            if most < _LEAST_TEXT:
+                continue
+            value = _cut(value, min(most, _CUT_TEXT))
+            size = len(_dump({name: value}))
+        kept[name] = value
+        room -= size
+    return {name: kept[name] for name in fields if name in kept}
+
+
 def _is_plain(value: object) -> bool:
     kind = type(value)
     if value is None or kind is bool:
@@ -156,7 +192,7 @@ def _cut(text: str, size: int) -> str:
     return f"{text[:size]}... ({len(text) - size} characters are left out here)"
 
 
-def _dump(entry: LogEntry) -> bytes:
+def _dump(entry: LogEntry | dict[str, Any]) -> bytes:
     # What UTF-8 has no bytes for becomes an escape that JSON knows as well.
     return json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import PurePosixPath
@@ -126,6 +127,61 @@ def test_a_long_trace_keeps_its_end_beside_the_rest() -> None:
     trace = "frame\n" * 5000 + "the error"
     entry = LogEntry.unpack(ENTRY._replace(trace=trace).pack())
     assert entry == ENTRY._replace(trace=trace[-12_288:])
+
+
+def test_of_a_record_that_is_too_large_the_small_fields_stay() -> None:
+    small = {"order": 7, "shop": "Ulm", "paid": None}
+    large = {f"body {n}": "\0" * 1000 for n in range(6)}
+    entry = LogEntry.unpack(ENTRY._replace(fields={**large, **small}).pack())
+    assert (entry.message, entry.trace) == (ENTRY.message, ENTRY.trace)
+    assert list(entry.fields) == [*large, *small]
+    assert {name: entry.fields[name] for name in small} == small
+    texts = [entry.fields[name] for name in large]
+    assert all(
+        re.fullmatch(r"\0{800,}\.{3} \(.* are left out here\)", it) for it in texts
+    )
+    assert max(map(len, texts)) - min(map(len, texts)) < 50
+
+
+def test_the_largest_field_is_cut_first() -> None:
+    fields = {"a": "\0" * 200, "b": "\0" * 900, "c": "x" * 300}
+    message, trace = "\0" * 2000, "\0" * 2500
+    big = ENTRY._replace(message=message, trace=trace, fields=fields)
+    entry = LogEntry.unpack(big.pack())
+    assert (entry.message, entry.trace) == (message, trace)
+    assert (entry.fields["a"], entry.fields["c"]) == (fields["a"], fields["c"])
+    assert entry.fields["b"].startswith("\0" * 300)
+    assert entry.fields["b"].endswith(" characters are left out here)")
+
+
+def test_long_texts_leave_room_for_fields() -> None:
+    fields = {f"{n}": n for n in range(32)}
+    worst = ENTRY._replace(
+        message="\0" * 3000, trace="\0" * 2300, name="\0" * 200, fields=fields
+    )
+    entry = LogEntry.unpack(worst.pack())
+    assert entry.fields == fields
+    assert entry.trace == "\0" * 1000
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(), max_size=200),
+        st.one_of(st.text(st.characters(), max_size=1000), st.integers(0, 10**17)),
+        max_size=32,
+    ),
+    st.integers(0, 20_000),
+)
+def test_fields_that_are_kept_begin_as_they_were(
+    fields: dict[str, Any], size: int
+) -> None:
+    data = ENTRY._replace(fields=fields, message="\0" * size, trace="ü" * size).pack()
+    assert len(data) <= MAX_ENTRY
+    entry = LogEntry.unpack(data)
+    for name, value in entry.fields.items():
+        whole = fields[name]
+        if value != whole:
+            assert whole.startswith(value.rpartition("... (")[0])
 
 
 class Silent:
