@@ -36,6 +36,8 @@ class Closing:
         lives: The slots.
         dispatcher: The jobs that wait for a worker.
         errands: Those that wait for one worker each.
+        grace: Seconds that a worker which is told to stop has to end by itself; as many as
+            at other times by default.
 
     Attributes:
         finish: What is still done; ``None`` as long as the pool does not close.
@@ -44,7 +46,13 @@ class Closing:
         holds: How many have more jobs to come, which a pool that drains takes.
     """
 
-    def __init__(self, lives: Lives, dispatcher: Dispatcher, errands: Errands) -> None:
+    def __init__(
+        self,
+        lives: Lives,
+        dispatcher: Dispatcher,
+        errands: Errands,
+        grace: float | None = None,
+    ) -> None:
         self.finish: Finish | None = None
         self.over = False
         self.due: float | None = None
@@ -52,6 +60,7 @@ class Closing:
         self._lives = lives
         self._dispatcher = dispatcher
         self._errands = errands
+        self._grace = grace
         self._landing: dict[int, None] = {}
 
     @property
@@ -136,7 +145,9 @@ class Closing:
             elif slot.state is SlotState.STARTING:
                 commands += self._lives.end(slot, Ending.TERMINATED, now, planned=True)
             elif slot.state is SlotState.IDLE:
-                commands += self._lives.end(slot, Ending.STOPPED, now, planned=True)
+                commands += self._lives.end(
+                    slot, Ending.STOPPED, now, planned=True, grace=self._grace
+                )
         if self._lives.retire_all():
             self.over = True
             self.due = None

@@ -166,8 +166,12 @@ class Lives:
         *,
         planned: bool = False,
         reason: str = "",
+        grace: float | None = None,
     ) -> list[Command]:
-        """Take a worker out of service and press its process to end."""
+        """Take a worker out of service and press its process to end.
+
+        It has *grace* seconds before it is pressed harder, or as many as all have.
+        """
         if slot.ending >= how:
             return []
         self._dispatcher.worker_gone(slot.index)
@@ -175,7 +179,7 @@ class Lives:
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
         slot.ending, slot.asked = how, {}
-        slot.due = now + self._grace[how]
+        slot.due = now + (self._grace[how] if grace is None else grace)
         if how is Ending.STOPPED:
             return [Stop(slot.index)]
         if how is Ending.TERMINATED:

@@ -52,7 +52,8 @@ class Supervision:
         width: How many jobs each worker runs at once.
         surge: How many workers there may be beyond the size of the pool, and
         unavailable: How many may be missing, for the sake of planned exits.
-        stop_grace: Seconds that a worker which was stopped has to end by itself.
+        stop_grace: Seconds that a worker which was stopped has to end by itself,
+        end_grace: and if the whole pool ends; as many by default.
         serving: Workers have no jobs, but serve others as long as they live; to the
             core they are idle.
     """
@@ -69,6 +70,7 @@ class Supervision:
         surge: int = 1,
         unavailable: int = 0,
         stop_grace: float = STOP_GRACE,
+        end_grace: float | None = None,
         serving: bool = False,
     ) -> None:
         least, most = workers
@@ -86,7 +88,7 @@ class Supervision:
         self.slots = self._lives.slots
         self._errands = Errands(self.slots, self.dispatcher)
         self._sessions = Sessions(self.slots, self.dispatcher, self._errands)
-        self.closing = Closing(self._lives, self.dispatcher, self._errands)
+        self.closing = Closing(self._lives, self.dispatcher, self._errands, end_grace)
         self._pressing = Pressing(self._lives, self.dispatcher)
         self._seating = Seating(self.slots, self.dispatcher)
         leaving = Leaving(

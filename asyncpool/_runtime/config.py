@@ -40,6 +40,7 @@ class SupervisorConfig:
     worker: WorkerConfig
     wait_for_all: bool = False
     stop_grace: float = STOP_GRACE
+    end_grace: float | None = None
     serving: MakesServing | None = None
     handover: Handover | None = None
 

@@ -97,6 +97,7 @@ class Supervisor:
             surge=config.surge,
             unavailable=config.unavailable,
             stop_grace=config.stop_grace,
+            end_grace=config.end_grace,
             serving=config.serving is not None,
         )
         self._state = PoolState(loop=loop, config=config, core=self._core, hub=hub)

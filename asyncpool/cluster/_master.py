@@ -203,7 +203,8 @@ class Cluster:
             surge=surge,
             unavailable=0,
             propagation=None,
-            stop_grace=max(drain_timeout, reload_drain_timeout) + _GRACE,
+            stop_grace=reload_drain_timeout + _GRACE,
+            end_grace=drain_timeout + _GRACE,
             worker=WorkerConfig(
                 sys_path=module_path(),
                 initializer=None,

@@ -247,6 +247,23 @@ def test_nobody_waits_for_a_parked_slot() -> None:
     assert not settled(core)
 
 
+def test_one_that_is_replaced_has_another_time_than_at_the_end_of_all() -> None:
+    core = Supervision(
+        workers=(2, 2),
+        policy=POLICY,
+        start_timeout=START_TIMEOUT,
+        stop_grace=GRACE,
+        end_grace=100.0,
+        serving=True,
+    )
+    core.start(0.0)
+    for index in range(2):
+        core.ready(index, 0.0)
+    core.rotation.retire(core.slots[0], "retire()", 5.0, unsent=None)
+    core.close(Finish.ALL, 1_000.0, 6.0)
+    assert [slot.due for slot in core.slots[:2]] == [5.0 + GRACE, 6.0 + 100.0]
+
+
 def test_one_that_fails_while_it_drains_has_all_of_its_time() -> None:
     core = serving(2)
     core.rotation.retire(core.slots[0], "retire()", 5.0, unsent=None)

@@ -567,6 +567,28 @@ async def test_a_worker_that_hangs_is_killed_in_the_end(
     ]
 
 
+async def test_a_worker_that_hangs_has_no_more_than_its_drain_at_a_reload(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    async with (
+        patience(),
+        cluster_of(
+            workers=1, drain_timeout=3600.0, reload_drain_timeout=0.1
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        await client.who()
+        events = cluster.events()
+        client.say(f"freeze {tmp_path / 'hangs'}")
+        await come_true((tmp_path / "hangs").exists)
+        assert (await cluster.reload()).replaced == 1
+        exited = await next_of(events, Exited)
+        assert await client.answer() == ""
+    why = "it had not ended within the reload_drain_timeout of 0.1 s"
+    assert exited.detail.endswith(why)
+    assert f"{why}: 1 of 1 connections are cut off" in caplog.text
+
+
 async def test_who_wants_the_end_at_once_is_not_told_of_a_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
