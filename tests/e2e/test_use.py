@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from asyncpool import CloseSummary, Job, Pool, PoolClosedError
 from tests.helpers import jobs
+from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
+from tests.helpers.pools import assert_serves
 
 pytestmark = BOTH_LOOPS
 
@@ -22,6 +26,26 @@ async def test_what_is_no_function_is_refused() -> None:
         ):
             pool.submit(3)  # type: ignore[call-overload]
         assert await pool.submit(jobs.square, 3) == 9
+
+
+async def test_a_command_is_a_job_as_others_are() -> None:
+    run = subprocess.run
+    async with patience(), Gate() as gate, Pool(1, on_cancel="kill") as pool:
+        done = await pool.submit(run, ["echo", "hi"], capture_output=True, check=True)
+        assert done.stdout == b"hi\n"
+        with pytest.raises(subprocess.CalledProcessError):
+            await pool.submit(run, ["false"], check=True)
+        # A shell that starts another process, which would outlive it.
+        python = (
+            f"import sys; sys.path[:0] = {sys.path!r}; from tests.helpers import jobs"
+        )
+        code = f"{python}; jobs.wait_at({gate.path!r}, 'started')"
+        shell = ["sh", "-c", '"$@" & wait', "sh", sys.executable, "-c", code]
+        job = pool.submit(run, shell)
+        visitor = await gate.visitor("started")
+        job.cancel()
+        await visitor.gone()
+        await assert_serves(pool)
 
 
 async def test_options_make_a_view_and_change_nothing() -> None:
