@@ -60,7 +60,7 @@ class Burial:
             config.title,
             config.on_crash,
             # Workers of pools print theirs.
-            traces=service is not None,
+            traces=serving is not None,
         )
 
     def born(self) -> None:

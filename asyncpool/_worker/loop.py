@@ -186,7 +186,7 @@ def _begin(config: WorkerConfig, parts: Parts) -> None:
             leave(serve(jobs, control, coroutines, config), coroutines)
     except BaseException as error:
         # The cluster's log has what was announced, in one record with what has become of it.
-        if config.serving is None or not control.announced:
+        if config.main is None or not control.announced:
             print_error(error)
         leave(1, coroutines)
 
