@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # see _core/records.py
+TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from asyncpool import to_process
-    from asyncpool._core.restart import RestartPolicy
-    from asyncpool._core.wear import WorkerLimits
-    from asyncpool._runtime.hub import EventStream
-    from asyncpool._runtime.jobs import Job
-    from asyncpool._worker.beats import heartbeat
-    from asyncpool._worker.context import CurrentJob, current_job
-    from asyncpool._worker.retiring import retire_worker
-    from asyncpool._worker.state import in_worker, worker_state
+    from asyncpool._core.policies.restart import RestartPolicy
+    from asyncpool._core.policies.worker_limits import WorkerLimits
+    from asyncpool._runtime.base.event_hub import EventStream
+    from asyncpool._runtime.job.job import Job
+    from asyncpool._worker.api.context import CurrentJob, current_job
+    from asyncpool._worker.api.retiring import retire_worker
+    from asyncpool._worker.api.state import in_worker, worker_state
+    from asyncpool._worker.job.heartbeats import heartbeat
     from asyncpool.cluster import Cluster
     from asyncpool.errors import (
         AsyncPoolError,
@@ -64,14 +64,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "asyncpool": ("to_process",),  # a module
-    "asyncpool._core.restart": ("RestartPolicy",),
-    "asyncpool._core.wear": ("WorkerLimits",),
-    "asyncpool._runtime.hub": ("EventStream",),
-    "asyncpool._runtime.jobs": ("Job",),
-    "asyncpool._worker.beats": ("heartbeat",),
-    "asyncpool._worker.context": ("CurrentJob", "current_job"),
-    "asyncpool._worker.retiring": ("retire_worker",),
-    "asyncpool._worker.state": ("in_worker", "worker_state"),
+    "asyncpool._core.policies.restart": ("RestartPolicy",),
+    "asyncpool._core.policies.worker_limits": ("WorkerLimits",),
+    "asyncpool._runtime.base.event_hub": ("EventStream",),
+    "asyncpool._runtime.job.job": ("Job",),
+    "asyncpool._worker.job.heartbeats": ("heartbeat",),
+    "asyncpool._worker.api.context": ("CurrentJob", "current_job"),
+    "asyncpool._worker.api.retiring": ("retire_worker",),
+    "asyncpool._worker.api.state": ("in_worker", "worker_state"),
     "asyncpool.cluster": ("Cluster",),
     "asyncpool.errors": (
         "AsyncPoolError",

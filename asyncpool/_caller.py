@@ -15,12 +15,12 @@ from typing import (
     overload,
 )
 
-from asyncpool._core.limits import JobOptions
-from asyncpool._core.names import OPTIONS
-from asyncpool._runtime.arguments import check_int, not_callable
-from asyncpool._runtime.batches import Task
-from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.supervisor import Supervisor
+from asyncpool._core.base.names import OPTIONS
+from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._runtime.base.arguments import check_int, not_callable
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.map.batches import Task
+from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.mapping import Map, Plan
 from asyncpool.session import WorkerSession
 from asyncpool.stream import Stream

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from pickle import PicklingError
 
-TYPE_CHECKING = False  # see _core/records.py
+TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import Any, Literal
 

@@ -19,13 +19,13 @@ from typing import (
     TypeVar,
 )
 
-from asyncpool._core.kinds import Kind, check_kind, or_none
-from asyncpool._core.restart import RestartPolicy
-from asyncpool._engine import Engine
-from asyncpool._results import chunks_of, flatten, results_of
-from asyncpool._runtime.machine import DEFAULT_LAUNCHER, usable_cpus
-from asyncpool._runtime.output import OutputMode
-from asyncpool._worker.calls import call_chunk, call_counted
+from asyncpool._core.base.validation import Kind, check_kind, or_none
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._futures.engine import Engine
+from asyncpool._futures.results import chunks_of, flatten, results_of
+from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
+from asyncpool._runtime.worker.output import OutputMode
+from asyncpool._worker.api.calls import call_chunk, call_counted
 from asyncpool.pool import Pool
 
 __all__ = ["Executor"]

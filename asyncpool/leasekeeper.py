@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import anyio
 
-from asyncpool._core.kinds import NUMBER, SECONDS, check_kind, or_none
+from asyncpool._core.base.validation import NUMBER, SECONDS, check_kind, or_none
 from asyncpool._core.leases import (
     GIVE_UP,
     Gone,
@@ -24,11 +24,11 @@ from asyncpool._core.leases import (
     Verdict,
     longest_gap,
 )
-from asyncpool._runtime.arguments import check_callable, check_int
-from asyncpool._runtime.holder import Holder
-from asyncpool._runtime.home import check_home
-from asyncpool._runtime.hub import EventHub, EventStream
-from asyncpool._runtime.lease_beats import Beats, Problem
+from asyncpool._runtime.base.arguments import check_callable, check_int
+from asyncpool._runtime.base.event_hub import EventHub, EventStream
+from asyncpool._runtime.base.loop_check import check_home
+from asyncpool._runtime.job.holder import Holder
+from asyncpool._runtime.job.lease_beats import Beats, Problem
 from asyncpool.events import (
     LeaseEvent,
     LeaseLapsed,

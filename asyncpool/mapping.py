@@ -16,11 +16,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from asyncpool._core.chunks import Failure
-from asyncpool._runtime.batch_runner import Crew
-from asyncpool._runtime.batches import Batch, Task
-from asyncpool._runtime.mapping import Mapping
-from asyncpool._runtime.sources import open_source
+from asyncpool._core.map.chunks import Failure
+from asyncpool._runtime.map.batch_runner import Crew
+from asyncpool._runtime.map.batches import Batch, Task
+from asyncpool._runtime.map.mapping import Mapping
+from asyncpool._runtime.map.sources import open_source
 
 __all__ = ["Map", "Outcome", "Plan"]
 

@@ -18,15 +18,15 @@ from typing import (
 )
 
 from asyncpool._caller import Caller
-from asyncpool._core.closing import Finish
-from asyncpool._core.frames import MAX_PAYLOAD
-from asyncpool._core.kinds import several
-from asyncpool._core.limits import JobLimits, JobOptions, OnCancel
-from asyncpool._core.messages import WorkerConfig
-from asyncpool._core.page import MAX_LANES
-from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.wear import WorkerLimits
-from asyncpool._runtime.arguments import (
+from asyncpool._core.base.validation import several
+from asyncpool._core.policies.job_limits import JobLimits, JobOptions, OnCancel
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.wire.frames import MAX_PAYLOAD
+from asyncpool._core.wire.messages import WorkerConfig
+from asyncpool._core.wire.page import MAX_LANES
+from asyncpool._runtime.base.arguments import (
     check_callable,
     check_choice,
     check_int,
@@ -35,25 +35,25 @@ from asyncpool._runtime.arguments import (
     least_and_most,
     not_callable,
 )
-from asyncpool._runtime.callbacks import CrashCallback
-from asyncpool._runtime.config import SupervisorConfig
-from asyncpool._runtime.crew import check_crew
-from asyncpool._runtime.handover import Handover
-from asyncpool._runtime.hub import EventStream
-from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.life import Life
-from asyncpool._runtime.machine import (
+from asyncpool._runtime.base.callbacks import CrashCallback
+from asyncpool._runtime.base.event_hub import EventStream
+from asyncpool._runtime.base.machine import (
     DEFAULT_LAUNCHER,
     check_platform,
     module_path,
     usable_cpus,
 )
-from asyncpool._runtime.options import Options, changed
-from asyncpool._runtime.output import OutputMode
-from asyncpool._runtime.propagation import Propagation
-from asyncpool._runtime.script import main_script
-from asyncpool._runtime.shielding import shielded
-from asyncpool._runtime.supervisor import Supervisor
+from asyncpool._runtime.base.propagation import Propagation
+from asyncpool._runtime.base.script import main_script
+from asyncpool._runtime.base.shielding import shielded
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.options.common_options import check_crew
+from asyncpool._runtime.options.job_options import Options, changed
+from asyncpool._runtime.pool.lifecycle import Life
+from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool._runtime.state.config import SupervisorConfig
+from asyncpool._runtime.worker.handover import Handover
+from asyncpool._runtime.worker.output import OutputMode
 from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
 
 __all__ = ["Pool", "PoolView"]

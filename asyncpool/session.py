@@ -9,13 +9,17 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from asyncpool._core.attempts import AttemptPolicy
-from asyncpool._core.limits import JobOptions
-from asyncpool._runtime.arguments import check_callable, check_timeout, not_callable
-from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.options import Options, changed
-from asyncpool._runtime.sessions import Seat
-from asyncpool._runtime.supervisor import Supervisor
+from asyncpool._core.policies.attempts import AttemptPolicy
+from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._runtime.base.arguments import (
+    check_callable,
+    check_timeout,
+    not_callable,
+)
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.options.job_options import Options, changed
+from asyncpool._runtime.pool.sessions import Seat
+from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.stream import Stream
 
 __all__ = ["WorkerSession"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from asyncpool._core.frames import Frame
-from asyncpool._runtime.jobs import Job, StreamJob, claim
+from asyncpool._core.wire.frames import Frame
+from asyncpool._runtime.job.job import Job, StreamJob, claim
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["Loader", "Stream"]

@@ -15,17 +15,17 @@ import anyio
 import anyio.to_process
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from asyncpool._core.functions import travels_by_name
-from asyncpool._core.limits import JobLimits, JobOptions
-from asyncpool._core.names import function_name
-from asyncpool._core.outcome import is_flat, pack_job
-from asyncpool._core.parcels import HEAVY, StreamTooLongError
-from asyncpool._runtime.arguments import not_callable
-from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.kinship import also
-from asyncpool._runtime.packing import unpicklable
-from asyncpool._runtime.shielding import shielded
-from asyncpool._worker.calls import call_packed
+from asyncpool._core.base.names import function_name
+from asyncpool._core.pickling.calls import is_flat, pack_job
+from asyncpool._core.pickling.functions import travels_by_name
+from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
+from asyncpool._core.policies.job_limits import JobLimits, JobOptions
+from asyncpool._runtime.base.arguments import not_callable
+from asyncpool._runtime.base.error_aliases import also
+from asyncpool._runtime.base.shielding import shielded
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.traffic.packing import unpicklable
+from asyncpool._worker.api.calls import call_packed
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,

@@ -157,7 +157,12 @@ HEAVY = [
 
 
 @pytest.mark.parametrize(
-    "module", ["asyncpool", "asyncpool._worker.bootstrap", "asyncpool._worker.template"]
+    "module",
+    [
+        "asyncpool",
+        "asyncpool._worker.bootstrap",
+        "asyncpool._worker.launcher.launcher_process",
+    ],
 )
 def test_workers_start_light(module: str) -> None:
     code = (

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import _memory
-from asyncpool._memory import Memory, available, create
+from asyncpool._system import memory as _memory
+from asyncpool._system.memory import Memory, available, create
 from tests.helpers.guards import open_fds
 
 SIZE = 100_000

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool import _semaphores
-from asyncpool._descriptors import HANDED, Handed
-from asyncpool._semaphores import Mappings, descriptor_of, semaphore_at
+from asyncpool._system import semaphores as _semaphores
+from asyncpool._system.descriptors import HANDED, Handed
+from asyncpool._system.semaphores import Mappings, descriptor_of, semaphore_at
 from tests.helpers.executors import FORKS
 from tests.helpers.guards import open_fds
 from tests.helpers.patience import PATIENCE

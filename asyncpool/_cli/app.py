@@ -14,16 +14,16 @@ from click.shell_completion import get_completion_class
 
 from asyncpool import __version__
 from asyncpool._cli.call_command import call_command
-from asyncpool._cli.cluster_commands import (
+from asyncpool._cli.doctor.doctor_command import doctor_command
+from asyncpool._cli.map.map_command import map_command
+from asyncpool._cli.parameters import Exit, Trouble, Unfinished, add_current_folder
+from asyncpool._cli.serve.cluster_commands import (
     reload_command,
     resize_command,
     status_command,
     stop_command,
 )
-from asyncpool._cli.doctor_command import doctor_command
-from asyncpool._cli.map_command import map_command
-from asyncpool._cli.parameters import Exit, Trouble, Unfinished, add_current_folder
-from asyncpool._cli.serve_command import serve_command
+from asyncpool._cli.serve.serve_command import serve_command
 
 __all__ = ["command"]
 

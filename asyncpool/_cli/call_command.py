@@ -11,8 +11,11 @@ from typing import Any
 
 import click
 
-from asyncpool._cli.failures import describe
 from asyncpool._cli.finding import TargetError
+from asyncpool._cli.map.failures import describe
+from asyncpool._cli.map.plan import Loop, Plan, make_pool, options
+from asyncpool._cli.map.progress import WorkerLines
+from asyncpool._cli.map.run import Interrupted, interrupts
 from asyncpool._cli.parameters import (
     Exit,
     JsonCommand,
@@ -21,12 +24,9 @@ from asyncpool._cli.parameters import (
     pool_options,
     say,
 )
-from asyncpool._cli.plan import Loop, Plan, make_pool, options
-from asyncpool._cli.progress import WorkerLines
-from asyncpool._cli.run import Interrupted, interrupts
 from asyncpool._cli.targets import FunctionRaisedError, Work, call_once, trouble
-from asyncpool._core.names import function_name
-from asyncpool._core.printable import printable_lines
+from asyncpool._core.base.names import function_name
+from asyncpool._core.base.printable import printable_lines
 from asyncpool.errors import (
     AsyncPoolError,
     JobTimeoutError,

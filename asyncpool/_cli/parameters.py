@@ -15,8 +15,8 @@ from typing import Any, ClassVar, TypeVar
 import click
 from rich.console import Console
 
-from asyncpool._core.printable import printable_lines
-from asyncpool._runtime.machine import check_loop
+from asyncpool._core.base.printable import printable_lines
+from asyncpool._runtime.base.machine import check_loop
 
 __all__ = [
     "Exit",

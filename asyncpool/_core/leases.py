@@ -51,7 +51,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from asyncpool._core.deadlines import Deadlines, earliest
+from asyncpool._core.base.deadlines import Deadlines, earliest
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 __all__ = [

@@ -12,7 +12,7 @@ import faulthandler
 import os
 import sys
 
-TYPE_CHECKING = False  # see _core/records.py
+TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -26,7 +26,7 @@ def main() -> NoReturn:
     for fd in fds:
         os.set_inheritable(fd, False)
     if role == "launcher":
-        from asyncpool._worker.template import main as serve  # noqa: PLC0415
+        from asyncpool._worker.launcher.launcher_process import main as serve  # noqa: PLC0415
 
         serve(*fds)
     sys.argv[:] = [""]

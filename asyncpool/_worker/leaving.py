@@ -7,9 +7,9 @@ import contextlib
 import os
 import sys
 
-from asyncpool._worker.coroutines import Coroutines
+from asyncpool._worker.job.coroutines import Coroutines
 
-TYPE_CHECKING = False  # see _core/records.py
+TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
 

@@ -11,36 +11,36 @@ import traceback
 from functools import partial
 from types import CoroutineType
 
-from asyncpool._core import chunks
-from asyncpool._core.context import MAX_CONTEXT, Context
-from asyncpool._core.frames import Frame, Kind, header
-from asyncpool._core.messages import WorkerConfig
-from asyncpool._core.page import BEGUN, STACKS_SIZE, STACKS_START
-from asyncpool._core.records import Record
-from asyncpool._worker import script
-from asyncpool._worker.beats import Beats, install
-from asyncpool._worker.bounds import apply_bounds
-from asyncpool._worker.broadcasts import Broadcasts
-from asyncpool._worker.cargo import Cargo
-from asyncpool._worker.chunks import Log, run_chunk
-from asyncpool._worker.control import Control
-from asyncpool._worker.coroutines import Coroutines
-from asyncpool._worker.execute import Executor
-from asyncpool._worker.identity import assume
-from asyncpool._worker.interrupts import Interrupts
-from asyncpool._worker.journal import Journal
-from asyncpool._worker.kernel import adopt_orphans
+from asyncpool._core.base.records import Record
+from asyncpool._core.map import chunks
+from asyncpool._core.wire.context import MAX_CONTEXT, Context
+from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.messages import WorkerConfig
+from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
+from asyncpool._worker.api.retiring import on_retire
+from asyncpool._worker.api.state import open_state
+from asyncpool._worker.channel.large_buffers import Cargo
+from asyncpool._worker.channel.receiving import decoder, receive
+from asyncpool._worker.channel.segments import Segments
+from asyncpool._worker.channel.sending import SMALL, send
+from asyncpool._worker.job.broadcasts import Broadcasts
+from asyncpool._worker.job.chunks import Log, run_chunk
+from asyncpool._worker.job.control import Control
+from asyncpool._worker.job.coroutines import Coroutines
+from asyncpool._worker.job.execute import Executor
+from asyncpool._worker.job.heartbeats import Beats, install
+from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool._worker.job.job_claims import Turns
+from asyncpool._worker.job.streams import Credit, Streams
+from asyncpool._worker.job.tracebacks import announce, print_error
 from asyncpool._worker.leaving import leave
-from asyncpool._worker.receiving import decoder, receive
-from asyncpool._worker.retiring import on_retire
-from asyncpool._worker.segments import Segments
-from asyncpool._worker.sending import SMALL, send
-from asyncpool._worker.state import open_state
-from asyncpool._worker.streams import Credit, Streams
-from asyncpool._worker.tracebacks import announce, print_error
-from asyncpool._worker.turns import Turns
+from asyncpool._worker.logs.forwarding import Journal
+from asyncpool._worker.process import script
+from asyncpool._worker.process.bounds import apply_bounds
+from asyncpool._worker.process.identity import assume
+from asyncpool._worker.process.kernel import adopt_orphans
 
-TYPE_CHECKING = False  # see _core/records.py
+TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -135,7 +135,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         on_retire(partial(_retire, turns, control))
         cargo = Cargo(jobs, segments)
         if config.concurrency > 1:
-            from asyncpool._worker.several import Several  # noqa: PLC0415 - most need none
+            from asyncpool._worker.lanes.several import Several  # noqa: PLC0415 - most need none
 
             several = Several(config, page_fd, jobs, control, turns, cargo, coroutines)
             several.serve(_prepare)

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # see _core/records.py
+TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from asyncpool._descriptors import ReceivedFile, ReceivedSocket
-    from asyncpool._worker.connections import Connection
-    from asyncpool._worker.member import Worker
-    from asyncpool.cluster._asgi import asgi, wsgi
+    from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
+    from asyncpool._worker.cluster.connections import Connection
+    from asyncpool._worker.cluster.member import Worker
     from asyncpool.cluster._master import Cluster
     from asyncpool.cluster._messages import Message
-    from asyncpool.cluster._plain import protocol, streams
+    from asyncpool.cluster._servers.asgi import asgi, wsgi
+    from asyncpool.cluster._servers.plain import protocol, streams
     from asyncpool.cluster._stats import ClusterStats, WorkerStats
 
 _HOMES = {
-    "asyncpool._descriptors": ("ReceivedFile", "ReceivedSocket"),
-    "asyncpool._worker.connections": ("Connection",),
-    "asyncpool._worker.member": ("Worker",),
-    "asyncpool.cluster._asgi": ("asgi", "wsgi"),
+    "asyncpool._system.descriptors": ("ReceivedFile", "ReceivedSocket"),
+    "asyncpool._worker.cluster.connections": ("Connection",),
+    "asyncpool._worker.cluster.member": ("Worker",),
+    "asyncpool.cluster._servers.asgi": ("asgi", "wsgi"),
     "asyncpool.cluster._master": ("Cluster",),
     "asyncpool.cluster._messages": ("Message",),
-    "asyncpool.cluster._plain": ("protocol", "streams"),
+    "asyncpool.cluster._servers.plain": ("protocol", "streams"),
     "asyncpool.cluster._stats": ("ClusterStats", "WorkerStats"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

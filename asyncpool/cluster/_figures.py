@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from asyncpool._core.slots import SlotState
-from asyncpool._runtime.machine import private_memory
-from asyncpool._runtime.service import Service
-from asyncpool._runtime.supervisor import Supervisor
+from asyncpool._core.slots.slots import SlotState
+from asyncpool._runtime.base.machine import private_memory
+from asyncpool._runtime.cluster.service import Service
+from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.cluster._stats import ClusterStats, WorkerStats
 from asyncpool.events import SlotStats
 

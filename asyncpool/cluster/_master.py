@@ -11,43 +11,43 @@ from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from asyncpool._core.addresses import parse_all
-from asyncpool._core.closing import Finish
-from asyncpool._core.kinds import TEXT, check_kind, or_none, several
-from asyncpool._core.messages import WorkerConfig
-from asyncpool._core.parcels import dumps_call
-from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.wear import WorkerLimits
-from asyncpool._descriptors import (
+from asyncpool._core.base.validation import TEXT, check_kind, or_none, several
+from asyncpool._core.cluster.addresses import parse_all
+from asyncpool._core.pickling.out_of_band import dumps_call
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.wire.messages import WorkerConfig
+from asyncpool._runtime.base.arguments import (
+    check_choice,
+    check_int,
+    check_seconds,
+    check_timeout,
+)
+from asyncpool._runtime.base.callbacks import CrashCallback
+from asyncpool._runtime.base.event_hub import EventStream
+from asyncpool._runtime.base.machine import (
+    DEFAULT_LAUNCHER,
+    check_platform,
+    module_path,
+    usable_cpus,
+)
+from asyncpool._runtime.base.script import main_script
+from asyncpool._runtime.base.shielding import shielded
+from asyncpool._runtime.cluster.line import MAX_MESSAGE
+from asyncpool._runtime.cluster.listeners import Listeners, open_listeners
+from asyncpool._runtime.cluster.service import Service, ServingConfig, Spread
+from asyncpool._runtime.options.common_options import check_crew
+from asyncpool._runtime.pool.lifecycle import Life
+from asyncpool._runtime.state.config import SupervisorConfig
+from asyncpool._runtime.worker.output import OutputMode
+from asyncpool._system.descriptors import (
     ReceivedFile,
     ReceivedSocket,
     check_beside,
     file_descriptor,
     socket_descriptor,
 )
-from asyncpool._runtime.arguments import (
-    check_choice,
-    check_int,
-    check_seconds,
-    check_timeout,
-)
-from asyncpool._runtime.callbacks import CrashCallback
-from asyncpool._runtime.config import SupervisorConfig
-from asyncpool._runtime.crew import check_crew
-from asyncpool._runtime.hub import EventStream
-from asyncpool._runtime.life import Life
-from asyncpool._runtime.line import MAX_MESSAGE
-from asyncpool._runtime.listeners import Listeners, open_listeners
-from asyncpool._runtime.machine import (
-    DEFAULT_LAUNCHER,
-    check_platform,
-    module_path,
-    usable_cpus,
-)
-from asyncpool._runtime.output import OutputMode
-from asyncpool._runtime.script import main_script
-from asyncpool._runtime.service import Service, ServingConfig, Spread
-from asyncpool._runtime.shielding import shielded
 from asyncpool.cluster._figures import cluster_stats
 from asyncpool.cluster._messages import Message, Messages, Parcels
 from asyncpool.cluster._stats import ClusterStats
@@ -56,9 +56,9 @@ from asyncpool.errors import NoWorkerError, UnsupportedPlatformError
 from asyncpool.events import CloseSummary, Event, RollResult
 
 if TYPE_CHECKING:
-    from asyncpool._core.commands import Command
-    from asyncpool._runtime.state import PoolState
-    from asyncpool._worker.member import Worker
+    from asyncpool._core.slots.commands import Command
+    from asyncpool._runtime.state.pool_state import PoolState
+    from asyncpool._worker.cluster.member import Worker
 
 __all__ = ["Cluster"]
 

@@ -7,9 +7,9 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from asyncpool._descriptors import ReceivedFile, ReceivedSocket
-from asyncpool._runtime.line import Line
-from asyncpool._runtime.mail import Inbox
+from asyncpool._runtime.cluster.line import Line
+from asyncpool._runtime.cluster.mailbox import Inbox
+from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
 
 __all__ = ["Message", "Messages", "Parcels"]
 

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol
 
-from asyncpool._core.control_protocol import Request
-from asyncpool._runtime.control_places import place_of
-from asyncpool._runtime.control_socket import ControlSocket
-from asyncpool._runtime.notify import Notifier, watchdog_interval
-from asyncpool._runtime.signals import Orders, name_of, obeyed
+from asyncpool._core.cluster.control_protocol import Request
+from asyncpool._runtime.cluster.control_places import place_of
+from asyncpool._runtime.cluster.control_socket import ControlSocket
+from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
+from asyncpool._runtime.cluster.signals import Orders, name_of, obeyed
 from asyncpool.cluster._life_log import LifeLog
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.errors import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from asyncpool._core.kinds import check_function
-from asyncpool._core.messages import MAX_INITIALIZER
-from asyncpool._core.parcels import dumps_call
+from asyncpool._core.base.validation import check_function
+from asyncpool._core.pickling.out_of_band import dumps_call
+from asyncpool._core.wire.messages import MAX_INITIALIZER
 from asyncpool.errors import JobNotPicklableError
 
 __all__ = ["pack_target"]

@@ -236,8 +236,9 @@ def test_the_doctor_ends_with_1_if_a_part_of_the_self_test_fails(
 ) -> None:
     code = f"""
 import sys
-from asyncpool._cli import doctor_command, main
-from asyncpool._cli.doctor import Finding
+from asyncpool._cli import main
+from asyncpool._cli.doctor import doctor_command
+from asyncpool._cli.doctor.checks import Finding
 async def self_test(): return [Finding("a call", "bad", "it did not return")]
 doctor_command.self_test = self_test
 sys.argv = ["asyncpool", "doctor", *{more!r}]
@@ -327,7 +328,7 @@ def test_a_stdout_that_takes_nothing_is_told(
     "interrupted",
     [
         "builtins.__import__ = interrupt",  # while it begins
-        "import asyncpool._cli.doctor_command as it; it.examine = interrupt",
+        "import asyncpool._cli.doctor.doctor_command as it; it.examine = interrupt",
     ],
 )
 def test_ctrl_c_at_any_moment_is_no_traceback(interrupted: str, tmp_path: Path) -> None:

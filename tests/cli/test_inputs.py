@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._cli.inputs import InputError, Item, open_input
+from asyncpool._cli.map.inputs import InputError, Item, open_input
 from tests.helpers.patience import PATIENCE
 
 Found = queue.Queue[list[Item] | InputError | None]

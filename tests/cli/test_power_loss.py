@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool._cli import writer
-from asyncpool._cli.journal import START, Done, Journal, Position
-from asyncpool._cli.outputs import Outputs
+from asyncpool._cli.map import writer
+from asyncpool._cli.map.journal import START, Done, Journal, Position
+from asyncpool._cli.map.outputs import Outputs
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 

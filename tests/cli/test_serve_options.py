@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._runtime.signals import meaningless, name_of
+from asyncpool._runtime.cluster.signals import meaningless, name_of
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serving import Server, until, write_app
 

@@ -21,12 +21,12 @@ import pytest_asyncio
 from rich.console import Console
 
 from asyncpool import Cluster, WorkerLimits
-from asyncpool._cli import changes, serve_command, serving
-from asyncpool._cli.changes import Changes
-from asyncpool._cli.log_formats import TextFormat
-from asyncpool._cli.serve_log import ServeLog, cannot_be_loaded
-from asyncpool._cli.serving import Serving, ServingPlan
-from asyncpool._cli.status_view import status_view
+from asyncpool._cli.serve import changes, serve_command, serving
+from asyncpool._cli.serve.changes import Changes
+from asyncpool._cli.serve.log_formats import TextFormat
+from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
+from asyncpool._cli.serve.serving import Serving, ServingPlan
+from asyncpool._cli.serve.status_view import status_view
 from asyncpool.events import Crash
 from tests.helpers.patience import patience
 

@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from asyncpool._cli.parameters import Trouble
-from asyncpool._cli.server_options import read_options
+from asyncpool._cli.serve.server_options import read_options
 
 
 def read(*words: str, password_file: str | None = None, **given: Any) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from asyncpool._cli.map.run import Tally
+from asyncpool._cli.map.summary import Ended
 from asyncpool._cli.parameters import Exit
-from asyncpool._cli.run import Tally
-from asyncpool._cli.summary import Ended
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from asyncpool._core.closing import Finish
-from asyncpool._core.lives import KILL_GRACE
-from asyncpool._core.pressing import STACK_GRACE
-from asyncpool._core.slots import Ending
+from asyncpool._core.slots.lifecycle import KILL_GRACE
+from asyncpool._core.slots.slots import Ending
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.supervision.termination import STACK_GRACE
 from tests.core.imaginary.process import Process
 from tests.core.imaginary.shell import ImaginaryShell
 

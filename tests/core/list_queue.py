@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from asyncpool._core.queue import PATIENCE
+from asyncpool._core.dispatch.queue import PATIENCE
 
 __all__ = ["PRIORITIES", "ListQueue"]
 
@@ -13,7 +13,7 @@ PRIORITIES = (0, 0, 0, -1, 1, 7)
 
 
 class ListQueue:
-    """What :class:`asyncpool._core.queue.JobQueue` ought to be."""
+    """What :class:`asyncpool._core.dispatch.queue.JobQueue` ought to be."""
 
     def __init__(self, patience: int = PATIENCE) -> None:
         self.patience = patience

@@ -8,7 +8,7 @@ import string
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.addresses import (
+from asyncpool._core.cluster.addresses import (
     Bind,
     Inherited,
     Systemd,

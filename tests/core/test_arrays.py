@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core import reducers
-from asyncpool._core.arrays import LARGE
-from asyncpool._core.outcome import pack_job, pack_value
-from asyncpool._core.parcels import Parcel, dump, loads
+from asyncpool._core.pickling import reducers
+from asyncpool._core.pickling.arrays import LARGE
+from asyncpool._core.pickling.calls import pack_job, pack_value
+from asyncpool._core.pickling.out_of_band import Parcel, dump, loads
 from tests.helpers.parcels import arrived
 
 ODD = ["M8[ns]", ">M8[25s]", "m8[D]", [("when", "M8[us]"), ("what", "f4")]]

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/attempts.py."""
+"""Tests of asyncpool/_core/policies/attempts.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.attempts import DEFAULT_RETRY_ON, MAX_FREE_RETURNS, AttemptPolicy
-from asyncpool._core.frames import MAX_ATTEMPTS
+from asyncpool._core.policies.attempts import (
+    DEFAULT_RETRY_ON,
+    MAX_FREE_RETURNS,
+    AttemptPolicy,
+)
+from asyncpool._core.wire.frames import MAX_ATTEMPTS
 from asyncpool.events import CrashKind, Delivery
 
 ONCE = AttemptPolicy()

@@ -1,12 +1,12 @@
-"""Tests of asyncpool/_core/balance.py."""
+"""Tests of asyncpool/_core/placement/balance.py."""
 
 from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.profiles import LEAST, UNKNOWN, Profile
-from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.supervision import Supervision
+from asyncpool._core.base.run_times import LEAST, UNKNOWN, Profile
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.supervision.supervision import Supervision
 
 
 def core_of(workers: int, ready: int, width: int = 1) -> Supervision:

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/broadcasts.py."""
+"""Tests of asyncpool/_core/placement/broadcasts.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.broadcasts import Broadcast, Remembered
+from asyncpool._core.placement.broadcasts import Broadcast, Remembered
 
 HERE = "tests.core.test_broadcasts"
 

@@ -1,12 +1,12 @@
-"""Tests of asyncpool/_core/budget.py."""
+"""Tests of asyncpool/_core/slots/budget.py."""
 
 from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.budget import Budget, counts
-from asyncpool._core.sizing import Sizing
-from asyncpool._core.slots import Slot, SlotState
+from asyncpool._core.slots.budget import Budget, counts
+from asyncpool._core.slots.sizing import Sizing
+from asyncpool._core.slots.slots import Slot, SlotState
 
 S = SlotState
 

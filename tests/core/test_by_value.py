@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/by_value.py and of what it is for, arrivals.py."""
+"""Tests of asyncpool/_core/main/by_value.py and of what it is for, arrivals.py."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core import arrivals, by_value, main_module, parcels
-from asyncpool._core.arrays import LARGE
-from asyncpool._core.parcels import Bundle, StreamTooLongError, dump, dumps_call, loads
-from asyncpool._core.scripts import Script
+from asyncpool._core.main import by_value, by_value_loading as arrivals, main_module
+from asyncpool._core.main.scripts import Script
+from asyncpool._core.pickling import out_of_band as parcels
+from asyncpool._core.pickling.arrays import LARGE
+from asyncpool._core.pickling.out_of_band import (
+    Bundle,
+    StreamTooLongError,
+    dump,
+    dumps_call,
+    loads,
+)
 from tests.core.specimens import LOCK
 from tests.helpers.parcels import Array
 
@@ -209,7 +216,7 @@ def use(point, data, circle):
 
 
 def _pickled_there(value: object) -> bytes:
-    from asyncpool._core.outcome import dumps
+    from asyncpool._core.pickling.calls import dumps
 
     return dumps(value)
 

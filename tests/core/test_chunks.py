@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/chunks.py: what is found in the log of a dead worker."""
+"""Tests of asyncpool/_core/map/chunks.py: what is found in the log of a dead worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool import JobNotPicklableError
-from asyncpool._core.chunks import (
+from asyncpool._core.map.chunks import (
     CHUNK_SIZE,
     ENTRY,
     FLAT,
@@ -28,7 +28,7 @@ from asyncpool._core.chunks import (
     note,
     read_log,
 )
-from asyncpool._core.raised import pack_error
+from asyncpool._core.pickling.errors import pack_error
 
 flat = (
     st.none()

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/class_reduction.py; test_by_value.py has the round trips."""
+"""Tests of asyncpool/_core/main/class_reduction.py; test_by_value.py has the round trips."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from asyncpool._core.class_reduction import mended
+from asyncpool._core.main.class_reduction import mended
 
 
 def remake(reduced: Any) -> Any:

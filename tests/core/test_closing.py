@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.closing import Finish
-from asyncpool._core.commands import (
+from asyncpool._core.base.run_times import ALONE, Profile
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.slots.commands import (
     Assign,
     Command,
     FailJobs,
@@ -19,13 +21,11 @@ from asyncpool._core.commands import (
     Stop,
     Unassign,
 )
-from asyncpool._core.profiles import ALONE, Profile
-from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.roll import ROLL
-from asyncpool._core.sizing import GROW_EVERY
-from asyncpool._core.slots import SlotState
-from asyncpool._core.supervision import Supervision
-from asyncpool._core.wear import WorkerLimits
+from asyncpool._core.slots.sizing import GROW_EVERY
+from asyncpool._core.slots.slots import SlotState
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.supervision.rolling_restart import ROLL
+from asyncpool._core.supervision.supervision import Supervision
 
 
 def pool_with(jobs: int) -> Supervision:

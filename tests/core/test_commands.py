@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/commands.py, and of the other plain data of the core."""
+"""Tests of asyncpool/_core/slots/commands.py, and of the other plain data of the core."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import get_args
 
 import pytest
 
-from asyncpool._core import commands
-from asyncpool._core.attempts import AttemptPolicy
-from asyncpool._core.commands import Command
-from asyncpool._core.context import Context
-from asyncpool._core.frames import Frame
-from asyncpool._core.messages import Failure, LauncherConfig, WorkerConfig
-from asyncpool._core.restart import GiveUp, Restart, RestartPolicy, Retry
-from asyncpool._core.wear import WorkerLimits
-from asyncpool._worker.context import CurrentJob
+from asyncpool._core.policies.attempts import AttemptPolicy
+from asyncpool._core.policies.restart import GiveUp, Restart, RestartPolicy, Retry
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.slots import commands
+from asyncpool._core.slots.commands import Command
+from asyncpool._core.wire.context import Context
+from asyncpool._core.wire.frames import Frame
+from asyncpool._core.wire.messages import Failure, LauncherConfig, WorkerConfig
+from asyncpool._worker.api.context import CurrentJob
 
 POLICIES = [AttemptPolicy, RestartPolicy, WorkerLimits]
 DATA = [

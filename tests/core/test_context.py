@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/context.py."""
+"""Tests of asyncpool/_core/wire/context.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pickle
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.beats import MAX_DETAILS
-from asyncpool._core.context import (
+from asyncpool._core.wire.beat_records import MAX_DETAILS
+from asyncpool._core.wire.context import (
     MAX_CONTEXT,
     MAX_VARIABLES,
     PLAIN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from asyncpool._core.deadlines import Deadlines
+from asyncpool._core.base.deadlines import Deadlines
 
 TIMES = st.integers(0, 50).map(float)
 JOBS = st.integers(0, 9)

@@ -1,10 +1,10 @@
-"""Tests of asyncpool/_core/drain_limits.py: which limit ends a drain."""
+"""Tests of asyncpool/_core/cluster/drain_limits.py: which limit ends a drain."""
 
 from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.drain_limits import DrainLimit, drain_limit
+from asyncpool._core.cluster.drain_limits import DrainLimit, drain_limit
 
 AT_END = "drain_timeout"
 REPLACED = "reload_drain_timeout"

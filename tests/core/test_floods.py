@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.commands import ScheduleRestart, Spawn
-from asyncpool._core.profiles import Profile
-from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.supervision import Supervision
+from asyncpool._core.base.run_times import Profile
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.slots.commands import ScheduleRestart, Spawn
+from asyncpool._core.supervision.supervision import Supervision
 
 
 def pool(workers: int) -> Supervision:

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/frames.py."""
+"""Tests of asyncpool/_core/wire/frames.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.frames import (
+from asyncpool._core.wire.frames import (
     HEADER_SIZE,
     MAX_ATTEMPTS,
     MAX_TAG,

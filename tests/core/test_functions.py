@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/functions.py."""
+"""Tests of asyncpool/_core/pickling/functions.py."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from typing import Any, NoReturn, cast
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from asyncpool._core import functions
-from asyncpool._core.functions import KNOWN, MEMORY, Function, FunctionTable, Memory
-from asyncpool._core.profiles import UNKNOWN
+from asyncpool._core.base.run_times import UNKNOWN
+from asyncpool._core.pickling import functions
+from asyncpool._core.pickling.functions import (
+    KNOWN,
+    MEMORY,
+    Function,
+    FunctionTable,
+    Memory,
+)
 from tests.core.specimens import LOCK, Counter, add
 
 ANY = Callable[..., Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.health import LATE, HealthLedger
+from asyncpool._core.slots.health import LATE, HealthLedger
 from asyncpool.errors import ProtocolError
 
 TIMEOUT = 8.0

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncpool._core.closing import Finish
-from asyncpool._core.commands import (
+from asyncpool._core.base.run_times import ALONE, UNKNOWN, Profile
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.slots.commands import (
     Abandon,
     Assign,
     Command,
@@ -30,10 +31,9 @@ from asyncpool._core.commands import (
     Unassign,
     WriteStacks,
 )
-from asyncpool._core.pressing import REVOKE_GRACE, STACK_GRACE
-from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
-from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.supervision import Supervision
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.supervision.supervision import Supervision
+from asyncpool._core.supervision.termination import REVOKE_GRACE, STACK_GRACE
 
 Event = Callable[[Supervision, float], list[Command]]
 History = list[tuple[float, Event, list[Command]]]

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/main_module.py."""
+"""Tests of asyncpool/_core/main/main_module.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core import main_module
-from asyncpool._core.scripts import Script
+from asyncpool._core.main import main_module
+from asyncpool._core.main.scripts import Script
 
 SOURCE = """
 import functools

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/messages.py."""
+"""Tests of asyncpool/_core/wire/messages.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pickle
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.messages import (
+from asyncpool._core.wire.messages import (
     MAX_BROADCASTS,
     MAX_CONFIG,
     MAX_INITIALIZER,

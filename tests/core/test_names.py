@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.names import MAX_NAME, OPTIONS, function_name, misplaced
-from asyncpool._runtime.options import Options
-from asyncpool._worker.calls import call_chunk, call_counted
+from asyncpool._core.base.names import MAX_NAME, OPTIONS, function_name, misplaced
+from asyncpool._runtime.options.job_options import Options
+from asyncpool._worker.api.calls import call_chunk, call_counted
 from tests.helpers import jobs, values
 
 HERE = __name__
@@ -77,7 +77,7 @@ def with_name(name: Any, module: Any = "shop") -> Callable[[], None]:
         (values.Point.origin, "tests.helpers.values.Point.origin"),
         (values.Point(1, 2), "tests.helpers.values.Point"),
         (partial(call_counted, 3, partial(call_chunk, jobs.square)), SQUARE),
-        (partial(call_counted), "asyncpool._worker.calls.call_counted"),
+        (partial(call_counted), "asyncpool._worker.api.calls.call_counted"),
         (with_name(Sly("sly")), "shop.sly"),
         (with_name("work", None), "work"),
         (with_name("work", 3), "work"),

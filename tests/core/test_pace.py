@@ -1,13 +1,13 @@
-"""Tests of asyncpool/_core/pace.py."""
+"""Tests of asyncpool/_core/map/pace.py."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.chunks import CHUNK_SIZE
-from asyncpool._core.pace import TARGET, Pace
-from asyncpool._core.profiles import BUDGET
+from asyncpool._core.base.run_times import BUDGET
+from asyncpool._core.map.chunks import CHUNK_SIZE
+from asyncpool._core.map.pace import TARGET, Pace
 
 
 def pace(

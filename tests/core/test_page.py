@@ -7,9 +7,9 @@ import itertools
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.beats import BEATS_SIZE
-from asyncpool._core.chunks import LOG_SIZE
-from asyncpool._core.page import (
+from asyncpool._core.map.chunks import LOG_SIZE
+from asyncpool._core.wire.beat_records import BEATS_SIZE
+from asyncpool._core.wire.page import (
     BEATS_START,
     BEGUN,
     LANE_OUTCOME_SIZE,

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/queue.py, against a model made of lists."""
+"""Tests of asyncpool/_core/dispatch/queue.py, against a model made of lists."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncpool._core.profiles import Profile
-from asyncpool._core.queue import PATIENCE, JobQueue
+from asyncpool._core.base.run_times import Profile
+from asyncpool._core.dispatch.queue import PATIENCE, JobQueue
 from tests.core.list_queue import PRIORITIES, ListQueue
 
 PROFILE = Profile()

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/records.py."""
+"""Tests of asyncpool/_core/base/records.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from asyncpool._core.records import Record
+from asyncpool._core.base.records import Record
 
 
 class Point(Record):

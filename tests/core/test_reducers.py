@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.outcome import dumps, pack_job, pack_value
-from asyncpool._core.raised import load_error, pack_error
+from asyncpool._core.pickling.calls import dumps, pack_job, pack_value
+from asyncpool._core.pickling.errors import load_error, pack_error
 from asyncpool.errors import JobNotPicklableError
 
 Pack = Callable[[object], object]

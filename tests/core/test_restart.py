@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/restart.py: the policy; its ledger is next door."""
+"""Tests of asyncpool/_core/policies/restart.py: the policy; its ledger is next door."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.restart import RestartPolicy
+from asyncpool._core.policies.restart import RestartPolicy
 
 rolls = st.floats(0, 1, exclude_max=True)
 policies = st.builds(

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/restart.py: the ledger, rule by rule."""
+"""Tests of asyncpool/_core/policies/restart.py: the ledger, rule by rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import pytest
 from hypothesis import assume, example, given, strategies as st
 
-from asyncpool._core.restart import (
+from asyncpool._core.policies.restart import (
     BURST,
     GiveUp,
     Restart,

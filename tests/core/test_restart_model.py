@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from asyncpool._core.restart import (
+from asyncpool._core.policies.restart import (
     GiveUp,
     Restart,
     RestartLedger,

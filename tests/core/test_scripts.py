@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/scripts.py."""
+"""Tests of asyncpool/_core/main/scripts.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from asyncpool._core.scripts import Origin, Script, recognise
+from asyncpool._core.main.scripts import Origin, Script, recognise
 
 GUARDED = """
 def work(): pass

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/segments.py, against a model made of lists."""
+"""Tests of asyncpool/_core/pickling/segments.py, against a model made of lists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncpool._core.segments import SegmentLedger, size_class
+from asyncpool._core.pickling.segments import SegmentLedger, size_class
 
 KIB = 1024
 

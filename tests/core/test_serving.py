@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/supervision.py with workers that serve, and have no jobs.
+"""Tests of asyncpool/_core/supervision/supervision.py with workers that serve, and have no jobs.
 
 A cluster's workers are idle to the core, for ever; what else can happen to them is here.
 """
@@ -19,13 +19,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncpool._core import commands as cmd
-from asyncpool._core.closing import Finish
-from asyncpool._core.lives import KILL_GRACE, TERM_GRACE
-from asyncpool._core.restart import BURST, RestartPolicy
-from asyncpool._core.slots import Ending, SlotState
-from asyncpool._core.supervision import Supervision
-from asyncpool._core.wear import WorkerLimits
+from asyncpool._core.policies.restart import BURST, RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.slots import commands as cmd
+from asyncpool._core.slots.lifecycle import KILL_GRACE, TERM_GRACE
+from asyncpool._core.slots.slots import Ending, SlotState
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.supervision.supervision import Supervision
 
 GRACE = 6.0
 START_TIMEOUT = 20.0

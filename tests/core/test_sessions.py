@@ -1,11 +1,13 @@
-"""Tests of asyncpool/_core/sessions.py; every order of events is in ``test_supervision.py``."""
+"""Tests of asyncpool/_core/placement/sessions.py; every order of events is in ``test_supervision.py``."""
 
 from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.closing import Finish
-from asyncpool._core.commands import (
+from asyncpool._core.base.run_times import Bound, Profile
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.slots.commands import (
     Assign,
     EndSession,
     Keep,
@@ -15,10 +17,8 @@ from asyncpool._core.commands import (
     Spawn,
     Unassign,
 )
-from asyncpool._core.profiles import Bound, Profile
-from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.supervision import Supervision
-from asyncpool._core.wear import WorkerLimits
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.supervision.supervision import Supervision
 
 
 def pool(

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/slots.py."""
+"""Tests of asyncpool/_core/slots/slots.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from asyncpool._core.limits import KILL
-from asyncpool._core.profiles import Profile
-from asyncpool._core.slots import (
+from asyncpool._core.base.run_times import Profile
+from asyncpool._core.policies.job_limits import KILL
+from asyncpool._core.slots.slots import (
     TRANSITIONS,
     Ending,
     IllegalTransitionError,

@@ -10,10 +10,10 @@ from types import FrameType
 
 import pytest
 
-from asyncpool._core.stacks import COROUTINE, tidy
+from asyncpool._core.wire.stacks import COROUTINE, tidy
 
 OURS = '  File "/somewhere/asyncpool/_worker/loop.py", line 20 in _serve'
-BEATS = '  File "/somewhere/asyncpool/_worker/beats.py", line 9 in heartbeat'
+BEATS = '  File "/somewhere/asyncpool/_worker/job/heartbeats.py", line 9 in heartbeat'
 MAIN = "Thread 0x00007f (most recent call first):"
 NOW = "Current thread 0x00007f (most recent call first):"
 OTHER = "Thread 0x00007e (most recent call first):"

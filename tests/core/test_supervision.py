@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/supervision.py: a supervisor with imaginary workers.
+"""Tests of asyncpool/_core/supervision/supervision.py: a supervisor with imaginary workers.
 
 The rules are all that a shell can report; the promises are checked by the shell in
 ``imaginary/`` at each command, by the invariants below after each rule, and by
@@ -22,9 +22,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncpool._core.affinity import choose
-from asyncpool._core.closing import Finish
-from asyncpool._core.commands import (
+from asyncpool._core.base.run_times import ALONE, UNKNOWN, Profile
+from asyncpool._core.dispatch.affinity import choose
+from asyncpool._core.policies.job_limits import KILL, Press
+from asyncpool._core.policies.restart import BURST, RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.slots.commands import (
     Assign,
     Command,
     DropErrands,
@@ -39,14 +42,11 @@ from asyncpool._core.commands import (
     Terminate,
     Unassign,
 )
-from asyncpool._core.limits import KILL, Press
-from asyncpool._core.lives import EMPTY
-from asyncpool._core.pressing import REVOKE_GRACE
-from asyncpool._core.profiles import ALONE, UNKNOWN, Profile
-from asyncpool._core.restart import BURST, RestartPolicy
-from asyncpool._core.slots import Ending, SlotState
-from asyncpool._core.supervision import Supervision
-from asyncpool._core.wear import WorkerLimits
+from asyncpool._core.slots.lifecycle import EMPTY
+from asyncpool._core.slots.slots import Ending, SlotState
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.supervision.supervision import Supervision
+from asyncpool._core.supervision.termination import REVOKE_GRACE
 from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary.books import COSTS, START_TIMEOUT
 from tests.core.imaginary.shell import ImaginaryShell

@@ -6,11 +6,11 @@ import traceback
 
 import pytest
 
-from asyncpool._core.tracebacks import users_own
+from asyncpool._core.base.tracebacks import users_own
 
 CHAIN = """\
 Traceback (most recent call last):
-  File "/x/asyncpool/_worker/serve.py", line 1, in serve
+  File "/x/asyncpool/_worker/cluster/serve.py", line 1, in serve
     one()
     ~~~^^
   File "<frozen importlib._bootstrap>", line 2, in two
@@ -21,7 +21,7 @@ ValueError: one
 During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
-  File "/x/asyncpool/cluster/_asgi.py", line 4, in four
+  File "/x/asyncpool/cluster/_servers/asgi.py", line 4, in four
     four()
 KeyError: 'two'
 """
@@ -65,7 +65,7 @@ def test_a_group_of_exceptions_has_a_margin() -> None:
 def test_where_code_is_no_code() -> None:
     shown = users_own("""\
 Traceback (most recent call last):
-  File "/x/asyncpool/_worker/serve.py", line 1, in find_object
+  File "/x/asyncpool/_worker/cluster/serve.py", line 1, in find_object
     importlib.import_module(module)
   File "/home/me/app.py", line 1
     def app(:

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/variables.py."""
+"""Tests of asyncpool/_core/pickling/variables.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool import JobNotPicklableError
-from asyncpool._core.variables import pack_variables, unpack_variables
+from asyncpool._core.pickling.variables import pack_variables, unpack_variables
 
 values = st.none() | st.integers() | st.text() | st.lists(st.binary(), max_size=3)
 

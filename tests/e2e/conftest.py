@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._runtime import template
+from asyncpool._runtime.launcher import launcher_process as template
 from tests.helpers.collecting import no_collector
 from tests.helpers.executors import clock, executor, make, room
 from tests.helpers.reports import no_stray_tasks, quiet_loop

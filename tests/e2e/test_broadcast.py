@@ -25,7 +25,7 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerLimits,
 )
-from asyncpool._core.messages import MAX_BROADCASTS
+from asyncpool._core.wire.messages import MAX_BROADCASTS
 from asyncpool.events import Crashed, Ready, Retiring
 from tests.helpers import beats, jobs, values
 from tests.helpers.clusters import come_true

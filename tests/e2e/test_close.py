@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from asyncpool import CloseSummary, Crash, Job, Pool, PoolClosedError
-from asyncpool._runtime.launcher import Launcher
-from asyncpool._runtime.threads import Threads
+from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.launcher.launcher import Launcher
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS

@@ -22,7 +22,7 @@ from asyncpool import (
     RestartPolicy,
     WorkerLimits,
 )
-from asyncpool._core.restart import BURST
+from asyncpool._core.policies.restart import BURST
 from asyncpool.cluster import ClusterStats
 from asyncpool.events import Crashed, Exited, GaveUp, Ready, Retiring, Spawned
 from tests.helpers import serves
@@ -438,7 +438,7 @@ async def test_a_cluster_that_was_ready_once_never_ends_by_itself(
     [
         ("shared", "os.dup"),
         ("reuseport", "os.dup"),
-        ("reuseport", "asyncpool._runtime.listeners.Listeners.open_place"),
+        ("reuseport", "asyncpool._runtime.cluster.listeners.Listeners.open_place"),
     ],
 )
 async def test_no_descriptor_to_listen_is_a_start_that_failed(

@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 
 from asyncpool import Cluster, NoWorkerError, PoolClosedError
-from asyncpool._runtime.line import MAX_MESSAGE, MOST_MESSAGES
+from asyncpool._runtime.cluster.line import MAX_MESSAGE, MOST_MESSAGES
 from asyncpool.events import Crashed, Retiring
 from tests.helpers import serves
 from tests.helpers.clusters import Client, all_ready, cluster_of, come_true
@@ -92,7 +92,7 @@ async def test_what_a_worker_has_sent_before_its_death_arrives() -> None:
 async def test_of_dead_workers_the_last_messages_are_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.mail.MOST_MESSAGES", 4)
+    monkeypatch.setattr("asyncpool._runtime.cluster.mailbox.MOST_MESSAGES", 4)
     async with (
         patience(),
         cluster_of(serves.send_and_die, bind=(), workers=1, name="mine") as cluster,
@@ -255,7 +255,7 @@ async def test_a_broadcast_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch) 
             await cluster.broadcast(bytes(MAX_MESSAGE))
         with pytest.raises(TypeError, match="unhashable"):
             await cluster.broadcast("x", key=[])  # type: ignore[arg-type]
-        monkeypatch.setattr("asyncpool._runtime.service.MAX_BROADCASTS", 3000)
+        monkeypatch.setattr("asyncpool._runtime.cluster.service.MAX_BROADCASTS", 3000)
         await cluster.broadcast(bytes(2000), key=1)
         await cluster.broadcast(bytes(2500), key=1)  # instead of that
         with pytest.raises(ValueError, match="new workers may be told: use fewer keys"):

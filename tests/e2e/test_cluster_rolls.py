@@ -21,7 +21,7 @@ from asyncpool import (
     RestartPolicy,
     RollInProgressError,
 )
-from asyncpool._core import lives
+from asyncpool._core.slots import lifecycle as lives
 from asyncpool.cluster import ClusterStats, _master
 from asyncpool.events import (
     Crashed,

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from asyncpool import CloseSummary, Job, Pool
-from asyncpool._core.closing import Finish
+from asyncpool._core.supervision.closing import Finish
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 import asyncpool
-from asyncpool import _engine
-from asyncpool._core import lives
-from asyncpool._runtime.machine import usable_cpus
+from asyncpool._core.slots import lifecycle as lives
+from asyncpool._futures import engine as _engine
+from asyncpool._runtime.base.machine import usable_cpus
 from tests.helpers import jobs
 from tests.helpers.executors import (
     FORKS,

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import asyncpool
-from asyncpool._core import lives
-from asyncpool._engine import Engine
+from asyncpool._core.slots import lifecycle as lives
+from asyncpool._futures.engine import Engine
 from tests.helpers import jobs
 from tests.helpers.executors import (
     BOTH,

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import asyncpool
-from asyncpool._engine import Call
+from asyncpool._futures.engine import Call
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, run_script, start_script

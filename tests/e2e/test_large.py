@@ -17,7 +17,7 @@ from asyncpool import (
     PoolClosedError,
     PoolFullError,
 )
-from asyncpool._core.outcome import pack_job, pack_value
+from asyncpool._core.pickling.calls import pack_job, pack_value
 from tests.helpers import jobs, large, values
 from tests.helpers.gate import Gate
 from tests.helpers.large import (
@@ -639,7 +639,7 @@ async def test_a_close_that_finishes_less_fails_what_is_being_pickled(
     finish: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow the machine is, no other one is pickled beside the first.
-    monkeypatch.setattr("asyncpool._runtime.threads._LONG", 3600.0)
+    monkeypatch.setattr("asyncpool._runtime.base.threads._LONG", 3600.0)
     async with patience():
         pool = Pool(1)
         await pool.start()
@@ -685,7 +685,7 @@ async def test_a_close_that_finishes_nothing_fails_what_is_being_unpickled() -> 
 async def test_a_close_does_not_wait_for_ever_for_the_users_code(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.threads._GRACE", 0.01)
+    monkeypatch.setattr("asyncpool._runtime.base.threads._GRACE", 0.01)
     async with patience():
         pool = Pool(1)
         await pool.start()

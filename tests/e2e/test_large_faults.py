@@ -28,9 +28,9 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool._core.frames import Kind
-from asyncpool._core.profiles import LEAST
-from asyncpool._runtime.segments import Segment
+from asyncpool._core.base.run_times import LEAST
+from asyncpool._core.wire.frames import Kind
+from asyncpool._runtime.channel.segments import Segment
 from asyncpool.events import TakenOver
 from tests.helpers import jobs, large
 from tests.helpers.faults import Fault
@@ -74,7 +74,7 @@ def fill_passes_by(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def create_passes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for who makes memory, on the way "created"."""
-    from asyncpool import _memory
+    from asyncpool._system import memory as _memory
 
     create = _memory.create
 

@@ -25,7 +25,7 @@ from asyncpool import (
     RestartPolicy,
     WorkerCrashedError,
 )
-from asyncpool._runtime import rounds
+from asyncpool._runtime.traffic import stall_watch as rounds
 from tests.e2e.test_pipelining import learn, stop
 from tests.e2e.test_timeouts import ring
 from tests.helpers import jobs

@@ -18,8 +18,8 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerOutOfMemoryError,
 )
-from asyncpool._core.chunks import CHUNK_SIZE
-from asyncpool._runtime import page
+from asyncpool._core.map.chunks import CHUNK_SIZE
+from asyncpool._runtime.channel import page
 from tests.helpers import faults, jobs, scribbles
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS

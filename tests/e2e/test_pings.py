@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from asyncpool import Crash, Job, Pool, WorkerCrashedError, WorkerHungError
-from asyncpool._core.frames import Kind
-from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._core.wire.frames import Kind
+from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.events import Crashed
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate

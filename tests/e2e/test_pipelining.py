@@ -22,9 +22,9 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
-from asyncpool._core.attempts import MAX_FREE_RETURNS
-from asyncpool._core.profiles import LEAST
-from asyncpool._runtime import rounds
+from asyncpool._core.base.run_times import LEAST
+from asyncpool._core.policies.attempts import MAX_FREE_RETURNS
+from asyncpool._runtime.traffic import stall_watch as rounds
 from tests.helpers import faults, jobs
 from tests.helpers.ahead import in_hand
 from tests.helpers.gate import Gate

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpool import Job, Pool
-from asyncpool._core.queue import PATIENCE
+from asyncpool._core.dispatch.queue import PATIENCE
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.large import crowd

@@ -313,8 +313,8 @@ async def test_records_can_be_switched_off() -> None:
 _FORGE = """
 def forge(payload):
     import gc
-    from asyncpool._core.frames import Kind
-    from asyncpool._worker.control import Control
+    from asyncpool._core.wire.frames import Kind
+    from asyncpool._worker.job.control import Control
     [control] = [one for one in gc.get_objects() if type(one) is Control]
     control.send(Kind.RECORD, payload)
     __import__("time").sleep(3600)

@@ -25,7 +25,7 @@ from asyncpool import (
     WorkerLimits,
     WorkerOutOfMemoryError,
 )
-from asyncpool._runtime.machine import private_memory
+from asyncpool._runtime.base.machine import private_memory
 from asyncpool.events import Exited, Retiring
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
@@ -220,7 +220,7 @@ async def test_large_arguments_are_not_a_workers_own_memory(
         looks.put_nowait(private_memory(pid))
         return private_memory(pid)
 
-    monkeypatch.setattr("asyncpool._runtime.rotation.private_memory", look)
+    monkeypatch.setattr("asyncpool._runtime.pool.replacement.private_memory", look)
     async with patience(), Gate() as gate, Pool(1, limits=limits) as pool:
         baggage = bytearray(b"x" * 128 * MIB)
         job = pool.submit(jobs.wait_with, gate.path, PickleBuffer(baggage))

@@ -18,7 +18,7 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerStartError,
 )
-from asyncpool._core.restart import BURST
+from asyncpool._core.policies.restart import BURST
 from asyncpool.events import GaveUp, Parked, Recovered, Restarting
 from tests.helpers import faults, jobs
 from tests.helpers.loops import BOTH_LOOPS

@@ -17,10 +17,10 @@ from asyncpool import (
     WorkerLimits,
     WorkerOutOfMemoryError,
 )
-from asyncpool._core.frames import Frame
-from asyncpool._core.profiles import Profile
-from asyncpool._runtime.handle import WorkerHandle
-from asyncpool._runtime.traffic import Traffic
+from asyncpool._core.base.run_times import Profile
+from asyncpool._core.wire.frames import Frame
+from asyncpool._runtime.traffic.traffic import Traffic
+from asyncpool._runtime.worker.handle import WorkerHandle
 from tests.helpers import faults, jobs
 from tests.helpers.ahead import expect, never_look
 from tests.helpers.gate import Gate

@@ -26,8 +26,8 @@ from asyncpool import (
     WorkerCrashedError,
     WorkerHungError,
 )
-from asyncpool._core.outcome import load_value
-from asyncpool._runtime.jobs import StreamJob
+from asyncpool._core.pickling.calls import load_value
+from asyncpool._runtime.job.job import StreamJob
 from tests.helpers import beats, jobs, large, streams
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from asyncpool import Crash, Job, JobTimeoutError, Pool, WorkerCrashedError
-from asyncpool._core.frames import Frame, Kind
-from asyncpool._core.parcels import HEAVY
-from asyncpool._runtime.handle import WorkerHandle
+from asyncpool._core.pickling.out_of_band import HEAVY
+from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.events import Crashed, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncpool import Job, Pool
-from asyncpool._runtime import rounds
+from asyncpool._runtime.traffic import stall_watch as rounds
 from tests.helpers.large import supervisor_of
 from tests.helpers.pools import idle
 

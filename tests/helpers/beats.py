@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import asyncpool
 from asyncpool import JobCancelled, heartbeat
-from asyncpool._core.beats import Beat, place_of
-from asyncpool._core.frames import Kind, header
-from asyncpool._core.page import BEATS_START
-from asyncpool._signals import INTERRUPT
+from asyncpool._core.wire.beat_records import Beat, place_of
+from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.page import BEATS_START
+from asyncpool._system.signals import INTERRUPT
 from tests.helpers import faults
 from tests.helpers.faults import say, say_to_control
 from tests.helpers.jobs import arrive, sleep, wait_at
@@ -185,7 +185,7 @@ def control() -> Any:
 
 def write_on_page(what: str) -> str:
     """Fill the room for beats with what is none of this job's; ring."""
-    from asyncpool._worker import beats
+    from asyncpool._worker.job import heartbeats as beats
 
     assert beats._installed is not None
     page = beats._installed.page
@@ -203,7 +203,7 @@ def write_on_page(what: str) -> str:
 
 def claim_and_sleep(gate: str, at: float) -> None:
     """Beat at that time, and then no more."""
-    from asyncpool._worker import beats
+    from asyncpool._worker.job import heartbeats as beats
 
     assert beats._installed is not None
     record = _beat()._replace(at=at).pack()

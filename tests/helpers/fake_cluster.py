@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from asyncpool._runtime.hub import EventStream
+from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool.cluster._stats import ClusterStats, WorkerStats
 from asyncpool.errors import PoolBrokenError, PoolClosedError
 from asyncpool.events import CloseSummary, Event, RollResult

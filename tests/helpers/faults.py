@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import asyncpool
-from asyncpool._core.frames import HEADER_SIZE, VERSION, Kind, header
-from asyncpool._core.messages import pack_numbers
-from asyncpool._core.page import BEGUN
+from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, Kind, header
+from asyncpool._core.wire.messages import pack_numbers
+from asyncpool._core.wire.page import BEGUN
 from tests.helpers.jobs import arrive, spin, wait_at
 
 __all__ = ["DEATHS", "FAULTS", "HANGS", "Fault", "by_name"]
@@ -106,7 +106,7 @@ def commit_first(token: str, name: str) -> None:
 
 def commit_at_hello(token: str, name: str) -> None:
     """Have it committed where the worker would say hello, in one worker only."""
-    from asyncpool._worker.control import Control
+    from asyncpool._worker.job.control import Control
 
     def send(self: Control, kind: Kind, payload: bytes = b"", *_: int) -> None:
         commit(name)
@@ -398,8 +398,9 @@ class _Note:
 
 def die_between(moment: str) -> str:
     """Return, and die on the way to the next job."""
-    from asyncpool._worker import loop, sending
-    from asyncpool._worker.turns import Turns
+    from asyncpool._worker import loop
+    from asyncpool._worker.channel import sending
+    from asyncpool._worker.job.job_claims import Turns
 
     def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
         sending.send(jobs, head, payload)

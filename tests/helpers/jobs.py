@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import asyncpool
-from asyncpool._signals import INTERRUPT
+from asyncpool._system.signals import INTERRUPT
 
 __all__: list[str] = []
 

@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from asyncpool._cli import writer
-from asyncpool._cli.inputs import open_input
-from asyncpool._cli.journal import START, Journal, RunIdentity
-from asyncpool._cli.outputs import Outputs, usable
-from asyncpool._cli.plan import Plan
-from asyncpool._cli.run import Files, Run
+from asyncpool._cli.map import writer
+from asyncpool._cli.map.inputs import open_input
+from asyncpool._cli.map.journal import START, Journal, RunIdentity
+from asyncpool._cli.map.outputs import Outputs, usable
+from asyncpool._cli.map.plan import Plan
+from asyncpool._cli.map.run import Files, Run
 from asyncpool._cli.targets import FunctionRaisedError, Work, trouble
 from asyncpool.pool import Pool
 

@@ -23,17 +23,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import asyncpool
-from asyncpool._core.frames import Kind, header
-from asyncpool._core.messages import pack_numbers
+from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.messages import pack_numbers
 from tests.helpers import faults
 
 if TYPE_CHECKING:
     import asyncio
 
     from asyncpool import Pool
-    from asyncpool._runtime.segments import Segments
-    from asyncpool._runtime.supervisor import Supervisor
-    from asyncpool._worker.cargo import Cargo
+    from asyncpool._runtime.channel.segments import Segments
+    from asyncpool._runtime.pool.supervisor import Supervisor
+    from asyncpool._worker.channel.large_buffers import Cargo
 
 __all__ = ["Block", "Crowd", "Passenger", "Stop", "all_free", "pattern"]
 
@@ -393,7 +393,7 @@ def scribble() -> int:
 
 def keep_descriptors() -> None:
     """Keep a descriptor of every segment that this worker gets from now on."""
-    from asyncpool._worker.segments import Segments
+    from asyncpool._worker.channel.segments import Segments
 
     arrive = Segments.arrive
 

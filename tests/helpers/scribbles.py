@@ -7,9 +7,9 @@ import random
 import signal
 from functools import partial
 
-from asyncpool._core import chunks
-from asyncpool._core.chunks import ENTRY, LOG_HEAD, LOG_SIZE
-from asyncpool._core.page import LOG_START
+from asyncpool._core.map import chunks
+from asyncpool._core.map.chunks import ENTRY, LOG_HEAD, LOG_SIZE
+from asyncpool._core.wire.page import LOG_START
 
 __all__ = ["SCRIBBLES", "echo_or_scribble"]
 

@@ -9,12 +9,12 @@ import socket
 from collections import deque
 from typing import Self
 
-from asyncpool._core.frames import HEADER_SIZE, Frame, FrameDecoder, Kind, header
-from asyncpool._core.messages import pack_numbers
-from asyncpool._runtime.channel import READ_SIZE, Channel
-from asyncpool._runtime.line import MAX_MESSAGE, Line, LineSetup, LineSocket
-from asyncpool._runtime.mail import Mail
-from asyncpool._runtime.spreader import Spreader
+from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.messages import pack_numbers
+from asyncpool._runtime.channel.channel import READ_SIZE, Channel
+from asyncpool._runtime.cluster.balancer import Spreader
+from asyncpool._runtime.cluster.line import MAX_MESSAGE, Line, LineSetup, LineSocket
+from asyncpool._runtime.cluster.mailbox import Mail
 from asyncpool.errors import ProtocolError
 
 __all__ = ["FakeWorker", "Master"]

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Self
 
-from asyncpool._core.frames import Frame, Kind, header
-from asyncpool._runtime.channel import READ_SIZE, Channel
+from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._runtime.channel.channel import READ_SIZE, Channel
 from asyncpool.errors import ProtocolError
 
 __all__ = ["LIMIT", "CountingSocket", "Line", "cut", "encode"]

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_runtime/admission.py."""
+"""Tests of asyncpool/_runtime/state/admission.py."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, cast
 import pytest
 
 from asyncpool import events
-from asyncpool._core.closing import Finish
-from asyncpool._core.limits import JobOptions
-from asyncpool._runtime.admission import Admission
-from asyncpool._runtime.draining import Hold
-from asyncpool._runtime.hub import EventHub
-from asyncpool._runtime.state import PoolState
+from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._runtime.base.event_hub import EventHub
+from asyncpool._runtime.state.admission import Admission
+from asyncpool._runtime.state.draining import Hold
+from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool.errors import PoolBrokenError, PoolClosedError, PoolFullError
 from tests.helpers.loops import BOTH_LOOPS
 

@@ -7,7 +7,7 @@ import mmap
 
 import pytest
 
-from asyncpool._core.frames import HEADER_SIZE, VERSION, Frame, Kind, header
+from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, Frame, Kind, header
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.runtime.line import LIMIT, Line, cut, encode

@@ -10,7 +10,7 @@ import socket
 
 import pytest
 
-from asyncpool._core.frames import HEADER_SIZE, Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameDecoder, Kind, header
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.parcels import received
 from tests.helpers.patience import patience

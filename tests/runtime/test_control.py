@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.control_protocol import MAX_REQUEST, Request
-from asyncpool._runtime import control_client, control_places, control_socket
-from asyncpool._runtime.control_client import ControlClient
-from asyncpool._runtime.control_places import (
+from asyncpool._core.cluster.control_protocol import MAX_REQUEST, Request
+from asyncpool._runtime.cluster import control_client, control_places, control_socket
+from asyncpool._runtime.cluster.control_client import ControlClient
+from asyncpool._runtime.cluster.control_places import (
     live_names,
     peer_uid,
     place_of,
     private_folder,
 )
-from asyncpool._runtime.control_socket import ControlSocket
+from asyncpool._runtime.cluster.control_socket import ControlSocket
 from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE, patience
 

@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._core.closing import Finish
-from asyncpool._core.commands import Command
-from asyncpool._core.functions import Function
-from asyncpool._core.limits import JobOptions
-from asyncpool._runtime.book import JobBook
-from asyncpool._runtime.draining import Draining, Hold
-from asyncpool._runtime.jobs import ChunkJob, Job, StreamJob
-from asyncpool._runtime.state import PoolState
+from asyncpool._core.pickling.functions import Function
+from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.slots.commands import Command
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
+from asyncpool._runtime.state.draining import Draining, Hold
+from asyncpool._runtime.state.pool_state import PoolState
+from asyncpool._runtime.state.registry import JobBook
 from asyncpool.errors import PoolClosedError
 from tests.helpers import virtual_time
 from tests.helpers.owner import Owner

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(
 WORK = f"""
 import os, pathlib, signal, subprocess, sys, time
 
-from asyncpool._runtime.first_process import look_after_orphans
-from asyncpool._worker.kernel import adopt_orphans
+from asyncpool._runtime.cluster.first_process import look_after_orphans
+from asyncpool._worker.process.kernel import adopt_orphans
 
 adopt_orphans()
 look_after_orphans()

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
-from asyncpool._core.messages import WorkerConfig
-from asyncpool._core.outcome import load_value, pack_job
-from asyncpool._core.page import PAGE_SIZE
-from asyncpool._runtime import interpreter
-from asyncpool._runtime.launcher import Launcher
-from asyncpool._runtime.process import Process
-from asyncpool._runtime.template import LaunchError
+from asyncpool._core.pickling.calls import load_value, pack_job
+from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.messages import WorkerConfig
+from asyncpool._core.wire.page import PAGE_SIZE
+from asyncpool._runtime.launcher import interpreter
+from asyncpool._runtime.launcher.launcher import Launcher
+from asyncpool._runtime.launcher.launcher_process import LaunchError
+from asyncpool._runtime.launcher.process import Process
 from tests.helpers import faults, jobs
 from tests.helpers.guards import marked_processes
 from tests.helpers.loops import BOTH_LOOPS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncpool import Pool, UnsupportedPlatformError
-from asyncpool._runtime import machine
+from asyncpool._runtime.base import machine
 
 UNIFIED = "0::/a/b\n"
 LEGACY = "12:cpu,cpuacct:/a\n3:memory:/a\n1:name=systemd:/\n"

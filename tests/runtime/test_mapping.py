@@ -21,15 +21,15 @@ from asyncpool import (
     PoolFullError,
     WorkerCrashedError,
 )
-from asyncpool._core.attempts import AttemptPolicy
-from asyncpool._core.chunks import ChunkResult, run_chunk
-from asyncpool._core.functions import Function
-from asyncpool._core.limits import JobOptions
-from asyncpool._core.raised import pack_error
-from asyncpool._runtime import turn as turn_module
-from asyncpool._runtime.batches import Task
-from asyncpool._runtime.draining import Hold
-from asyncpool._runtime.jobs import ChunkJob, Job
+from asyncpool._core.map.chunks import ChunkResult, run_chunk
+from asyncpool._core.pickling.errors import pack_error
+from asyncpool._core.pickling.functions import Function
+from asyncpool._core.policies.attempts import AttemptPolicy
+from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._runtime.base import time_slice as turn_module
+from asyncpool._runtime.job.job import ChunkJob, Job
+from asyncpool._runtime.map.batches import Task
+from asyncpool._runtime.state.draining import Hold
 from asyncpool.mapping import Map, Outcome, Plan
 from tests.helpers.owner import Owner
 from tests.helpers.patience import PATIENCE

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool._runtime.notify import Notifier, watchdog_interval
+from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 
 
 class Manager:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from asyncpool._runtime.output import Output, OutputMode
+from asyncpool._runtime.worker.output import Output, OutputMode
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.frames import Frame, Kind
-from asyncpool._core.functions import FunctionTable
-from asyncpool._core.limits import JobOptions
-from asyncpool._core.outcome import pack_value
-from asyncpool._core.parcels import Bundle, Parcel
-from asyncpool._core.raised import pack_error
-from asyncpool._runtime.book import Failed
-from asyncpool._runtime.jobs import Job
-from asyncpool._runtime.packing import Packer, Unpacker
-from asyncpool._runtime.threads import AbandonedError, Pause
+from asyncpool._core.pickling.calls import pack_value
+from asyncpool._core.pickling.errors import pack_error
+from asyncpool._core.pickling.functions import FunctionTable
+from asyncpool._core.pickling.out_of_band import Bundle, Parcel
+from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._runtime.base.threads import AbandonedError, Pause
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.state.registry import Failed
+from asyncpool._runtime.traffic.packing import Packer, Unpacker
 from asyncpool.errors import JobNotPicklableError
 from tests.helpers import large, values
 from tests.helpers.large import Passenger

@@ -11,12 +11,12 @@ from typing import NoReturn
 
 import pytest
 
-from asyncpool._core.beats import Beat, place_of
-from asyncpool._core.chunks import CHUNK_SIZE, LOG_HEAD, LOST
-from asyncpool._core.frames import Frame, Kind
-from asyncpool._core.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, Layout
-from asyncpool._runtime import page
-from asyncpool._runtime.page import Page
+from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, LOST
+from asyncpool._core.wire.beat_records import Beat, place_of
+from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, Layout
+from asyncpool._runtime.channel import page
+from asyncpool._runtime.channel.page import Page
 from tests.helpers.guards import open_fds
 
 WIDTH = 3

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_runtime/propagation.py."""
+"""Tests of asyncpool/_runtime/base/propagation.py."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from asyncpool import JobNotPicklableError
-from asyncpool._core.context import MAX_VARIABLES, Context
-from asyncpool._core.variables import unpack_variables
-from asyncpool._runtime.propagation import Propagation
+from asyncpool._core.pickling.variables import unpack_variables
+from asyncpool._core.wire.context import MAX_VARIABLES, Context
+from asyncpool._runtime.base.propagation import Propagation
 from tests.helpers import tracing
 
 NAMES = ["tests.helpers.tracing:request", "tests.helpers.tracing:tenant"]

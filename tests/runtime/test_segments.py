@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool import _memory
-from asyncpool._runtime.segments import Segment, Segments, Use
-from asyncpool._runtime.threads import Threads
+from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.channel.segments import Segment, Segments, Use
+from asyncpool._system import memory as _memory
 from asyncpool.errors import ProtocolError
 from tests.helpers.guards import open_fds
 from tests.helpers.loops import BOTH_LOOPS

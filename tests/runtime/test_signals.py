@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from asyncpool._runtime.signals import Orders, meaningless, name_of, obeyed
+from asyncpool._runtime.cluster.signals import Orders, meaningless, name_of, obeyed
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 

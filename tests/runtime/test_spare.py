@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
-from asyncpool._core.messages import LauncherConfig, pack_exit, pack_pid
-from asyncpool._descriptors import receive_fds
-from asyncpool._runtime import template
-from asyncpool._runtime.process import Process
+from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.messages import LauncherConfig, pack_exit, pack_pid
+from asyncpool._runtime.launcher import launcher_process as template
+from asyncpool._runtime.launcher.process import Process
+from asyncpool._system.descriptors import receive_fds
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.frames import Frame, Kind
-from asyncpool._core.functions import Function
-from asyncpool._core.limits import JobOptions
-from asyncpool._runtime.jobs import StreamJob
+from asyncpool._core.pickling.functions import Function
+from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._runtime.job.job import StreamJob
 from asyncpool.errors import ProtocolError
 from tests.helpers.owner import Owner
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import pytest
 import pytest_asyncio
 
-from asyncpool._runtime import threads
-from asyncpool._runtime.threads import AbandonedError, Pause, Threads
+from asyncpool._runtime.base import threads
+from asyncpool._runtime.base.threads import AbandonedError, Pause, Threads
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 

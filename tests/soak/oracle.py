@@ -19,7 +19,7 @@ from asyncpool import (
     WorkerHungError,
     WorkerOutOfMemoryError,
 )
-from asyncpool._core.attempts import MAX_FREE_RETURNS
+from asyncpool._core.policies.attempts import MAX_FREE_RETURNS
 from tests.soak.plan import Plan
 from tests.soak.work import OwnError
 

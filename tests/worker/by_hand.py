@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from asyncpool._core.context import Context
-from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
-from asyncpool._core.messages import WorkerConfig, pack_numbers, unpack_numbers
-from asyncpool._core.outcome import dumps, load_value, pack_job
-from asyncpool._core.page import PAGE_SIZE
-from asyncpool._core.raised import load_error
-from asyncpool._runtime.interpreter import worker_command
+from asyncpool._core.pickling.calls import dumps, load_value, pack_job
+from asyncpool._core.pickling.errors import load_error
+from asyncpool._core.wire.context import Context
+from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.messages import WorkerConfig, pack_numbers, unpack_numbers
+from asyncpool._core.wire.page import PAGE_SIZE
+from asyncpool._runtime.launcher.interpreter import worker_command
 from tests.helpers.parcels import plain
 from tests.helpers.patience import PATIENCE
 

@@ -7,12 +7,12 @@ import os
 from threading import get_ident
 from typing import Any
 
-from asyncpool._core.frames import Frame, Kind
-from asyncpool._core.outcome import load_value, pack_job
-from asyncpool._core.raised import load_error
-from asyncpool._runtime.page import Page
-from asyncpool._worker.coroutines import Coroutines
-from asyncpool._worker.interrupts import Interrupts
+from asyncpool._core.pickling.calls import load_value, pack_job
+from asyncpool._core.pickling.errors import load_error
+from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._runtime.channel.page import Page
+from asyncpool._worker.job.coroutines import Coroutines
+from asyncpool._worker.job.interrupts import Interrupts
 from tests.helpers.parcels import plain
 
 __all__ = ["Loops", "Quiet", "SharedPage", "call_of", "opened"]

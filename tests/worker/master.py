@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
-from asyncpool._core.messages import Failure, unpack_numbers
-from asyncpool._descriptors import receive_fds
+from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.messages import Failure, unpack_numbers
+from asyncpool._system.descriptors import receive_fds
 from tests.helpers.patience import PATIENCE
 from tests.worker.by_hand import Worker, encode
 
@@ -44,7 +44,7 @@ class Master:
         last, replaced = drain_timeout, reload_drain_timeout or drain_timeout
         serving = pickle.dumps((packed, spread, (last, replaced), 3, 7, ()))
         self.worker = Worker(
-            main=("asyncpool._worker.serve", serving), loop=loop, **options
+            main=("asyncpool._worker.cluster.serve", serving), loop=loop, **options
         )
         self.process = self.worker.process
         self._decoder = FrameDecoder(max_payload=1 << 24)

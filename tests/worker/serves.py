@@ -12,8 +12,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import asyncpool
-from asyncpool._worker import serve
-from asyncpool.cluster import _asgi
+from asyncpool._worker.cluster import serve
+from asyncpool.cluster._servers import asgi as _asgi
 from tests.helpers import jobs
 from tests.helpers.patience import PATIENCE
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from asyncpool._worker.acceptor import _PAUSE, _QUIET, Acceptor
+from asyncpool._worker.cluster.acceptor import _PAUSE, _QUIET, Acceptor
 from tests.helpers import virtual_time
 
 TOLD = "no connection can be accepted now: Too many open files"

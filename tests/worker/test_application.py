@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from starlette.applications import Starlette
 
-from asyncpool.cluster._application import (
+from asyncpool.cluster._servers.application import (
     asgi_application,
     asgi_version,
     load_environment,

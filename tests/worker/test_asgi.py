@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import uvicorn
 
-from asyncpool._core.entries import LogEntry
-from asyncpool._core.frames import Kind
-from asyncpool._core.messages import Failure
-from asyncpool.cluster import _asgi, asgi
+from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.log_records import LogEntry
+from asyncpool._core.wire.messages import Failure
+from asyncpool.cluster import asgi
+from asyncpool.cluster._servers import asgi as _asgi
 from tests.helpers import web_app
 from tests.helpers.patience import PATIENCE
 from tests.helpers.tls import client_context, write_certificate

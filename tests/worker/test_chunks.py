@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_worker/chunks.py: what is noted of each item, and what is returned."""
+"""Tests of asyncpool/_worker/job/chunks.py: what is noted of each item, and what is returned."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool import JobCancelled
-from asyncpool._core.chunks import (
+from asyncpool._core.map.chunks import (
     CHUNK_SIZE,
     ChunkResult,
     Failure,
     ask_to_stop,
     read_log,
 )
-from asyncpool._core.context import PLAIN
-from asyncpool._core.page import LOG_START, PAGE_SIZE
-from asyncpool._worker.chunks import Log, run_chunk
-from asyncpool._worker.context import running
+from asyncpool._core.wire.context import PLAIN
+from asyncpool._core.wire.page import LOG_START, PAGE_SIZE
+from asyncpool._worker.api.context import running
+from asyncpool._worker.job.chunks import Log, run_chunk
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large

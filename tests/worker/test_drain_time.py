@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_worker/drain_time.py: when the time of a worker that drains is over."""
+"""Tests of asyncpool/_worker/cluster/drain_time.py: when the time of a worker that drains is over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._worker.drain_time import DrainTime
+from asyncpool._worker.cluster.drain_time import DrainTime
 from tests.helpers import virtual_time
 
 # Seconds that a worker has if all ends, and if others serve on.

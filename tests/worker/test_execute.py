@@ -14,15 +14,15 @@ import pytest
 
 import asyncpool
 from asyncpool import JobNotPicklableError, JobRaisedError
-from asyncpool._core.arrays import LARGE
-from asyncpool._core.frames import MAX_TAG, Frame, Kind
-from asyncpool._core.outcome import load_value, pack_job
-from asyncpool._core.parcels import Bundle, Parcel
-from asyncpool._core.raised import load_error
-from asyncpool._worker.coroutines import Coroutines
-from asyncpool._worker.execute import Executor
-from asyncpool._worker.interrupts import Interrupts
-from asyncpool._worker.streams import Credit, Streams
+from asyncpool._core.pickling.arrays import LARGE
+from asyncpool._core.pickling.calls import load_value, pack_job
+from asyncpool._core.pickling.errors import load_error
+from asyncpool._core.pickling.out_of_band import Bundle, Parcel
+from asyncpool._core.wire.frames import MAX_TAG, Frame, Kind
+from asyncpool._worker.job.coroutines import Coroutines
+from asyncpool._worker.job.execute import Executor
+from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool._worker.job.streams import Credit, Streams
 from tests.helpers import jobs, values
 from tests.helpers.parcels import Array, arrived, plain
 
@@ -363,7 +363,7 @@ def _arrive(there: int, back: int) -> Costly:
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
     """Run a job, and return what it was and how long it took."""
-    monkeypatch.setattr("asyncpool._worker.execute.perf_counter_ns", _clock)
+    monkeypatch.setattr("asyncpool._worker.job.execute.perf_counter_ns", _clock)
 
     def run(function: Callable[..., Any], *args: Any) -> tuple[Kind, int]:
         frame = Frame(Kind.JOB, 7, 3, 0, plain(pack_job(function, args, {})))

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from asyncpool import JobCancelled
-from asyncpool._signals import INTERRUPT, STACKS
-from asyncpool._worker.interrupts import Interrupts
+from asyncpool._system.signals import INTERRUPT, STACKS
+from asyncpool._worker.job.interrupts import Interrupts
 
 START = 4096
 

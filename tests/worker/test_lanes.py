@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from asyncpool import JobCancelled, JobNotPicklableError, JobRaisedError
-from asyncpool._core.frames import Frame, Kind
-from asyncpool._core.page import LANE_OUTCOME_SIZE, NOTED, Layout
-from asyncpool._worker.lanes import Lane, Lanes
+from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.page import LANE_OUTCOME_SIZE, NOTED, Layout
+from asyncpool._worker.lanes.lanes import Lane, Lanes
 from tests.worker.in_process import Loops, Quiet, SharedPage, call_of, opened
 
 WIDTH = 3

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.frames import Frame, FrameDecoder, Kind, header
-from asyncpool._descriptors import receive_fds
-from asyncpool._worker import line as line_module
-from asyncpool._worker.line import Line
+from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._system.descriptors import receive_fds
+from asyncpool._worker.cluster import line as line_module
+from asyncpool._worker.cluster.line import Line
 from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE, patience
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.frames import MAX_TAG, Frame, Kind
-from asyncpool._core.outcome import dumps, load_value, pack_job
-from asyncpool._core.parcels import HEAVY
+from asyncpool._core.pickling.calls import dumps, load_value, pack_job
+from asyncpool._core.pickling.out_of_band import HEAVY
+from asyncpool._core.wire.frames import MAX_TAG, Frame, Kind
 from tests.helpers import jobs, values
 from tests.helpers.parcels import plain
 from tests.worker.by_hand import (
@@ -242,7 +242,7 @@ def test_a_worker_that_computes_gives_jobs_back(worker: Worker, door: Door) -> N
 
 def set_clock(*readings: int) -> None:
     """Have the worker that this runs in read these from its clock."""
-    from asyncpool._worker import execute
+    from asyncpool._worker.job import execute
 
     vars(execute).update(perf_counter_ns=iter(readings).__next__)
 

@@ -11,8 +11,8 @@ from tests.helpers.scripts import run_script
 # The reaper looks at all children of its process, so it gets one of its own.
 PREAMBLE = """
 import os, select, signal, socket, sys, time
-from asyncpool._worker.kernel import adopt_orphans, children
-from asyncpool._worker.reaper import Reaper
+from asyncpool._worker.process.kernel import adopt_orphans, children
+from asyncpool._worker.launcher.reaper import Reaper
 
 adopt_orphans()
 wake_out, wake_in = os.pipe()
@@ -83,7 +83,7 @@ def program():
 # As in gVisor, and in kernels that were built without CONFIG_PROC_CHILDREN.
 NO_LIST = """
 import builtins
-from asyncpool._worker import kernel
+from asyncpool._worker.process import kernel
 
 def open_others(path, *args):
     if path.endswith("/children"):
@@ -93,7 +93,7 @@ def open_others(path, *args):
 kernel.open = open_others
 """
 NO_PROC = """
-from asyncpool._worker import kernel
+from asyncpool._worker.process import kernel
 kernel._PROC = "/nowhere"
 """
 

@@ -9,7 +9,7 @@ import sys
 # In a process of its own, since it sets handlers of signals.
 REHEARSE = """
 import _thread, json, os, resource, sys
-from asyncpool._worker import rehearsal
+from asyncpool._worker.launcher import rehearsal
 
 jobs, threads = [], []
 equip = rehearsal.equip

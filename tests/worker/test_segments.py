@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from asyncpool._memory import Memory, create
-from asyncpool._worker.segments import Segments
+from asyncpool._system.memory import Memory, create
+from asyncpool._worker.channel.segments import Segments
 from tests.helpers.guards import open_fds
 from tests.helpers.large import mapped
 from tests.helpers.patience import PATIENCE

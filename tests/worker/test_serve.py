@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.entries import LogEntry
-from asyncpool._core.frames import Kind, header
-from asyncpool._core.messages import Failure
-from asyncpool._core.page import STACKS_SIZE, STACKS_START
+from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.log_records import LogEntry
+from asyncpool._core.wire.messages import Failure
+from asyncpool._core.wire.page import STACKS_SIZE, STACKS_START
 from tests.worker import serves
 from tests.worker.by_hand import Door
 from tests.worker.master import Master

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from asyncpool._core.entries import LogEntry
-from asyncpool._core.frames import Kind, header
+from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.log_records import LogEntry
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serves import Unreadable
 from tests.worker.by_hand import encode

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from asyncpool import current_job
-from asyncpool._core import chunks
-from asyncpool._core.frames import Frame, FrameDecoder
-from asyncpool._core.messages import WorkerConfig
-from asyncpool._core.page import LANE_OUTCOME_SIZE
-from asyncpool._worker.cargo import Cargo
+from asyncpool._core.map import chunks
+from asyncpool._core.wire.frames import Frame, FrameDecoder
+from asyncpool._core.wire.messages import WorkerConfig
+from asyncpool._core.wire.page import LANE_OUTCOME_SIZE
+from asyncpool._worker.channel.large_buffers import Cargo
+from asyncpool._worker.channel.segments import Segments
+from asyncpool._worker.job.job_claims import Turns
+from asyncpool._worker.job.streams import Credit
+from asyncpool._worker.lanes.several import Several
 from asyncpool._worker.loop import _prepare
-from asyncpool._worker.segments import Segments
-from asyncpool._worker.several import Several
-from asyncpool._worker.streams import Credit
-from asyncpool._worker.turns import Turns
 from asyncpool.errors import ProtocolError
 from tests.worker.by_hand import context_frame, function_frame, job_frame
 from tests.worker.in_process import Loops, Quiet, SharedPage, opened
@@ -109,7 +109,7 @@ class Hand:
 @pytest.fixture
 def hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hand]:
     # What a worker has for itself in its process.
-    monkeypatch.setattr("asyncpool._worker.several.install", lambda _: None)
+    monkeypatch.setattr("asyncpool._worker.lanes.several.install", lambda _: None)
     monkeypatch.setattr(chunks, "install", lambda _: None)
     control = Control()
     loops = Loops(control.interrupts)

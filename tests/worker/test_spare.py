@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncpool._worker import spare
+from asyncpool._worker.launcher import spare
 from tests.helpers.patience import PATIENCE
 
 

@@ -15,8 +15,8 @@ import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 from uvicorn.server import ServerState
 
-from asyncpool.cluster._asgi_bounds import bounded
-from asyncpool.cluster._asgi_drain import _KNOWN
+from asyncpool.cluster._servers.asgi_bounds import bounded
+from asyncpool.cluster._servers.asgi_drain import _KNOWN
 
 pytestmark = pytest.mark.asyncio
 

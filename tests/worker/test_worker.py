@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from asyncpool._core.frames import Kind
-from asyncpool._core.messages import Failure, Identity
-from asyncpool._descriptors import Handed
+from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.messages import Failure, Identity
+from asyncpool._system.descriptors import Handed
 from tests.helpers import faults, jobs, sharing
 from tests.helpers.patience import PATIENCE
 from tests.worker.by_hand import Worker, encode

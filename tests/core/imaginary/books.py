@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 
-from asyncpool._core.affinity import choose
-from asyncpool._core.closing import Finish
-from asyncpool._core.profiles import LEAST, REFILL, UNKNOWN, Profile
-from asyncpool._core.restart import RestartPolicy
-from asyncpool._core.slots import Ending
-from asyncpool._core.supervision import Supervision
-from asyncpool._core.wear import WorkerLimits
+from asyncpool._core.base.run_times import LEAST, REFILL, UNKNOWN, Profile
+from asyncpool._core.dispatch.affinity import choose
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.slots.slots import Ending
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.supervision.supervision import Supervision
 from tests.core.imaginary.process import Process
 from tests.core.list_queue import ListQueue
 

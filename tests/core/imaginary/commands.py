@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from asyncpool._core import commands as cmd
-from asyncpool._core.closing import Finish
-from asyncpool._core.profiles import Bound
-from asyncpool._core.slots import Ending
+from asyncpool._core.base.run_times import Bound
+from asyncpool._core.slots import commands as cmd
+from asyncpool._core.slots.slots import Ending
+from asyncpool._core.supervision.closing import Finish
 from tests.core.imaginary.ends import Ends
 from tests.core.imaginary.process import Process
 

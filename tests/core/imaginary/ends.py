@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from asyncpool._core.closing import Finish
-from asyncpool._core.limits import Press
-from asyncpool._core.lives import KILL_GRACE, STOP_GRACE, TERM_GRACE
-from asyncpool._core.pressing import REVOKE_GRACE
-from asyncpool._core.slots import Ending
+from asyncpool._core.policies.job_limits import Press
+from asyncpool._core.slots.lifecycle import KILL_GRACE, STOP_GRACE, TERM_GRACE
+from asyncpool._core.slots.slots import Ending
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.supervision.termination import REVOKE_GRACE
 from tests.core.imaginary.books import START_TIMEOUT
 from tests.core.imaginary.lines import Lines
 from tests.core.imaginary.process import Process

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 
-from asyncpool._core import commands as cmd
-from asyncpool._core.limits import KILL, Press
-from asyncpool._core.pressing import LEAST_GRACE, STACK_GRACE
-from asyncpool._core.profiles import LOADING, REFILL, UNKNOWN, Bound, Keyed, Profile
-from asyncpool._core.slots import Ending
+from asyncpool._core.base.run_times import (
+    LOADING,
+    REFILL,
+    UNKNOWN,
+    Bound,
+    Keyed,
+    Profile,
+)
+from asyncpool._core.policies.job_limits import KILL, Press
+from asyncpool._core.slots import commands as cmd
+from asyncpool._core.slots.slots import Ending
+from asyncpool._core.supervision.termination import LEAST_GRACE, STACK_GRACE
 from tests.core.imaginary.commands import Commands
 from tests.core.imaginary.process import Process
 

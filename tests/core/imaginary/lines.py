@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from asyncpool._core.affinity import choose
-from asyncpool._core.profiles import BUDGET, REFILL
-from asyncpool._core.slots import Ending
+from asyncpool._core.base.run_times import BUDGET, REFILL
+from asyncpool._core.dispatch.affinity import choose
+from asyncpool._core.slots.slots import Ending
 from tests.core.imaginary.books import Books
 
 __all__ = ["Lines"]

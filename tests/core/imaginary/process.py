@@ -6,8 +6,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from asyncpool._core.limits import Press
-from asyncpool._core.slots import Ending
+from asyncpool._core.policies.job_limits import Press
+from asyncpool._core.slots.slots import Ending
 
 __all__ = ["Process"]
 

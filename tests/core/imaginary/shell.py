@@ -6,10 +6,10 @@ import copy
 import math
 from collections.abc import Sequence
 
-from asyncpool._core import commands as cmd
-from asyncpool._core.closing import Finish
-from asyncpool._core.pressing import STACK_GRACE
-from asyncpool._core.slots import Ending
+from asyncpool._core.slots import commands as cmd
+from asyncpool._core.slots.slots import Ending
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._core.supervision.termination import STACK_GRACE
 from tests.core.imaginary.jobs import Jobs
 from tests.core.imaginary.process import Process
 

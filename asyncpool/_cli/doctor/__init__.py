@@ -1,0 +1,1 @@
+"""``asyncpool doctor``: what this machine can do, and cannot."""

@@ -1,0 +1,361 @@
+"""``asyncpool map``: a function over all items of an input."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from asyncpool._cli.finding import TargetError
+from asyncpool._cli.map.failures import FAILURE
+from asyncpool._cli.map.inputs import Format, Input, InputError, open_input
+from asyncpool._cli.map.journal import (
+    START,
+    Journal,
+    JournalError,
+    Position,
+    RunIdentity,
+)
+from asyncpool._cli.map.outputs import Outputs, usable
+from asyncpool._cli.map.plan import Loop, Plan, make_pool
+from asyncpool._cli.map.progress import Progress, WorkerLines
+from asyncpool._cli.map.run import Files, Interrupted, Run
+from asyncpool._cli.map.summary import Ended
+from asyncpool._cli.parameters import (
+    Exit,
+    JsonCommand,
+    Trouble,
+    Unfinished,
+    error_console,
+    pool_options,
+    say,
+)
+from asyncpool._cli.targets import FunctionRaisedError, Work
+from asyncpool._core.wire.page import MAX_LANES
+from asyncpool.errors import JobTimeoutError, PoolBrokenError
+
+__all__ = ["map_command"]
+
+_RETRY_ON: dict[str, Any] = {
+    "crash": "crash",
+    "hung": "hung",
+    "out-of-memory": "out of memory",
+    "timeout": JobTimeoutError,
+    "error": FunctionRaisedError,
+}
+
+
+# More of them than any machine has use for would only be heard of when it is too late.
+_MOST_WORKERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says; the options explain each."""
+
+    target: str
+    input: str | None
+    pattern: str | None
+    format: Format | None
+    output: str
+    failed: str | None
+    unordered: bool
+    bare: bool
+    workers: int | None
+    concurrency: int
+    loop: Loop
+    timeout: float | None
+    max_attempts: int
+    retry_on: tuple[str, ...]
+    max_rss: int | None
+    journal: str | None
+    retry_failed: bool
+    as_json: bool
+
+    @property
+    def failures(self) -> str:
+        """The path of the file of failures."""
+        if self.failed is not None:
+            return self.failed
+        folder = Path() if self.output == "-" else Path(self.output).parent
+        return str(folder / "failed.jsonl")
+
+
+def _tell(problem: str, code: int) -> None:
+    """Tell of a mistake as of a run that has done nothing."""
+    say(Ended(code, problem).as_json())
+
+
+@click.command(
+    "map",
+    cls=JsonCommand,
+    tell=_tell,
+    short_help="Call a function for each line of a file.",
+)
+@click.argument("target", metavar="MODULE:FUNCTION")
+@click.argument("input", required=False, type=click.Path())
+@click.option(
+    "--glob",
+    "pattern",
+    metavar="PATTERN",
+    help="Instead of INPUT: call the function with the path of each file that matches, "
+    "such as '**/*.png'.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(["jsonl", "csv", "lines"]),
+    help="What INPUT holds.  By default its name tells: .jsonl and .ndjson, .csv, and "
+    "plain lines for all others.",
+)
+@click.option(
+    "--output", "-o", default="-", type=click.Path(), help="Results; stdout by default."
+)
+@click.option(
+    "--failed",
+    type=click.Path(),
+    help="Inputs that failed, with error, traceback and crash report; by default "
+    "failed.jsonl next to the output.  Made only if there are any.",
+)
+@click.option(
+    "--unordered",
+    is_flag=True,
+    help="Results as they are finished, not in the input's order.",
+)
+@click.option(
+    "--bare", is_flag=True, help="Write the results alone, without index and input."
+)
+@click.option(
+    "--workers",
+    "-w",
+    type=click.IntRange(min=1, max=_MOST_WORKERS),
+    help="Worker processes; one for each usable CPU by default.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1, max=MAX_LANES),
+    default=1,
+    metavar="N",
+    help="How many items each worker has under way at once, if the function is async; "
+    "1 by default.  A crash takes all of them.",
+)
+@pool_options
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(min=1),
+    default=1,
+    help="How often a worker may begin an item; more than 1 only if it may run twice.",
+)
+@click.option(
+    "--retry-on",
+    multiple=True,
+    type=click.Choice(list(_RETRY_ON)),
+    help="What there is another attempt after; may be given several times.  crash and "
+    "hung by default; error is an exception of the function's.",
+)
+@click.option(
+    "--journal",
+    type=click.Path(dir_okay=False),
+    help="Note in this file what is done.  After Ctrl-C, SIGKILL or a power loss the "
+    "same command goes on where it was.",
+)
+@click.option(
+    "--retry-failed",
+    is_flag=True,
+    help="With --journal: run those again that have failed before.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Write the summary, to stderr, as one line of JSON; no live progress.",
+)
+def map_command(**asked: Any) -> None:
+    """Call a function for each item of INPUT, in supervised workers.
+
+    INPUT holds JSON lines (the function gets the value), CSV (it gets the columns as
+    keywords) or plain lines (it gets the text); - is stdin.  A crash, a hang or an
+    exception costs one item, which goes to failed.jsonl.
+
+    \b
+    asyncpool map mypkg.mod:fn inputs.jsonl -o results.jsonl --journal run.db
+    asyncpool map mypkg.mod:fn --glob '**/*.png' --timeout 30 --max-attempts 3
+    zcat lines.gz | asyncpool map mypkg.mod:fn - --bare | sort
+
+    Ctrl-C lets running items finish for five seconds; a second one ends at once.
+    """  # noqa: D301 - \b is click's
+    sys.exit(_run(Asked(**asked)))
+
+
+def _run(asked: Asked) -> int:
+    if (asked.input is None) == (asked.pattern is None):
+        raise click.UsageError("Give either INPUT or --glob PATTERN.")
+    if asked.pattern is not None and asked.format is not None:
+        raise click.UsageError("--format is about INPUT, and --glob has paths only.")
+    if asked.retry_failed and asked.journal is None:
+        raise click.UsageError("--retry-failed needs the --journal of the run.")
+    _check_paths(asked)
+    with ExitStack() as stack:
+        try:
+            run, source = _prepare(asked, stack)
+        except (InputError, JournalError) as error:
+            raise Trouble(str(error)) from None
+        except OSError as error:
+            text = f"cannot write {error.filename}: {error.strerror}"
+            raise Unfinished(text) from None
+        began = time.monotonic()
+        code, problem = _carry_out(asked, run, source)
+        ended = Ended(
+            code,
+            problem,
+            run.tally,
+            run.stats(),
+            time.monotonic() - began,
+            output=asked.output,
+            failures=asked.failures if run.tally.failed else None,
+        )
+        if asked.as_json:
+            say(ended.as_json())
+        else:
+            for line in ended.lines(asked.journal):
+                say(line)
+    return code
+
+
+def _check_paths(asked: Asked) -> None:
+    """Refuse what is no file, and what would write over what is read, or twice."""
+    if asked.output == "-" and sys.stdout is None:
+        raise click.UsageError("stdout is closed: name a file by --output.")
+    roles = {
+        "INPUT": asked.input,
+        "--output": asked.output,
+        "--failed": asked.failures,
+        "--journal": asked.journal,
+    }
+    seen: dict[Path, str] = {}
+    for role, path in roles.items():
+        if path == "":
+            raise click.UsageError(f"{role} is empty: name a file.")
+        if path is None or path == "-" or (place := Path(path)).is_char_device():
+            continue
+        if role != "INPUT" and place.is_dir():
+            raise click.UsageError(f"{role} is a folder, not a file: {path}")
+        place = place.resolve()
+        if role != "INPUT" and not place.parent.is_dir():
+            raise click.UsageError(f"There is no folder {place.parent} for {role}.")
+        if place in seen:
+            raise click.UsageError(
+                f"{role} and {seen[place]} are the same file: {path}"
+            )
+        seen[place] = role
+    _check_failures(asked.failures)
+
+
+def _check_failures(path: str) -> None:
+    """Refuse a file that no run has written: it is removed where nothing fails."""
+    place = Path(path)
+    if not place.is_file():
+        return
+    with suppress(OSError), place.open("rb") as file:  # what opens it to write says so
+        begin = file.read(len(FAILURE))
+        if begin and not FAILURE.startswith(begin):
+            raise click.UsageError(
+                f"{path} is no file of failures, and this run would write over it: name "
+                "another one by --failed, or move it away."
+            )
+
+
+def _prepare(asked: Asked, stack: ExitStack) -> tuple[Run, Input]:
+    """Open everything."""
+    source = open_input(asked.input, asked.pattern, asked.format)
+    ordered = not asked.unordered
+    journal, position = None, START
+    if asked.journal is not None:
+        journal = Journal(asked.journal)
+        stack.callback(journal.close)
+        position = _resume(asked, journal, source)
+    outputs = Outputs(asked.output, asked.failures, position, ordered=ordered)
+    stack.callback(outputs.close)
+    plan = Plan(
+        work=Work(asked.target, source.form, asked.bare),
+        workers=asked.workers,
+        timeout=asked.timeout,
+        max_attempts=asked.max_attempts,
+        retry_on=tuple(_RETRY_ON[name] for name in asked.retry_on or ("crash", "hung")),
+        max_rss=asked.max_rss,
+        ordered=ordered,
+        loop=asked.loop,
+        concurrency=asked.concurrency,
+    )
+    return Run(plan, Files(source, journal, outputs), make_pool(plan)), source
+
+
+def _resume(asked: Asked, journal: Journal, source: Input) -> Position:
+    """Check that the journal is this run's; return how far its files are."""
+    identity = RunIdentity(
+        target=asked.target,
+        input=source.name,
+        form=source.form,
+        ordered=not asked.unordered,
+        bare=asked.bare,
+    )
+    journal.begin(identity, source.size)
+    if asked.retry_failed:
+        journal.retry_failed()
+    position = usable(journal.position, asked.output, asked.failures)
+    if position is START:
+        journal.begin_files_anew()
+    done, failed = journal.counts()
+    if done and not asked.as_json:
+        say(f"{journal.path} has {done:,} items already, {failed:,} of them failed")
+    return position
+
+
+async def _execute(asked: Asked, run: Run, source: Input, console: Console) -> None:
+    """Do it, and show how far it is, if there is somebody to see it."""
+
+    def announce(seconds: float) -> None:
+        text = f"ending: running items have {seconds:g} s, Ctrl-C again ends at once"
+        with suppress(OSError):  # the terminal may be gone
+            console.print(text)
+
+    if not asked.as_json:
+        run.on_interrupt = announce
+    # Results at a terminal are there to be seen.
+    covered = asked.output == "-" and sys.stdout.isatty()
+    shown = None
+    if console.is_terminal and not asked.as_json and not covered:
+        progress = Progress(run, source, console, asked.target)
+        shown = asyncio.create_task(progress.show())
+    try:
+        await run.execute()
+    finally:
+        if shown is not None:
+            shown.cancel()
+            await asyncio.wait({shown})
+
+
+def _carry_out(asked: Asked, run: Run, source: Input) -> tuple[int, str]:
+    """Do it; return the exit code, and what is to be said if it did not end well."""
+    console = error_console()
+    try:
+        with WorkerLines.on(console):
+            asyncio.run(_execute(asked, run, source, console))
+    except Interrupted as signal:
+        return 128 + signal.number, "interrupted"
+    except (TargetError, InputError, JournalError) as error:
+        return Exit.USAGE, str(error)
+    except PoolBrokenError as error:
+        return Exit.UNFINISHED, str(error)
+    except BrokenPipeError:
+        return Exit.BROKEN_PIPE, "nobody reads stdout any more"
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        return Exit.UNFINISHED, f"cannot write{where}: {error.strerror or error}"
+    return (Exit.FAILED if run.tally.failed else Exit.OK), ""

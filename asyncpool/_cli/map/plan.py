@@ -1,0 +1,62 @@
+"""How a run is done, and the pool for that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from asyncpool._cli.targets import Work, load
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool.pool import Pool, PoolView
+
+__all__ = ["Loop", "Plan", "make_pool", "options"]
+
+_START = 300.0  # s that a worker may import what the function needs
+
+Loop = Literal["asyncio", "uvloop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a run is done; ``--help`` explains each."""
+
+    work: Work
+    workers: int | None = None
+    timeout: float | None = None
+    max_attempts: int = 1
+    retry_on: tuple[Any, ...] = ("crash", "hung")
+    max_rss: int | None = None
+    ordered: bool = True
+    loop: Loop = "asyncio"
+    concurrency: int = 1
+
+
+def make_pool(plan: Plan) -> Pool:
+    """Return the pool that a plan needs."""
+    return Pool(
+        plan.workers,
+        name="map",
+        initializer=load,
+        initargs=(plan.work, _only_async(plan)),
+        limits=WorkerLimits(hard_rss=plan.max_rss),
+        start_timeout=_START,
+        loop=plan.loop,
+        concurrency=plan.concurrency,
+    )
+
+
+def _only_async(plan: Plan) -> str:
+    """Return the option of *plan* that is for async functions only, if there is one."""
+    if plan.concurrency > 1:
+        return "--concurrency"
+    return "--loop" if plan.loop != "asyncio" else ""
+
+
+def options(pool: Pool, plan: Plan) -> PoolView:
+    """Return the pool as the plan's items see it."""
+    return pool.options(
+        timeout=plan.timeout,
+        max_attempts=plan.max_attempts,
+        retry_on=plan.retry_on,
+        cancel_grace=1.0,
+    )

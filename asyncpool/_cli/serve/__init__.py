@@ -1,0 +1,1 @@
+"""``asyncpool serve``, and the commands for a server that runs."""

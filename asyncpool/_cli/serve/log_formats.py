@@ -1,0 +1,121 @@
+"""How ``asyncpool serve`` writes a log record: as text, or as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from typing import Any
+
+from asyncpool._core.base.printable import printable_lines
+from asyncpool._core.wire.log_records import plain_fields
+
+__all__ = ["JsonFormat", "TextFormat", "is_printed"]
+
+_LABEL = re.compile(r"worker (\d+) in slot (\d+)")
+
+# What every record has; the rest is what somebody has added as "extra".
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+# What a pool adds to what its workers log.
+_OURS = {"worker", "job_id", "attempt"}
+# What these names mean, no application changes.
+_FIXED = frozenset(
+    ("time", "level", "logger", "message", "worker", "slot", "exception", "stack")
+)
+
+
+def is_printed(record: logging.LogRecord) -> bool:
+    """Tell whether a record is a line that a worker has printed."""
+    return record.name == "asyncpool.worker" and isinstance(record.args, tuple)
+
+
+class TextFormat(logging.Formatter):
+    """One line for each record, with the time, and further lines of it indented."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s%(who)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and what is behind it."""
+        if is_printed(record):
+            return f"{self.formatTime(record)} {record.getMessage()}"
+        worker = getattr(record, "worker", None)
+        record.who = "" if worker is None else f" [{worker}]"
+        return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the lines of the message; all but the first could pass for others."""
+        text = printable_lines(super().formatMessage(record))
+        return text.replace("\n", "\n    ")
+
+
+class JsonFormat(logging.Formatter):
+    """One object for each record, in one line.
+
+    What an application has added by the name of one of our fields has another one here,
+    with ``extra_`` before it.
+
+    A line that a worker has printed, and that is a JSON object, stays as it is: its
+    application logs in JSON by itself.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        found: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+        }
+        if is_printed(record):
+            label, line = record.args  # type: ignore[misc]
+            if _is_object(f"{line}"):
+                return f"{line}"
+            found["message"] = f"{line}"
+            who = _LABEL.match(f"{label}")
+            if who is not None:
+                found["worker"], found["slot"] = map(int, who.groups())
+        else:
+            found["message"] = record.getMessage()
+            worker = getattr(record, "worker", None)
+            if worker is not None:
+                found["worker"] = worker
+            found |= _extra(record)
+            trace = record.exc_text
+            if trace is None and record.exc_info:
+                trace = self.formatException(record.exc_info)
+            if trace:
+                found["exception"] = trace
+            if record.stack_info:
+                found["stack"] = record.stack_info
+        return json.dumps(found)
+
+
+def _time(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    found: dict[str, object] = {}
+    for given, value in vars(record).items():
+        if given not in _STANDARD and given not in _OURS:
+            name = given
+            while name in _FIXED or name in found:
+                name = f"extra_{name}"
+            found[name] = value
+    return plain_fields(found.items())
+
+
+def _is_object(line: str) -> bool:
+    if not line.startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(line, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(constant: str) -> None:
+    """Refuse NaN and infinities, which Python writes into JSON, and nobody else reads."""
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,290 @@
+"""``asyncpool serve``: a server, in worker processes that share its port."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from asyncpool._cli.parameters import Exit, Refused, Trouble
+from asyncpool._cli.serve.life_options import life_options
+from asyncpool._cli.serve.serve_log import ServeLog
+from asyncpool._cli.serve.server_options import read_options, server_options
+from asyncpool._cli.serve.serving import Serving, ServingPlan
+from asyncpool._core.cluster.control_protocol import MAX_WORKERS, is_name
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._runtime.base.machine import raise_descriptor_limit
+from asyncpool._runtime.cluster.first_process import look_after_orphans
+from asyncpool.errors import AsyncPoolError
+
+__all__ = ["serve_command"]
+
+_BIND = "127.0.0.1:8000"
+
+# Seconds within which --max-restarts counts, if --within does not say.
+_WITHIN = 60.0
+
+# Those of uvicorn that are options of the command, by uvicorn's names.
+_OF_UVICORN = (
+    "ssl_certfile",
+    "ssl_keyfile",
+    "root_path",
+    "env_file",
+    "factory",
+    "forwarded_allow_ips",
+    "limit_concurrency",
+)
+
+# What listen() takes; the kernel has a limit of its own, below that.
+_MAX_BACKLOG = (1 << 31) - 1
+
+
+@click.command("serve", short_help="Serve an application with several workers.")
+@click.argument("target", metavar="MODULE:NAME")
+@click.option(
+    "-b",
+    "--bind",
+    multiple=True,
+    default=(_BIND,),
+    show_default=True,
+    metavar="ADDRESS",
+    help="Where to listen: HOST:PORT, [::1]:PORT, :PORT for all interfaces, "
+    "unix:///run/app.sock (with ?mode=660), fd://3 for an inherited socket, or systemd: for "
+    "those of a .socket unit.  Port 0 is one that is free.  Several may be given.",
+)
+@click.option(
+    "-w",
+    "--workers",
+    type=click.IntRange(1, MAX_WORKERS),
+    help="How many workers; by default one for each usable CPU.",
+)
+@click.option(
+    "--interface",
+    type=click.Choice(["asgi", "wsgi", "serve"]),
+    default="asgi",
+    show_default=True,
+    help="What MODULE:NAME is: an ASGI application, which uvicorn runs, a WSGI application, "
+    "or an 'async def serve(worker)' of your own.",
+)
+@click.option(
+    "--spread",
+    type=click.Choice(["handoff", "shared", "reuseport"]),
+    default="handoff",
+    show_default=True,
+    help="How connections get to workers: handed to the least busy one; accepted by all on "
+    "one socket; or on a socket for each.",
+)
+@click.option(
+    "--loop",
+    type=click.Choice(["asyncio", "uvloop"]),
+    default="asyncio",
+    show_default=True,
+    help="The event loop of workers.",
+)
+@life_options
+@server_options
+@click.option(
+    "--backlog",
+    type=click.IntRange(1, _MAX_BACKLOG),
+    default=2048,
+    show_default=True,
+    help="How many connections may wait in the kernel's queue.",
+)
+@click.option(
+    "-o",
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Another option of uvicorn.Config, such as ws_ping_interval=10 or "
+    "server_header=false.  Several may be given.",
+)
+@click.option("--access-log", is_flag=True, help="Log every request.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged at least, here and in workers.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How records are written: as text, or each as a line of JSON, what workers "
+    "print and log included.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="What other commands call it; by default the module's name, with the pid if that is "
+    "taken.  One that is given must be free.",
+)
+@click.option(
+    "--control",
+    metavar="PATH",
+    help="Where the control socket is, if not among those of this user; '' for none.",
+)
+@click.option(
+    "--reload-on-change",
+    is_flag=True,
+    help="Reload when a Python file in the current folder changes (for development).",
+)
+def serve_command(  # noqa: PLR0917 - they are click's
+    target: str,
+    bind: tuple[str, ...],
+    interface: str,
+    options: tuple[str, ...],
+    access_log: bool,  # noqa: FBT001
+    log_level: str,
+    log_format: str,
+    name: str | None,
+    control: str | None,
+    reload_on_change: bool,  # noqa: FBT001
+    header_timeout: float,
+    header_size: int,
+    threads: int,
+    ssl_keyfile_password_file: str | None,
+    max_age: float | None,
+    max_connections: int | None,
+    max_rss: int | None,
+    hard_rss: int | None,
+    nice: int,
+    max_restarts: int | None,
+    within: float | None,
+    **cluster: Any,
+) -> None:
+    """Serve an application in worker processes that are restarted, reloaded and drained.
+
+    The port stays open whatever becomes of workers: connections wait while one is
+    replaced.  A worker that crashes is replaced at once, however often; new code that does
+    not start is tried again, with pauses between.
+
+    \b
+    asyncpool serve app:app --bind :8000 --workers 4
+    asyncpool serve app:app --reload-on-change
+    asyncpool serve chat:serve --interface serve --bind unix:///run/chat.sock
+
+    \b
+    Signals:
+      TERM, INT   finish connections and end; again: end at once
+      HUP         replace all workers, --surge at a time, by ones with new code
+      TTIN, TTOU  one worker more, one less
+      USR1        log the stacks of all workers
+
+    \b
+    Exit codes:
+      0        it was stopped, and has drained
+      1        it could not listen, or have its control socket
+      2        a mistake in the command
+      3        the code cannot be loaded, or no worker can be kept alive
+      130, 143 it was interrupted twice, and did not drain
+    """  # noqa: D301 - \b is click's
+    module, colon, attribute = target.partition(":")
+    if not (module and colon and attribute):
+        raise Trouble(f"{target!r} is not MODULE:NAME, such as app:app")
+    if "/" in module or module.endswith(".py"):
+        name = module.removesuffix(".py").replace("/", ".").strip(".")
+        raise Trouble(
+            f"{module} is a file, and a module's name is wanted: {name}:{attribute}"
+        )
+    if name is not None and not is_name(name):
+        raise Trouble(f"--name: {name!r} is no name: letters, digits and -_.: are")
+    if reload_on_change and cluster["preload"]:
+        raise Trouble("what is preloaded is not loaded anew: --reload-on-change or not")
+    given = {name: cluster.pop(name) for name in _OF_UVICORN}
+    if interface == "serve":
+        _refuse_options(options, given, access_log=access_log)
+    _check_installed(interface, reload_on_change=reload_on_change)
+    server: dict[str, Any] = {}
+    if interface != "serve":
+        server = read_options(options, given, password_file=ssl_keyfile_password_file)
+        server |= {"header_timeout": header_timeout, "header_size": header_size}
+        server["access_log"] = access_log
+    if interface == "wsgi":
+        server["threads"] = threads
+    try:
+        cluster["limits"] = WorkerLimits(
+            max_jobs=max_connections,
+            max_age=max_age,
+            max_rss=max_rss,
+            hard_rss=hard_rss,
+            nice=nice,
+        )
+    except ValueError as error:
+        raise Trouble(str(error)) from None
+    cluster["restart"] = _restart_policy(max_restarts, within)
+    plan = ServingPlan(
+        target=target,
+        interface=interface,
+        options=server,
+        cluster={"bind": bind, **cluster},
+        name=name or (module if is_name(module) else "server"),
+        # A path, though a word without a slash could be a name as well.
+        control=name if control is None else control and os.path.abspath(control),  # noqa: PTH100
+        watch=reload_on_change,
+    )
+    raise_descriptor_limit()
+    if os.getpid() == 1:
+        look_after_orphans()
+    sys.exit(_run(plan, level=log_level, log=ServeLog(json=log_format == "json")))
+
+
+def _restart_policy(max_restarts: int | None, within: float | None) -> RestartPolicy:
+    if max_restarts is not None:
+        return RestartPolicy.limited(max_restarts, within or _WITHIN)
+    if within is not None:
+        raise Trouble("--within says for how long --max-restarts counts: give both")
+    return RestartPolicy()
+
+
+def _refuse_options(
+    words: tuple[str, ...], given: dict[str, Any], *, access_log: bool
+) -> None:
+    flags = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+    flags += ["--option"] * bool(words) + ["--access-log"] * access_log
+    if flags:
+        raise Trouble(
+            f"{flags[0]} is for applications: with --interface serve it would change nothing"
+        )
+
+
+def _check_installed(interface: str, *, reload_on_change: bool) -> None:
+    needed = [("uvicorn", "cluster", f"--interface {interface}")] * (
+        interface != "serve"
+    )
+    needed += [("a2wsgi", "wsgi", "--interface wsgi")] * (interface == "wsgi")
+    needed += [("watchfiles", "reload", "--reload-on-change")] * reload_on_change
+    for package, extra, what in needed:
+        if importlib.util.find_spec(package) is None:
+            raise Trouble(
+                f"{what} needs {package}, which is not installed: "
+                f"pip install 'asyncpool-supervised[{extra}]'"
+            )
+
+
+def _run(plan: ServingPlan, *, level: str, log: ServeLog) -> int:
+    loop_factory = None
+    if plan.cluster["loop"] == "uvloop" and importlib.util.find_spec("uvloop"):
+        import uvloop  # noqa: PLC0415 - an extra
+
+        loop_factory = uvloop.new_event_loop
+    try:
+        with (
+            log.on(getattr(logging, level.upper())),
+            asyncio.Runner(loop_factory=loop_factory) as runner,
+        ):
+            return runner.run(Serving(plan, log).run())
+    except KeyboardInterrupt:  # while there is no cluster to obey it
+        return Exit.INTERRUPTED
+    except OSError as error:
+        raise Refused(error.strerror or str(error)) from None
+    except (ValueError, TypeError, AsyncPoolError) as error:
+        raise Trouble(str(error)) from None

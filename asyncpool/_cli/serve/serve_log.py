@@ -1,0 +1,128 @@
+"""What ``asyncpool serve`` prints: log records, and the lines of workers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+from asyncpool._cli.serve.log_formats import JsonFormat, TextFormat, is_printed
+from asyncpool._cli.serve.log_stream import LogStream
+from asyncpool._cli.serve.repeats import Repeats
+from asyncpool._core.base.printable import printable_lines
+from asyncpool.events import Crash
+
+__all__ = ["ServeLog", "cannot_be_loaded"]
+
+
+class ServeLog(logging.StreamHandler[TextIO]):
+    """Prints records to stderr, and what workers print.
+
+    As long as no worker was ready yet, it says nothing of code that cannot be loaded: what
+    is told of that when all has ended has the reason.  Of a warning that comes again and
+    again the first few are shown, and then how many there were: an application whose
+    clients leave while it writes makes thousands in a second.
+
+    Args:
+        json: Whether each record is a line of JSON, rather than text.
+    """
+
+    def __init__(self, *, json: bool = False) -> None:
+        self._lines = LogStream(sys.stderr, self._gap)
+        super().__init__(cast("TextIO", self._lines))  # it needs no more of one
+        self._json = json
+        self._starting = True
+        self._repeats = Repeats()
+        self.setFormatter(JsonFormat() if json else TextFormat())
+
+    def tell(self, text: str, level: int = logging.INFO) -> None:
+        """Print a text that is for people as it is; in JSON it is a record as others are."""
+        if self._json:
+            super().emit(_record(text.removeprefix("asyncpool: "), level))
+        else:
+            with contextlib.suppress(OSError):  # nobody may read it any more
+                self.stream.write(f"{printable_lines(text)}\n")
+
+    def start_over(self) -> None:
+        """Take note that workers are started."""
+        self._starting = True
+
+    def started(self) -> None:
+        """Take note that a worker was ready, or none will be."""
+        self._starting = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        if is_printed(record):
+            super().emit(record)
+            return
+        if not self._is_admitted(record):
+            return
+        args = record.args if self._starting else ()
+        if isinstance(args, tuple):
+            for crash in args[1:2]:
+                if isinstance(crash, Crash) and cannot_be_loaded(crash):
+                    return  # that is told of when all has ended
+        super().emit(record)
+
+    def _gap(self, count: int) -> str:
+        record = _record(f"nobody read the log: {count} records are left out here")
+        return f"{self.format(record)}\n"
+
+    def _is_admitted(self, record: logging.LogRecord) -> bool:
+        """Tell whether a record is to be printed, after what is known of earlier ones."""
+        now = time.monotonic()
+        self._tell_repeats(self._repeats.over(now))
+        if record.levelno < logging.WARNING or record.exc_info or record.exc_text:
+            return True
+        kind = record.name, record.levelno, record.levelname, record.getMessage()
+        return self._repeats.admits(kind, now)
+
+    def _tell_repeats(self, over: list[tuple[Any, int]]) -> None:
+        for (name, level, level_name, message), count in over:
+            fields = {"name": name, "levelno": level, "levelname": level_name}
+            text = f"{count} times more: {message}"
+            super().emit(logging.makeLogRecord({**fields, "msg": text}))
+
+    @contextmanager
+    def on(self, level: int) -> Generator[None]:
+        """Handle all records of this level and above while the context lasts."""
+        root = logging.getLogger()
+        chatty = logging.getLogger("uvicorn.error")
+        before = root.level, chatty.level
+        root.addHandler(self)
+        root.setLevel(level)
+        if level > logging.DEBUG:
+            # Four lines for each worker that starts or ends.
+            chatty.setLevel(logging.WARNING)
+        try:
+            with self._lines.in_a_thread():
+                try:
+                    yield
+                finally:
+                    self.acquire()
+                    try:
+                        self._tell_repeats(self._repeats.over(math.inf))
+                    finally:
+                        self.release()
+        finally:
+            root.removeHandler(self)
+            root.setLevel(before[0])
+            chatty.setLevel(before[1])
+
+
+def _record(text: str, level: int = logging.WARNING) -> logging.LogRecord:
+    name = logging.getLevelName(level)
+    fields = {"name": "asyncpool", "levelno": level, "levelname": name, "msg": text}
+    return logging.makeLogRecord(fields)
+
+
+def cannot_be_loaded(crash: Crash) -> bool:
+    """Tell whether a worker has not got as far as serving, since its code has raised."""
+    raised = crash.exit_code == 1 or "cannot be preloaded" in crash.detail
+    return crash.kind == "failed start" and raised and bool(crash.detail)

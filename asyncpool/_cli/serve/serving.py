@@ -1,0 +1,207 @@
+"""One run of ``asyncpool serve``."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
+from asyncpool._core.base.tracebacks import users_own
+from asyncpool.cluster import Cluster, asgi, wsgi
+from asyncpool.cluster._run import GAVE_UP, Operation
+from asyncpool.events import Crash
+
+if TYPE_CHECKING:
+    from asyncpool._cli.serve.changes import Changes
+
+__all__ = ["Serving", "ServingPlan"]
+
+# How long the workers of a killed master may have its address, and a little more.
+_ADDRESS_PATIENCE = 2.0
+_ADDRESS_EVERY = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlan:
+    """What is served, and how; ``--help`` explains each.
+
+    Attributes:
+        target: ``package.module:name``.
+        interface: What that is: ``"asgi"``, ``"wsgi"`` or ``"serve"``.
+        options: Those of :func:`asyncpool.cluster.asgi` or ``wsgi``.
+        cluster: Options of the cluster.
+        name: The cluster's.
+        control: The name or path of the control socket, if one was chosen.
+        watch: Whether changes of the code reload it.
+    """
+
+    target: str
+    interface: str
+    options: dict[str, Any]
+    cluster: dict[str, Any]
+    name: str
+    control: str | None
+    watch: bool
+
+
+class _Unread(Cluster):
+    """A cluster whose messages nobody can read."""
+
+    async def start(self) -> Self:
+        """Start, and let no worker wait for a reader."""
+        await super().start()
+        self._service().mail.drop_messages()
+        return self
+
+
+class Serving:
+    """Serves until it is told to end.
+
+    Args:
+        plan: What to do.
+        log: What prints.
+    """
+
+    def __init__(self, plan: ServingPlan, log: ServeLog) -> None:
+        self._plan = plan
+        self._log = log
+        self._began = time.monotonic()
+        self._up = asyncio.Event()
+        self._failures: list[Crash] = []
+        self._operation: Operation | None = None
+        self._cluster: Cluster | None = None
+
+    async def run(self) -> int:
+        """Serve, and return the exit code.
+
+        Raises:
+            OSError: If an address cannot be had.
+            ValueError: If an option makes no sense.
+            TypeError: Likewise.
+        """
+        if not self._plan.watch:
+            return await self._serve()
+        # Imported here since it is an extra, which few need.
+        from asyncpool._cli.serve.changes import Changes  # noqa: PLC0415
+
+        async with Changes(Path.cwd()) as changes:
+            while True:
+                # What changes from here on may be too late for the workers that start.
+                known = changes.count
+                watching = asyncio.create_task(self._reload_at(changes, known))
+                try:
+                    code = await self._serve()
+                finally:
+                    watching.cancel()
+                if not self._failures:
+                    return code
+                self._log.tell(
+                    "asyncpool: waiting for a change of the code (Ctrl-C ends)"
+                )
+                await changes.after(known)
+
+    async def _serve(self) -> int:
+        give_up_at = time.monotonic() + _ADDRESS_PATIENCE
+        while True:
+            try:
+                return await self._serve_once()
+            except OSError as error:
+                late = time.monotonic() > give_up_at
+                if error.errno != errno.EADDRINUSE or late:
+                    raise
+            await asyncio.sleep(_ADDRESS_EVERY)
+
+    async def _serve_once(self) -> int:
+        plan = self._plan
+        self._failures.clear()
+        self._log.start_over()
+        self._began = time.monotonic()
+        target: Any = plan.target
+        if plan.interface != "serve":
+            adapter = asgi if plan.interface == "asgi" else wsgi
+            target = adapter(plan.target, **plan.options)
+        self._cluster = cluster = _Unread(
+            target, name=plan.name, on_crash=self._crashed, **plan.cluster
+        )
+        self._operation = operation = Operation(
+            cluster,
+            control=plan.control,
+            on_ready=self._ready,
+            # What cannot be loaded may wait for a change, and obey Ctrl-C meanwhile.
+            is_last=lambda: not (plan.watch and self._failures),
+        )
+        code = await operation.run()
+        if self._failures:
+            self._explain(self._failures[0])
+            return GAVE_UP
+        self._log.started()
+        if operation.broken is not None:
+            last = operation.broken.crashes[-1:]
+            self._log.tell(
+                f"asyncpool: {plan.target}: given up: {operation.broken.reason}"
+                + "".join(f"; last: {crash}" for crash in last),
+                logging.ERROR,
+            )
+        return code
+
+    async def _reload_at(self, changes: Changes, known: int) -> None:
+        """Reload whenever there were more changes than are known."""
+        while True:
+            await changes.after(known)
+            await self._up.wait()
+            assert self._operation is not None
+            known = changes.count
+            self._log.tell(f"asyncpool: {changes.names} changed: reloading")
+            self._operation.reload_soon(f"changes of {changes.names}")
+
+    def _ready(self) -> None:
+        assert self._cluster is not None
+        assert self._operation is not None
+        self._up.set()
+        self._log.started()
+        seconds = time.monotonic() - self._began
+        lines = [f"asyncpool: serving {self._plan.target} after {seconds:.1f} s"]
+        for address in self._cluster.stats().addresses:
+            shown = address
+            if self._plan.interface != "serve":
+                secure = "s" if "ssl_certfile" in self._plan.options else ""
+                shown = address.replace("tcp://", f"http{secure}://")
+            lines.append(f"  {shown}")
+        if self._operation.control_path is not None:
+            which = self._operation.which
+            lines.append(f"  asyncpool status | reload | resize N | stop   ({which})")
+        lines.append("  Ctrl-C drains and ends, a second one ends at once")
+        self._log.tell("\n".join(lines))
+
+    def _crashed(self, crash: Crash) -> None:
+        """End at once if the code cannot be loaded: to try again would not help."""
+        if self._up.is_set() or self._failures or not cannot_be_loaded(crash):
+            return
+        self._failures.append(crash)
+        assert self._operation is not None
+        self._operation.stop()
+        self._operation.stop()
+
+    def _explain(self, crash: Crash) -> None:
+        """Say why the code cannot be loaded, and what the way out may be."""
+        target = self._plan.target
+        detail = crash.detail.removeprefix("serve failed: ")
+        module = target.partition(":")[0]
+        own = {f"'{module}'", f"'{module.partition('.')[0]}'"}
+        named = any(name in detail for name in own)
+        lines = [f"asyncpool: {target} cannot be served: {detail}"]
+        if detail.startswith("ModuleNotFoundError: ") and named:
+            lines.append(
+                "  Modules are found in the current folder, in PYTHONPATH, in what is "
+                "installed.\n  Is this the folder that you meant, and the environment?"
+            )
+        elif detail.startswith("AttributeError: module ") and named:
+            lines.append(f"  What is it called in {module}?  Write {module}:NAME.")
+        elif traceback := users_own(crash.stack):
+            lines.append(traceback)
+        self._log.tell("\n".join(lines), logging.ERROR)

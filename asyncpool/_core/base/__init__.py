@@ -1,0 +1,4 @@
+"""What every other room uses.
+
+Records, deadlines, the checks of arguments, run times, and texts.
+"""

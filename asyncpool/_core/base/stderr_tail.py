@@ -1,0 +1,61 @@
+"""What is kept of a worker's stderr for the report of its death.
+
+Those are its last lines.  Since Python 3.14 ``faulthandler`` prints the stack of C behind
+those of Python, which alone may have as many lines; the error itself is the first line of
+all.  So of what begins with a fatal error of the interpreter, the first lines are kept too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from asyncpool._core.base.printable import printable
+
+__all__ = ["Tail", "text"]
+
+# How a fatal error of the interpreter begins.
+_FATAL = b"Fatal Python error"
+
+_LAST = 40
+# The error, the stack of a worker's control thread, and the beginning of the job's.
+_FIRST = 25
+# In characters, of which each is four bytes at the most.
+_WIDTH = 500
+
+
+class Tail:
+    """The last lines of a stream, and the first ones of a fatal error."""
+
+    def __init__(self) -> None:
+        self._last: deque[bytes] = deque(maxlen=_LAST)
+        self._first: list[bytes] = []
+        self._since = 0  # how many lines there were from the fatal error on
+
+    def extend(self, lines: Iterable[bytes]) -> None:
+        """Take note of more *lines*."""
+        for line in lines:
+            kept = line[: 4 * _WIDTH]
+            self._last.append(kept)
+            if kept.startswith(_FATAL):
+                self._first, self._since = [], 0
+            elif not self._since:
+                continue
+            self._since += 1
+            if len(self._first) < _FIRST:
+                self._first.append(kept)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What is kept, oldest first."""
+        before_last = max(0, self._since - _LAST)
+        found = [*self._first[:before_last], *self._last]
+        left_out = before_last - len(self._first)
+        if left_out > 0:
+            found.insert(_FIRST, b"(%d lines are left out here)" % left_out)
+        return tuple(printable(text(line)[:_WIDTH]) for line in found)
+
+
+def text(line: bytes) -> str:
+    """Return a line, whatever it is made of, without its end."""
+    return line.decode(errors="replace").rstrip("\r")

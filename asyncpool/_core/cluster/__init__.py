@@ -1,0 +1,4 @@
+"""What only servers need.
+
+Addresses, the balance of connections, the control protocol, the limits of a drain.
+"""

@@ -1,0 +1,368 @@
+"""What lives in ``__main__`` and no worker can import, sent by value.
+
+A worker has one ``__main__``, which lasts.  A function of the sender's ``__main__`` runs in
+it, and the globals that it needs are sent with each call, each by itself, with a digest.
+The worker sets one when it first comes, and again when its digest is another one: what a
+job or an initializer has assigned there meanwhile is not undone by what has not changed.
+
+So functions and classes that are globals themselves travel as names, and are made once.
+Globals that hold the same object, or need each other to be made, are one *unit*, which is
+sent and set as a whole.
+
+cloudpickle does the pickling.  It is imported where it is needed, since it takes 20 ms.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+from functools import cache
+from types import FunctionType, ModuleType
+from weakref import WeakKeyDictionary
+
+from asyncpool._core.main.by_value_loading import (
+    Unit,
+    make_cached,
+    own_object,
+    space,
+    unpack,
+)
+from asyncpool._core.main.class_reduction import mended
+from asyncpool._core.main.main_module import (
+    CACHED,
+    LAZY,
+    is_at,
+    is_definition,
+    is_importable,
+    namespace,
+    resolved,
+    script,
+)
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
+
+    from cloudpickle import Pickler as _Base
+else:
+    _Base = object
+
+__all__ = ["GlobalError", "Globals"]
+
+# As much of a large buffer is looked at at once.
+_CHUNK = 262_144
+
+# What many objects may share, and nobody changes.
+_COMMON = (str, bytes, tuple, frozenset, type, FunctionType, ModuleType)
+
+
+class _Piece:
+    """What has been pickled of one unit, or of the call.
+
+    Attributes:
+        names: The globals that it defines.
+        stream: The pickled dictionary of them, or the call; in parts.
+        buffers: What was kept out of it.
+        refers: The globals that must be there when it is unpickled.
+        reads: Those that its functions read, each with the name of such a function.
+        memo: The objects in it, as the pickler has noted them.
+        unit: What is sent of it, once that is known.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+        self.stream: list[bytes] = []
+        self.buffers: list[memoryview] = []
+        self.refers: set[str] = set()
+        self.reads: dict[str, str] = {}
+        self.memo: Any = None
+        self.unit: Unit | None = None
+
+    def held(self) -> Iterator[int]:
+        """Yield the ids of what other globals may hold as well."""
+        memo: dict[int, tuple[int, object]] = self.memo.copy()
+        for key, (number, thing) in memo.items():
+            # The first one is the dictionary that was made for this.
+            if number and not isinstance(thing, _COMMON):
+                yield key
+
+
+class Globals:
+    """Pickles a call, with the globals that it needs.
+
+    Args:
+        write: Pickles an object with a pickler's class; returns the stream and its buffers.
+        limit: What it raises if there is too much, which is nobody's fault.
+    """
+
+    def __init__(
+        self,
+        write: Callable[
+            [Callable[..., Any], object], tuple[list[bytes], list[memoryview]]
+        ],
+        limit: type[Exception],
+    ) -> None:
+        self._write = write
+        self._limit = limit
+        self._script = script()
+        self._own = frozenset[str]() if self._script is None else self._script.own
+        self._pieces: dict[str, _Piece] = {}
+        self._missing: set[str] = set()
+
+    def pack(self, value: object) -> tuple[list[bytes], list[memoryview]]:
+        """Return the stream that *value* stands in, and its buffers."""
+        call = self._pickle(value, frozenset())
+        self._collect(call)
+        if not self._pieces and not self._missing:
+            return call.stream, call.buffers
+        self._join()
+        units = [self._unit(piece) for piece in dict.fromkeys(self._pieces.values())]
+        packed = _Packed(units, tuple(sorted(self._missing)), call)
+        return self._write(pickle.Pickler, packed)
+
+    def _pickle(self, value: object, names: frozenset[str]) -> _Piece:
+        piece = _Piece(names)
+        make = functools.partial(_pickler_of_calls(), piece, self._own)
+        piece.stream, piece.buffers = self._write(make, value)
+        return piece
+
+    def _collect(self, call: _Piece) -> None:
+        """Pickle all globals that are needed, each by itself."""
+        main = namespace()
+        pieces, wanted = self._pieces, [call]
+        for piece in wanted:
+            for name in (*piece.refers, *piece.reads):
+                if name in pieces or name in self._own:
+                    continue
+                if name not in main:
+                    self._missing.add(name)
+                    continue
+                try:
+                    pieces[name] = self._define(name, main[name])
+                except (self._limit, GlobalError):
+                    raise
+                except Exception as error:
+                    reader = piece.reads.get(name)
+                    raise self._refusal(name, main[name], reader, error) from error
+                wanted.append(pieces[name])
+
+    def _define(self, name: str, value: object) -> _Piece:
+        """Pickle one global, unless it is a function that is what it was."""
+        key = _constancy(value, self._own) if isinstance(value, FunctionType) else None
+        if not isinstance(value, FunctionType) or key is None:
+            return self._pickle({name: value}, frozenset((name,)))
+        known = _functions.get(value)
+        if known is None or known[:2] != (name, key):
+            piece = self._pickle({name: value}, frozenset((name,)))
+            piece.memo = None  # there is nothing in it that others could change
+            known = _functions[value] = name, key, piece
+        return known[2]
+
+    def _refusal(
+        self, name: str, value: object, reader: str | None, error: Exception
+    ) -> GlobalError:
+        way_out = (
+            "put it into a module, or give the script an `if __name__ == '__main__':` guard"
+            if self._script is None
+            else "put it in front of the script's guard"
+        )
+        which = f"the global {name!r}, a {type(value).__qualname__},"
+        which = f"{reader} needs {which} which" if reader else which
+        return GlobalError(f"{which} cannot be pickled ({error}): {way_out}")
+
+    def _join(self) -> None:
+        """Make one piece of those that hold the same object, or refer to each other."""
+        main = namespace()
+        for group in self._groups():
+            names = frozenset(group)
+            together = {name: main[name] for name in self._pieces if name in names}
+            piece = self._pickle(together, names)
+            self._pieces.update(dict.fromkeys(names, piece))
+
+    def _groups(self) -> list[set[str]]:
+        pieces = self._pieces
+        groups = {name: {name} for name in pieces}
+
+        def join(one: str, other: str) -> None:
+            if groups[one] is not groups[other]:
+                groups[one] |= groups[other]
+                groups.update(dict.fromkeys(groups[other], groups[one]))
+
+        with_data = [name for name, piece in pieces.items() if piece.memo is not None]
+        holders: dict[int, str] = {}
+        for name in with_data if len(with_data) > 1 else ():
+            for held in pieces[name].held():
+                join(holders.setdefault(held, name), name)
+        for name, piece in pieces.items():
+            for other in piece.refers - {name} - self._own:
+                if name in self._reach(other):
+                    join(name, other)
+        found = {id(group): group for group in groups.values()}
+        return [group for group in found.values() if len(group) > 1]
+
+    def _reach(self, name: str) -> set[str]:
+        """Return the globals that must be there for *name* to be made, and itself."""
+        reached, todo = {name}, [name]
+        while todo:
+            new = self._pieces[todo.pop()].refers & self._pieces.keys() - reached
+            reached |= new
+            todo += new
+        return reached
+
+    def _unit(self, piece: _Piece) -> Unit:
+        if piece.unit is None or piece.refers:
+            piece.unit = self._make_unit(piece)
+        return piece.unit
+
+    def _make_unit(self, piece: _Piece) -> Unit:
+        names = tuple(sorted(piece.names))
+        # What it refers to is made anew when that has changed, and so must it be.
+        parts = [self._pieces[name] for name in sorted(self._reach(names[0]))]
+        digest = hash(tuple(_digests_of(parts)))
+        return Unit(names, digest, piece.stream, _wrap(piece.buffers))
+
+
+# The functions that have been pickled, as globals of which name, and what they were then.
+_functions: WeakKeyDictionary[FunctionType, tuple[str, tuple[Any, ...], _Piece]]
+_functions = WeakKeyDictionary()
+
+
+def _constancy(function: FunctionType, own: frozenset[str]) -> tuple[Any, ...] | None:
+    """Return what the pickle of *function* depends on; ``None`` if on more than that."""
+    if (
+        function.__closure__
+        or function.__defaults__
+        or function.__kwdefaults__
+        or vars(function)
+        or not all(type(hint) is str for hint in function.__annotations__.values())
+    ):
+        return None
+    names, main = _names_in(function.__code__), function.__globals__
+    hints = tuple(function.__annotations__.items())
+    # With the modules that it reads it may need parts of them.
+    modules = any(type(main.get(name)) is ModuleType for name in names)
+    parts = len(sys.modules) if modules else 0
+    label = function.__name__, function.__qualname__, function.__module__
+    # Under another name than its own it is a reference to that, if it is still there.
+    there = is_at(function.__qualname__, function)
+    found = tuple(name in main for name in names)
+    return function.__code__, label, function.__doc__, hints, parts, there, found, own
+
+
+def _digests_of(pieces: Iterable[_Piece]) -> Iterator[int]:
+    """Yield the digests of what is in *pieces*."""
+    for piece in pieces:
+        yield from map(hash, piece.stream)
+        for buffer in piece.buffers:
+            for start in range(0, len(buffer), _CHUNK):
+                yield hash(bytes(buffer[start : start + _CHUNK]))  # 0.1 ms
+
+
+class GlobalError(pickle.PicklingError):
+    """A global that a function needs cannot be pickled."""
+
+
+class _Packed:
+    """What is pickled in place of a call."""
+
+    def __init__(
+        self, units: list[Unit], missing: tuple[str, ...], call: _Piece
+    ) -> None:
+        self._what = (units, missing, call.stream, _wrap(call.buffers))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        units, missing, stream, buffers = self._what
+        return unpack, (list(map(tuple, units)), missing, stream, buffers)
+
+
+def _wrap(buffers: Iterable[memoryview]) -> list[pickle.PickleBuffer]:
+    return [pickle.PickleBuffer(buffer) for buffer in buffers]
+
+
+class _Namespace:
+    """Stands for the dictionary of the worker's ``__main__``."""
+
+    def __init__(self, *, imported: bool) -> None:
+        self._imported = imported
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return space, (self._imported,)
+
+
+class _Calls(_Base):
+    """Pickles what is to be made in a worker."""
+
+    watch: Callable[[Any], None] | None = None
+
+    def __init__(
+        self,
+        piece: _Piece,
+        own: frozenset[str],
+        file: Any,
+        protocol: int,
+        buffer_callback: Any,
+    ) -> None:
+        super().__init__(file, protocol, buffer_callback=buffer_callback)
+        self._piece = piece
+        self._own = own
+        self._main = namespace()
+
+    def dump(self, obj: object) -> None:
+        super().dump(obj)
+        if self._piece.names:
+            self._piece.memo = self.memo
+
+    def reducer_override(self, obj: Any) -> Any:
+        if self.watch is not None:
+            self.watch(obj)
+        if type(obj) is LAZY:
+            return resolved(obj)
+        if is_definition(obj):
+            if is_importable(obj):
+                return NotImplemented
+            path = self._path_of(obj)
+            if path:
+                self._piece.refers.add(path.partition(".")[0])
+                return own_object, (path,)
+            if type(obj) is CACHED:
+                how = obj.cache_parameters()
+                return make_cached, (how["maxsize"], how["typed"], obj.__wrapped__)
+        return mended(obj, super().reducer_override(obj))
+
+    def _path_of(self, thing: Any) -> str:
+        """Return where *thing* is in ``__main__``, unless it is to be pickled now."""
+        if getattr(thing, "__module__", None) != "__main__":
+            return ""
+        path: str = thing.__qualname__
+        if path.partition(".")[0] in self._piece.names or not is_at(path, thing):
+            return ""
+        return path
+
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        reduced = super()._dynamic_function_reduce(func)
+        if func.__globals__ is not self._main:
+            return reduced
+        make, (code, _, *rest), (state, slots), *others = reduced
+        reads, builtins = _names_in(code), vars(sys.modules["builtins"])
+        for name in reads:
+            if name in slots["__globals__"] or name not in builtins:
+                self._piece.reads.setdefault(name, f"{func.__qualname__}()")
+        slots["__globals__"] = {}
+        place = _Namespace(imported=not self._own.isdisjoint(reads))
+        return make, (code, place, *rest), (state, slots), *others
+
+
+@cache
+def _pickler_of_calls() -> Any:
+    import cloudpickle  # noqa: PLC0415 - see above
+
+    return type("_CallPickler", (_Calls, cloudpickle.Pickler), {})
+
+
+def _names_in(code: Any) -> frozenset[str]:
+    """Return the names of the globals that *code* reads, sets or deletes."""
+    from cloudpickle.cloudpickle import _extract_code_globals  # noqa: PLC0415
+
+    return frozenset(_extract_code_globals(code))

@@ -1,0 +1,148 @@
+"""What comes by value for a worker's ``__main__``; see ``by_value.py``."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import sys
+from functools import cache
+
+from asyncpool._core.base.records import Record
+from asyncpool._core.main.class_reduction import mended
+from asyncpool._core.main.main_module import (
+    LAZY,
+    find,
+    is_at,
+    is_definition,
+    namespace,
+    resolved,
+)
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+__all__ = [
+    "Unit",
+    "make_cached",
+    "own_object",
+    "pickler_of_results",
+    "space",
+    "unpack",
+]
+
+
+class Unit(Record):
+    """Globals that are set together.
+
+    Attributes:
+        names: Which.
+        digest: Another one if any of them has changed.
+        stream: The pickled dictionary of them, in parts.
+        buffers: What was kept out of it.
+    """
+
+    names: tuple[str, ...]
+    digest: int
+    stream: list[bytes]
+    buffers: Sequence[Any]
+
+
+# Of the globals that are set.
+_digests: dict[str, int] = {}
+
+# Those that are to be set for the call that has just come.
+_coming: dict[str, Unit] = {}
+
+
+def unpack(
+    units: list[tuple[Any, ...]],
+    missing: tuple[str, ...],
+    stream: list[bytes],
+    buffers: Sequence[Any],
+) -> Any:
+    """Set globals that are new or have changed; return what *stream* stands for."""
+    for name in missing:
+        if _digests.pop(name, None) is not None:
+            namespace().pop(name, None)
+    for fields in units:
+        unit = Unit(*fields)
+        for name in unit.names:
+            if name not in _digests and name in namespace():
+                _digests[name] = unit.digest  # a job has set it, or the import
+        if any(_digests.get(name) != unit.digest for name in unit.names):
+            _coming.update(dict.fromkeys(unit.names, unit))
+    try:
+        while _coming:
+            _set(next(iter(_coming.values())))
+    finally:
+        _coming.clear()
+    return pickle.loads(b"".join(stream), buffers=buffers)
+
+
+def _set(unit: Unit) -> None:
+    for name in unit.names:
+        del _coming[name]
+    namespace().update(pickle.loads(b"".join(unit.stream), buffers=unit.buffers))
+    for name in unit.names:
+        _digests[name] = unit.digest
+
+
+def own_object(path: str, tracker: str | None = None) -> Any:
+    """Return the function or class that is at *path* in this process's ``__main__``."""
+    if tracker is not None:
+        from cloudpickle.cloudpickle import (  # noqa: PLC0415 - see above
+            _DYNAMIC_CLASS_TRACKER_BY_ID as CLASSES,
+        )
+
+        found = CLASSES.get(tracker)
+        if found is not None:
+            return found
+    unit = _coming.get(path.partition(".")[0])
+    if unit is not None:
+        _set(unit)
+    return find(path)
+
+
+def space(imported: bool) -> dict[str, Any]:  # noqa: FBT001
+    """Return the dictionary of this worker's ``__main__``.
+
+    Args:
+        imported: Whether the script must be imported for that.
+    """
+    if imported:
+        main = sys.modules["__main__"]
+        kind: Any = type(main)  # the script may have a global of any name
+        kind.__load__(main)
+    return namespace()
+
+
+def make_cached(maxsize: int | None, typed: bool, function: Any) -> Any:  # noqa: FBT001
+    """Make a function that remembers its results."""
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+@cache
+def pickler_of_results() -> Any:
+    """Return the class of picklers for what goes back to where ``__main__`` came from.
+
+    What came from there goes back as a name: it means what is there, whatever has become
+    of it here.
+    """
+    import cloudpickle  # noqa: PLC0415 - see above
+    from cloudpickle.cloudpickle import _get_or_create_tracker_id  # noqa: PLC0415
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if type(obj) is LAZY:
+                return resolved(obj)
+            if is_definition(obj):
+                path: str = obj.__qualname__
+                if path.partition(".")[0] in _digests and is_at(path, obj):
+                    is_class = isinstance(obj, type)
+                    tracker = _get_or_create_tracker_id(obj) if is_class else None
+                    return own_object, (path, tracker)
+            return mended(obj, super().reducer_override(obj))
+
+    return Pickler

@@ -1,0 +1,153 @@
+"""What this process knows of its ``__main__``, and what there is in it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import types
+from types import FunctionType
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from asyncpool._core.main.scripts import Script
+
+__all__ = [
+    "CACHED",
+    "LAZY",
+    "Importing",
+    "find",
+    "forget",
+    "importing",
+    "is_at",
+    "is_definition",
+    "is_importable",
+    "is_in_use",
+    "is_local",
+    "know",
+    "listen",
+    "namespace",
+    "resolved",
+    "script",
+]
+
+# What functools.lru_cache makes of a function.
+CACHED: Any = type(functools.lru_cache(int))
+
+# What a module's global is that "lazy import" made, and that nobody has used yet; since
+# Python 3.15.
+LAZY: Any = getattr(types, "LazyImportType", None)
+
+
+class _Known:
+    """What this process knows of its ``__main__``."""
+
+    script: Script | None = None
+    in_use: bool = False
+    listeners: tuple[Callable[[], None], ...] = ()
+    importing: str = ""
+
+
+class Importing:
+    """In its context, a worker imports the script that is at *path*."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        _Known.importing = self._path
+
+    def __exit__(self, *_: object) -> None:
+        _Known.importing = ""
+
+
+def importing() -> str:
+    """Return the path of the script that this worker is just importing, if it is."""
+    return _Known.importing
+
+
+def know(script: Script | None) -> None:
+    """Take note which script workers can import as their ``__main__``, if they can."""
+    _Known.script, _Known.in_use = script, False
+
+
+def script() -> Script | None:
+    """Return that script."""
+    return _Known.script
+
+
+def is_importable(thing: object) -> bool:
+    """Tell whether workers find this function or class in the script that they import."""
+    script = _Known.script
+    if script is None or getattr(thing, "__module__", None) != "__main__":
+        return False
+    path: str = getattr(thing, "__qualname__", "")
+    found = path.partition(".")[0] in script.importable and is_at(path, thing)
+    if found and not _Known.in_use:
+        _Known.in_use = True
+        for listener in _Known.listeners:
+            listener()
+    return found
+
+
+def is_in_use() -> bool:
+    """Tell whether workers were sent anything that they must import the script for."""
+    return _Known.in_use
+
+
+def listen(listener: Callable[[], None]) -> None:
+    """Have *listener* called, in any thread, when the script comes into use."""
+    _Known.listeners += (listener,)
+
+
+def forget(listener: Callable[[], None]) -> None:
+    """Do not call *listener* any more."""
+    _Known.listeners = tuple(one for one in _Known.listeners if one != listener)
+
+
+def is_definition(thing: object) -> bool:
+    """Tell whether *thing* is a function or a class, which has a name to be found by."""
+    cls = type(thing)
+    return cls is FunctionType or cls is CACHED or issubclass(cls, type)
+
+
+def is_local(value: object) -> bool:
+    """Tell whether *value* is a call of a function that is only known here."""
+    function = value[0] if isinstance(value, tuple) and value else None
+    return (
+        type(function) is FunctionType
+        and function.__module__ == "__main__"
+        and not is_importable(function)
+    )
+
+
+def namespace() -> dict[str, Any]:
+    """Return the dictionary of ``__main__``."""
+    return vars(sys.modules["__main__"])
+
+
+def find(path: str) -> Any:
+    """Return what is at *path* in ``__main__``.
+
+    Raises:
+        KeyError: If there is no such global.
+        AttributeError: If that has no such attribute.
+    """
+    name, *attributes = path.split(".")
+    return functools.reduce(getattr, attributes, namespace()[name])
+
+
+def is_at(path: str, thing: object) -> bool:
+    """Tell whether *thing* is what is at *path* in ``__main__``."""
+    try:
+        return find(path) is thing
+    except (KeyError, AttributeError):
+        return False
+
+
+def resolved(lazy: Any) -> tuple[Any, ...]:
+    """Return how to reduce a lazy import: the other side gets what it stands for."""
+    return operator.getitem, ((lazy.resolve(),), 0)

@@ -1,0 +1,165 @@
+"""What ``__main__`` is: a script that workers can import, or what only lives here.
+
+``multiprocessing`` imports each script in its workers, under the name ``__mp_main__``, so
+that what a script starts must be behind ``if __name__ == "__main__":``.  That guard is the
+sign by which a script is known here that may be imported.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from asyncpool._core.base.records import Record
+
+__all__ = ["Origin", "Script", "recognise"]
+
+HERE, THERE = "__main__", "__mp_main__"
+
+
+class Origin(Record):
+    """What this process knows of its ``__main__``.
+
+    Attributes:
+        module: Under which name ``python -m`` has found it, or ``""``.
+        path: Its file, or ``""``.
+        source: What is in that, or nothing.
+        interactive: Whether somebody may define more in it.
+        imported: Whether it is a worker's, imported there by whoever started it.
+    """
+
+    module: str
+    path: str
+    source: bytes
+    interactive: bool
+    imported: bool
+
+
+class Script(Record):
+    """A script that workers can import.
+
+    Attributes:
+        module: The name of the module, if it was started by ``python -m``.
+        path: Its file.
+        own: The globals that an import defines.
+        importable: Those of them that nothing else defines anew.
+    """
+
+    module: str
+    path: str
+    own: frozenset[str]
+    importable: frozenset[str]
+
+
+def recognise(origin: Origin) -> Script | None:
+    """Return the script that workers can import; ``None`` if they cannot, or must not."""
+    named = origin.imported or b"__name__" in origin.source  # or there is no guard
+    if not origin.path or origin.interactive or not named:
+        return None
+    try:
+        names = _Names(ast.parse(origin.source))
+    except (SyntaxError, ValueError, RecursionError):  # it is no source of Python's
+        return None
+    if not (names.guarded or origin.imported):
+        return None
+    # With "__main__", the name of what "python folder" runs, nothing else would be found.
+    module = "" if origin.module in {HERE, THERE} else origin.module
+    own = frozenset(names.there)
+    return Script(module, origin.path, own, own - names.elsewhere)
+
+
+class _Names:
+    """Which globals the source of a script defines, and where.
+
+    Attributes:
+        guarded: Whether some of it only runs in ``__main__``.
+        there: The names that it defines when it is imported.
+        elsewhere: Those that it defines behind the guard, or when a function is called.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.guarded = False
+        self.there: set[str] = set()
+        self.elsewhere: set[str] = set()
+        self._read(tree, self.there)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Global):
+                self.elsewhere.update(node.names)
+
+    def _read(self, node: ast.AST, names: set[str]) -> None:
+        match node:
+            case ast.If():
+                self._read_if(node, names)
+                return
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+                return
+            case ast.Lambda() | ast.ListComp() | ast.SetComp() | ast.DictComp():
+                return
+            case ast.GeneratorExp():
+                return
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.alias():
+                names.add((node.asname or node.name).partition(".")[0])
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                names.add(name)
+            case _:
+                pass
+        for child in ast.iter_child_nodes(node):
+            self._read(child, names)
+
+    def _read_if(self, node: ast.If, names: set[str]) -> None:
+        there = _truth(node.test, THERE)
+        self.guarded = self.guarded or _truth(node.test, HERE) is not there
+        self._read(node.test, names)
+        for statement in node.body:
+            self._read(statement, self.elsewhere if there is False else names)
+        for statement in node.orelse:
+            self._read(statement, self.elsewhere if there is True else names)
+
+
+def _truth(test: ast.expr, name: str) -> bool | None:
+    """Return what *test* is in a module that has this name; ``None`` if nobody knows."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            truth = _truth(operand, name)
+            return None if truth is None else not truth
+        case ast.BoolOp(op=op, values=values):
+            truths = [_truth(value, name) for value in values]
+            decisive = isinstance(op, ast.Or)
+            if decisive in truths:
+                return decisive
+            return None if None in truths else not decisive
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            return _compare(_value(left, name), op, _value(right, name))
+        case _:
+            return None
+
+
+def _compare(left: object, op: ast.cmpop, right: object) -> bool | None:
+    match op, left, right:
+        case ast.Eq(), str(), str():
+            return left == right
+        case ast.NotEq(), str(), str():
+            return left != right
+        case ast.In(), str(), tuple():
+            return left in right
+        case ast.NotIn(), str(), tuple():
+            return left not in right
+        case _:
+            return None
+
+
+def _value(node: ast.expr, name: str) -> str | tuple[str | None, ...] | None:
+    match node:
+        case ast.Name(id="__name__"):
+            return name
+        case ast.Constant(value=str(value)):
+            return value
+        case (
+            ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements)
+        ):
+            values = [_value(element, name) for element in elements]
+            return tuple(value if isinstance(value, str) else None for value in values)
+        case _:
+            return None

@@ -1,0 +1,87 @@
+"""How many items of a map make a job, and how many of them are under way at once."""
+
+from __future__ import annotations
+
+import math
+
+from asyncpool._core.base.run_times import BUDGET
+from asyncpool._core.map.chunks import CHUNK_SIZE
+
+__all__ = ["TARGET", "Pace"]
+
+# What a job of several items is to take, in microseconds: a hundred times what the pool
+# adds to it, and a sixteenth of what a worker may have in hand.
+TARGET = BUDGET / 16
+
+# A chunk is at most so many times as large as what its size was learned from.
+_GROWTH = 16
+
+# The least that an item is taken to cost.
+_LEAST = 0.25
+
+# How much work, in microseconds, is under way for each worker: what it has in hand, and as
+# much in the queue.
+_AHEAD = 2 * BUDGET
+
+# Items under way for each worker, however long they take: a few more than it needs, since
+# in order the first may take longer than the others.
+_FEWEST = 4
+
+
+class Pace:
+    """The pace of one map.
+
+    Args:
+        chunk: How many items make a job, if no more than a chunk may have; ``None`` for
+            what fits the pool.
+        window: How many items may be under way; ``None`` for as many as keep it busy.
+        alone: Whether each item is to be a job of its own.
+        lanes: How many jobs each worker runs at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        chunk: int | None,
+        window: int | None,
+        alone: bool = False,
+        lanes: int = 1,
+    ) -> None:
+        self._lanes = lanes
+        self._chunk = 1 if alone else chunk
+        self._window = window
+        self._cost: float | None = None
+        self._learned_from = 1
+
+    def note(self, items: int, microseconds: float) -> None:
+        """Take note that so many items have taken so long, in one worker."""
+        cost = max(microseconds / items, _LEAST)
+        known = self._cost
+        # Slower is believed at once: a chunk that takes too long makes others wait.
+        if known is None or cost > known:
+            self._cost = cost
+        else:
+            self._cost = known + (cost - known) / 4
+        self._learned_from = max(self._learned_from, items)
+
+    def window(self, workers: int) -> int:
+        """Return how many items may be under way, with so many workers."""
+        if self._window is not None:
+            return self._window
+        some = _FEWEST * self._lanes
+        if self._cost is not None:
+            some = max(some, math.ceil(_AHEAD / self._cost))
+        return workers * some
+
+    def size(self, workers: int) -> int:
+        """Return how many items the next job is to have."""
+        size = self._chunk or self._fitting()
+        # Each lane is to have two at least, one of which waits.
+        most = self.window(workers) // (2 * workers * self._lanes)
+        return max(1, min(size, most, CHUNK_SIZE))
+
+    def _fitting(self) -> int:
+        if self._cost is None or self._cost > TARGET / 2:
+            return 1
+        size = int(TARGET / self._cost)
+        return min(size, _GROWTH * self._learned_from)

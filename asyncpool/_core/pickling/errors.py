@@ -1,0 +1,202 @@
+"""Turn what a job raised into bytes, and back.
+
+The default way to copy an exception is ``cls(*args)``.  That breaks for every class
+whose ``__init__`` takes something else than ``args``, and for some it works and gives
+another message.  So a worker makes the copy itself, compares, and where the copy is
+no good has exceptions made anew without their ``__init__``.  What cannot be sent at
+all is replaced by an error that names it and carries its text.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import traceback
+
+from asyncpool._core.main.by_value_loading import pickler_of_results
+from asyncpool._core.pickling import reducers
+from asyncpool._core.pickling.calls import describe, dumps, text_of
+from asyncpool._core.pickling.out_of_band import MAIN, Bundle, loads
+from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+__all__ = ["format_error", "load_error", "pack_error"]
+
+
+def pack_error(error: BaseException, *, skip: int) -> bytes:
+    """Return the payload of an ``ERROR`` frame, whatever *error* is like.
+
+    Args:
+        error: What the job raised.
+        skip: How many of the outermost frames of its traceback are the worker's
+            own, and of no interest to anybody.
+    """
+    tb = error.__traceback__
+    for _ in range(skip):
+        tb = tb.tb_next if tb is not None else None
+    remote, name, text = format_error(error, tb), _name(error), text_of(error)
+    for attempt, is_good in ((dumps, _is_faithful), (_dumps_rebuilt, _is_alike)):
+        try:
+            data = attempt(error)
+            # Only a copy that is made shows that one can be made there.
+            if is_good(pickle.loads(data), error):
+                return pickle.dumps((data, remote, name, text), 5)
+        except BaseException:  # noqa: S112 - the next way is tried
+            continue
+    substitute = JobNotPicklableError(
+        f"the job raised {name}, which cannot be pickled: {text}",
+        direction="exception",
+        name=name,
+        text=text,
+    )
+    return pickle.dumps((pickle.dumps(substitute, 5), remote, name, text), 5)
+
+
+def load_error(
+    payload: bytes | memoryview | Bundle, pause: Callable[[], None] | None = None
+) -> BaseException:
+    """Read the payload of an ``ERROR`` frame; the remote traceback is its cause.
+
+    *pause* is called now and then while a large one is unpickled.
+    What must not be raised in the caller comes in a :exc:`JobRaisedError`, and what
+    cannot be unpickled here as a :exc:`JobNotPicklableError`.
+    """
+    remote = name = text = ""
+    try:
+        data, remote, name, text = _check_outcome(loads(payload, pause=pause))
+        error = _check_error(loads(data, pause=pause))
+    except BaseException as broken:  # what is unpickled may raise anything
+        what = f"{name}: {text}" if name else describe(broken)
+        error = JobNotPicklableError(
+            f"the job's exception cannot be unpickled here: {what}",
+            direction="exception",
+            name=name,
+            text=text,
+        )
+    _set(error, "__cause__", RemoteTraceback(remote))
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return JobRaisedError(error)
+
+
+def _check_outcome(outcome: object) -> tuple[bytes, str, str, str]:
+    match outcome:
+        case (bytes(data), str(remote), str(name), str(text)):
+            return data, remote, name, text
+        case _:
+            raise TypeError("the outcome is malformed")
+
+
+def _check_error(error: object) -> BaseException:
+    if not isinstance(error, BaseException):
+        raise TypeError("the outcome is no exception")
+    # Each isinstance() of the pool's would call a property of that name.
+    if any("__class__" in vars(cls) for cls in type(error).__mro__[:-1]):
+        raise TypeError("the exception defines __class__")
+    return error
+
+
+def _is_alike(copy: object, error: BaseException) -> bool:
+    return type(copy) is type(error)
+
+
+def _is_faithful(copy: object, error: BaseException) -> bool:
+    return (
+        isinstance(copy, BaseException)
+        and _is_alike(copy, error)
+        and text_of(copy) == text_of(error)
+        and copy.__dict__.keys() == error.__dict__.keys()
+    )
+
+
+class _ErrorPickler(pickle.Pickler):
+    """Has all exceptions in what it pickles rebuilt without their ``__init__``."""
+
+    def reducer_override(self, obj: object) -> Any:
+        return _reduce(obj)
+
+
+def _dumps_rebuilt(error: BaseException) -> bytes:
+    try:
+        data = _dumps_with(_ErrorPickler, error)
+        if MAIN not in data:
+            return data
+    except Exception:  # noqa: S110 - by value, then
+        pass
+
+    base: Any = pickler_of_results()
+
+    class ByValue(base):  # type: ignore[misc]
+        def reducer_override(self, obj: object) -> Any:
+            reduced = _reduce(obj)
+            if reduced is NotImplemented:
+                return base.reducer_override(self, obj)
+            return reduced
+
+    return _dumps_with(ByValue, error)
+
+
+def _dumps_with(cls: type[pickle.Pickler], error: BaseException) -> bytes:
+    buffer = io.BytesIO()
+    pickler = cls(buffer, 5)
+    reducers.teach(pickler)
+    pickler.dump(error)
+    return buffer.getvalue()
+
+
+def _reduce(value: object) -> Any:
+    if not isinstance(value, BaseException):
+        return NotImplemented
+    cls = type(value)
+    # What the built-in class itself needs to be made anew, and its attributes.
+    reduced: Any = _builtin_base(cls).__reduce__(value)
+    return _rebuild, (cls, *reduced[1:])
+
+
+def _rebuild(
+    cls: type[BaseException],
+    args: tuple[Any, ...],
+    state: dict[str, Any] | None = None,
+) -> BaseException:
+    error = cls.__new__(cls, *args)
+    # Not cls.__init__, whose parameters nobody knows; but that of the built-in class
+    # below it, which fills the fields of an OSError or a UnicodeDecodeError.
+    _builtin_base(cls).__init__(error, *args)
+    for name, value in (state or {}).items():
+        _set(error, name, value)
+    return error
+
+
+def _builtin_base(cls: type[BaseException]) -> type[BaseException]:
+    return next(base for base in cls.__mro__ if base.__module__ == "builtins")
+
+
+def _set(error: BaseException, name: str, value: object) -> None:
+    # Past the __setattr__ of a frozen dataclass.
+    object.__setattr__(error, name, value)
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def format_error(error: BaseException, tb: TracebackType | None) -> str:
+    """Return the traceback *tb* of *error* and its text, whatever stands in the way.
+
+    That is a hostile ``__str__`` or ``__notes__``; or :mod:`traceback` itself, which may
+    import modules where no file can be opened any more, and warn where warnings are errors.
+    """
+    try:
+        return "".join(traceback.format_exception(type(error), error, tb))
+    except BaseException:  # nothing is known of what it raises
+        head = "Traceback (most recent call last):\n"
+    frames = [
+        f'  File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}\n'
+        for frame, line in traceback.walk_tb(tb)
+    ]
+    return "".join((head, *frames, f"{describe(error)}\n"))

@@ -1,0 +1,340 @@
+"""Objects that are too large to travel, or even to be pickled, like all others.
+
+Pickling with protocol 5 (PEP 574) leaves two things: a *stream*, and the large
+*buffers* that were kept out of it, which are not copied at all.  Together they are a
+:class:`Parcel`; it is laid out as *areas*, one after the other, in memory that both
+processes see, or sent as so many frames.  What the other side makes of them is a
+:class:`Bundle`, and the object that it yields has its buffers where they lie.
+
+The stream is written and read in pieces of some 64 KB, as pickle frames it, and
+between them whoever does it in a thread can make way for others.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+from asyncpool._core.main import by_value, main_module
+from asyncpool._core.pickling import reducers
+from asyncpool._core.pickling.arrays import LARGE
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+__all__ = [
+    "HEAVY",
+    "MAIN",
+    "Bundle",
+    "Parcel",
+    "StreamTooLongError",
+    "cut",
+    "dump",
+    "dumps_call",
+    "is_heavy",
+    "lay_out",
+    "loads",
+]
+
+# How the name of the main module looks inside a pickle.  A string that happens to
+# contain it costs a second pickling, and nothing else.
+MAIN = b"__main__"
+
+# A longer stream is neither written nor read on an event loop's thread: to pickle as
+# much of small objects as this takes half a millisecond.
+HEAVY = 131_072
+
+# As much is copied at once, with the GIL held: in fresh memory it takes 0.2 ms.
+_CHUNK = 262_144
+
+# Where an area may begin: what vector instructions, and NumPy, like best.
+_ALIGNMENT = 64
+
+
+class StreamTooLongError(Exception):
+    """The stream has become longer than was allowed; what there is of it is lost."""
+
+
+class Parcel:
+    """A pickled object that is sent in parts.
+
+    Attributes:
+        pieces: The stream.
+        buffers: What was kept out of it; views of memory that is the object's own.
+    """
+
+    __slots__ = ("_stream", "buffers", "pieces")
+
+    def __init__(self, pieces: list[bytes], buffers: list[memoryview]) -> None:
+        self.pieces: list[bytes] = pieces
+        self.buffers: list[memoryview] = buffers
+        self._stream = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        """Return how many bytes it has, all together."""
+        return self._stream + sum(map(len, self.buffers))
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it can travel like any other object."""
+        return not self.buffers and self._stream <= HEAVY
+
+    @property
+    def payload(self) -> bytes:
+        """What the frame itself carries: the stream, or nothing if that is long."""
+        return b"".join(self.pieces) if self._stream <= HEAVY else b""
+
+    @property
+    def areas(self) -> list[Sequence[bytes | memoryview]]:
+        """What travels beside the frame; each area in pieces."""
+        areas: list[Sequence[bytes | memoryview]] = [[view] for view in self.buffers]
+        return areas if self._stream <= HEAVY else [self.pieces, *areas]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many bytes each area has."""
+        sizes = list(map(len, self.buffers))
+        return sizes if self._stream <= HEAVY else [self._stream, *sizes]
+
+
+class Bundle:
+    """A parcel that has arrived.
+
+    Attributes:
+        stream: The stream, as a whole.
+        buffers: What was kept out of it.
+    """
+
+    __slots__ = ("buffers", "stream")
+
+    def __init__(self, payload: bytes | memoryview, areas: list[memoryview]) -> None:
+        self.stream: bytes | memoryview = payload or (areas.pop(0) if areas else b"")
+        self.buffers = areas
+
+
+def is_heavy(payload: bytes | memoryview | Bundle) -> bool:
+    """Tell whether it takes long to load *payload*."""
+    stream = payload.stream if isinstance(payload, Bundle) else payload
+    return len(stream) > HEAVY
+
+
+def lay_out(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Return where areas of these *sizes* begin, and where the last one ends."""
+    offsets: list[int] = []
+    end = 0
+    for size in sizes:
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        offsets.append(start)
+        end = start + size
+    return offsets, end
+
+
+def cut(view: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    """Return the areas of these *sizes* that were laid out in *view*."""
+    offsets, _ = lay_out(sizes)
+    return [
+        view[offset : offset + size]
+        for offset, size in zip(offsets, sizes, strict=True)
+    ]
+
+
+def dump(
+    value: object,
+    *,
+    limit: int | None = None,
+    pause: Callable[[], None] | None = None,
+    watch: Callable[[Any], None] | None = None,
+    whole: bool = False,
+    others: Callable[[], reducers.Reducers] | None = None,
+) -> Parcel:
+    """Pickle *value*, by value where a reference would not be found.
+
+    Args:
+        value: Anything.
+        limit: The most bytes that the stream may have.
+        pause: Called between its pieces.
+        watch: Called with each object that has a class of its own, before it is pickled;
+            may raise a :class:`StreamTooLongError`.
+        whole: Whether large buffers are in the stream, like everything else.
+        others: Called for each try; returns how to reduce what pickle knows nothing of.
+
+    Raises:
+        StreamTooLongError: If the stream gets longer than *limit*.
+        Exception: Whatever the value's own methods raise, or the serializer's.
+    """
+    fast = pickle.Pickler if watch is None else _Watched
+    try:
+        if not main_module.is_local(value):
+            writer = _Writer(limit, pause, without=MAIN)
+            return _dump(
+                fast, value, writer, watch, whole=whole, others=others and others()
+            )
+    except StreamTooLongError:
+        raise
+    except Exception:  # noqa: BLE001, S110 - by value, then
+        pass
+    return _dump_by_value(
+        value, limit, pause, watch, whole=whole, others=others and others()
+    )
+
+
+def dumps_call(
+    value: object, others: Callable[[], reducers.Reducers] | None = None
+) -> bytes:
+    """Return *value* pickled for a worker, in one piece; see :func:`dump`."""
+    return b"".join(dump(value, whole=True, others=others).pieces)
+
+
+def keep_large(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    """Return a pickler's callback that keeps large buffers out of the stream."""
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if len(view) < LARGE:
+            return True
+        buffers.append(view)
+        return False
+
+    return keep
+
+
+def loads(
+    payload: bytes | memoryview | Bundle, *, pause: Callable[[], None] | None = None
+) -> Any:
+    """Make the object that *payload* stands for.
+
+    Args:
+        payload: A stream, or one with its buffers.
+        pause: Called between the pieces of the stream.
+
+    Raises:
+        BaseException: Whatever unpickling raises.
+    """
+    bundle = payload if isinstance(payload, Bundle) else Bundle(payload, [])
+    if pause is None:
+        return pickle.loads(bundle.stream, buffers=bundle.buffers)
+    reader: Any = _Reader(bundle.stream, pause)
+    return pickle.Unpickler(reader, buffers=bundle.buffers).load()
+
+
+def _dump(
+    pickler: Any,
+    value: object,
+    writer: _Writer,
+    watch: Callable[[Any], None] | None,
+    *,
+    whole: bool,
+    others: reducers.Reducers | None,
+) -> Parcel:
+    buffers: list[memoryview] = []
+    keep = None if whole else keep_large(buffers)
+    made = pickler(writer, 5, buffer_callback=keep)
+    if watch is not None and pickler is not pickle.Pickler:
+        made.watch = watch
+    reducers.teach(made, others)
+    made.dump(value)
+    return Parcel(writer.pieces, buffers)
+
+
+def _dump_by_value(
+    value: object,
+    limit: int | None,
+    pause: Callable[[], None] | None,
+    watch: Callable[[Any], None] | None,
+    *,
+    whole: bool,
+    others: reducers.Reducers | None,
+) -> Parcel:
+    def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
+        writer = _Writer(limit, pause)
+        parcel = _dump(pickler, value, writer, watch, whole=whole, others=others)
+        return parcel.pieces, parcel.buffers
+
+    return Parcel(*by_value.Globals(write, StreamTooLongError).pack(value))
+
+
+class _Watched(pickle.Pickler):
+    """Has a look at each object that has a class of its own, which takes 0.2 us."""
+
+    watch: Any = None
+
+    def reducer_override(self, value: object) -> Any:
+        self.watch(value)
+        return NotImplemented
+
+
+class _FoundError(Exception):
+    """The stream holds what it was to be without."""
+
+
+class _Writer:
+    """A file for a pickler, which writes a frame when it has 64 KB of one.
+
+    A longer piece is the contents of one bytes object, or the like.
+    """
+
+    def __init__(
+        self,
+        limit: int | None,
+        pause: Callable[[], None] | None,
+        *,
+        without: bytes | None = None,
+    ) -> None:
+        self.pieces: list[bytes] = []
+        self._room = limit
+        self._pause = pause
+        self._without = without
+
+    def _is_frame(self, piece: bytes) -> bool:
+        # Or looks like one; to search 64 MB of somebody's data takes 6 ms.
+        return len(piece) <= HEAVY or not self.pieces or piece[:1] == pickle.FRAME
+
+    def write(self, data: bytes | bytearray | pickle.PickleBuffer) -> None:
+        # The last is what a large buffer is that is not kept out.
+        piece = data.raw() if isinstance(data, pickle.PickleBuffer) else data
+        if self._room is not None:
+            self._room -= len(piece)
+            if self._room < 0:
+                raise StreamTooLongError
+        if type(piece) is bytes:
+            self._add(piece)
+            return
+        for start in range(0, len(piece), _CHUNK):  # what can change is copied
+            self._add(bytes(piece[start : start + _CHUNK]))
+
+    def _add(self, piece: bytes) -> None:
+        # A frame ends between two names, so that none is cut.
+        if self._without and self._is_frame(piece) and self._without in piece:
+            raise _FoundError
+        self.pieces.append(piece)
+        if self._pause is not None:
+            self._pause()
+
+
+class _Reader:
+    """A file for an unpickler, which reads a frame of 64 KB at a time.
+
+    Each piece is a copy, so that nobody who still has a hand on the memory can change
+    it under the unpickler's eyes.
+    """
+
+    def __init__(self, stream: bytes | memoryview, pause: Callable[[], None]) -> None:
+        self._stream = memoryview(stream)
+        self._pause = pause
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        self._pause()
+        start, self._at = self._at, self._at + size
+        return bytes(self._stream[start : self._at])
+
+    def readinto(self, target: memoryview) -> int:
+        """Read what is too large for a frame: one long bytes object."""
+        for start in range(0, len(target), _CHUNK):
+            chunk = self.read(min(_CHUNK, len(target) - start))
+            target[start : start + len(chunk)] = chunk
+        return len(target)
+
+    def readline(self) -> bytes:  # by protocols that nobody here writes
+        raise pickle.UnpicklingError("the stream is malformed")

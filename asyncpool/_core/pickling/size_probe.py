@@ -1,0 +1,144 @@
+"""What a pickler copies as a whole, or makes at once, before it writes any of it.
+
+That is done with 64 MB in 30 to 120 ms, however soon the writing ends, and so nothing
+for an event loop.  To look for it takes the loop's time too; so there are only so many
+looks, and what they miss takes its time.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from asyncpool._core.pickling.out_of_band import StreamTooLongError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+__all__ = ["Lookout"]
+
+# What holds nothing else, and is written at once or in pieces.
+_PLAIN: frozenset[type] = frozenset((float, bool, type(None), bytes))
+
+_CONTAINERS: frozenset[type] = frozenset((list, tuple, dict))
+
+# Looks at the arguments and into containers among them; and as many again at what is in
+# one object.  They take 5 us.
+_LOOKS = 100
+
+# Objects with classes of their own: each takes a pickler 1 to 10 us.
+_OBJECTS = 400
+
+
+class Lookout:
+    """Looks for giants in one call.
+
+    Args:
+        limit: How many bytes an object has that is none.
+    """
+
+    __slots__ = ("_limit", "_objects", "_ordinary")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._objects = _OBJECTS
+        # Classes whose objects have nothing but attributes.
+        self._ordinary: set[type] = set()
+
+    def search(self, values: Iterable[Any]) -> bool:
+        """Look at *values*, and into the containers among them.
+
+        Returns:
+            Whether it has seen all that there is, so that no pickler need :meth:`watch`.
+
+        Raises:
+            StreamTooLongError: If there is a giant.
+        """
+        limit, seen_all = self._limit, True
+        found = list(islice(values, _LOOKS))  # which grows meanwhile
+        for value in found:
+            cls = type(value)
+            if cls is str:
+                if len(value) > limit:
+                    raise StreamTooLongError
+            elif cls is int:
+                if value.bit_length() > 8 * limit:
+                    raise StreamTooLongError
+            elif cls in _CONTAINERS:
+                room = _LOOKS - len(found)
+                seen_all = seen_all and len(value) <= room
+                found += islice(value.values() if cls is dict else value, room)
+            elif cls not in _PLAIN:
+                seen_all = False
+                if _is_giant(value, limit):
+                    raise StreamTooLongError
+        return seen_all and len(found) < _LOOKS
+
+    def watch(self, value: Any) -> None:
+        """Look at an object with a class of its own that is about to be pickled.
+
+        Raises:
+            StreamTooLongError: If it is a giant or holds one, or is one of too many.
+        """
+        self._objects -= 1
+        if self._objects < 0:
+            raise StreamTooLongError
+        cls = type(value)
+        if cls not in self._ordinary:
+            if _is_giant(value, self._limit):
+                raise StreamTooLongError
+            if issubclass(cls, dict):
+                self.search(dict[object, object].values(value))
+            elif issubclass(cls, tuple):
+                self.search(tuple[object, ...].__iter__(value))
+            elif issubclass(cls, list):
+                self.search(list[object].__iter__(value))
+            elif not issubclass(cls, str | int) and not _has_bytes(cls):
+                self._ordinary.add(cls)
+        try:
+            attributes = value.__dict__
+        except Exception:  # noqa: BLE001 - it has none, or does not show them
+            return
+        if type(attributes) is dict and attributes:
+            self.search(attributes.values())
+
+
+def _is_giant(value: Any, limit: int) -> bool:
+    cls = type(value)
+    if issubclass(cls, str):
+        return str.__len__(value) > limit
+    if issubclass(cls, int):
+        return int.bit_length(value) > 8 * limit
+    if not _has_bytes(cls):
+        return False
+    try:
+        if cls.__module__ == "array":
+            return bool(len(value) * value.itemsize > limit)
+        return bool(value.nbytes > limit and not _goes_apart(value))
+    except Exception:  # noqa: BLE001 - it has no buffer to offer
+        return True
+
+
+def _has_bytes(cls: type) -> bool:
+    return hasattr(cls, "nbytes") or cls.__module__ == "array"
+
+
+def _goes_apart(array: Any) -> bool:
+    """Tell whether the buffer of *array* stays out of the stream.
+
+    Of a class that is derived from NumPy's, such as masked arrays, its pickle has a copy,
+    and of an array of objects a list.
+
+    Raises:
+        Exception: If it has no buffer to offer.
+    """
+    view = memoryview(array)
+    return (
+        view.contiguous
+        and "O" not in view.format
+        and not any(
+            (base.__module__, base.__name__) == ("numpy", "ndarray")
+            for base in type(array).__mro__[1:]
+        )
+    )

@@ -1,0 +1,59 @@
+"""How the work is spread: what waits, in the queue and behind others, and who has enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncpool._core.base.run_times import REFILL
+from asyncpool._core.dispatch.dispatcher import Dispatcher
+from asyncpool._core.slots.sizing import Sizing
+from asyncpool._core.slots.slots import Slot
+
+__all__ = ["Balance"]
+
+
+class Balance:
+    """What the workers of a pool have in hand, beside what waits for them.
+
+    Args:
+        slots: The slots; there may be more later.
+        dispatcher: The jobs that have no worker.
+        sizing: How many workers there are to be.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], dispatcher: Dispatcher, sizing: Sizing
+    ) -> None:
+        self._slots = slots
+        self._dispatcher = dispatcher
+        self._sizing = sizing
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+        ahead = sum(max(0, len(slot.flight.jobs) - slot.width) for slot in self._slots)
+        return self._dispatcher.waiting + ahead
+
+    @property
+    def pipelining(self) -> bool:
+        """Whether a job waits in a worker for its turn."""
+        return any(len(slot.flight.jobs) > slot.width for slot in self._slots)
+
+    @property
+    def unbalanced(self) -> bool:
+        """Whether a worker is idle while jobs wait behind others, and are not asked for."""
+        return self._dispatcher.idle > 0 and any(
+            len(slot.flight.jobs) > slot.width and not slot.flight.asking
+            for slot in self._slots
+        )
+
+    def may_rest(self, index: int) -> bool:
+        """Tell whether the worker in slot *index* may be left alone for a round.
+
+        It has enough to do until then, and where so many wait, a little later is not late.
+        """
+        flight = self._slots[index].flight
+        if flight.backlog <= REFILL or flight.assured <= REFILL:
+            return False
+        waiting = self._dispatcher.waiting_for(index)
+        return waiting >= len(flight.jobs) * self._sizing.size

@@ -1,0 +1,169 @@
+"""When a worker is worn, so that another one is to take its place.
+
+Workers that began together reach the same limit together.  Each generation of each slot
+has limits of its own, therefore, a little below the given ones; not by chance, which
+may pick the same for two, but spread evenly: the fractions of the multiples of the golden
+ratio fill an interval with as little crowding as can be (Weyl; Knuth, The Art of Computer
+Programming, volume 3, section 6.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from asyncpool._core.base.units import in_units
+from asyncpool._core.base.validation import (
+    INT,
+    NUMBER,
+    SECONDS,
+    SWITCH,
+    check_kinds,
+    or_none,
+)
+
+__all__ = ["NEVER", "KernelLimit", "Wear", "WorkerLimits"]
+
+# A soft limit of the kernel's, or both, the soft and the hard one.
+KernelLimit = int | tuple[int, int]
+
+_POSITIVE = {
+    "max_jobs": or_none(INT),
+    "max_rss": or_none(INT),
+    "hard_rss": or_none(INT),
+    "max_age": or_none(SECONDS),
+    "drain_timeout": or_none(SECONDS),
+}
+_KINDS = _POSITIVE | {
+    "nice": INT,
+    "jitter": NUMBER,
+    "rlimits": ((Mapping,), "a mapping"),
+    "exact": SWITCH,
+}
+
+# So many jobs that no worker ever runs them.
+NEVER = 1 << 62
+
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+class Wear(NamedTuple):
+    """When one worker is worn.
+
+    Attributes:
+        jobs: After so many outcomes.
+        age: So many seconds after it was ready; ``None`` for never.
+        rss: With so many bytes of memory; ``None`` for any.
+    """
+
+    jobs: int
+    age: float | None
+    rss: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLimits:
+    """When workers are replaced by fresh ones, and what the kernel allows them.
+
+    A worker that reaches ``max_jobs``, ``max_age`` or ``max_rss`` is *retired*: another one
+    is started, and when that is ready, the old one gets no more jobs, finishes what it
+    has, and ends.  Until then it works on, so it may run a few jobs more than ``max_jobs``,
+    unless that is ``exact``.  One that reaches ``hard_rss`` is killed, and its job fails with
+    :exc:`asyncpool.WorkerOutOfMemoryError`.
+
+    Memory is what a worker has to itself, without what it shares with others, such as
+    libraries and the large arrays of its arguments: despite the names less than the RSS
+    that ``ps`` shows.  It is looked at four times a second, on Linux only.
+
+    Args:
+        max_jobs: After how many jobs a worker is retired.
+        exact: Whether no worker begins more than ``max_jobs``.  It ends when they are done,
+            and if its replacement, which is started while the last ones run, takes longer,
+            a worker is missing meanwhile.  A session (:meth:`asyncpool.Pool.worker`) is not
+            cut short for that: its worker ends when it is over.
+        max_age: How many seconds a worker lives.
+        max_rss: How many bytes of memory a worker may have before it is retired.
+        hard_rss: How many before it is killed.
+        nice: What is added to the niceness of workers.
+        cpu_affinity: The numbers of the CPUs that workers may run on.
+        rlimits: Limits of the kernel's for each worker, by their names in
+            :mod:`resource`: ``{"RLIMIT_AS": 4 << 30}``.  A number is the soft limit, a pair
+            sets both.
+        jitter: By which part limits are lowered at the most, each worker's by another
+            one, so that workers that started together are not replaced together.
+        drain_timeout: How many seconds a worker that is retired, rolled or not needed any
+            more has to finish its job.  Then it is killed, and the job is handed on if
+            it has another attempt; ``None`` for any time.
+
+    Raises:
+        ValueError: If a value is out of range, or a resource unknown.
+        TypeError: If one is of the wrong kind.
+    """
+
+    max_jobs: int | None = None
+    exact: bool = False
+    max_age: float | None = None
+    max_rss: int | None = None
+    hard_rss: int | None = None
+    nice: int = 0
+    cpu_affinity: Iterable[int] | None = None
+    rlimits: Mapping[str, KernelLimit] = field(default_factory=dict)
+    jitter: float = 0.1
+    drain_timeout: float | None = 600.0
+
+    def __post_init__(self) -> None:
+        check_kinds(self, _KINDS)
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0 or None, not {value}")
+        if self.exact and self.max_jobs is None:
+            raise ValueError("exact is about max_jobs, and there is none")
+        if not 0 <= self.jitter < 1:
+            raise ValueError(
+                f"jitter must be at least 0 and below 1, not {self.jitter}"
+            )
+        if self.max_rss and self.hard_rss and self.hard_rss <= self.max_rss:
+            raise ValueError(
+                f"hard_rss must be more than max_rss ({in_units(self.max_rss)}), "
+                f"not {in_units(self.hard_rss)}"
+            )
+        if self.cpu_affinity is not None:
+            object.__setattr__(self, "cpu_affinity", _cpus(self.cpu_affinity))
+        rlimits = {name: _rlimit(name, self.rlimits[name]) for name in self.rlimits}
+        object.__setattr__(self, "rlimits", MappingProxyType(rlimits))
+
+    @property
+    def cpus(self) -> tuple[int, ...] | None:
+        """The CPUs that workers may run on; ``None`` for any."""
+        return None if self.cpu_affinity is None else tuple(self.cpu_affinity)
+
+    def wear(self, slot: int, generation: int) -> Wear:
+        """Return the limits of worker *generation* of *slot*."""
+        fraction = (generation * _GOLDEN + slot * _GOLDEN**2) % 1.0
+        part = 1.0 - self.jitter * fraction
+        return Wear(
+            jobs=NEVER
+            if self.max_jobs is None
+            else max(1, round(self.max_jobs * part)),
+            age=None if self.max_age is None else self.max_age * part,
+            rss=None if self.max_rss is None else round(self.max_rss * part),
+        )
+
+
+def _cpus(numbers: object) -> tuple[int, ...]:
+    cpus: tuple[Any, ...] = tuple(numbers) if isinstance(numbers, Iterable) else ()
+    if not cpus or not all(isinstance(cpu, int) and cpu >= 0 for cpu in cpus):
+        raise ValueError(f"cpu_affinity must be numbers of CPUs, not {numbers!r}")
+    return cpus
+
+
+def _rlimit(name: Any, limit: KernelLimit) -> KernelLimit:
+    if not isinstance(name, str) or not name.startswith("RLIMIT_"):
+        raise ValueError(f"rlimits takes names such as 'RLIMIT_AS', not {name!r}")
+    both = limit if isinstance(limit, tuple) else (limit, limit)
+    if [type(value) for value in both] != [int, int]:
+        raise TypeError(f"the limit of {name} must be an int or two, not {limit!r}")
+    return limit

@@ -1,0 +1,336 @@
+"""The slots of a pool: who is in them, how one is made to go, when the next one comes.
+
+Whether a dead worker is replaced, and when, is the ledger's verdict (``restart.py``);
+here it becomes commands and deadlines.  What the workers do meanwhile is no matter of
+this module.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from asyncpool._core.base.deadlines import earliest
+from asyncpool._core.dispatch.dispatcher import Dispatcher
+from asyncpool._core.policies.restart import (
+    GiveUp as GiveUpVerdict,
+    Restart,
+    RestartLedger,
+    RestartPolicy,
+    Retry,
+    Verdict,
+)
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.slots.commands import (
+    Abandon,
+    Command,
+    FailJobs,
+    GiveUp,
+    Kill,
+    LeaveEmpty,
+    ParkSlot,
+    Recover,
+    ScheduleRestart,
+    Spawn,
+    Stop,
+    Terminate,
+)
+from asyncpool._core.slots.slots import UP, Ending, Slot, SlotEvent, SlotState
+
+__all__ = ["EMPTY", "KILL_GRACE", "STOP_GRACE", "TERM_GRACE", "Lives", "fail_jobs"]
+
+# Seconds that a worker has to end after each step, before the next one is taken.
+STOP_GRACE = 2.0
+TERM_GRACE = 2.0
+KILL_GRACE = 5.0
+
+# A broken pool that somebody wants to use tries a start this many seconds after the last
+# one, however long the backoff has become: it costs little, and the caller waits for it.
+WANTED_AGAIN = 1.0
+
+# No process is in these, and there may be one again.
+EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.SPARE})
+
+
+class Lives:
+    """Every slot, and what is due there.
+
+    Args:
+        workers: How many slots are filled at first.
+        seats: How many there are.
+        limits: When workers are worn.
+        policy: When a dead worker is replaced.
+        start_timeout: Seconds that a worker has to become ready.
+        stop_grace: Seconds that one which was stopped has to end by itself.
+        width: How many jobs it runs at once.
+        dispatcher: Which must not count on a worker that goes, and holds no job for a
+            broken pool.
+
+    Attributes:
+        slots: The slots.
+        broken: Why no worker can be started, if that is so and there is none.
+        gave_up: Whether it has given up for good, and tries no more.
+        kills: How many processes had to be killed.
+        restarts: How many workers have come after others, or to replace them.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        seats: int,
+        limits: WorkerLimits,
+        policy: RestartPolicy,
+        start_timeout: float,
+        stop_grace: float,
+        width: int,
+        dispatcher: Dispatcher,
+    ) -> None:
+        self._width = width
+        self.slots: list[Slot] = []
+        self.seat(workers, SlotState.VACANT)
+        self.seat(seats, SlotState.SPARE)
+        self.broken: str | None = None
+        self.gave_up = False
+        self.kills = self.restarts = 0
+        self.ledger = RestartLedger(policy, workers)
+        self._limits = limits
+        self._start_timeout = start_timeout
+        self._grace = {
+            Ending.STOPPED: stop_grace,
+            Ending.TERMINATED: TERM_GRACE,
+            Ending.KILLED: KILL_GRACE,
+        }
+        self._dispatcher = dispatcher
+        self._retry_at: float | None = None
+        self._tried_at = float("-inf")
+        self._announced: dict[int, Verdict] = {}
+
+    def seat(self, seats: int, state: SlotState = SlotState.SPARE) -> None:
+        """Have so many slots at the least; new ones begin in that state."""
+        for index in range(len(self.slots), seats):
+            self.slots.append(Slot(index, state, width=self._width))
+
+    # A worker comes.
+
+    def spawn(self, slot: Slot, now: float, *, new: bool = False) -> Command:
+        """Fill an empty slot; the worker is *new* if it is one more than there were."""
+        self.restarts += not new
+        slot.apply(SlotEvent.SPAWN)
+        slot.renew()
+        self._announced.pop(slot.index, None)
+        slot.wear = self._limits.wear(slot.index, slot.generation)
+        if self._limits.exact:
+            slot.flight.most = slot.wear.jobs
+        slot.began_at = now
+        # Before the fork: a start that hangs anywhere is noticed.
+        slot.due = now + self._start_timeout
+        return Spawn(slot.index, slot.generation)
+
+    def came_up(self, slot: Slot, now: float) -> list[Command]:
+        """Take note that a worker is ready: starting is possible, for all slots."""
+        commands: list[Command] = []
+        if self.ledger.failures:
+            commands.append(Recover(slot.index))
+        self.ledger.ready(now - slot.began_at, now)
+        self.broken = self._retry_at = None
+        for other in self.slots:
+            other.probing = False
+            if other.state is SlotState.PARKED:
+                commands.append(self.spawn(other, now))
+        return commands
+
+    def wanted(self, now: float) -> None:
+        """Take note that a caller was refused: if the pool is broken, the next try is soon."""
+        if self._retry_at is not None:
+            soon = max(now, self._tried_at + WANTED_AGAIN)
+            self._retry_at = min(self._retry_at, soon)
+
+    def hasten(self, now: float) -> None:
+        """Have the next start be tried now, if starts fail."""
+        if self._retry_at is not None:
+            self._retry_at = now
+
+    def retry_in(self, now: float) -> float | None:
+        """Return the seconds until the next start is tried; ``None`` if there is none."""
+        if self.gave_up:
+            return None
+        return 0.0 if self._retry_at is None else max(0.0, self._retry_at - now)
+
+    # A worker goes.
+
+    def end(
+        self,
+        slot: Slot,
+        how: Ending,
+        now: float,
+        *,
+        planned: bool = False,
+        reason: str = "",
+        grace: float | None = None,
+    ) -> list[Command]:
+        """Take a worker out of service and press its process to end.
+
+        It has *grace* seconds before it is pressed harder, or as many as all have.
+        """
+        if slot.ending >= how:
+            return []
+        self._dispatcher.worker_gone(slot.index)
+        slot.planned = slot.planned or planned
+        if slot.state is not SlotState.STOPPING:
+            slot.apply(SlotEvent.STOP)
+        slot.ending, slot.asked = how, {}
+        slot.due = now + (self._grace[how] if grace is None else grace)
+        if how is Ending.STOPPED:
+            return [Stop(slot.index)]
+        if how is Ending.TERMINATED:
+            return [Terminate(slot.index)]
+        self.kills += 1
+        return [Kill(slot.index, reason)]
+
+    def leave_empty(self, slot: Slot) -> list[Command]:
+        """Let nobody come into a slot that is empty."""
+        slot.apply(SlotEvent.SPARE)
+        slot.due = slot.place = None
+        return [LeaveEmpty(slot.index)]
+
+    def announce(self, slot: Slot, now: float) -> Verdict:
+        """Judge the death of a worker that has something to finish before it ends."""
+        verdict = self._announced[slot.index] = self.ledger.died(now, blamed=False)
+        return verdict
+
+    def succeed(self, heir: Slot, delay: float, now: float) -> Command:
+        """Have the next worker, after one whose death is announced, in a spare slot."""
+        if delay <= 0:
+            return self.spawn(heir, now)
+        heir.apply(SlotEvent.SEAT)
+        heir.due = now + delay
+        return ScheduleRestart(heir.index, delay)
+
+    def judge(
+        self, slot: Slot, now: float, *, needed: bool, blamed: bool, roll: float
+    ) -> list[Command]:
+        """Decide what follows upon a death in a slot in which a worker is *needed*."""
+        verdict = self._verdict(slot, now, blamed=blamed, roll=roll)
+        if isinstance(verdict, GiveUpVerdict) and not self.gave_up:
+            self.gave_up, self._retry_at = True, None
+            parked = self.park(slot, verdict.reason, now)
+            return [*parked, *self._break(verdict.reason, now)]
+        # A broken pool needs one seat at least, to try again.
+        if not needed and (self.broken is None or self._will_try()):
+            return self.leave_empty(slot)
+        if isinstance(verdict, Retry):
+            commands = self.park(slot, verdict.reason, now)
+            if verdict.hopeless and self.broken is None and self._is_deserted():
+                commands += self._break(verdict.reason, now)
+            return commands
+        if self.broken is not None:
+            return self.park(slot, self.broken, now)
+        assert isinstance(verdict, Restart)
+        if verdict.delay > 0:
+            slot.due = now + verdict.delay
+            return [ScheduleRestart(slot.index, verdict.delay)]
+        return [ScheduleRestart(slot.index, 0.0), self.spawn(slot, now)]
+
+    def _verdict(self, slot: Slot, now: float, *, blamed: bool, roll: float) -> Verdict:
+        announced = self._announced.pop(slot.index, None)
+        if announced is not None:
+            return announced
+        if slot.ready_at is not None:
+            return self.ledger.died(now, blamed=blamed)
+        verdict = self.ledger.start_failed(slot.began_at, now, roll=roll)
+        self._tried_at = now
+        coming = self._retry_at is not None or self._is_trying()
+        if isinstance(verdict, Retry) and not coming:
+            self._retry_at = now + verdict.delay
+        return verdict
+
+    def park(self, slot: Slot, reason: str, now: float) -> list[Command]:
+        """Leave an empty slot empty, until starts succeed again."""
+        slot.apply(SlotEvent.PARK)
+        slot.due = None
+        return [ParkSlot(slot.index, reason, self.retry_in(now))]
+
+    def _break(self, reason: str, now: float) -> list[Command]:
+        self.broken = reason
+        commands: list[Command] = [GiveUp(reason)]
+        commands += fail_jobs(self._dispatcher.empty(), "broken")
+        for slot in self.slots:
+            if slot.state is SlotState.VACANT:
+                commands += self.park(slot, reason, now)
+            elif slot.state in {SlotState.IDLE, SlotState.STARTING}:
+                commands += self.end(slot, Ending.STOPPED, now, planned=True)
+        return commands
+
+    # Time.
+
+    def next_deadline(self) -> float | None:
+        """When something is due; ``None`` if nothing is."""
+        return earliest(self._retry_at, *(slot.due for slot in self.slots))
+
+    def on_timer(self, now: float) -> list[Command]:
+        """Do what is due."""
+        commands: list[Command] = []
+        if self._retry_at is not None and self._retry_at <= now:
+            self._retry_at = None
+            commands += self._try(now)
+        for slot in self.slots:
+            if slot.due is not None and slot.due <= now:
+                commands += self._slot_is_due(slot, now)
+        return commands
+
+    def stop_trying(self) -> None:
+        """Find out no more whether workers can be started again."""
+        self._retry_at = None
+
+    def retire_all(self) -> bool:
+        """If every slot is retired, let nothing be due, and tell it."""
+        if any(slot.state is not SlotState.RETIRED for slot in self.slots):
+            return False
+        self._retry_at = None
+        return True
+
+    def _slot_is_due(self, slot: Slot, now: float) -> list[Command]:
+        if slot.state in EMPTY:
+            return [self.spawn(slot, now)]
+        if slot.state is SlotState.STARTING:
+            return self.end(slot, Ending.KILLED, now)
+        if slot.state in {SlotState.BUSY, SlotState.IDLE}:
+            return self.end(slot, Ending.KILLED, now, planned=not slot.hung)
+        if slot.ending is Ending.KILLED:
+            slot.due = None
+            return [Abandon(slot.index)]
+        return self.end(slot, Ending(slot.ending + 1), now)
+
+    def _try(self, now: float) -> list[Command]:
+        """Start one worker, to find out for all parked slots whether that is possible."""
+        for slot in self.slots:
+            if slot.state is SlotState.PARKED:
+                slot.probing, self._tried_at = True, now
+                return [self.spawn(slot, now)]
+        return []
+
+    def _is_trying(self) -> bool:
+        return any(slot.probing and not slot.planned for slot in self.slots)
+
+    def _will_try(self) -> bool:
+        """Tell whether there is a seat for the next start of a broken pool."""
+        parked = any(slot.state is SlotState.PARKED for slot in self.slots)
+        return parked or self._is_trying()
+
+    def _is_deserted(self) -> bool:
+        """Tell whether nobody takes jobs any more, or may do so soon."""
+        return all(
+            slot.leaving
+            or (
+                slot.state not in UP | {SlotState.STARTING}
+                and (slot.state is not SlotState.VACANT or slot.due is None)
+            )
+            for slot in self.slots
+        )
+
+
+def fail_jobs(
+    jobs: list[int], why: Literal["closed", "broken", "late"]
+) -> list[Command]:
+    """Return the command that tells the callers of *jobs*, if there are any."""
+    return [FailJobs(tuple(jobs), why)] if jobs else []

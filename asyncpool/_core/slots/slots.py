@@ -1,0 +1,226 @@
+"""The life of a slot, from an empty seat to an empty seat.
+
+A slot is a seat for one worker process; workers come and go, the slot stays.
+Rule 1: every change of a slot's state goes through the table below.  Rule 2:
+this file does not know *why* something happens: a worker that was told to stop
+and one that was shot both end in ``EXITED``.
+
+The states in the order in which a healthy worker visits them::
+
+    VACANT -> STARTING -> IDLE <-> BUSY -> STOPPING -> VACANT
+
+``BUSY`` begins when a job is assigned, not when the worker confirms it: otherwise
+a worker would look idle while a job is on its way to it, and could be stopped.
+``PARKED`` is an empty seat that waits for a probe, ``SPARE`` one that is not needed now,
+and ``RETIRED`` one that is never filled again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from asyncpool._core.dispatch.in_flight import Flight
+from asyncpool._core.policies.job_limits import Press
+from asyncpool._core.policies.worker_limits import NEVER, Wear
+
+__all__ = [
+    "TRANSITIONS",
+    "UP",
+    "Ending",
+    "IllegalTransitionError",
+    "Slot",
+    "SlotEvent",
+    "SlotState",
+    "next_state",
+]
+
+
+_NEW = Wear(jobs=NEVER, age=None, rss=None)
+
+
+class SlotState(enum.Enum):
+    """Where a slot is in its life."""
+
+    VACANT = "vacant"
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    STOPPING = "stopping"
+    PARKED = "parked"
+    SPARE = "spare"
+    RETIRED = "retired"
+
+
+class SlotEvent(enum.Enum):
+    """What can happen to a slot."""
+
+    SPAWN = enum.auto()
+    READY = enum.auto()
+    ASSIGN = enum.auto()
+    RELEASE = enum.auto()
+    STOP = enum.auto()
+    EXITED = enum.auto()
+    PARK = enum.auto()
+    SPARE = enum.auto()
+    SEAT = enum.auto()
+    RETIRE = enum.auto()
+
+
+class Ending(enum.IntEnum):
+    """How far the end of a process has been pressed; each step has a deadline."""
+
+    NO = 0
+    STOPPED = 1
+    TERMINATED = 2
+    KILLED = 3
+
+
+class IllegalTransitionError(AssertionError):
+    """An event that cannot happen in this state: a bug in asyncpool."""
+
+
+_S, _E = SlotState, SlotEvent
+
+TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
+    _S.VACANT: {
+        _E.SPAWN: _S.STARTING,
+        _E.PARK: _S.PARKED,
+        _E.SPARE: _S.SPARE,
+        _E.RETIRE: _S.RETIRED,
+    },
+    _S.STARTING: {_E.READY: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.IDLE: {_E.ASSIGN: _S.BUSY, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.BUSY: {_E.RELEASE: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
+    _S.STOPPING: {_E.EXITED: _S.VACANT},
+    _S.PARKED: {
+        _E.SPAWN: _S.STARTING,
+        _E.SPARE: _S.SPARE,
+        _E.RETIRE: _S.RETIRED,
+    },
+    _S.SPARE: {
+        _E.SPAWN: _S.STARTING,
+        _E.SEAT: _S.VACANT,
+        _E.RETIRE: _S.RETIRED,
+    },
+    _S.RETIRED: {},
+}
+
+
+def next_state(state: SlotState, event: SlotEvent) -> SlotState:
+    """Return the state that follows *state* when *event* happens.
+
+    Raises:
+        IllegalTransitionError: If the table has no such arrow.
+    """
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise IllegalTransitionError(f"{event.name} in state {state.name}") from None
+
+
+# A worker that is ready, and not on its way out, is in these.
+UP = frozenset({SlotState.IDLE, SlotState.BUSY})
+
+
+@dataclass(slots=True)
+class Slot:
+    """One slot: where it is in its life, and what its present worker has done.
+
+    Attributes:
+        index: Its number in the pool, from 0.
+        state: See :data:`TRANSITIONS`.
+        generation: Which worker it has, or had last, counting from 1.
+        flight: The jobs that it has in hand.
+        outcomes: How many outcomes it has delivered.
+        width: How many jobs its workers run at once.
+        seen: The jobs that were running at the last look for a stall.
+        unwanted: Jobs in flight that were cancelled, each with how it is to end.
+        late: Jobs that it is asked to give back, since their time to begin is over.
+        asked: The jobs that are to end by themselves, each until when, or the worker dies
+            of it.
+        hopeless: Which of them nobody has told to, and whether the worker, which only has
+            that long, has said where they are.
+        doomed: The jobs that the worker must die of, each until when at the latest.
+        hung: It has been silent for too long, and dies of that.
+        silent: The job that it has been, if there is one.
+        wear: When it is worn.
+        worn: Why another worker is to take its place, if one is.
+        replaces: The slot of the worker whose place it is to take when it is ready.
+        place: What jobs with keys know its workers by; see ``affinity_slots.py``.
+        leaving: It gets no more jobs, and ends when it has finished what it has.
+        leave_by: By when it must have.
+        errands: Jobs for its worker alone, which it begins before any other.
+        session: Whose own its worker is, if it is somebody's.
+        calls: The jobs of that session that have not begun.
+        idle_since: Since when it has had nothing to do, if that is so.
+        oversized: It had more memory than it may, and dies of that.
+        began_at: When it was started.
+        ready_at: When it said hello; ``None`` before that.
+        due: When the supervisor must look at the slot again, whatever happens: to
+            start, to probe, or to take the next step in ending a process.
+        planned: Its end is the supervisor's own wish, hence not a crash.
+        faulty: It must not get another job, since something in it is broken.
+        probing: It was started to find out whether starting is possible again.
+        ending: How far the end of its process has been pressed.
+    """
+
+    index: int
+    state: SlotState = SlotState.VACANT
+    generation: int = 0
+    flight: Flight = field(default_factory=Flight)
+    width: int = 1
+    outcomes: int = 0
+    seen: tuple[int, ...] = ()
+    unwanted: dict[int, Press] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+    asked: dict[int, float] = field(default_factory=dict)
+    hopeless: dict[int, bool] = field(default_factory=dict)
+    doomed: dict[int, float] = field(default_factory=dict)
+    hung: bool = False
+    silent: int | None = None
+    wear: Wear = _NEW
+    worn: str | None = None
+    replaces: int | None = None
+    place: int | None = None
+    leaving: bool = False
+    leave_by: float | None = None
+    errands: deque[int] = field(default_factory=deque)
+    session: int | None = None
+    calls: deque[int] = field(default_factory=deque)
+    idle_since: float = 0.0
+    oversized: bool = False
+    began_at: float = 0.0
+    ready_at: float | None = None
+    due: float | None = None
+    planned: bool = False
+    faulty: bool = False
+    probing: bool = False
+    ending: Ending = Ending.NO
+
+    def apply(self, event: SlotEvent) -> None:
+        """Go where the table says.
+
+        Raises:
+            IllegalTransitionError: If it says nothing; the slot is unchanged.
+        """
+        self.state = next_state(self.state, event)
+
+    def assign(self) -> None:
+        """Take note that its worker has something in hand."""
+        if self.state is SlotState.IDLE:
+            self.apply(SlotEvent.ASSIGN)
+
+    def renew(self) -> None:
+        """Begin the next generation."""
+        self.generation += 1
+        self.flight = Flight(self.width)
+        self.unwanted, self.asked, self.hopeless, self.doomed = {}, {}, {}, {}
+        self.silent = self.ready_at = self.due = None
+        self.seen, self.late = (), set()
+        self.outcomes = 0
+        self.planned = self.faulty = self.hung = False
+        self.worn = self.replaces = self.leave_by = None
+        self.leaving = self.oversized = False
+        self.ending = Ending.NO

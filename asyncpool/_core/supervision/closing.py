@@ -1,0 +1,173 @@
+"""The end of a pool: what it still does, until when, and what lets go of whom.
+
+A pool that finishes all its jobs *drains*: as long as one of them may need another worker,
+it goes on as an open pool does, and only then lets its workers go.  What it has to do are the
+jobs that wait, those in a worker's hands that wait behind others, the calls for every worker
+(errands), and whatever *holds* it open since more jobs are to come: a map that has not drawn
+all of its items.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from asyncpool._core.dispatch.dispatcher import Dispatcher
+from asyncpool._core.dispatch.in_flight import Flight
+from asyncpool._core.placement.pinned_jobs import Errands
+from asyncpool._core.slots.commands import Command, Finished
+from asyncpool._core.slots.lifecycle import EMPTY, Lives, fail_jobs
+from asyncpool._core.slots.slots import Ending, SlotEvent, SlotState
+
+__all__ = ["Closing", "Finish"]
+
+
+class Finish(enum.IntEnum):
+    """What a closing pool still does; a later, stricter close tightens it."""
+
+    ALL = 0
+    RUNNING = 1
+    NONE = 2
+
+
+class Closing:
+    """A pool's close, which has not begun yet.
+
+    Args:
+        lives: The slots.
+        dispatcher: The jobs that wait for a worker.
+        errands: Those that wait for one worker each.
+        grace: Seconds that a worker which is told to stop has to end by itself; as many as
+            at other times by default.
+
+    Attributes:
+        finish: What is still done; ``None`` as long as the pool does not close.
+        over: Whether no process is left.
+        due: When the time is over; ``None`` if there is no limit.
+        holds: How many have more jobs to come, which a pool that drains takes.
+    """
+
+    def __init__(
+        self,
+        lives: Lives,
+        dispatcher: Dispatcher,
+        errands: Errands,
+        grace: float | None = None,
+    ) -> None:
+        self.finish: Finish | None = None
+        self.over = False
+        self.due: float | None = None
+        self.holds = 0
+        self._lives = lives
+        self._dispatcher = dispatcher
+        self._errands = errands
+        self._grace = grace
+        self._landing: dict[int, None] = {}
+
+    @property
+    def needs_nobody(self) -> bool:
+        """Whether the pool closes, and no job may need another worker."""
+        if self.finish is None or self._dispatcher.waiting or self._landing:
+            return False
+        return self.finish is not Finish.ALL or not self._more_to_do
+
+    @property
+    def draining(self) -> bool:
+        """Whether the pool closes, and takes the jobs of those who hold it open."""
+        return self.finish is Finish.ALL and not self.over
+
+    @property
+    def _more_to_do(self) -> bool:
+        """Whether a pool that finishes all has more jobs than those that are running."""
+        if self._lives.broken is not None:
+            return False  # whoever holds it open would only be refused
+        return (
+            self.holds > 0
+            or self._errands.any
+            or any(len(slot.flight.jobs) > slot.width for slot in self._lives.slots)
+        )
+
+    def landing(self, job: int) -> None:
+        """Take note that *job* has an outcome, which takes a while to load."""
+        self._landing[job] = None
+
+    def landed(self, job: int) -> None:
+        """Take note that it is loaded."""
+        self._landing.pop(job, None)
+
+    def begin(
+        self, finish: Finish, deadline: float | None, now: float
+    ) -> list[Command]:
+        """Finish what *finish* says, by *deadline* if there is one.
+
+        Of several closes, the stricter one counts.
+        """
+        self.finish = max(finish, self.finish or Finish.ALL)
+        if deadline is not None and (self.due is None or deadline < self.due):
+            self.due = deadline
+        if self.due is not None and self.due <= now:
+            return self.on_timer(now)  # nobody is to hear of it before he is killed
+        commands: list[Command] = []
+        if self.finish >= Finish.RUNNING:
+            commands += fail_jobs(self._dispatcher.empty(), "closed")
+        if self.finish is Finish.NONE:
+            commands += fail_jobs(self._take_begun(), "closed")
+            for slot in self._lives.slots:
+                if slot.state is SlotState.BUSY:
+                    commands += self._lives.end(
+                        slot, Ending.TERMINATED, now, planned=True
+                    )
+        return commands
+
+    def on_timer(self, now: float) -> list[Command]:
+        """Kill what is left, if the time is over."""
+        if self.due is None or self.due > now:
+            return []
+        self.due = None
+        self.finish = Finish.NONE
+        self._lives.stop_trying()  # that may be due now, too
+        jobs = [*self._take_begun(), *self._dispatcher.empty()]
+        jobs += self._errands.take_all()
+        commands = fail_jobs(jobs, "closed")
+        for slot in self._lives.slots:
+            if slot.state in EMPTY:
+                slot.due = None
+            elif slot.state is not SlotState.RETIRED:
+                commands += self._lives.end(slot, Ending.KILLED, now, planned=True)
+        return commands
+
+    def settle(self, now: float) -> list[Command]:
+        """Let go of what no job needs any more, as the pool closes and *needs nobody*."""
+        commands: list[Command] = []
+        for slot in self._lives.slots:
+            if slot.state in EMPTY:
+                slot.due = None
+                slot.apply(SlotEvent.RETIRE)
+            elif slot.state is SlotState.STARTING:
+                commands += self._lives.end(slot, Ending.TERMINATED, now, planned=True)
+            elif slot.state is SlotState.IDLE:
+                commands += self._lives.end(
+                    slot, Ending.STOPPED, now, planned=True, grace=self._grace
+                )
+        if self._lives.retire_all():
+            self.over = True
+            self.due = None
+            commands.append(Finished())
+        return commands
+
+    def abandon(self) -> None:
+        """Have it over, whatever is left: nobody decides any more."""
+        self.finish, self.over = Finish.NONE, True
+
+    def _take_begun(self) -> list[int]:
+        """Take every job out of the workers' hands, and return those still wanted.
+
+        With them, those whose outcome is being loaded.
+        """
+        jobs: list[int] = []
+        for slot in self._lives.slots:
+            if slot.flight.jobs:
+                jobs += [job for job in slot.flight.jobs if job not in slot.unwanted]
+                slot.flight, slot.doomed = Flight(slot.width), {}
+        jobs += self._landing
+        self._landing.clear()
+        return jobs

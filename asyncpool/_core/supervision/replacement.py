@@ -1,0 +1,392 @@
+"""Planned exits: which worker is to go, and when another one comes.
+
+There are four reasons: a worker is worn, has been idle for too long, is one too many since
+the pool was resized, or is rolled.  All of them are granted here, out of one *budget*
+(``budget.py``): how many workers there may be beyond the pool's size (*surge*), and how many
+may be missing (*unavailable*).  So planned exits never coincide.
+
+Whoever is to be replaced goes on working until the other one is ready; then it *leaves*
+(``draining.py``).  A seat that is not needed is *spare*; the replacement begins in a spare one.
+
+Who serves, and fails, finishes what it has as well, but its end is a crash, and not granted:
+that it is followed at once costs nothing of the budget, for as many as there may be workers.
+
+If a replacement fails to start, the old worker stays.  That is no crash of the pool's own,
+and cannot break it: a roll stops there, and everything else is tried again later.
+"""
+
+from __future__ import annotations
+
+from asyncpool._core.base.deadlines import earliest
+from asyncpool._core.dispatch.dispatcher import Dispatcher
+from asyncpool._core.placement.affinity_slots import Seating
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.slots.budget import Budget, counts
+from asyncpool._core.slots.commands import Command, Keep, Resized
+from asyncpool._core.slots.lifecycle import EMPTY, Lives
+from asyncpool._core.slots.sizing import Sizing
+from asyncpool._core.slots.slots import UP, Ending, Slot, SlotEvent, SlotState
+from asyncpool._core.supervision.closing import Closing
+from asyncpool._core.supervision.draining import Leaving
+from asyncpool._core.supervision.rolling_restart import ROLL, Roll, may_fail_to_start
+
+__all__ = ["Rotation"]
+
+
+class Rotation:
+    """Who goes, and who comes instead.
+
+    Args:
+        lives: The slots.
+        dispatcher: Which knows how many jobs wait.
+        seating: What is told when somebody comes or goes.
+        leaving: How they go.
+        sizing: How many workers there are to be.
+        budget: How many may come and go meanwhile.
+        policy: How long to wait after a replacement that failed.
+        closing: Whether jobs may still need anybody.
+
+    Attributes:
+        stopped: Whether nothing is granted any more, since the pool ends.
+    """
+
+    def __init__(
+        self,
+        lives: Lives,
+        dispatcher: Dispatcher,
+        *,
+        seating: Seating,
+        leaving: Leaving,
+        sizing: Sizing,
+        budget: Budget,
+        policy: RestartPolicy,
+        closing: Closing,
+    ) -> None:
+        self.stopped = False
+        self.sizing = sizing
+        self.budget = budget
+        self._slots = lives.slots
+        self._lives = lives
+        self._dispatcher = dispatcher
+        self._seating = seating
+        self._leaving = leaving
+        self._policy = policy
+        self._more = 0  # by so many it has grown, and they have not been started
+        self._failed = 0
+        self._retry_at: float | None = None
+        self._closing = closing
+        self._roll = Roll(self._slots)
+        self._most_failures = 0  # in a row, while a roll fills slots
+
+    # What is asked.
+
+    @property
+    def rolling(self) -> bool:
+        """Whether there is a roll that is not over."""
+        return self._roll.under_way
+
+    # What happens.
+
+    def wear_out(self, slot: Slot, why: str, now: float) -> list[Command]:
+        """Have another worker take the place of *slot*'s."""
+        if slot.state not in UP or slot.leaving or slot.worn is not None:
+            return []
+        slot.worn = why
+        return self.step(now)
+
+    def retire(
+        self, slot: Slot, why: str, now: float, *, unsent: int | None
+    ) -> list[Command]:
+        """Have the worker of *slot* begin no other job, whoever is there instead.
+
+        *unsent* is the job that was assigned to it, and was not sent yet.
+        """
+        if slot.state not in UP:
+            return []
+        commands = self._leaving.begin(slot, why, now)
+        # The first one may not have begun either.
+        not_begun = [job for job in slot.flight.jobs if job != unsent]
+        commands += self._leaving.ask_back(slot, not_begun)
+        return [*commands, *self.step(now)]
+
+    def let_go(self, slot: Slot, why: str, now: float) -> list[Command]:
+        """Let the worker of *slot* go, whoever is there instead."""
+        return [*self._leaving.begin(slot, why, now), *self.step(now)]
+
+    def break_off(
+        self, slot: Slot, why: str, now: float, delay: float | None
+    ) -> list[Command]:
+        """Let the worker of *slot* finish what it has; its end is a crash.
+
+        Another one takes its place in *delay* seconds; when it is gone, if that is
+        ``None`` or too many have failed and not finished yet: it has a seat for so long.
+        """
+        if delay is None or not self.budget.can_fail:
+            return self._lives.end(slot, Ending.STOPPED, now)
+        commands = self._leaving.begin(slot, why, now, planned=False)
+        if not self._let_stay(slot) and self.budget.needs(slot):
+            commands.append(self._lives.succeed(self._spare(), delay, now))
+        return [*commands, *self.step(now)]
+
+    def oversized(self, slot: Slot, reason: str, now: float) -> list[Command]:
+        """Kill the worker of *slot*, which has more memory than it may."""
+        if slot.state not in UP:
+            return []
+        slot.oversized = True
+        return self._lives.end(slot, Ending.KILLED, now, reason=reason)
+
+    def kill(self, slot: Slot, now: float) -> list[Command]:
+        """Kill the worker of *slot*, which was ready, since somebody wants that.
+
+        So it is no crash, unless something else had become of it by now.
+        """
+        planned = not (slot.faulty or slot.hung)
+        how, reason = Ending.KILLED, "kill() was called"
+        return self._lives.end(slot, how, now, planned=planned, reason=reason)
+
+    def resize(self, least: int, most: int, now: float) -> list[Command]:
+        """Keep the size between these from now on."""
+        self._lives.seat(self.budget.seats(most))
+        self._lives.ledger.workers = most
+        size = self.sizing.size
+        self.sizing.limit(least, most, now)
+        return [*self._report(size), *self.step(now)]
+
+    def roll(self, now: float) -> list[Command]:
+        """Replace every worker that is there now, as many at a time as the budget allows.
+
+        Slots that are parked are tried at once; it is over when they have workers, too.
+        """
+        # A worker that is being started may fail of what is old, and does not count.
+        starting = any(map(may_fail_to_start, self._slots))
+        self._most_failures = self._lives.ledger.failures + starting
+        self._retry_at = None  # so may replacements that have failed before
+        self._roll.begin()
+        return self.step(now)
+
+    def ready(self, slot: Slot, now: float) -> list[Command]:
+        """Take note that the worker of *slot* is ready, before it gets anything to do.
+
+        It may leave at once: if the pool was rolled while it was being started.
+        """
+        commands: list[Command] = []
+        if slot.replaces is not None:
+            old, slot.replaces = self._slots[slot.replaces], None
+            self._roll.inherit(slot, old)
+            self._failed = 0
+            commands += self._leaving.begin(old, old.worn or "", now)
+        return [*commands, *self._exchange(now), *self._seating.settle()]
+
+    def gone(self, slot: Slot) -> None:
+        """Take note that the worker of *slot* is gone; who was to replace it stays."""
+        slot.leaving, slot.leave_by, slot.worn, slot.replaces = False, None, None, None
+        self._let_stay(slot)
+
+    def count(self, now: float) -> None:
+        """Take note that a worker has come or gone: there may be jobs for which none is."""
+        if self.sizing.watching and self._dispatcher.crowd > self.budget.coming:
+            self.sizing.crowded(now)
+
+    def failed(self, slot: Slot, old: Slot, now: float, roll: float) -> list[Command]:
+        """Take note that the worker of *slot*, to replace that of *old*, never came up.
+
+        If it had begun before a roll that is under way, another one follows at once.
+        """
+        slot.apply(SlotEvent.SPARE)
+        if self._roll.is_early(slot):
+            return [Keep(slot.index, 0.0)]
+        self._failed += 1
+        commands: list[Command] = []
+        if self._roll.has(old):
+            commands += self._roll.end("a replacement did not start")
+        if old.worn == ROLL:  # of a roll that is over since another one has failed
+            old.worn = None
+        self._age(now)
+        if old.worn is None:
+            return [Keep(slot.index, None), *commands]
+        delay = self._policy.delay(self._failed, roll=roll)
+        self._retry_at = now + delay
+        return [Keep(slot.index, delay), *commands]
+
+    def stop(self, why: str) -> list[Command]:
+        """Grant nothing more, since the pool ends; who has come stays.
+
+        A pool that drains is not there yet, and grants what an open one does.
+        """
+        if self.stopped:
+            return []
+        self.stopped = True
+        return self.suspend(why)
+
+    def suspend(self, why: str) -> list[Command]:
+        """Forget who was to replace whom."""
+        for slot in self._slots:
+            slot.replaces = slot.worn = None
+        return self._roll.end(why)
+
+    # Time.
+
+    def next_deadline(self) -> float | None:
+        """When to call :meth:`on_timer`; ``None`` if nothing is due."""
+        leave_by = self._leaving.next_deadline()
+        if self._grants_nothing:
+            return leave_by
+        resize_at = self.sizing.next_deadline(leaving=self._leaving.anybody)
+        old_at = [_old_at(slot) for slot in self._slots]
+        return earliest(leave_by, resize_at, self._retry_at, *old_at)
+
+    def on_timer(self, now: float) -> list[Command]:
+        """Do what is due."""
+        commands = self._leaving.on_timer(now)
+        if self._retry_at is not None and self._retry_at <= now:
+            self._retry_at = None
+        return [*commands, *self.step(now)]
+
+    # What follows.
+
+    def step(self, now: float) -> list[Command]:
+        """Grant what the budget allows, and see to what follows from all that was."""
+        return [*self._fill_parked(now), *self._grant(now), *self._seating.settle()]
+
+    def _fill_parked(self, now: float) -> list[Command]:
+        """Have a roll try slots whose starts have failed, once, without waiting."""
+        failures = self._lives.ledger.failures
+        # They are counted from the last start that has succeeded.
+        self._most_failures = min(self._most_failures, failures + 1)
+        if self.stopped or not self._roll.fills:
+            return []
+        if failures > self._most_failures:
+            return self._roll.end("a start failed again")
+        self._lives.hasten(now)
+        return []
+
+    def _grant(self, now: float) -> list[Command]:
+        if self._grants_nothing:
+            return []
+        size, waiting = self.sizing.size, self._dispatcher.crowd
+        self.sizing.grow(now, waiting=waiting, coming=self.budget.coming)
+        commands = self._report(size)
+        commands += self._fill(now)
+        commands += self._thin_out(now)
+        commands += self._let_idle_go(now)
+        return [*commands, *self._exchange(now)]
+
+    def _exchange(self, now: float) -> list[Command]:
+        if self._grants_nothing:
+            return []
+        self._age(now)
+        return [*self._roll.go_on(), *self._replace(now)]
+
+    @property
+    def _grants_nothing(self) -> bool:
+        broken = self._lives.broken is not None
+        return self.stopped or broken or self._closing.needs_nobody
+
+    def _age(self, now: float) -> None:
+        for slot in self._slots:
+            old_at = _old_at(slot)
+            if old_at is not None and old_at <= now:
+                slot.worn = "max_age"
+
+    def _report(self, before: int) -> list[Command]:
+        size = self.sizing.size
+        self._more = max(0, self._more + size - before)
+        return [] if size == before else [Resized(size)]
+
+    def _fill(self, now: float) -> list[Command]:
+        missing = self.budget.missing
+        self._more = min(self._more, max(0, missing))
+        commands: list[Command] = []
+        for _ in range(min(missing, self.budget.free)):
+            commands.append(self._lives.spawn(self._spare(), now, new=self._more > 0))
+            self._more = max(0, self._more - 1)
+        return commands
+
+    def _thin_out(self, now: float) -> list[Command]:
+        """Let those go that are too many: who does not work yet, or not now, is first."""
+        commands: list[Command] = []
+        while self.budget.missing < 0:
+            free = (s for s in self._slots if counts(s) and s.session is None)
+            slot = min(free, key=_worth, default=None)
+            if slot is None:
+                break  # until a session is over
+            if slot.state in EMPTY:
+                commands += self._lives.leave_empty(slot)
+            elif self._leaving.anybody or slot.state is SlotState.STOPPING:
+                break  # whoever is gone then calls here again
+            else:
+                commands += self._leaving.begin(slot, "resize", now)
+        return commands
+
+    def _let_idle_go(self, now: float) -> list[Command]:
+        if self._leaving.anybody:
+            return []
+        idle = [
+            (slot.idle_since, slot.index)
+            for slot in self._slots
+            if slot.state is SlotState.IDLE and not slot.leaving
+            if slot.session is None
+        ]
+        size = self.sizing.size
+        index = self.sizing.shrink(now, idle)
+        if index is None:
+            return []
+        return [
+            *self._report(size),
+            *self._leaving.begin(self._slots[index], "idle", now),
+        ]
+
+    def _replace(self, now: float) -> list[Command]:
+        commands: list[Command] = []
+        if self._retry_at is not None:
+            return commands
+        coming = {slot.replaces for slot in self._slots}
+        for slot in self._slots:
+            if slot.worn is None or slot.leaving or slot.state not in UP:
+                continue
+            if slot.index in coming or slot.session is not None:
+                continue
+            if self.budget.can_replace:
+                spare = self._spare()
+                commands.append(self._lives.spawn(spare, now))
+                spare.replaces = slot.index
+            elif self.budget.can_miss:
+                commands += self._leaving.begin(slot, slot.worn, now)
+        return commands
+
+    def _let_stay(self, slot: Slot) -> bool:
+        """Let who was to replace the worker of *slot* be there in its own right, if any."""
+        for other in self._slots:
+            if other.replaces == slot.index:
+                other.replaces = None
+                self._roll.inherit(other, slot)
+                other.place, slot.place = slot.place, None
+                return True
+        return False
+
+    def _spare(self) -> Slot:
+        for slot in self._slots:
+            if slot.state is SlotState.SPARE:
+                return slot
+        self._lives.seat(len(self._slots) + 1)
+        return self._slots[-1]
+
+
+def _old_at(slot: Slot) -> float | None:
+    age = slot.wear.age
+    if age is None or slot.ready_at is None or slot.worn is not None:
+        return None
+    return None if slot.leaving or slot.state not in UP else slot.ready_at + age
+
+
+def _worth(slot: Slot) -> tuple[int, float]:
+    """Whom to let go first: nobody, who is starting, who is idle for longest."""
+    rank = (
+        SlotState.PARKED,
+        SlotState.VACANT,
+        SlotState.STOPPING,
+        SlotState.STARTING,
+        SlotState.IDLE,
+        SlotState.BUSY,
+    )
+    return rank.index(slot.state), slot.idle_since

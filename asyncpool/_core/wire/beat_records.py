@@ -1,0 +1,98 @@
+"""The newest beats of a worker's jobs, in memory that outlives the worker.
+
+There is room for two records, which are written in turn, so that one of them is whole
+whenever the worker dies.  A record begins with a checksum of the rest of it: one that was
+torn, by a SIGKILL in the middle or by a reader that came in the middle, is no record, and
+the one before it counts.
+"""
+
+from __future__ import annotations
+
+import struct
+from binascii import crc32  # a Python may have been built without zlib
+
+from asyncpool._core.base.records import Record
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from asyncpool._core.wire.page import Readable
+
+__all__ = [
+    "BEATS_SIZE",
+    "INTERVAL",
+    "MAX_DETAILS",
+    "Beat",
+    "has_any",
+    "place_of",
+    "read",
+    "unpack",
+]
+
+# Seconds in which a worker rings only once, and after which the pool looks again.
+INTERVAL = 0.1
+
+_SUM = struct.Struct("=I")
+_HEAD = struct.Struct("=QQQdI")
+_BEGIN = _SUM.size + _HEAD.size
+
+_RECORD_SIZE = 32_768
+BEATS_SIZE = 2 * _RECORD_SIZE
+MAX_DETAILS = _RECORD_SIZE - _BEGIN
+
+
+class Beat(Record):
+    """One heartbeat.
+
+    Attributes:
+        number: Which one of its worker, from 1.
+        job: The job.
+        attempt: The attempt at it.
+        at: When it was, on the clock that all processes of a machine share.
+        details: What the job says, pickled.
+    """
+
+    number: int
+    job: int
+    attempt: int
+    at: float
+    details: bytes
+
+    def pack(self) -> bytes:
+        """Return the record, or the payload of a ``BEAT`` frame."""
+        number, job, attempt, at, details = self
+        body = _HEAD.pack(number, job, attempt, at, len(details)) + details
+        return _SUM.pack(crc32(body)) + body
+
+
+def place_of(number: int) -> int:
+    """Return where in the room for beats that one is written."""
+    return number % 2 * _RECORD_SIZE
+
+
+def unpack(memory: Readable, start: int = 0) -> Beat | None:
+    """Return the beat whose record begins at *start*; ``None`` if it is not whole."""
+    head = memory[start : start + _BEGIN]
+    if len(head) < _BEGIN:
+        return None
+    [checksum] = _SUM.unpack_from(head)
+    *_, size = _HEAD.unpack_from(head, _SUM.size)
+    if size > MAX_DETAILS:
+        return None
+    # Copied before it is summed up: it may be changed at any moment.
+    body = memory[start + _SUM.size : start + _BEGIN + size]
+    if len(body) < _HEAD.size + size or crc32(body) != checksum:
+        return None
+    number, job, attempt, at, _ = _HEAD.unpack_from(body)
+    return Beat(number, job, attempt, at, body[_HEAD.size :])
+
+
+def has_any(memory: Readable, start: int) -> bool:
+    """Tell whether there has been a beat in the room that begins at *start*."""
+    first = start + place_of(1)
+    return any(memory[first : first + _BEGIN])
+
+
+def read(memory: Readable, start: int = 0) -> list[Beat]:
+    """Return the beats in the room that begins at *start*, the older one first."""
+    places = (start, start + _RECORD_SIZE)
+    return sorted(beat for place in places if (beat := unpack(memory, place)))

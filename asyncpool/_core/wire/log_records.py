@@ -1,0 +1,216 @@
+"""What a logger in a worker has recorded, as bytes.
+
+An entry is JSON, of bounded size, and what is too long is cut: a worker may log whatever
+it likes, and what it sends is not trusted.
+"""
+
+from __future__ import annotations
+
+import json
+
+from asyncpool._core.base.records import Record
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+__all__ = ["MAX_ENTRY", "MAX_LEVEL", "LogEntry", "plain_fields"]
+
+# So small that a socket of Linux's takes it as a whole or not at all: nothing that
+# interrupts a worker while it sends one can leave half of it behind.
+MAX_ENTRY = 32_768
+
+MAX_LEVEL = 1000
+
+_MAX_MESSAGE = 8192
+_MAX_TRACE = 12_288
+_MAX_STACK = 4096
+_MAX_NAME = 200
+_MAX_PATH = 500
+
+_MAX_FIELDS = 32
+_MAX_TEXT = 1000
+_MAX_NUMBER = 1e18
+
+# What is left of a longer text, so that there is room to say so.
+_CUT_TEXT = 900
+
+# What is left of one that is too large even so, with six bytes for each character.
+_SHORT = 1000
+
+# The bytes that fields have at least, rather than long texts.
+_LEAST_FIELDS = 2048
+
+# The fewest characters of a text that are worth being kept, and the room for saying so.
+_LEAST_TEXT = 20
+_NOTE = 60
+
+# The most bytes of one character, as an escape of JSON's.
+_WIDEST = 6
+
+# The end of time, for those who make dates of it.
+_NEVER = 1e11
+
+
+class LogEntry(Record):
+    """One record of a logger.
+
+    Attributes:
+        job: The job that it comes from; ``None`` if from none.
+        attempt: The attempt; 0 if from no job.
+        fields: What was given as *extra*.
+    """
+
+    name: str
+    level: int
+    level_name: str
+    message: str
+    path: str
+    line: int
+    function: str
+    created: float
+    process: int
+    process_name: str
+    thread: int
+    thread_name: str
+    task_name: str
+    trace: str
+    stack: str
+    job: int | None
+    attempt: int
+    fields: dict[str, Any]
+
+    def pack(self) -> bytes:
+        """Return the payload of a ``RECORD`` frame."""
+        entry = self._replace(
+            name=self.name[:_MAX_NAME],
+            level=max(0, min(self.level, MAX_LEVEL)),
+            level_name=self.level_name[:_MAX_NAME],
+            message=_cut(self.message, _MAX_MESSAGE),
+            path=self.path[-_MAX_PATH:],
+            function=self.function[:_MAX_NAME],
+            process_name=self.process_name[:_MAX_NAME],
+            thread_name=self.thread_name[:_MAX_NAME],
+            task_name=self.task_name[:_MAX_NAME],
+            trace=self.trace[-_MAX_TRACE:],
+            stack=self.stack[-_MAX_STACK:],
+        )
+        data = _dump(entry)
+        if len(data) <= MAX_ENTRY:
+            return data
+        bare = entry._replace(fields={})
+        size = len(_dump(bare))
+        if size > MAX_ENTRY - _LEAST_FIELDS:
+            bare = bare._replace(
+                message=_cut(self.message, _SHORT),
+                trace=entry.trace[-_SHORT:],
+                stack=entry.stack[-_SHORT:],
+            )
+            size = len(_dump(bare))
+        return _dump(bare._replace(fields=_fitting(self.fields, MAX_ENTRY - size)))
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> LogEntry:
+        """Read the payload of a ``RECORD`` frame.
+
+        Raises:
+            ProtocolError: If it is none.
+        """
+        try:
+            entry = cls(*json.loads(payload))
+            _check(entry, len(payload))
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ProtocolError("a record of a logger cannot be read") from error
+        return entry
+
+
+def plain_fields(fields: Iterable[tuple[str, object]]) -> dict[str, Any]:
+    """Return *fields* as plain and small values, a bounded number of them.
+
+    Numbers, short texts, bools and ``None`` stay as they are, and so does what has been
+    returned before.  Of anything else there is the text.
+    """
+    found: dict[str, Any] = {}
+    for name, value in fields:
+        if len(found) == _MAX_FIELDS:
+            break
+        if len(name) <= _MAX_NAME:
+            found[name] = value if _is_plain(value) else _text_of(value)
+    return found
+
+
+def _fitting(fields: dict[str, Any], room: int) -> dict[str, Any]:
+    """Return of *fields* what fits into so many bytes: the small ones before the large.
+
+    Each may have what the smaller ones leave it, shared equally with those that are
+    larger; a text beyond that is cut, and anything else left out.
+    """
+    sizes = {name: len(_dump({name: value})) for name, value in fields.items()}
+    kept: dict[str, Any] = {}
+    for done, name in enumerate(sorted(sizes, key=lambda name: sizes[name])):
+        share = room // (len(fields) - done)
+        value, size = fields[name], sizes[name]
+        if size > share:
+            if not isinstance(value, str):
+                continue
+            most = (share - len(_dump({name: ""})) - _NOTE) // _WIDEST
+            if most < _LEAST_TEXT:
+                continue
+            value = _cut(value, min(most, _CUT_TEXT))
+            size = len(_dump({name: value}))
+        kept[name] = value
+        room -= size
+    return {name: kept[name] for name in fields if name in kept}
+
+
+def _is_plain(value: object) -> bool:
+    kind = type(value)
+    if value is None or kind is bool:
+        return True
+    if kind is str:
+        return len(value) <= _MAX_TEXT  # type: ignore[arg-type]
+    if kind is int or kind is float:
+        # False for what is not finite, too: JSON has no number for it.
+        return abs(value) < _MAX_NUMBER  # type: ignore[arg-type]
+    return False
+
+
+def _text_of(value: object) -> str:
+    try:
+        # Of bytes str() would be the same, with a warning if Python was told to give one.
+        text = repr(value) if isinstance(value, bytes) else str(value)
+    except Exception as error:  # noqa: BLE001 - it is code of the application's
+        text = f"a {type(value).__name__} without a text: {type(error).__name__}"
+    return text if len(text) <= _MAX_TEXT else _cut(text, _CUT_TEXT)
+
+
+def _cut(text: str, size: int) -> str:
+    if len(text) <= size:
+        return text
+    return f"{text[:size]}... ({len(text) - size} characters are left out here)"
+
+
+def _dump(entry: LogEntry | dict[str, Any]) -> bytes:
+    # What UTF-8 has no bytes for becomes an escape that JSON knows as well.
+    return json.dumps(entry, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def _check(entry: LogEntry, size: int) -> None:
+    kinds = (
+        (str, entry.name, entry.level_name, entry.message, entry.path, entry.function),
+        (str, entry.process_name, entry.thread_name, entry.task_name),
+        (str, entry.trace, entry.stack),
+        (int, entry.level, entry.line, entry.process, entry.thread, entry.attempt),
+        (int, 0 if entry.job is None else entry.job),
+        (float, float(entry.created)),
+        (dict, entry.fields),
+    )
+    for kind, *values in kinds:
+        if not all(isinstance(value, kind) for value in values):
+            raise TypeError("a field is of the wrong kind")
+    if not 0 <= entry.level <= MAX_LEVEL or not 0 <= entry.created < _NEVER:
+        raise ValueError("a field is out of range")
+    if size > MAX_ENTRY or plain_fields(entry.fields.items()) != entry.fields:
+        raise ValueError("there is more than there may be")

@@ -1,0 +1,256 @@
+"""What the payloads of control frames mean.
+
+Whatever a worker sends is untrusted: these messages are JSON or fixed structures,
+and text is cut to a bound.  Only configurations are pickled, by the pool, for its own
+workers and launchers.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections.abc import Collection
+
+from asyncpool._core.base.records import Record
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from asyncpool._core.policies.worker_limits import KernelLimit
+
+__all__ = [
+    "MAX_BROADCASTS",
+    "MAX_CONFIG",
+    "MAX_INITIALIZER",
+    "MAX_REASON",
+    "Failure",
+    "Identity",
+    "LauncherConfig",
+    "WorkerConfig",
+    "pack_exit",
+    "pack_moment",
+    "pack_numbers",
+    "pack_pid",
+    "unpack_exit",
+    "unpack_moment",
+    "unpack_numbers",
+    "unpack_pid",
+]
+
+MAX_TEXT = 16_384
+
+# The most bytes of the reason that a worker gives for its end.
+MAX_REASON = 1000
+
+# The most bytes of an initializer with its arguments, of the broadcasts that a new worker
+# makes up for, and of a whole configuration.
+MAX_INITIALIZER = 1 << 26
+MAX_BROADCASTS = 1 << 26
+MAX_CONFIG = MAX_INITIALIZER + MAX_BROADCASTS + (1 << 20)
+
+_PID = struct.Struct("!q?")
+_EXIT = struct.Struct("!qq")
+_MOMENT = struct.Struct("!d")
+
+
+class Failure(Record):
+    """Something went wrong in a worker, outside any job; *text* is a traceback."""
+
+    stage: str
+    summary: str
+    text: str = ""
+
+    def pack(self) -> bytes:
+        """Return the payload of a ``FAILED`` frame."""
+        fields = (self.stage, self.summary[:MAX_TEXT], self.text[-MAX_TEXT:])
+        return json.dumps(fields).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Failure:
+        """Read the payload of a ``FAILED`` frame.
+
+        Raises:
+            ProtocolError: If it is none.
+        """
+        try:
+            stage, summary, text = json.loads(payload)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ProtocolError("a report of a failure cannot be read") from error
+        return cls(str(stage)[:MAX_TEXT], str(summary)[:MAX_TEXT], str(text)[:MAX_TEXT])
+
+
+class WorkerConfig(Record):
+    """How a worker begins.
+
+    Attributes:
+        sys_path: Where the pool's process finds modules.
+        initializer: The pickled ``(initializer, initargs)``, or ``None``.
+        max_payload: The most bytes that a frame may carry.
+        nice: What is added to its niceness.
+        cpus: Those that it may run on, or ``None``.
+        rlimits: The kernel's limits for it, by name.
+        levels: The levels of loggers, by name.
+        disabled: The level up to which loggers are silent.
+        loop: The kind of event loop that coroutines run in.
+        broadcasts: What it runs after the initializer: the name of each, and the pickled
+            call.
+        concurrency: How many jobs it runs at once.
+        main: What it does instead of jobs, if it serves: the module whose ``serve()`` it
+            runs, and what that finds there, pickled.
+        preload: Modules to import before the initializer is called, if the launcher has
+            not done it for all.
+        script: What is ``__main__`` there: the module's name, if any, its file, and the
+            arguments that it has.
+        script_first: Whether that is imported at once, and not when it is needed.
+    """
+
+    sys_path: tuple[str, ...]
+    initializer: bytes | None
+    max_payload: int
+    nice: int = 0
+    cpus: tuple[int, ...] | None = None
+    rlimits: tuple[tuple[str, KernelLimit], ...] = ()
+    levels: tuple[tuple[str, int], ...] = ()
+    disabled: int = 0
+    loop: str = "asyncio"
+    broadcasts: tuple[tuple[str, bytes], ...] = ()
+    concurrency: int = 1
+    main: tuple[str, bytes] | None = None
+    preload: tuple[str, ...] = ()
+    script: tuple[str, str, tuple[str, ...]] | None = None
+    script_first: bool = False
+
+    def pack(self) -> bytes:
+        """Return the payload of a ``CONFIG`` frame to a worker."""
+        return pickle.dumps(tuple(self))
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> WorkerConfig:
+        """Read the payload of a ``CONFIG`` frame; it must come from the pool."""
+        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
+
+
+class Identity(Record):
+    """Who a worker is to those in it who ask.
+
+    Attributes:
+        name: What ``multiprocessing.current_process()`` is called there.
+        number: Its place among the pool's, from 1 on.
+        parent: The pid of the pool's process, and what that is called.
+        authkey: The key by which processes of :mod:`multiprocessing` know each other.
+        start_method: The one that was set in the pool's process, if one was.
+        argv: The command line there.
+    """
+
+    name: str
+    number: int
+    parent: tuple[int, str]
+    authkey: bytes
+    start_method: str | None
+    argv: tuple[str, ...]
+
+    def pack(self) -> bytes:
+        """Return the payload of an ``IDENTITY`` frame."""
+        return pickle.dumps(tuple(self))
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Identity:
+        """Read the payload of an ``IDENTITY`` frame; it must come from the pool."""
+        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
+
+
+class LauncherConfig(Record):
+    """How the launcher's process begins.
+
+    Attributes:
+        sys_path: Where the pool's process finds modules.
+        fork: Whether workers are forked from it, or start as fresh interpreters.
+        preload: Modules to import before the first fork.
+        command: The command line of a fresh interpreter's worker, but for the
+            numbers of its descriptors.
+        script: What to import as ``__main__`` before the first fork, if anything; see
+            :class:`WorkerConfig`.
+    """
+
+    sys_path: tuple[str, ...]
+    fork: bool
+    preload: tuple[str, ...]
+    command: tuple[str, ...]
+    script: tuple[str, str, tuple[str, ...]] | None = None
+
+    def pack(self) -> bytes:
+        """Return the payload of a ``CONFIG`` frame to the launcher."""
+        return pickle.dumps(tuple(self))
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> LauncherConfig:
+        """Read the payload of a ``CONFIG`` frame; it must come from the pool."""
+        return cls(*pickle.loads(payload))  # noqa: S301 - the pool is trusted
+
+
+def pack_pid(pid: int, *, held: bool) -> bytes:
+    """Return the payload of a ``LAUNCHED`` or ``SPARE`` frame; if *held*, with a pidfd."""
+    return _PID.pack(pid, held)
+
+
+def unpack_pid(payload: bytes) -> tuple[int, bool]:
+    """Read the payload of such a frame: the pid, and whether a pidfd came with it.
+
+    Raises:
+        ProtocolError: If it is none.
+    """
+    pid, held = _unpack(_PID, payload)
+    return int(pid), bool(held)
+
+
+def pack_exit(pid: int, status: int) -> bytes:
+    """Return the payload of an ``EXITED`` frame.
+
+    *status* is an exit status, or the negative number of a signal.
+    """
+    return _EXIT.pack(pid, status)
+
+
+def unpack_exit(payload: bytes) -> tuple[int, int]:
+    """Read the payload of an ``EXITED`` frame: the pid and the status.
+
+    Raises:
+        ProtocolError: If it is none.
+    """
+    pid, status = _unpack(_EXIT, payload)
+    return int(pid), int(status)
+
+
+def pack_numbers(numbers: Collection[int]) -> bytes:
+    """Return the payload of a frame that carries a list: of places, of sizes."""
+    return struct.pack(f"!{len(numbers)}Q", *numbers)
+
+
+def unpack_numbers(payload: bytes) -> tuple[int, ...]:
+    """Read the payload of a frame that carries a list.
+
+    Raises:
+        ProtocolError: If it is none.
+    """
+    if len(payload) % 8:
+        raise ProtocolError("a list of numbers cannot be read")
+    return struct.unpack(f"!{len(payload) // 8}Q", payload)
+
+
+def pack_moment(moment: float) -> bytes:
+    """Return the payload of a ``FENCE`` frame."""
+    return _MOMENT.pack(moment)
+
+
+def unpack_moment(payload: bytes) -> float:
+    """Read the payload of such a frame; it must come from the pool."""
+    (moment,) = _MOMENT.unpack(payload)
+    return float(moment)
+
+
+def _unpack(layout: struct.Struct, payload: bytes) -> tuple[int, ...]:
+    try:
+        return layout.unpack(payload)
+    except struct.error as error:
+        raise ProtocolError("a report about a process cannot be read") from error

@@ -1,0 +1,112 @@
+"""Report crashes so that nothing which a logger or callback does can hurt the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+
+from asyncpool._core.base.tracebacks import users_own
+from asyncpool.events import Crash
+
+__all__ = ["CrashCallback", "Reporter"]
+
+CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# Seconds that async callbacks get to return after the last worker has ended, and then
+# again to obey their cancellation.
+_GRACE = 1.0
+
+
+class Reporter:
+    """Reports crashes to the log, and to a callback, sync or async.
+
+    Args:
+        loop: The pool's loop.
+        title: What the log calls the pool.
+        callback: What to call, or ``None``.
+        traces: Whether records of starts that have failed have their traceback, as those
+            of workers that hang have their stacks.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        title: str,
+        callback: CrashCallback | None,
+        *,
+        traces: bool = False,
+    ) -> None:
+        self._loop = loop
+        self._title = title
+        self._callback = callback
+        self._traces = traces
+        # Not a task group: one that never returns would hold up the close for ever.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def report(self, crash: Crash) -> None:
+        """Have it logged and the callback called soon."""
+        # Not from here: the callback may submit, cancel or close, and the supervisor
+        # is in the middle of a decision.  Before the job's own callbacks, though.
+        self._loop.call_soon(self._tell, crash)
+
+    async def finish(self) -> None:
+        """Wait for async callbacks, and cancel those that do not return.
+
+        Cancellation:
+            Safe: the callbacks go on.
+        """
+        late = self._tasks
+        if late:
+            _, late = await asyncio.wait(late, timeout=_GRACE)
+        for task in late:
+            task.cancel()
+        if late:
+            _, late = await asyncio.wait(late, timeout=_GRACE)
+        if late:
+            _LOGGER.warning("%d calls of on_crash ignore that the pool ends", len(late))
+
+    def _tell(self, crash: Crash) -> None:
+        with contextlib.suppress(Exception):  # a handler or filter of the user's
+            self._log(crash)
+        if self._callback is None:
+            return
+        try:
+            result = self._callback(crash)
+            if inspect.isawaitable(result):
+                task = self._loop.create_task(self._await(result), name="on_crash")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except Exception:
+            _LOGGER.exception("on_crash raised; the pool goes on")
+
+    def _log(self, crash: Crash) -> None:
+        if not _LOGGER.isEnabledFor(logging.WARNING):
+            return
+        path, line, function, _ = _LOGGER.findCaller()
+        record = _LOGGER.makeRecord(
+            _LOGGER.name,
+            logging.WARNING,
+            path,
+            line,
+            "%s: %s; %s",
+            (self._title, crash, crash.next_step),
+            None,
+            function,
+        )
+        if self._traces and crash.kind == "failed start":
+            record.exc_text = users_own(crash.stack) or None
+        elif crash.kind == "hung":
+            record.stack_info = crash.stack or None
+        _LOGGER.handle(record)
+
+    @staticmethod
+    async def _await(result: Awaitable[object]) -> None:
+        try:
+            await result
+        except Exception:
+            _LOGGER.exception("on_crash raised; the pool goes on")

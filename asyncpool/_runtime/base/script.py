@@ -1,0 +1,73 @@
+"""Look at this process's ``__main__``, and tell workers what to import in its place."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from asyncpool._core.main import main_module
+from asyncpool._core.main.scripts import Origin, Script, recognise
+
+__all__ = ["check_not_imported", "main_script"]
+
+
+class _Seen:
+    """The ``__main__`` that was looked at last."""
+
+    main: ModuleType | None = None
+    script: Script | None = None
+
+
+def main_script() -> tuple[str, str, tuple[str, ...]] | None:
+    """Return the script that workers import: its module's name, file and arguments.
+
+    ``None`` if what is in ``__main__`` travels by value.
+    """
+    main = sys.modules["__main__"]
+    if _Seen.main is not main:
+        script = recognise(_look_at(main))
+        main_module.know(script)
+        _Seen.main, _Seen.script = main, script
+        if script is not None:
+            # By that name workers call what they have imported.
+            sys.modules["__mp_main__"] = main
+    found = _Seen.script
+    return None if found is None else (found.module, found.path, tuple(sys.argv))
+
+
+def check_not_imported(what: str) -> None:
+    """Check that no worker imports the script just now, which is to start a *what*.
+
+    Raises:
+        RuntimeError: If one does: its pool would have workers that start pools.
+    """
+    path = main_module.importing()
+    if path:
+        raise RuntimeError(
+            f"a {what} is started while a worker imports the script {path}: put what "
+            "starts it under `if __name__ == '__main__':`"
+        )
+
+
+def _look_at(main: ModuleType) -> Origin:
+    path, source = "", b""
+    file: object = getattr(main, "__file__", None)
+    if isinstance(file, str):
+        try:
+            found = Path(file).absolute()
+            if stat.S_ISREG(found.stat().st_mode):
+                path, source = str(found), found.read_bytes()
+        except OSError:  # it has no file, such as what is in an archive
+            pass
+    spec = getattr(main, "__spec__", None)
+    return Origin(
+        module=getattr(spec, "name", "") or "",
+        path=path,
+        source=source,
+        interactive=hasattr(sys, "ps1")
+        or bool(sys.flags.interactive)
+        or hasattr(sys, "frozen"),
+        imported=main.__name__ == "__mp_main__",
+    )

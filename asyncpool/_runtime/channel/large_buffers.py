@@ -1,0 +1,262 @@
+"""What travels beside the frames of one worker's jobs: areas, in segments or frames.
+
+The worker's half of this is ``_worker/channel/large_buffers.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from asyncpool._core.pickling.arrays import LARGE
+from asyncpool._core.pickling.out_of_band import Bundle, Parcel, cut, lay_out
+from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
+from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.channel.channel import Channel
+from asyncpool._runtime.channel.segments import Segment, Segments, Use
+from asyncpool.errors import ProtocolError
+
+__all__ = ["Cargo", "Load"]
+
+# Up to here it takes less time, 25 us, to copy into a warm segment than to have a
+# thread do it.
+_AT_ONCE = 1 << 20
+
+
+# What has its parts ahead of it.
+_WHOLE = frozenset((Kind.VALUE, Kind.ERROR, Kind.ITEM))
+
+
+class Load:
+    """A parcel on its way into a segment.
+
+    Attributes:
+        withdrawn: Whether it is not to be sent after all.
+        done: Whether it was sent.
+    """
+
+    __slots__ = ("done", "withdrawn")
+
+    def __init__(self) -> None:
+        self.withdrawn = self.done = False
+
+    def withdraw(self) -> bool:
+        """Have it not sent, and tell whether that is still possible."""
+        self.withdrawn = not self.done
+        return self.withdrawn
+
+
+class Cargo:
+    """The large objects of one worker's jobs.
+
+    Args:
+        spawn: Starts a task that the pool waits for.
+        segments: The pool's.
+        threads: The pool's.
+        max_payload: The most bytes that an outcome may have.
+
+    Attributes:
+        closed: Whether the worker is gone.
+    """
+
+    def __init__(
+        self,
+        *,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        segments: Segments,
+        threads: Threads,
+        max_payload: int,
+    ) -> None:
+        self._spawn = spawn
+        self._segments = segments
+        self._threads = threads
+        self._max_payload = max_payload
+        self._jobs: Channel | None = None
+        self._control: Channel | None = None
+        self._areas: list[memoryview] = []
+        self._expected = 0
+        self._wanting = False
+        self.closed = False
+
+    def connect(self, jobs: Channel, control: Channel) -> None:
+        """Use these channels."""
+        self._jobs, self._control = jobs, control
+
+    # To the worker.
+
+    def load(self, parcel: Parcel, send: Callable[[], None]) -> Load:
+        """Put *parcel* where the worker can see it, then call *send*.
+
+        The areas go before what *send* puts on the job channel.  Nothing is sent if
+        the load is withdrawn meanwhile, or the worker is gone.
+        """
+        load = Load()
+        size = lay_out(parcel.sizes)[1]
+        segment = self._segments.take(self, size)
+        if segment is not None and size <= _AT_ONCE:
+            self._fill(segment, parcel)
+            load.done = True
+            self._send(parcel, segment, send)
+        else:
+            self._spawn(self._load_slowly(load, parcel, segment, size, send))
+        return load
+
+    async def _load_slowly(
+        self,
+        load: Load,
+        parcel: Parcel,
+        segment: Segment | None,
+        size: int,
+        send: Callable[[], None],
+    ) -> None:
+        if segment is None:
+            segment = await self._segments.make(self, size)
+        if segment is not None and not load.withdrawn:
+            # If this is cancelled, the segment is left to the thread, which writes on.
+            await self._threads.copy(self._fill, segment, parcel)
+        # First this, then the question: Ctrl-C may withdraw it between any two steps.
+        load.done = True
+        if not load.withdrawn and not self.closed:
+            self._send(parcel, segment, send)
+            return
+        load.done = False
+        if segment is not None:
+            self._segments.free(segment)
+
+    @staticmethod
+    def _fill(segment: Segment, parcel: Parcel) -> None:
+        segment.fill(lay_out(parcel.sizes)[0], parcel.areas)
+
+    def _send(
+        self, parcel: Parcel, segment: Segment | None, send: Callable[[], None]
+    ) -> None:
+        assert self._jobs is not None
+        if segment is None:
+            for size, pieces in zip(parcel.sizes, parcel.areas, strict=True):
+                self._jobs.put(header(Kind.AREA, size))
+                for piece in pieces:
+                    self._jobs.put(b"", piece)
+        else:
+            segment.use = Use.WORKER
+            numbers = pack_numbers(parcel.sizes)
+            head = header(Kind.LENT, len(numbers), tag=segment.number)
+            self._jobs.put(head, numbers)
+        send()
+
+    def announce(self, segment: Segment, fd: int) -> None:
+        """Send the worker a new segment."""
+        assert self._control is not None
+        self._control.put_descriptor(
+            header(Kind.SEGMENT, 0, segment.memory.size, tag=segment.number), fd
+        )
+        self._control.flush()
+
+    def drop(self, number: int) -> None:
+        """Have the worker forget a segment."""
+        if self._control is not None and not self.closed:
+            self._control.put(header(Kind.DROP, 0, tag=number))
+            self._control.flush_soon()
+
+    # From the worker.
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are parts of an outcome that is not there yet."""
+        return bool(self._areas)
+
+    def unload(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
+        """Put outcomes, or items, and their parts together, and hear of segments.
+
+        Returns:
+            The outcomes and items; and what the worker said behind them that no worker says.
+        """
+        outcomes: list[Frame] = []
+        for frame in frames:
+            if frame.kind in _WHOLE:
+                outcomes.append(self._complete(frame))
+                continue
+            try:
+                self._take(frame)
+            except ProtocolError as error:
+                return outcomes, str(error)
+        return outcomes, None
+
+    def _take(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.AREA:
+                data = frame.payload
+                self._expect(len(data), 1)
+                # A caller may change what it gets.
+                area = memoryview(bytearray(data) if type(data) is bytes else data)
+                self._areas.append(area)
+            case Kind.LENT:
+                self._expect(0, len(frame.payload) // 8)
+                sizes = unpack_numbers(frame.payload)
+                self._expect(sum(sizes), len(sizes))
+                segment = self._segments.find(self, frame.tag, Use.GRANTED)
+                view = self._segments.view(segment, lay_out(sizes)[1])
+                self._wanting = False
+                self._areas += cut(view, sizes)
+            case Kind.WANT:
+                self._want(frame.job)
+            case Kind.RETURNED:
+                self._segments.free(self._segments.find(self, frame.tag, Use.WORKER))
+            case Kind.LOST:
+                uses = Use.WORKER, Use.GRANTED
+                segment = self._segments.find(self, frame.tag, *uses)
+                self._wanting = self._wanting and segment.use is not Use.GRANTED
+                self._segments.forget(segment)
+            case _:
+                raise ProtocolError(f"it sent {frame.kind.name} on its job channel")
+
+    def _complete(self, frame: Frame) -> Frame:
+        self._expected = 0
+        if not self._areas:
+            return frame
+        areas, self._areas = self._areas, []
+        return frame._replace(payload=Bundle(frame.payload, areas))
+
+    def close(self) -> None:
+        """Take note that the worker is gone."""
+        self.closed = True
+        self._areas = []
+        self._segments.forget_all(self)
+
+    def _expect(self, size: int, parts: int) -> None:
+        self._expected += size
+        if self._expected > self._max_payload:
+            raise ProtocolError(
+                f"an outcome of {self._expected} bytes exceeds the limit of "
+                f"{self._max_payload}"
+            )
+        # All but the stream are large, or else would be in it.
+        if len(self._areas) + parts > self._max_payload // LARGE + 1:
+            raise ProtocolError("it sent an outcome in more parts than it can have")
+
+    def _want(self, size: int) -> None:
+        if self._wanting or not 0 < size <= 2 * self._max_payload:
+            raise ProtocolError(f"it asked for {size} bytes, which it may not")
+        self._wanting = True
+        segment = self._segments.take(self, size)
+        if segment is not None:
+            self._grant(segment)
+            return
+        self._spawn(self._make_and_grant(size))
+
+    async def _make_and_grant(self, size: int) -> None:
+        segment = await self._segments.make(self, size)
+        if not self.closed:
+            self._grant(segment)
+        elif segment is not None:
+            self._segments.free(segment)
+
+    def _grant(self, segment: Segment | None) -> None:
+        assert self._control is not None
+        number = 0
+        if segment is None:
+            self._wanting = False
+        else:
+            number, segment.use = segment.number, Use.GRANTED
+        self._control.put(header(Kind.GRANT, 0, tag=number))
+        self._control.flush()

@@ -1,0 +1,192 @@
+"""Memory that a worker shares with the pool: notes that outlive their writer."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from asyncpool._core.base.printable import printable_lines
+from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, ask_to_stop, read_log
+from asyncpool._core.wire.beat_records import Beat, has_any, read
+from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.page import (
+    BEGUN,
+    LANE_OUTCOME_SIZE,
+    LANE_STACK_SIZE,
+    NOTED,
+    STACKS_SIZE,
+    Layout,
+)
+from asyncpool._core.wire.stacks import tidy
+from asyncpool._runtime.channel.page_memory import PageMemory, make_memory
+
+__all__ = ["Page"]
+
+_LOGGER = logging.getLogger("asyncpool")
+
+_OUTCOMES = (Kind.VALUE, Kind.ERROR)
+
+# How often beats are looked for: both may be torn, if the first is read while it is
+# written, and the second too.
+_LOOKS = 5
+
+R = TypeVar("R", bound=Callable[..., object])
+
+
+def _or_else(otherwise: Callable[[], object]) -> Callable[[R], R]:
+    """Have a method return something else if what was noted cannot be read.
+
+    The writer may be dead, and have written anything before; the reader may have no memory
+    left.  Neither may end the pool.
+    """
+
+    def decorate(read: R) -> R:
+        @functools.wraps(read)
+        def read_or_else(*args: Any) -> object:
+            try:
+                return read(*args)
+            except Exception:
+                _LOGGER.exception("the notes of a worker cannot be read")
+                return otherwise()
+
+        return cast("R", read_or_else)
+
+    return decorate
+
+
+class Page:
+    """What one worker has noted; nothing, as long as it is not open.
+
+    Args:
+        width: How many jobs it runs at once.
+    """
+
+    def __init__(self, width: int = 1) -> None:
+        self._layout = Layout(width)
+        self._memory: PageMemory | None = None
+
+    def open(self) -> int:
+        """Make the memory; return a descriptor of it, which the caller closes.
+
+        Raises:
+            OSError: If this process lacks the means.
+        """
+        size = self._layout.size
+        try:
+            fd, self._memory = make_memory(size)
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            # Nobody thinks of files here: the memory is one to the kernel.
+            raise OSError(
+                errno.EFBIG,
+                f"a worker shares {size} bytes of memory with its pool, and the limit of "
+                "file size (RLIMIT_FSIZE, ulimit -f) is lower",
+            ) from error
+        return fd
+
+    def close(self) -> None:
+        """Forget what was noted."""
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+
+    @_or_else(lambda: True)  # it counts as an attempt then
+    def begun(self, job: int, attempt: int) -> bool:
+        """Tell whether the worker has begun this attempt; it may be dead by now."""
+        return self._lane(job, attempt) is not None
+
+    @_or_else(list)
+    def beats(self) -> list[Beat]:
+        """Return the newest beats of its jobs, two of each lane, the older one first."""
+        found: list[Beat] = []
+        for lane in range(self._layout.width):
+            found += self._beats(self._layout.beats(lane))
+        return found
+
+    @_or_else(lambda: [LOST] * CHUNK_SIZE)  # none of them is to be begun again
+    def log(self, job: int, attempt: int) -> list[Any] | None:
+        """Return what has become of the items of that chunk, if they have begun."""
+        lane = self._lane(job, attempt)
+        if lane is None or self._memory is None:
+            return None
+        return read_log(self._memory, self._layout.log(lane), job, attempt)
+
+    def stop_chunk(self, job: int, attempt: int) -> None:
+        """Have no other item of that chunk begin, if it is running now."""
+        lane = self._lane(job, attempt)
+        if lane is not None and self._memory is not None:
+            ask_to_stop(self._memory, self._layout.log(lane))
+
+    @_or_else(str)
+    def stack(self, job: int, attempt: int) -> str:
+        """Return where its coroutine waits, if it is one of several and has said so."""
+        lane = self._lane(job, attempt) if self._layout.width > 1 else None
+        if lane is None or self._memory is None:
+            return ""
+        start = self._layout.stack(lane)
+        text = self._memory[start : start + LANE_STACK_SIZE]
+        if BEGUN.unpack_from(text) != (job, attempt):
+            return ""
+        text, _, _ = text[BEGUN.size :].partition(b"\0")
+        return printable_lines(text.decode(errors="replace").strip())
+
+    @_or_else(dict)
+    def outcomes(self) -> dict[tuple[int, int], Frame]:
+        """Return the last outcomes, by job and attempt, if it runs several at once.
+
+        They may have been sent, or not.
+        """
+        found: dict[tuple[int, int], Frame] = {}
+        if self._memory is None or self._layout.width == 1:
+            return found
+        for lane in range(self._layout.width):
+            start = self._layout.outcome(lane)
+            noted = self._memory[start : start + LANE_OUTCOME_SIZE]
+            job, attempt, kind, duration, size = NOTED.unpack_from(noted)
+            if kind in _OUTCOMES and size <= LANE_OUTCOME_SIZE - NOTED.size:
+                data = noted[NOTED.size : NOTED.size + size]
+                found[job, attempt] = Frame(Kind(kind), job, attempt, duration, data)
+        return found
+
+    @property
+    def stacks_size(self) -> int:
+        """How many bytes of its stacks it has written down so far."""
+        return len(self._stacks().rstrip(b"\0"))
+
+    @_or_else(str)
+    def read_stacks(self) -> str:
+        """Return what it has written down of its stacks, and wipe it out."""
+        text = self._stacks().strip(b"\0")
+        if self._memory is not None:
+            self._memory[self._layout.stacks : self._layout.size] = bytes(STACKS_SIZE)
+        return printable_lines(tidy(text.decode(errors="replace")))
+
+    @_or_else(bytes)
+    def _stacks(self) -> bytes:
+        if self._memory is None:
+            return b""
+        return self._memory[self._layout.stacks : self._layout.size]
+
+    def _beats(self, start: int) -> list[Beat]:
+        if self._memory is None or not has_any(self._memory, start):
+            return []
+        for _ in range(_LOOKS):
+            if found := read(self._memory, start):
+                return found
+        return []
+
+    def _lane(self, job: int, attempt: int) -> int | None:
+        """Return the lane in which that has begun; the worker may be dead by now."""
+        if self._memory is None:
+            return None
+        start, end = self._layout.begun(0), self._layout.begun(self._layout.width)
+        table, wanted, place = self._memory[start:end], BEGUN.pack(job, attempt), -1
+        while (place := table.find(wanted, place + 1)) >= 0:
+            lane, inside = divmod(place, BEGUN.size)
+            if not inside:
+                return lane
+        return None

@@ -1,0 +1,97 @@
+"""The memory under a page, which its worker may try to take away.
+
+Where a mapped file is truncated, whoever looks there is killed by SIGBUS.  So a file that
+cannot be sealed against that is not mapped here, but read and written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+from asyncpool._runtime.base.refusals import is_refusal, tell_once
+
+__all__ = ["PageMemory", "make_memory"]
+
+# Files there are memory, on Linux.
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the file has no name
+
+
+class PageMemory(Protocol):
+    """What is shared; slices of it have a beginning and an end."""
+
+    def __getitem__(self, where: slice, /) -> bytes: ...
+    def __setitem__(self, where: slice, data: bytes, /) -> None: ...
+    def close(self) -> None:
+        """Let go of it."""
+
+
+def make_memory(size: int) -> tuple[int, PageMemory]:
+    """Return a descriptor of *size* bytes, which the caller closes, and these bytes.
+
+    Raises:
+        OSError: If there can be none.
+    """
+    fd = _sealed_file(size) if hasattr(os, "memfd_create") else None
+    sealed = fd is not None
+    if fd is None:
+        fd = _plain_file(size)
+    try:
+        return fd, mmap.mmap(fd, size) if sealed else _File(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+class _File:
+    """A file that somebody may truncate at any time: what is not there is zero."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = os.dup(fd)
+
+    def __getitem__(self, where: slice) -> bytes:
+        size = where.stop - where.start
+        return os.pread(self._fd, size, where.start).ljust(size, b"\0")
+
+    def __setitem__(self, where: slice, data: bytes) -> None:
+        os.pwrite(self._fd, data, where.start)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _sealed_file(size: int) -> int | None:
+    """Return memory that nobody can truncate; ``None`` if the system refuses that."""
+    fd = -1
+    try:
+        fd = os.memfd_create("asyncpool-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except OSError as error:
+        if fd >= 0:
+            os.close(fd)
+        if not is_refusal(error):
+            raise
+        tell_once(
+            "memfd_create",
+            error,
+            "workers share plain files with their pool, and large objects go through "
+            "sockets",
+        )
+        return None
+    return fd
+
+
+def _plain_file(size: int) -> int:
+    folder = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(size)
+        if hasattr(
+            os, "posix_fallocate"
+        ):  # or a worker learns of a full disk by SIGBUS
+            os.posix_fallocate(file.fileno(), 0, size)
+        return os.dup(file.fileno())

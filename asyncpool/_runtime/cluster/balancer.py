@@ -1,0 +1,337 @@
+"""Accept connections, and hand them to workers.
+
+What goes to whom is decided in ``balancing.py``.  Nothing is accepted that could not go to
+a worker at once: what has to wait does so in the kernel's queue, where it outlives us all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from asyncpool._core.cluster.balancing import Spreading
+from asyncpool._runtime.base.machine import is_scarce
+from asyncpool._runtime.cluster.line import FOR_USER, Line
+from asyncpool.errors import NoWorkerError, ProtocolError
+
+__all__ = ["Handle", "Spreader"]
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# The most that is accepted before the rest of the loop has its turn.
+_ACCEPTS_A_TURN = 64
+
+# And at the end: more than any kernel lets wait.  Who goes on to come meanwhile, as fast as
+# others are accepted, is not waited for.
+_ACCEPTS_AT_END = 1 << 16
+
+# This process, or this machine, has no descriptor or no memory for another socket.
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_PAUSE = 0.1  # seconds
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """A socket, or a user's file, that is to go to a worker.
+
+    Attributes:
+        fd: Its descriptor, which is closed when a worker has it.
+        arrival: What a user awaits who has sent it; ``None`` for a connection.
+        payload: The pickled value that goes beside it.
+        tried: The slots of the workers that it was sent to.
+    """
+
+    fd: int
+    arrival: asyncio.Future[None] | None = None
+    payload: bytes = b""
+    tried: set[int] = field(default_factory=set)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        os.close(self.fd)
+
+
+class Spreader:
+    """The connections of one cluster, and the sockets that are sent to its workers.
+
+    Args:
+        loop: The loop that watches the listening sockets.
+        name: What logs call the cluster.
+        listeners: The listening sockets, if connections are accepted here.
+        lines: The ways to the workers, by slot.
+
+    Attributes:
+        core: What decides.
+        lost: How many connections of leaving workers were closed for want of descriptors.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        listeners: Sequence[socket.socket],
+        lines: dict[int, Line],
+    ) -> None:
+        self._loop = loop
+        self._name = name
+        self._listeners = list(listeners)
+        self._lines = lines
+        self._accepting = False
+        self._ready: deque[socket.socket] = deque()
+        self._pause: asyncio.TimerHandle | None = None
+        self._exhausted = self._stopped = False
+        self._look: asyncio.TimerHandle | None = None
+        self._paused: set[Line] = set()
+        self.lost = 0
+        self.core: Spreading[Handle] = Spreading()
+
+    # Workers.
+
+    def joined(self, line: Line) -> None:
+        """Give connections to a worker from now on."""
+        self.core.join(line.slot)
+        self.pump()
+
+    def left(self, line: Line) -> None:
+        """Give nothing more to a worker."""
+        self.core.leave(line.slot)
+        self.pump()
+
+    def gone(self, line: Line) -> None:
+        """Give what a dead worker has not taken to others."""
+        self._paused.discard(line)
+        if line.lost:
+            _LOGGER.error(
+                "cluster %s: %d connections of worker %d were closed, not handed on, for "
+                "want of descriptors",
+                self._name,
+                line.lost,
+                line.slot,
+            )
+        for handle in self.core.gone(line.slot):
+            self._try_another(handle)
+        self.pump()
+
+    def taken(self, line: Line, number: int) -> None:
+        """Let go of what a worker has.
+
+        Raises:
+            ProtocolError: If it was not sent.
+        """
+        handle = self.core.taken(line.slot, number)
+        handle.close()
+        if handle.arrival is not None and not handle.arrival.done():
+            handle.arrival.set_result(None)
+        self.pump()
+
+    def refused(self, line: Line, number: int) -> None:
+        """Give what did not get to a worker to another one.
+
+        Raises:
+            ProtocolError: If it was not sent.
+        """
+        handle = self.core.refused_by(line.slot, number, self._loop.time())
+        if handle is not None:
+            self._try_another(handle)
+        self.pump()
+
+    def returned(self, line: Line, fd: int) -> None:
+        """Give a connection that a leaving worker has given back to another one.
+
+        While descriptors are scarce, it gives back the next when another worker has taken
+        one.
+
+        Raises:
+            ProtocolError: If it cannot have had that.
+        """
+        handle = Handle(fd)
+        try:
+            self.core.returned(line.slot, handle)
+        except ProtocolError:
+            handle.close()
+            raise
+        self.pump()
+        if is_scarce(fd) and not self._stopped:
+            self._paused.add(line)
+            line.pause()
+
+    def lose(self, _: Line, more: int) -> None:
+        """Count connections that no other worker gets, for want of descriptors."""
+        self.lost += more
+
+    def load(self, line: Line, opened: int, closed: int, cut: int) -> None:
+        """Take note of how many connections a worker has had; see :meth:`Spreading.load`.
+
+        Raises:
+            ProtocolError: If that cannot be.
+        """
+        self.core.load(line.slot, opened, closed, cut)
+
+    # What users send.
+
+    async def send(self, worker: int, fd: int, payload: bytes) -> None:
+        """Send a copy to a worker, or, if it does not get there, to another one.
+
+        Raises:
+            NoWorkerError: If there is no such worker, or no other one.
+        """
+        if not self.core.is_open(worker):
+            raise NoWorkerError(worker)
+        handle = Handle(os.dup(fd), self._loop.create_future(), payload)
+        self._send(worker, handle)
+        assert handle.arrival is not None
+        await handle.arrival
+
+    def _send(self, worker: int, handle: Handle) -> None:
+        handle.tried.add(worker)
+        now = self._loop.time()
+        number = self.core.hand(worker, handle, now, connection=False)
+        self._lines[worker].hand(number, handle.fd, FOR_USER, handle.payload)
+
+    def _try_another(self, handle: Handle) -> None:
+        assert handle.arrival is not None
+        worker = self.core.choose(self._loop.time(), besides=handle.tried)
+        if worker is not None and not handle.arrival.done():
+            self._send(worker, handle)
+            return
+        handle.close()
+        if not handle.arrival.done():
+            handle.arrival.set_exception(NoWorkerError(None))
+
+    # Connections.
+
+    def listen_on(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept on these sockets from now on, and on no others."""
+        if self._listeners == list(listeners):
+            return
+        self._listen(wanted=False)
+        self._listeners = list(listeners)
+        self._ready.clear()  # the loop tells of those that still are
+        self.pump()
+
+    def pump(self) -> None:
+        """Hand on what can go to a worker now, and see to the rest."""
+        while self._paused:
+            self._paused.pop().resume()
+        if self._stopped:
+            while self.core.waiting:
+                self.core.waiting.popleft().close()
+            return
+        now, left = self._loop.time(), _ACCEPTS_A_TURN
+        worker = self.core.choose(now)
+        while worker is not None and (left or self.core.waiting):
+            left -= not self.core.waiting
+            handle = self._next()
+            if handle is None:
+                break
+            self._hand(worker, handle, now)
+            worker = self.core.choose(now)
+        self._listen(wanted=worker is not None)
+        if worker is None:
+            self._look_at(self.core.next_look(now))
+
+    def stop(self) -> None:
+        """Accept no more, and hand on what has come by now, to whomever there is.
+
+        What comes back later is closed.
+        """
+        self._listen(wanted=False)
+        if self._pause is not None:
+            self._pause.cancel()
+        self._ready.extend(self._listeners)
+        for _ in range(_ACCEPTS_AT_END):
+            worker, handle = self.core.least_busy(), self._next()
+            if handle is None:
+                break
+            if worker is None:
+                handle.close()
+                break
+            self._hand(worker, handle, self._loop.time())
+        self._listeners.clear()
+        self._ready.clear()
+        self._stopped = True
+        self.pump()
+
+    def close(self) -> None:
+        """Let go of everything; there are no workers any more."""
+        self.stop()
+        self._look_at(None)
+
+    def _next(self) -> Handle | None:
+        return self.core.waiting.popleft() if self.core.waiting else self._accept()
+
+    def _hand(self, worker: int, handle: Handle, now: float) -> None:
+        number = self.core.hand(worker, handle, now)
+        self._lines[worker].hand(number, handle.fd)
+
+    def _accept(self) -> Handle | None:
+        """Return the next connection, if one waits in a socket that is ready."""
+        while self._ready:
+            listener = self._ready.popleft()
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._rest(error)
+                    return None
+                # The peer was quicker to leave, or what is wrong is its own: so is the
+                # next one's turn, which the loop tells of.
+                continue
+            self._ready.append(listener)
+            self._exhausted = False
+            return Handle(connection.detach())
+        return None
+
+    def _on_ready(self, listener: socket.socket) -> None:
+        if listener not in self._ready:
+            self._ready.append(listener)
+        self.pump()
+
+    def _listen(self, *, wanted: bool) -> None:
+        """Watch the listening sockets, or leave connections in their queues."""
+        wanted = wanted and self._pause is None
+        if wanted is self._accepting:
+            return
+        self._accepting = wanted
+        for listener in self._listeners:
+            if wanted:
+                self._loop.add_reader(listener.fileno(), self._on_ready, listener)
+            else:
+                self._loop.remove_reader(listener.fileno())
+
+    def _rest(self, error: OSError) -> None:
+        """Accept nothing for a moment, since there are no descriptors."""
+        if not self._exhausted:
+            _LOGGER.error(
+                "cluster %s accepts no connections for want of descriptors: %s",
+                self._name,
+                error,
+            )
+        self._exhausted = True
+        self._ready.clear()
+        if self._pause is None:
+            self._pause = self._loop.call_later(_PAUSE, self._resume)
+        self._listen(wanted=False)
+
+    def _resume(self) -> None:
+        self._pause = None
+        self.pump()
+
+    def _look_at(self, when: float | None) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        if when is not None:
+            self._look = self._loop.call_at(when, self._on_look)
+
+    def _on_look(self) -> None:
+        self._look = None
+        self.pump()

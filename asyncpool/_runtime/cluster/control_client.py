@@ -1,0 +1,99 @@
+"""The other end of a control socket: what the commands use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from types import TracebackType
+from typing import Any, Self
+
+from asyncpool._core.cluster.control_protocol import MAX_REPLY, Request, unpack_reply
+from asyncpool._runtime.cluster.control_places import peer_pid, peer_uid
+from asyncpool._runtime.cluster.socket_files import closed_on_error
+from asyncpool.errors import ProtocolError
+
+__all__ = ["ControlClient"]
+
+_TIMEVAL = struct.Struct("ll")  # seconds, microseconds
+
+
+class ControlClient:
+    """A connection to a cluster; a context manager.  Its calls block.
+
+    Args:
+        path: The control socket.
+        within: The seconds that it may take.
+
+    Attributes:
+        pid: The process that listens there; ``None`` if the system does not say.
+
+    Raises:
+        TimeoutError: If too many wait there already, and nobody lets them in.
+        OSError: If nobody listens there.
+        PermissionError: If it is not this user who does.
+    """
+
+    def __init__(self, path: str, *, within: float) -> None:
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with closed_on_error(self._sock):
+            self._connect(path, within)
+            self._check_owner(path)
+            self.pid = peer_pid(self._sock)
+            self._lines = self._sock.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lines.close()
+        self._sock.close()
+
+    def ask(self, request: Request, *, within: float | None = None) -> dict[str, Any]:
+        """Return the answer to a request.
+
+        Args:
+            request: What is wanted.
+            within: The seconds that the cluster has to answer; after that nothing more
+                can be asked here.
+
+        Raises:
+            TimeoutError: If it does not answer in time.
+            OSError: If the cluster has ended before it answered.
+            ProtocolError: If the answer is none, or an error; the text is the cluster's.
+        """
+        self._sock.settimeout(within)
+        self._sock.sendall(request.pack())
+        line = self._lines.readline(MAX_REPLY + 1)
+        if not line:
+            raise ConnectionResetError("the cluster has ended")
+        reply = unpack_reply(line)
+        if "error" in reply:
+            raise ProtocolError(str(reply["error"]))
+        return reply
+
+    def _connect(self, path: str, within: float) -> None:
+        # With settimeout() it would not wait at all where there is no room.
+        limit = _TIMEVAL.pack(int(within), int(within % 1 * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        try:
+            self._sock.connect(path)
+        except BlockingIOError:
+            raise TimeoutError(f"nobody is let in at {path}") from None
+
+    def _check_owner(self, path: str) -> None:
+        uid = peer_uid(self._sock)
+        if uid != os.geteuid():
+            raise PermissionError(f"user {uid} listens at {path}")
+
+    def wait_for_end(self) -> None:
+        """Return when the cluster's process has closed its socket, as the last thing."""
+        with contextlib.suppress(OSError):
+            while self._sock.recv(4096):
+                pass

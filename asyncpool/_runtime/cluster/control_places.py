@@ -1,0 +1,155 @@
+"""Where the control sockets of a user's clusters are, and who may use them.
+
+They are in a folder that nobody else can enter: ``$XDG_RUNTIME_DIR/asyncpool``, or
+``/tmp/asyncpool-UID``.  In ``/tmp`` somebody else may have made that name before us, so it is
+used only if it is a folder, no link to one, and ours alone.  Whoever connects is checked on both
+sides: the kernel tells which user the other process is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+import sys
+from pathlib import Path
+
+from asyncpool._core.cluster.control_protocol import is_name
+
+__all__ = ["live_names", "peer_pid", "peer_uid", "place_of", "private_folder"]
+
+_SUFFIX = ".sock"
+_TMP = Path("/tmp")  # noqa: S108 - the folder in it is checked
+
+_WAY_OUT = "have it removed, or set XDG_RUNTIME_DIR to a folder of your own"
+
+_UCRED = struct.Struct("=iII")  # pid, uid, gid
+
+# Darwin's: the option, and a structure of which we want the second number.
+_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE = 0, 1, 76
+
+
+def private_folder(*, make: bool) -> Path:
+    """Return the folder of this user's control sockets.
+
+    Args:
+        make: Whether it is made if it is not there.
+
+    Raises:
+        OSError: If it cannot be made.
+        PermissionError: If it could be somebody else's.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if _is_ours(runtime):
+        folder = Path(runtime, "asyncpool")
+    else:
+        folder = _TMP / f"asyncpool-{os.geteuid()}"
+    try:
+        if make:
+            folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    try:
+        found = os.lstat(folder)
+    except FileNotFoundError:
+        if make:
+            raise
+        return folder
+    # Once it is ours and nobody else may write there, nobody can change that again.
+    if not stat.S_ISDIR(found.st_mode):
+        raise PermissionError(
+            f"{folder} is no folder: somebody has made it before us; {_WAY_OUT}"
+        )
+    if found.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{folder} belongs to user {found.st_uid}, not to {os.geteuid()}; {_WAY_OUT}"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(
+            f"others may enter {folder}: its permissions are "
+            f"{stat.S_IMODE(found.st_mode):o}, and must be 700: chmod 700 {folder}"
+        )
+    return folder
+
+
+def _is_ours(runtime: str) -> bool:
+    """Tell whether that is this user's: sudo may have left somebody else's."""
+    try:
+        return runtime.startswith("/") and os.stat(runtime).st_uid == os.geteuid()  # noqa: PTH116
+    except OSError:
+        return False
+
+
+def place_of(name: str, *, make: bool = False) -> str:
+    """Return the path of the control socket of a cluster.
+
+    Args:
+        name: Its name, or a path if there is a slash in it.
+        make: Whether the folder of names is made.
+
+    Raises:
+        ValueError: If it is neither.
+        OSError: If the folder of names cannot be made, or could be somebody else's.
+    """
+    if "/" in name:
+        return name
+    if not is_name(name):
+        raise ValueError(
+            f"{name!r} is no name of a cluster, which has letters, digits, '.', '-', "
+            "'_' and ':', at most 64"
+        )
+    return str(private_folder(make=make) / f"{name}{_SUFFIX}")
+
+
+def live_names() -> list[str]:
+    """Return the names of this user's clusters that answer, sorted.
+
+    Raises:
+        PermissionError: If the folder of names could be somebody else's.
+    """
+    folder = private_folder(make=False)
+    if not folder.is_dir():
+        return []
+    names = [path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}")]
+    return sorted(name for name in names if _answers(folder / f"{name}{_SUFFIX}"))
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """Return which user is at the other end of a Unix socket.
+
+    Raises:
+        OSError: If the system does not say.
+    """
+    if sys.platform == "darwin":
+        found = sock.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE)
+        return int.from_bytes(found[4:8], sys.byteorder)
+    if not hasattr(socket, "SO_PEERCRED"):  # FreeBSD
+        raise OSError(errno.ENOTSUP, "the system does not say who the other process is")
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(found)[1])
+
+
+def peer_pid(sock: socket.socket) -> int | None:
+    """Return which process listens at the other end, if the system says so.
+
+    Nobody has a number who is outside of the container that this process is in.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(found)[0]) or None
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # One that is busy would let this wait, and counts as alive.
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True

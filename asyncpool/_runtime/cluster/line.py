@@ -1,0 +1,334 @@
+"""The line to one worker that serves: sockets and messages, both ways.
+
+It is the worker's job channel.  Every frame with a descriptor is one message of the socket,
+and the kernel ends a read behind the bytes that a descriptor came with: so the descriptors
+of :class:`LineSocket` belong to the frames of their kind in the same order.  Where this
+process may open no more, the kernel says so with the read, and the descriptor is lost.
+
+Every handle is answered, by *taken* or *refused*, before anybody looks into its socket.
+Messages are counted instead: who sends has at most :data:`MOST_MESSAGES` out that the other
+side's user has not taken, and waits for room then.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.messages import unpack_numbers
+from asyncpool._runtime.channel.channel import Channel
+from asyncpool.errors import ProtocolError
+
+__all__ = [
+    "FOR_USER",
+    "MAX_MESSAGE",
+    "MOST_MESSAGES",
+    "Line",
+    "LineSetup",
+    "LineSocket",
+]
+
+# The most bytes of a message when pickled, and how many are out at the most.
+MAX_MESSAGE = 1 << 20
+MOST_MESSAGES = 64
+
+# What the tag of a handle says: a connection, or a socket or file for the user.
+FOR_USER = 1
+
+# How many messages are taken before the other side hears of it: half of what it has.
+_TELL_EVERY = MOST_MESSAGES // 2
+
+# Answers to handles are the only thing that a worker can have us pile up.
+_MOST_UNSENT = 2 * MOST_MESSAGES * MAX_MESSAGE
+
+# A frame that comes in two reads leaves one descriptor here, and the second read brings
+# the next.
+_MOST_ARRIVED = 2
+
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_INT = array.array("i").itemsize
+_ROOM = socket.CMSG_SPACE(_INT)
+
+
+class LineSocket(socket.socket):
+    """A socket that keeps the descriptors which come with what is read.
+
+    Attributes:
+        arrived: Those, the oldest first; ``None`` for one that was lost.
+        unwanted: Whether there came some that belong to no frame; none is kept since.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(fileno=sock.detach())
+        self.arrived: deque[int | None] = deque()
+        self.unwanted = False
+
+    def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0) -> int:  # type: ignore[override]
+        """Read, as a socket does."""
+        target = buffer[:nbytes] if nbytes else buffer
+        size, ancillary, found, _ = self.recvmsg_into([target], _ROOM, flags | _CLOEXEC)
+        fds = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % _INT])
+        if len(fds) > 1 or (fds and len(self.arrived) >= _MOST_ARRIVED):
+            self.unwanted = True
+        for fd in fds:
+            if self.unwanted:
+                os.close(fd)
+            else:
+                os.set_inheritable(fd, False)
+                self.arrived.append(fd)
+        if found & socket.MSG_CTRUNC and not fds:
+            self.arrived.append(None)
+        return size
+
+    def close(self) -> None:
+        """Close it, and what has come and was not wanted."""
+        while self.arrived:
+            fd = self.arrived.popleft()
+            if fd is not None:
+                os.close(fd)
+        super().close()
+
+
+@dataclass(frozen=True, slots=True)
+class LineSetup:
+    """What is called by the lines of a cluster; each with the line first.
+
+    Attributes:
+        on_taken: The worker has the handle of this number,
+        on_refused: or had no descriptor for it.
+        on_parcel: It has sent a descriptor, and a pickled value; tells whether that is
+            wanted.  The descriptor is not ours any more.
+        on_message: It has sent one, pickled.
+        on_load: It has had, closed and cut off so many connections.
+        on_lost: For so many more it has had no descriptor to give them back, or we have.
+        on_returned: It has given a connection back.
+        on_listens: It accepts for itself from now on, and takes what is handed to it.
+        on_shut: Nothing more is sent to it.
+        others_serve: Whether what it gives back finds another worker.
+    """
+
+    on_taken: Callable[[Line, int], None]
+    on_refused: Callable[[Line, int], None]
+    on_parcel: Callable[[Line, int, bytes], bool]
+    on_message: Callable[[Line, bytes], None]
+    on_load: Callable[[Line, int, int, int], None]
+    on_lost: Callable[[Line, int], None]
+    on_returned: Callable[[Line, int], None]
+    on_listens: Callable[[Line], None]
+    on_shut: Callable[[Line], None]
+    others_serve: Callable[[], bool]
+
+
+class Line:
+    """The pool's end of the line to one worker.
+
+    Args:
+        slot: The worker's slot.
+        generation: Which worker of that slot it is.
+        sock: Where the descriptors arrive.
+        channel: And the frames, which it reads from *sock*.
+        setup: What is told.
+
+    Attributes:
+        open: Whether the worker is ready, and may be sent something.
+        listens: Whether it accepts for itself, by means of :meth:`Worker.connections`.
+        lost: How many connections no other worker got, for want of descriptors.
+    """
+
+    def __init__(
+        self,
+        slot: int,
+        generation: int,
+        sock: LineSocket,
+        channel: Channel,
+        setup: LineSetup,
+    ) -> None:
+        self.slot = slot
+        self.generation = generation
+        self.open = self.listens = self._shut = False
+        self._may_listen = False
+        self.lost = self._lost_there = 0
+        self._socket, self._channel = sock, channel
+        self._setup = setup
+        self._last = 0  # the number of the last handle that was put
+        self._received = 0  # and of the last that came
+        self._sent = self._taken = 0  # messages
+        self._room = asyncio.Event()
+        self._turn = asyncio.Lock()  # who has come first is first to send
+        self._arrived = self._consumed = self._told = 0
+
+    # What is sent.
+
+    def listen(self, sockets: list[tuple[str, socket.socket]]) -> None:
+        """Have the worker accept on these sockets; before anything else."""
+        self._may_listen = bool(sockets)
+        for index, (address, sock) in enumerate(sockets):
+            name = address.encode()
+            head = header(Kind.LISTEN, len(name), index, tag=len(sockets))
+            self._channel.put_descriptor(head + name, os.dup(sock.fileno()))
+        self._channel.flush()
+
+    def hand(self, number: int, fd: int, tag: int = 0, payload: bytes = b"") -> None:
+        """Send a descriptor, which must not be closed before that is answered."""
+        self._last = number
+        head = header(Kind.HANDLE, len(payload), number, tag=tag)
+        self._channel.put_descriptor(head + payload, fd, keep=True)
+        self._channel.flush()
+
+    async def send(self, payload: bytes, *, early: bool = False) -> bool:
+        """Send a message when there is room for it; tell whether there still was a worker.
+
+        Args:
+            payload: The message, pickled.
+            early: Whether a worker may have it that is not ready yet.
+
+        Cancellation:
+            Safe: the message is not sent.
+        """
+        async with self._turn:
+            while self._takes(early) and self._sent - self._taken >= MOST_MESSAGES:
+                self._room.clear()
+                await self._room.wait()
+            if not self._takes(early):
+                return False
+            self._sent += 1
+            self._channel.put(header(Kind.MESSAGE, len(payload)), payload)
+            self._channel.flush()
+            return True
+
+    def _takes(self, early: bool) -> bool:  # noqa: FBT001 - handed on
+        return not self._shut and (self.open or early)
+
+    def consumed(self) -> None:
+        """Take note that a message of the worker was taken by the user."""
+        self._consumed += 1
+        if self._consumed - self._told >= _TELL_EVERY:
+            self._told = self._consumed
+            self._answer(Kind.ROOM, self._consumed)
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether nothing more is sent."""
+        return self._shut
+
+    def shut(self) -> None:
+        """Send nothing more; whoever waits for room hears of it."""
+        if self._shut:
+            return
+        self.open, self._shut = False, True
+        self._room.set()
+        if self._setup.others_serve():
+            self._channel.put(header(Kind.RETURN, 0))
+            self._channel.flush()
+        self._setup.on_shut(self)
+
+    # What comes.
+
+    def pause(self) -> None:
+        """Read nothing more before :meth:`resume`, if the worker is to leave."""
+        if self._shut:
+            self._channel.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._channel.resume()
+
+    def on_frames(self, frames: list[Frame]) -> None:
+        """Take what the worker says.
+
+        Raises:
+            ProtocolError: If no worker says that.
+        """
+        if self._socket.unwanted:
+            raise ProtocolError("it sent descriptors with no handle")
+        for frame in frames:
+            self._on_frame(frame)
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind is Kind.TAKEN or frame.kind is Kind.REFUSED:
+            if frame.job > self._last - self._channel.unsent_descriptors:
+                raise ProtocolError(
+                    f"it answered for handle {frame.job}, which was not sent"
+                )
+            setup = self._setup
+            tell = setup.on_taken if frame.kind is Kind.TAKEN else setup.on_refused
+            tell(self, frame.job)
+        elif frame.kind is Kind.LOAD:
+            self._on_load(frame)
+        elif frame.kind is Kind.MESSAGE:
+            self._on_message(frame)
+        elif frame.kind is Kind.ROOM:
+            if not self._taken <= frame.job <= self._sent:
+                raise ProtocolError(
+                    f"it took {frame.job} messages, after {self._taken} of {self._sent}"
+                )
+            self._taken = frame.job
+            self._room.set()
+        elif frame.kind is Kind.HANDLE:
+            self._on_handle(frame)
+        elif frame.kind is Kind.LISTEN and self._may_listen:
+            self.listens = True
+            self._setup.on_listens(self)
+        else:
+            raise ProtocolError(f"it sent {frame.kind.name} on its line")
+
+    def _on_load(self, frame: Frame) -> None:
+        numbers = unpack_numbers(frame.payload)
+        if len(numbers) != 3:  # noqa: PLR2004 - opened, closed, cut off
+            raise ProtocolError(f"its load has {len(numbers)} numbers")
+        more = frame.job - self._lost_there
+        if more < 0:
+            raise ProtocolError(
+                f"it lost {frame.job} connections, after {self._lost_there}"
+            )
+        self._setup.on_load(self, *numbers)
+        if more:
+            self._lost_there = frame.job
+            self._lose(more)
+
+    def _on_message(self, frame: Frame) -> None:
+        self._arrived += 1
+        if self._arrived - self._told > MOST_MESSAGES:
+            raise ProtocolError(
+                f"it sent a message beyond the {MOST_MESSAGES} for which there is room"
+            )
+        self._setup.on_message(self, bytes(frame.payload))
+
+    def _on_handle(self, frame: Frame) -> None:
+        if not self._socket.arrived:
+            raise ProtocolError("it sent a handle without a descriptor")
+        if frame.job != self._received + 1:
+            raise ProtocolError(f"it sent handle {frame.job} after {self._received}")
+        self._received = frame.job
+        fd = self._socket.arrived.popleft()
+        if frame.tag != FOR_USER:
+            # No answer is due: it could not hear it any more.
+            if fd is None:
+                self._lose(1)
+            else:
+                self._setup.on_returned(self, fd)
+            return
+        wanted = fd is not None and self._setup.on_parcel(
+            self, fd, bytes(frame.payload)
+        )
+        self._answer(Kind.TAKEN if wanted else Kind.REFUSED, frame.job)
+
+    def _lose(self, more: int) -> None:
+        self.lost += more
+        self._setup.on_lost(self, more)
+
+    def _answer(self, kind: Kind, number: int) -> None:
+        if self._channel.unsent > _MOST_UNSENT:
+            raise ProtocolError("it does not read what it is answered")
+        if not self._shut:
+            self._channel.put(header(kind, 0, number))
+            self._channel.flush()

@@ -1,0 +1,172 @@
+"""What the workers of a cluster have sent to its master, until somebody takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Generic, Self, TypeVar
+
+from asyncpool._runtime.base.loop_check import check_home
+from asyncpool._runtime.cluster.line import MOST_MESSAGES, Line
+from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket, received
+
+__all__ = ["Inbox", "Mail"]
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# The most sockets that are kept here, and as many files: one more is refused, as if there
+# were no descriptors.
+_MOST_PARCELS = 64
+
+T = TypeVar("T")
+H = TypeVar("H", bound=ReceivedSocket | ReceivedFile)
+
+
+class Inbox(Generic[T]):
+    """Things in the order in which they came; an async iterator, for any number of tasks.
+
+    It ends with the cluster, behind what is still here.
+    """
+
+    def __init__(self) -> None:
+        self._home = asyncio.get_running_loop()
+        self._items: deque[T] = deque()
+        self._news = asyncio.Event()
+        self._ended = False
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """Wait for the next.
+
+        Raises:
+            RuntimeError: In another event loop than the cluster's.
+
+        Cancellation:
+            Safe: nothing is lost.
+        """
+        check_home(self._home, "what comes from the workers of a cluster")
+        while not self._items:
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._items.popleft()
+
+    def put(self, item: T) -> None:
+        """Add something."""
+        self._items.append(item)
+        self._news.set()
+
+    def end(self) -> None:
+        """Let the iterations end."""
+        self._ended = True
+        self._news.set()
+
+    def clear(self) -> list[T]:
+        """Take all that is left."""
+        items = list(self._items)
+        self._items.clear()
+        return items
+
+
+class Mail:
+    """What came from the workers of one cluster.
+
+    Args:
+        name: What logs call the cluster.
+
+    Attributes:
+        messages: Pickled messages, each with the line that it came on.
+        sockets: Sockets, each behind the slot of the worker that has sent it, and before
+            the pickled value that came along.
+        files: Files, in the same way.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._dropping = self._told = False
+        self.messages: Inbox[tuple[Line, bytes]] = Inbox()
+        self.sockets: Inbox[tuple[int, ReceivedSocket, bytes]] = Inbox()
+        self.files: Inbox[tuple[int, ReceivedFile, bytes]] = Inbox()
+
+    def take_message(self, line: Line, payload: bytes) -> None:
+        """Keep a message, if somebody may read it."""
+        if self._dropping:
+            self._drop(line)
+        else:
+            self.messages.put((line, payload))
+
+    def drop_messages(self) -> None:
+        """Drop all messages from now on, since nobody can read them."""
+        self._dropping = True
+        for line, _ in self.messages.clear():
+            self._drop(line)
+
+    def bury(self, line: Line) -> None:
+        """Keep no more messages of dead workers than a living one may have here.
+
+        Of each slot, that is; the oldest go.
+        """
+        items = self.messages.clear()
+        theirs = [item for item in items if item[0].slot == line.slot]
+        too_many = len(theirs) - MOST_MESSAGES
+        for item in items:
+            if item[0].slot == line.slot and too_many > 0:
+                too_many -= 1
+            else:
+                self.messages.put(item)
+        if len(theirs) > MOST_MESSAGES:
+            _LOGGER.warning(
+                "cluster %s drops %d messages of dead workers in slot %d, which nobody "
+                "has read",
+                self._name,
+                len(theirs) - MOST_MESSAGES,
+                line.slot,
+            )
+
+    def _drop(self, line: Line) -> None:
+        line.consumed()
+        if not self._told:
+            self._told = True
+            _LOGGER.warning(
+                "worker %d of cluster %s sends messages, which nobody can read here: "
+                "they are dropped",
+                line.slot,
+                self._name,
+            )
+
+    def take_parcel(self, line: Line, fd: int, payload: bytes) -> bool:
+        """Keep a socket or a file, and tell whether it was one, and wanted."""
+        try:
+            thing = received(fd)
+        except OSError:
+            return False
+        if isinstance(thing, ReceivedSocket):
+            return self._keep(self.sockets, line, thing, payload)
+        return self._keep(self.files, line, thing, payload)
+
+    @staticmethod
+    def _keep(
+        inbox: Inbox[tuple[int, H, bytes]], line: Line, thing: H, payload: bytes
+    ) -> bool:
+        if len(inbox) >= _MOST_PARCELS:
+            thing.close()
+            return False
+        inbox.put((line.slot, thing, payload))
+        return True
+
+    def close(self) -> None:
+        """Let the iterations end, and let go of what nobody has taken."""
+        self.messages.end()
+        self.sockets.end()
+        self.files.end()
+        for _, sock, _ in self.sockets.clear():
+            sock.close()
+        for _, file, _ in self.files.clear():
+            file.close()

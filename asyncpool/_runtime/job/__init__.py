@@ -1,0 +1,1 @@
+"""One job as its caller sees it: the future, its progress, its lease, its time."""

@@ -1,0 +1,52 @@
+"""The holder of a lease, for which a keeper keeps it; ``leases.py`` tells why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a keeper needs no pool, which takes 0.1 s to import
+    from asyncpool._runtime.job.job import Job
+
+__all__ = ["Holder"]
+
+
+class Holder(asyncio.Future[None]):
+    """Who holds a lease: a job, and whichever worker still has it in hand.
+
+    Args:
+        tell: Called when it is known that the lease lasts longer.
+
+    Attributes:
+        job: The job, once there is one.
+        until: When the lease lapses, on the loop's clock, if that is known.
+    """
+
+    __slots__ = ("_tell", "job", "until")
+
+    job: Job[Any] | None
+
+    def __init__(self, tell: Callable[[Holder], None]) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self.job = None
+        self.until: float | None = None
+        self._tell = tell
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Hear from the keeper that the lease is lost."""
+        if not super().cancel(msg):
+            return False
+        assert self.job is not None
+        self.job.cancel(msg)
+        return True
+
+    def extended(self, until: float) -> None:
+        """Hear from the keeper when the lease lapses unless it hears more."""
+        self.until = until
+        self._tell(self)
+
+    def let_go(self) -> None:
+        """Need the lease no more, unless it is lost."""
+        if not self.done():
+            self.set_result(None)

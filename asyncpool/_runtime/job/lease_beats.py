@@ -1,0 +1,134 @@
+"""Send the beats of leases when the ledger says so, and tell it how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from asyncpool._core.base.deadlines import earliest
+from asyncpool._core.leases import LeaseLedger, Outcome, Verdict
+from asyncpool.errors import LeaseGoneError, ThrottledError
+from asyncpool.events import LeaseRelieved, LeaseSaturated
+
+__all__ = ["Beats", "Problem"]
+
+L = TypeVar("L", bound=Hashable)
+
+# What a beat may end with, if not with success.
+Problem = Exception | asyncio.CancelledError | None
+
+# Loops round their timers to milliseconds, uvloop also downwards.  A shorter wait than
+# that would be none at all, again and again until the moment has come.
+_GRAIN = 0.001
+
+
+class Beats(Generic[L]):
+    """One task that waits for the ticks, and one more for each beat under way.
+
+    Args:
+        ledger: What is decided.
+        send: Extends one lease.
+        timeout: Seconds that it may take.
+        on_settled: Called for each beat, with its lease, how it ended, what the ledger
+            says about that, and what *send* raised.
+        on_lapsed: Called with a lease that has to be given up, and the seconds since it
+            was extended.
+        on_news: Called with what there is to tell of the number of leases.
+    """
+
+    def __init__(
+        self,
+        ledger: LeaseLedger[L],
+        send: Callable[[L], Awaitable[object]],
+        timeout: float,
+        *,
+        on_settled: Callable[[L, Outcome, Verdict, Problem], None],
+        on_lapsed: Callable[[L, float], None],
+        on_news: Callable[[LeaseSaturated | LeaseRelieved], None],
+    ) -> None:
+        self._ledger = ledger
+        self._send = send
+        self._timeout = timeout
+        self._on_settled = on_settled
+        self._on_lapsed = on_lapsed
+        self._on_news = on_news
+        self._alarm: asyncio.Future[None] | None = None
+        self._alarm_at: float | None = None
+
+    async def run(self) -> None:
+        """Send beats for ever.
+
+        Cancellation:
+            Is how it ends: it cancels the beats under way, and waits for them.
+        """
+        ledger, loop = self._ledger, asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as beats:
+            while True:
+                # Before any beat: one that has lapsed is not to be extended any more.  And
+                # before any worker's end is looked at, should its loop have been blocked: a
+                # job that has ended so has no other attempt.
+                for lapsed, gap in ledger.lapsed(loop.time()):
+                    self._on_lapsed(lapsed, gap)
+                if (news := ledger.news(loop.time())) is not None:
+                    self._on_news(news)
+                while (lease := ledger.beat(loop.time())) is not None:
+                    beats.create_task(self._beat(lease))
+                await self._sleep(self._next_look())
+
+    def reconsider(self) -> None:
+        """Hear that the ledger has changed: it may be looked at sooner than it was."""
+        due = self._next_look()
+        if due is not None and (self._alarm_at is None or due < self._alarm_at):
+            self._wake()
+
+    def _next_look(self) -> float | None:
+        ledger = self._ledger
+        return earliest(ledger.next_due(), ledger.next_lapse(), ledger.next_news())
+
+    async def _sleep(self, until: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._alarm, self._alarm_at = loop.create_future(), until
+        timer = None
+        if until is not None:
+            timer = loop.call_at(max(until, loop.time() + _GRAIN), self._wake)
+        try:
+            await self._alarm
+        finally:
+            self._alarm = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._alarm is not None and not self._alarm.done():
+            self._alarm.set_result(None)
+
+    async def _beat(self, lease: L) -> None:
+        problem: Problem = None
+        retry_after = 0.0
+        # A task begins a turn after it was made, and the lease may be let go meanwhile.
+        if self._ledger.recall(lease, asyncio.get_running_loop().time()):
+            self.reconsider()
+            return
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._send(lease)
+            outcome = Outcome.EXTENDED
+        except LeaseGoneError as error:
+            outcome, problem = Outcome.GONE, error
+        except ThrottledError as error:
+            outcome, problem = Outcome.THROTTLED, error
+            retry_after = error.retry_after
+        except asyncio.CancelledError as error:
+            # Only the end cancels this task.  Else something was cancelled that send
+            # awaits, which is an error like any other.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            outcome, problem = Outcome.FAILED, error
+        except Exception as error:  # noqa: BLE001 - it is the user's
+            outcome, problem = Outcome.FAILED, error
+        now = asyncio.get_running_loop().time()
+        verdict = self._ledger.outcome(lease, outcome, now, retry_after=retry_after)
+        self._on_settled(lease, outcome, verdict, problem)
+        self.reconsider()

@@ -1,0 +1,113 @@
+"""The leases of a pool's jobs: each is kept until nobody works on its job any more.
+
+A job that is cancelled, or was too late, is done for its caller at once, and may run on
+in its worker: until it has cleaned up, until that worker is dead, or to its very end.
+Whoever got its lease meanwhile would do the same work at the same time.  So what a
+keeper keeps a lease for is not the job, but its *holder*, which is done when the job is
+settled and no worker has it in hand.
+
+A keeper that knows how long a lease lasts tells the holder when it lapses, and the worker
+that has the job is told in turn: it ends itself then, if the job still runs.  It learns
+of that before it gets the job, so it needs nobody then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from asyncpool._core.policies.job_limits import Keeper
+from asyncpool._runtime.job.holder import Holder
+from asyncpool._runtime.job.job import Job
+
+__all__ = ["Leases"]
+
+
+class Leases:
+    """Who holds leases, in one pool.
+
+    Attributes:
+        open: The holders whose jobs are open, by the jobs' numbers.
+        coming: That of the job which is being submitted, if it has a lease.
+        fence: Tells the worker in a slot until when it may run a job.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[int, Holder] = {}
+        self.coming: Holder | None = None
+        self.fence: Callable[[Job[Any], int, float], None] = _nothing
+        # Those whose jobs are settled, each with the slot of the worker that has it.
+        self._in_hand: dict[int, tuple[Holder, int]] = {}
+
+    def submit(
+        self, lease: tuple[Keeper, Hashable], submit: Callable[[], Job[Any]]
+    ) -> Job[Any]:
+        """Submit a job; before it can begin, its lease is kept, or refused."""
+        keeper, name = lease
+        holder = Holder(self._on_extended)
+        keeper.keep(name, holder)
+        self.coming = holder
+        try:
+            job = submit()
+        except BaseException:
+            holder.let_go()
+            raise
+        finally:
+            self.coming = None
+        if job.done():
+            holder.let_go()
+        return job
+
+    def enter(self, job: Job[Any]) -> None:
+        """Take in the job that is being submitted, before any worker gets it."""
+        holder, self.coming = self.coming, None
+        assert holder is not None
+        holder.job = job
+        self.open[job.id] = holder
+
+    def before_sending(self, job: Job[Any], slot: int) -> None:
+        """Have the worker in *slot* know until when it may run a job, if that is known."""
+        holder = self.open.get(job.id)
+        if holder is not None and holder.until is not None:
+            self.fence(job, slot, holder.until)
+
+    def settle(self, job: Job[Any]) -> None:
+        """Take note that an open job is settled; it may be in a worker's hands."""
+        holder = self.open.pop(job.id, None)
+        if holder is None:
+            return
+        if job.slot is None:
+            holder.let_go()
+        else:
+            self._in_hand[job.id] = holder, job.slot
+
+    def give_back(self, number: int) -> None:
+        """Take note that a job that was settled before has left its worker's hands."""
+        if number in self._in_hand:
+            holder, _ = self._in_hand.pop(number)
+            holder.let_go()
+
+    def worker_gone(self, slot: int) -> None:
+        """Take note that the worker in *slot* has nothing in hand any more."""
+        for number, (_, where) in list(self._in_hand.items()):
+            if where == slot:
+                self.give_back(number)
+
+    def close(self) -> None:
+        """Take note that there are no workers any more."""
+        for number in list(self._in_hand):
+            self.give_back(number)
+
+    def _on_extended(self, holder: Holder) -> None:
+        job, until = holder.job, holder.until
+        if job is None or until is None:
+            return
+        slot = job.slot
+        if job.id in self._in_hand:
+            _, slot = self._in_hand[job.id]
+        if slot is not None:
+            self.fence(job, slot, until)
+
+
+def _nothing(*_: object) -> None:
+    pass

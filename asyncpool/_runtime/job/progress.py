@@ -1,0 +1,89 @@
+"""What a running job says of itself, for any number of readers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+from asyncpool._core.pickling.calls import load_details
+from asyncpool._core.wire.beat_records import Beat
+from asyncpool._runtime.base.loop_check import check_home
+
+__all__ = ["Progress", "Pulse"]
+
+
+class Pulse:
+    """The newest beat of a job.
+
+    Args:
+        job: The job, whose end its readers must hear of too.
+
+    Attributes:
+        attempt: The attempt that it belongs to; 0 before the first one.
+        at: When it was, on the loop's clock.
+        details: What was said, pickled.
+        heard: How many beats were heard of; not all that there were.
+        news: Set, and cleared again, when there is one, or the job is done.
+    """
+
+    __slots__ = ("_number", "at", "attempt", "details", "heard", "news")
+
+    def __init__(self, job: asyncio.Future[Any]) -> None:
+        self.attempt: int = 0
+        self.heard: int = 0
+        self._number = 0
+        self.at: float = 0.0
+        self.details: bytes = b""
+        self.news: asyncio.Event = asyncio.Event()
+        job.add_done_callback(self._tell)
+
+    def hear(self, beat: Beat, now: float) -> None:
+        """Take note of a beat, unless it is known, or older than what is."""
+        if (beat.attempt, beat.number) <= (self.attempt, self._number):
+            return
+        self.attempt, self._number = beat.attempt, beat.number
+        # Its time is the worker's word: it may come from the future, or be no number.
+        self.at = min(now, beat.at)
+        self.details = beat.details
+        self.heard += 1
+        self._tell()
+
+    def _tell(self, _job: object = None) -> None:
+        self.news.set()
+        self.news.clear()
+
+
+class Progress:
+    """The details of a job's heartbeats; an async iterator, see :meth:`Job.progress`.
+
+    Args:
+        job: The job.
+        pulse: Its newest beat.
+    """
+
+    def __init__(self, job: asyncio.Future[Any], pulse: Pulse) -> None:
+        self._job = job
+        self._pulse = pulse
+        self._seen = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        """Wait for the next details.
+
+        Raises:
+            JobNotPicklableError: If they cannot be unpickled here; the next ones may be.
+            RuntimeError: Outside the job's event loop.
+
+        Cancellation:
+            Safe: nothing is lost.
+        """
+        check_home(self._job.get_loop(), "the progress of a job")
+        pulse = self._pulse
+        while self._seen == pulse.heard:
+            if self._job.done():
+                raise StopAsyncIteration
+            await pulse.news.wait()
+        self._seen = pulse.heard
+        return load_details(pulse.details)

@@ -1,0 +1,57 @@
+"""Start an interpreter that has this one's flags, its asyncpool, and nothing else of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["start_launcher", "worker_command"]
+
+# The same asyncpool as this process has, also if another one is installed: hence in front,
+# but behind everything before anything else is imported.
+_BOOTSTRAP = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import asyncpool; "
+    "sys.path.append(sys.path.pop(0)); "
+    "from asyncpool._worker.bootstrap import main; main()"
+)
+_ROOT = str(Path(__file__).parents[3])
+
+
+def start_launcher(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the launcher's process on its end of the channel.
+
+    Raises:
+        OSError: If it cannot be started.
+    """
+    command = [*_interpreter(), "-c", _BOOTSTRAP, _ROOT, "launcher"]
+    return subprocess.Popen(  # noqa: S603 - our own interpreter
+        [*command, str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None if _is_open(2) else subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(),),
+        start_new_session=True,
+    )
+
+
+def worker_command() -> tuple[str, ...]:
+    """Return the command line of a fresh interpreter that is a worker."""
+    return (*_interpreter(), "-c", _BOOTSTRAP, _ROOT, "worker")
+
+
+def _interpreter() -> list[str]:
+    # The flags of this interpreter, as multiprocessing passes them on; and no
+    # directory in front of the path in which any file could pose as a module.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001
+    return [sys.executable, *flags, *([] if "-P" in flags else ["-P"])]
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,363 @@
+"""This side of a launcher's process: start it, ask for workers, hear of their ends.
+
+The launcher is a small process between the pool and its workers (``_worker/
+template.py`` is its other half).  It does what this process must not: fork, since
+it has threads, an event loop and locks; and reap, since a library that calls
+``waitpid(-1)`` here would steal the exit status of any child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+from asyncpool._core.base.printable import printable_lines
+from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.messages import (
+    Failure,
+    LauncherConfig,
+    unpack_exit,
+    unpack_pid,
+)
+from asyncpool._runtime.base.shielding import shielded
+from asyncpool._runtime.launcher.interpreter import start_launcher
+from asyncpool._runtime.launcher.process import Process
+from asyncpool._runtime.launcher.spare import Spare
+from asyncpool._system.descriptors import receive_fds
+from asyncpool.errors import ProtocolError
+
+__all__ = ["LaunchError", "ScriptError", "Template"]
+
+_MAX_REPORT = 1 << 20
+
+# What the launcher takes.
+_MAX_CONFIG = 1 << 20
+
+# Seconds that the launcher has to kill whatever is left, and to end.
+_END_GRACE = 2.0
+
+# Seconds after the last request until a process is forked for the next one.  With 20 ms, one
+# that died soon after another found the launcher in the middle of that: 6 to 8 ms, not 5.
+_QUIET = 0.005
+
+# Seconds between looks whether a launcher that is lost has ended; each is twice the last.
+_FIRST_LOOK = 0.0005
+_LAST_LOOK = 4.0
+
+# More requests than this at once would fill the launcher's socket.
+_MOST_REQUESTS = 16
+
+
+class LaunchError(Exception):
+    """No worker could be started; the text says why.
+
+    Attributes:
+        trace: The traceback of what was raised in the launcher, if anything was.
+    """
+
+    trace = ""
+
+
+class ScriptError(LaunchError):
+    """The launcher cannot import the script, or could not fork after that."""
+
+
+class Template:
+    """One launcher's process and the channel to it.
+
+    Args:
+        loop: The loop that watches the channel.
+        config: How the process begins.
+
+    Attributes:
+        ready: Done when it can start workers, failed if it never will.
+        gone: Done when the process has ended.
+        lost: Whether nothing can be asked of it any more.
+        asked_at: When it was asked for something, without a word from it since.
+        users: How many pools get their workers from it; with the last one it ends.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, config: LauncherConfig) -> None:
+        self._loop = loop
+        self.users = 0
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.gone: asyncio.Future[None] = loop.create_future()
+        self.lost = self._useless = self._spare_asked = False
+        self._room = asyncio.Semaphore(_MOST_REQUESTS)
+        self._swept: list[asyncio.Future[None]] = []
+        self.asked_at: float | None = loop.time()
+        self._requests: dict[int, asyncio.Future[Process]] = {}
+        self._next_request = 0
+        self._processes: dict[int, Process] = {}
+        self._ahead = config.fork
+        self._spare: Spare | None = None
+        self._quiet: asyncio.TimerHandle | None = None
+        self._unwanted: set[int] = set()
+        self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
+        self._socket, theirs = socket.socketpair()
+        try:
+            self._popen = start_launcher(theirs)
+        except OSError as error:
+            self._socket.close()
+            raise LaunchError(
+                f"the interpreter {sys.executable} cannot be started: {error}"
+            ) from error
+        finally:
+            theirs.close()
+        self._socket.setblocking(False)
+        loop.add_reader(self._socket.fileno(), self._read_some)
+        payload = config.pack()
+        data = header(Kind.CONFIG, len(payload)) + payload
+        if len(payload) > _MAX_CONFIG:
+            self.abort()
+            raise LaunchError(f"sys.path and preload have {len(payload)} bytes")
+        # Linux takes some thousand directories at once, macOS 8 KB.
+        self._unsent = memoryview(data)
+        loop.add_writer(self._socket.fileno(), self._send_config)
+        self._send_config()
+
+    def _send_config(self) -> None:
+        """Send the rest of how it begins; nothing else is sent before it is ready."""
+        try:
+            sent = self._socket.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # it is gone, which its channel tells too
+            sent = len(self._unsent)
+        self._unsent = self._unsent[sent:]
+        if not self._unsent:
+            self._loop.remove_writer(self._socket.fileno())
+
+    async def launch(self, fds: list[int]) -> Process:
+        """Start a worker on *fds*; see :meth:`Launcher.launch`."""
+        async with self._room:
+            try:
+                await shielded(self.ready)
+                process = self._take_spare(fds) or await self._request(fds)
+            except LaunchError:
+                if self._useless:
+                    self.abort()
+                raise
+        self._have_spare()
+        return process
+
+    async def sweep(self) -> None:
+        """Wait until nothing is left of workers that are dead, or that nobody wants."""
+        with contextlib.suppress(OSError, TimeoutError):  # it is ending, or hangs
+            async with asyncio.timeout(_END_GRACE):
+                await self._sweep_once()
+                while self._unwanted:
+                    await self._sweep_once()
+
+    async def _sweep_once(self) -> None:
+        if self.lost or not self.ready.done():
+            return
+        swept: asyncio.Future[None] = self._loop.create_future()
+        self._socket.send(header(Kind.SWEEP, 0))
+        self._swept.append(swept)
+        await asyncio.shield(swept)
+
+    def _take_spare(self, fds: list[int]) -> Process | None:
+        """Make a worker of the process that was forked ahead, if there is one."""
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        if spare.hand_over(fds):
+            return spare.process
+        spare.close()
+        return None
+
+    def _have_spare(self) -> None:
+        """See to it that there is one again, once nothing else is to be done."""
+        if self._quiet is not None:
+            self._quiet.cancel()
+        if self._ahead and not self.lost:
+            self._quiet = self._loop.call_later(_QUIET, self._ask_for_spare)
+
+    def _ask_for_spare(self) -> None:
+        # On a busy machine the last one that was asked for may still be on its way.
+        if self._spare is None and not self._spare_asked:
+            # Or else the next start takes a little longer.
+            with contextlib.suppress(OSError):
+                self._socket.send(header(Kind.SPARE, 0))
+                self._spare_asked = True
+
+    async def _request(self, fds: list[int]) -> Process:
+        self._next_request += 1
+        number = self._next_request
+        answer: asyncio.Future[Process] = self._loop.create_future()
+        try:
+            socket.send_fds(self._socket, [header(Kind.LAUNCH, 0, number)], fds)
+        except OSError as error:
+            self._useless = True
+            raise LaunchError(f"the launcher does not listen: {error}") from error
+        self._requests[number] = answer
+        if self.asked_at is None:
+            self.asked_at = self._loop.time()
+        try:
+            return await answer
+        finally:
+            self._requests.pop(number, None)
+
+    def abort(self) -> None:
+        """Kill the process."""
+        if not self.lost:
+            self._popen.kill()
+            self._lose("the launcher was killed")
+
+    async def close(self) -> None:
+        """End the process and wait until it has ended."""
+        if not self.ready.done():
+            self.abort()  # it still imports, and has no workers to look after
+        if not self.lost:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+        try:
+            async with asyncio.timeout(_END_GRACE):
+                await asyncio.shield(self.gone)
+        except TimeoutError:
+            self.abort()
+            await self.gone
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+
+    def _read_some(self) -> None:
+        try:
+            data, fds, truncated = receive_fds(self._socket, 65536, 2)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, fds, truncated = b"", [], False
+        if not data:
+            self._lose("the launcher's process ended")
+            return
+        self.asked_at = None
+        if truncated:  # which are lost, nobody knows
+            _close_all(fds)
+        try:
+            for frame in self._decoder.feed(data):
+                self._hear(frame, fds)
+        except ProtocolError as error:
+            self._popen.kill()
+            self._lose(str(error))
+        _close_all(fds)  # nobody's
+
+    def _hear(self, frame: Frame, fds: list[int]) -> None:
+        match frame.kind:
+            case Kind.HELLO:
+                _settle(self.ready)
+            case Kind.SWEPT if self._swept:
+                _settle(self._swept.pop(0))
+            case Kind.LAUNCHED:
+                self._launched(frame, fds)
+            case Kind.SPARE:
+                self._spare_asked = False
+                # Else it could not be forked, or its door was lost, which ends it.
+                if fds and self._spare is None:
+                    door = fds.pop(0)
+                    self._spare = Spare(self._started(frame, fds), door)
+            case Kind.EXITED:
+                self._exited(*unpack_exit(frame.payload))
+            case Kind.FAILED:
+                failure = Failure.unpack(frame.payload)
+                kind = ScriptError if failure.stage == "script" else LaunchError
+                error = kind(printable_lines(failure.summary))
+                error.trace = printable_lines(failure.text)
+                if failure.stage in {"preload", "script"}:
+                    self._useless = True
+                    _fail(self.ready, error)
+                elif (answer := self._requests.get(frame.job)) is not None:
+                    _fail(answer, error)
+            case _:
+                raise ProtocolError(f"the launcher sent {frame.kind.name}")
+
+    def _started(self, frame: Frame, fds: list[int]) -> Process:
+        pid, held = unpack_pid(frame.payload)
+        # A read ends behind the bytes that a descriptor came with, so if this frame
+        # brings one, it is the only one here.
+        process = Process(self._loop, pid, fds.pop() if held and fds else None)
+        self._processes[pid] = process
+        return process
+
+    def _exited(self, pid: int, status: int) -> None:
+        process = self._processes.pop(pid, None)
+        if process is None:
+            return  # a spare one that never got here
+        process.ended(status)
+        if pid in self._unwanted:
+            self._unwanted.remove(pid)
+            process.close()
+        elif self._spare is not None and self._spare.process is process:
+            self.drop_spare()
+
+    def drop_spare(self) -> None:
+        """Do without the process that was forked ahead, until one is asked for again."""
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+    def _launched(self, frame: Frame, fds: list[int]) -> None:
+        process = self._started(frame, fds)
+        answer = self._requests.get(frame.job)
+        if answer is not None and not answer.done():
+            answer.set_result(process)
+            return
+        # Who asked has left, and has closed its channels: it would end by itself.
+        self._unwanted.add(process.pid)
+        process.signal(signal.SIGKILL)
+
+    def _lose(self, reason: str) -> None:
+        if self.lost:
+            return
+        self.lost = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        error = LaunchError(reason)
+        _fail(self.ready, error)
+        for answer in list(self._requests.values()):
+            _fail(answer, error)
+        self.drop_spare()
+        if self._quiet is not None:
+            self._quiet.cancel()
+        for pid, process in self._processes.items():
+            process.launcher_gone()
+            if pid in self._unwanted:
+                process.close()
+        self._processes.clear()
+        self._unwanted.clear()
+        while self._swept:
+            _settle(self._swept.pop())
+        self._reap(_FIRST_LOOK)
+
+    def _reap(self, wait: float) -> None:
+        # Its channel ended as a part of its own end, or it was killed: it takes no
+        # time, unless it sleeps in the kernel.  And if another library has reaped it
+        # already, that is all right too.
+        if self._popen.poll() is None and wait < _LAST_LOOK:
+            self._loop.call_later(wait, self._reap, 2 * wait)
+        else:
+            self.gone.set_result(None)
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _fail(
+    future: asyncio.Future[None] | asyncio.Future[Process], error: Exception
+) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # heard: nobody may be waiting, and that is no error

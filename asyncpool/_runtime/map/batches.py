@@ -1,0 +1,77 @@
+"""The items of a map that follow one another, and what has become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._runtime.job.job import Job
+
+__all__ = ["Batch", "Part", "Task"]
+
+
+class Task(NamedTuple):
+    """What is done with each item.
+
+    Attributes:
+        function: What is called.
+        star: Whether an item is a tuple of its arguments.
+        options: What each call is to have.
+        submit: Submits a job.
+    """
+
+    function: Callable[..., Any]
+    star: bool
+    options: JobOptions
+    submit: Callable[..., Job[Any]]
+
+
+class Batch:
+    """Items that follow one another, and what has become of them.
+
+    Attributes:
+        first: The index of the first one.
+        items: The items.
+        outcomes: A result or a :class:`Failure` for each that has one.
+        open: How many have none.
+        failed: Whether there is any failure among the outcomes.
+    """
+
+    __slots__ = ("failed", "first", "items", "open", "outcomes")
+
+    def __init__(self, first: int, items: list[Any]) -> None:
+        self.first = first
+        self.items = items
+        self.outcomes: list[Any] = []
+        self.open = len(items)
+        self.failed = False
+
+    def settle(self, offset: int, outcomes: list[Any], *, failed: bool) -> None:
+        """Take note of the outcomes of the items from *offset* on."""
+        self.open -= len(outcomes)
+        self.failed |= failed
+        if len(outcomes) == len(self.items):
+            self.outcomes = outcomes
+            return
+        if not self.outcomes:
+            self.outcomes = [None] * len(self.items)
+        self.outcomes[offset : offset + len(outcomes)] = outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Items of a batch that are done in one job.
+
+    Attributes:
+        batch: The batch.
+        offset: The first of them.
+        count: How many.
+        begun: How many attempts there were at the only one.
+    """
+
+    batch: Batch
+    offset: int
+    count: int
+    begun: int = 0

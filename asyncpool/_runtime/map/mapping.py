@@ -1,0 +1,146 @@
+"""Run a function on many items, with as many of them under way as keep the pool busy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from asyncpool._core.base.names import function_name
+from asyncpool._runtime.base.time_slice import Turn
+from asyncpool._runtime.map.batch_runner import BatchRunner, Crew
+from asyncpool._runtime.map.batches import Batch, Part, Task
+from asyncpool._runtime.map.sources import Source
+from asyncpool._runtime.state.draining import Hold
+
+__all__ = ["Mapping"]
+
+
+class Mapping:
+    """One run of a map.
+
+    Args:
+        crew: The pool.
+        task: What is done with each item.
+        source: Where the items come from.
+        news: Set by the source when there is something new.
+        chunk: How many items go together; ``None`` for what fits the pool.
+        window: How many items may be under way; ``None`` for what fits the pool.
+        ordered: Whether batches come in their order.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        task: Task,
+        source: Source,
+        news: asyncio.Event,
+        *,
+        chunk: int | None,
+        window: int | None,
+        ordered: bool,
+    ) -> None:
+        self._crew = crew
+        self._hold = Hold(function_name(task.function))
+        self._source = source
+        self._news = news
+        # All of them in their order, or those that are complete in theirs.
+        self._line: deque[Batch] = deque()
+        self._ordered = ordered
+        self._runner = BatchRunner(
+            crew,
+            task,
+            chunk=chunk,
+            window=window,
+            hold=self._hold,
+            on_complete=partial(
+                _take_note, None if ordered else self._line, news, self._hold
+            ),
+            on_held=news.set,
+        )
+        self._pace = self._runner.pace
+        self._open = 0  # batches that were not taken yet
+        self._next = 0
+
+    async def batches(self) -> AsyncGenerator[Batch, None]:
+        """Yield the batches, each when it is complete.
+
+        Raises:
+            BaseException: What drawing items has raised, when all before it is done.
+
+        Cancellation:
+            Cancels the jobs that are under way.
+        """
+        source, turn = self._source, Turn()
+        try:
+            self._crew.hold(self._hold)
+            while True:
+                if turn.over:
+                    await asyncio.sleep(0)
+                    turn = Turn()
+                drew_all = self._draw(turn)
+                if source.exhausted:
+                    self._hold.drawn()
+                batch = self._take()
+                if batch is not None:
+                    yield batch
+                    self._hold.under_way -= len(batch.items)
+                elif source.exhausted and not self._open:
+                    break
+                elif drew_all:
+                    await self._wait()
+            if source.error is not None:
+                raise source.error
+        finally:
+            self._runner.stop()
+            self._hold.release()
+            await source.aclose()
+
+    def _draw(self, turn: Turn) -> bool:
+        """Begin with items; tell whether it is as many as there is room for."""
+        source, workers = self._source, self._crew.most_workers
+        while not source.exhausted and not self._runner.full:
+            size = self._pace.size(workers)
+            room = self._pace.window(workers) - self._hold.under_way
+            if room < size and self._hold.under_way:
+                break
+            items = source.draw(size, room)
+            if not items:
+                break
+            batch = Batch(self._next, items)
+            if self._ordered:
+                self._line.append(batch)
+            self._open += 1
+            self._hold.begin()
+            self._hold.under_way += len(items)
+            self._next += len(items)
+            self._runner.send(Part(batch, 0, len(items)))
+            if turn.over:
+                return False
+        return True
+
+    def _take(self) -> Batch | None:
+        """Return the batch that is next, if it is complete."""
+        if not self._line or self._line[0].open:
+            return None
+        self._open -= 1
+        return self._line.popleft()
+
+    async def _wait(self) -> None:
+        if self._runner.full and not self._runner.running:
+            await self._crew.room()
+            self._runner.send_held()
+        else:
+            self._news.clear()
+            await self._news.wait()
+
+
+# It does not know the mapping, which has what calls it: they would be a cycle.
+def _take_note(
+    line: deque[Batch] | None, news: asyncio.Event, hold: Hold, batch: Batch
+) -> None:
+    if line is not None:
+        line.append(batch)
+    hold.done()
+    news.set()

@@ -1,0 +1,1 @@
+"""What the constructors of pools and clusters share, and the options of jobs."""

@@ -1,0 +1,244 @@
+"""The life of a pool, or of a cluster: its beginning and its end, for whoever asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import sys
+import warnings
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from asyncpool._core.supervision.closing import Finish
+from asyncpool._runtime.base.event_hub import EventHub, EventStream
+from asyncpool._runtime.base.loop_check import check_home
+from asyncpool._runtime.base.script import check_not_imported
+from asyncpool._runtime.base.shielding import shielded
+from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool._runtime.state.config import SupervisorConfig
+from asyncpool.errors import PoolClosedError
+from asyncpool.events import CloseSummary, Event
+
+__all__ = ["Life"]
+
+
+class Life:
+    """One supervisor, before, during and after its time.
+
+    Args:
+        what: What errors call it: ``"pool"``.
+        name: Its name.
+
+    Attributes:
+        supervisor: The supervisor, once there is one.
+        closed_unused: Whether it was closed before it was started.
+    """
+
+    def __init__(self, what: str, name: str) -> None:
+        self.supervisor: Supervisor | None = None
+        self.closed_unused = False
+        self._what = what
+        self._name = name
+        # Also for those who listen before the start.
+        self._hub: EventHub[Event] = EventHub()
+        self._task: asyncio.Task[None] | None = None
+        self._process = os.getpid()
+
+    async def start(self, config: Callable[[], SupervisorConfig]) -> Supervisor:
+        """Start the supervisor, unless there is one; return when a worker is ready.
+
+        Args:
+            config: What makes the configuration.
+
+        Raises:
+            PoolBrokenError: If none can be started; it has the crashes.
+            PoolClosedError: If it is closed, or is meanwhile.
+            RuntimeError: If it was started in another event loop, or by a script that a
+                worker imports.
+
+        Cancellation:
+            Ends everything.
+        """
+        if self.closed_unused:
+            raise PoolClosedError(f"the {self._what} is closed")
+        check_not_imported(self._what)
+        self.check_loop()
+        if self.supervisor is None:
+            self.supervisor = Supervisor(config(), self._hub)
+            self._task = asyncio.create_task(
+                self.supervisor.run(),
+                name=f"asyncpool supervisor of {self._name}",
+                # Not that of who happens to start it, a request's or a notebook cell's.
+                context=contextvars.Context(),
+            )
+        supervisor = self.supervisor
+        try:
+            await shielded(supervisor.standing.up)
+        except BaseException:
+            await self.end_now()
+            raise
+        if supervisor.standing.done.done():
+            raise PoolClosedError(f"the {self._what} is closed")
+        return supervisor
+
+    async def close(self, finish: Finish, timeout: float | None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the jobs, not the wait
+        """End everything, after what *finish* says, within so many seconds if not ``None``.
+
+        Cancellation:
+            Safe: the close goes on without the caller.
+        """
+        if self.supervisor is None:
+            self.closed_unused = True
+            self._hub.end()
+            return CloseSummary(finished=0, failed=0, killed=0)
+        self.check_loop()
+        self.supervisor.close(finish, timeout)
+        await shielded(self.supervisor.standing.done)
+        return self.supervisor.summary()
+
+    async def leave(
+        self,
+        error: BaseException | None,
+        close: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Leave the context: *close*, or give everything up if an *error* leaves.
+
+        Raises:
+            RuntimeError: If it was started in another event loop.
+
+        Cancellation:
+            Kills what is left, and returns when it is gone.
+        """
+        self.check_loop()
+        try:
+            await (close() if error is None else self._give_up())
+        except BaseException:
+            await self.end_now()
+            raise
+
+    async def _give_up(self) -> None:
+        """End everything, and give what runs the time to clean up.
+
+        Cancellation:
+            Is heard of; that of a scope of anyio's, which may be why, is not.
+        """
+        supervisor = self.supervisor
+        if supervisor is not None:
+            supervisor.give_up()
+            with anyio.CancelScope(shield=True):
+                await shielded(supervisor.standing.done)
+
+    async def end_now(self) -> None:
+        """Kill everything, and do not return before it is gone."""
+        supervisor = self.supervisor
+        if supervisor is None:
+            return
+        supervisor.close(Finish.NONE, 0.0)
+        cancelled: asyncio.CancelledError | None = None
+        # A cancelled scope of anyio's cancels in every turn of the loop, hence the
+        # shield; each of asyncio's is kept until nothing is left to leak.
+        with anyio.CancelScope(shield=True):
+            while not supervisor.standing.done.done():
+                try:
+                    await shielded(supervisor.standing.done)
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    def dropped(
+        self, face: object, *, at_the_end: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        """Take note that nobody has the *face* of it any more: it drains, and ends.
+
+        The garbage collector may call it, in any thread and at any moment; at the end of the
+        interpreter too, when modules have lost their names and nobody can be told.
+        """
+        # In a fork there is but a copy, whose loop would write to this one's pipe.
+        if at_the_end() or self._task is None or os.getpid() != self._process:
+            return
+        supervisor = self.running()
+        if supervisor.closing:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop = self._task.get_loop()
+            loop.call_soon_threadsafe(supervisor.close, Finish.ALL, None)
+        warnings.warn(
+            f"{self._what} {self._name} was dropped without being closed; it finishes "
+            f"its jobs and ends: use 'async with' or 'await {self._what}.close()'",
+            ResourceWarning,
+            source=face,
+            stacklevel=3,
+        )
+
+    def events(self, buffer: int) -> EventStream[Event]:
+        """Return a stream of the events from now on, all of them before the start.
+
+        Raises:
+            RuntimeError: If it was started in another event loop.
+        """
+        self.check_loop()
+        return self._hub.listen(buffer)
+
+    def check_loop(self) -> None:
+        """Check that it was started in the loop that runs.
+
+        Raises:
+            RuntimeError: If it was not.
+        """
+        if self._task is not None:
+            check_home(self._task.get_loop(), f"{self._what} {self._name}")
+
+    def running(self) -> Supervisor:
+        """Return the supervisor, which may have ended.
+
+        Raises:
+            PoolClosedError: If there never was one.
+        """
+        if self.supervisor is None:
+            what = self._what
+            raise PoolClosedError(
+                f"the {what} is closed"
+                if self.closed_unused
+                else f"the {what} was not started: use 'async with {what}' or "
+                f"'await {what}.start()'"
+            )
+        return self.supervisor
+
+    def here(self) -> Supervisor:
+        """Return the supervisor, which may have ended, to whoever is in its loop.
+
+        Raises:
+            PoolClosedError: If there never was one.
+            RuntimeError: If it was started in another event loop.
+        """
+        supervisor = self.running()
+        self.check_loop()
+        return supervisor
+
+    def open(self) -> Supervisor:
+        """Return a supervisor that works.
+
+        Raises:
+            PoolClosedError: If it does not, since it was closed, or not started.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If it was started in another event loop.
+        """
+        supervisor = self.here()
+        supervisor.check_open()
+        return supervisor
+
+    def trying(self) -> Supervisor:
+        """Return a supervisor that works, or that tries to start workers.
+
+        Raises:
+            PoolClosedError: If it does not, since it was closed, or not started.
+            PoolBrokenError: If it has given up.
+            RuntimeError: If it was started in another event loop.
+        """
+        supervisor = self.here()
+        supervisor.check_trying()
+        return supervisor

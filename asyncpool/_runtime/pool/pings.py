@@ -1,0 +1,66 @@
+"""Ping the workers of a pool, and have those killed that do not answer.
+
+A thread of the worker answers that does nothing else, so an answer says that the process
+runs and that its threads have their turns, whatever its job does meanwhile.  One that
+serves has its event loop answer, without which it serves nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from asyncpool._core.slots.health import HealthLedger
+from asyncpool._core.slots.slots import UP
+from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.traffic.stack_dump import LastWords
+from asyncpool._runtime.worker.handle import WorkerHandle
+
+__all__ = ["Health"]
+
+
+class Health:
+    """The pings of one pool.
+
+    Args:
+        state: The pool.
+        last_words: What ends those that are silent.
+        timeout: Seconds that a worker may be silent.
+    """
+
+    def __init__(self, state: PoolState, last_words: LastWords, timeout: float) -> None:
+        self._state = state
+        self._last_words = last_words
+        self._timeout = timeout
+        self._ledger: HealthLedger[WorkerHandle] = HealthLedger(
+            timeout, state.loop.time()
+        )
+        self.answered = self._ledger.answered
+        self._timer = self._set_timer()
+
+    def stop(self) -> None:
+        """Ping no more."""
+        self._timer.cancel()
+
+    def _set_timer(self) -> asyncio.TimerHandle:
+        due = self._ledger.due
+        return self._state.loop.call_at(due, self._on_timer, due)
+
+    @decision
+    def _on_timer(self, due: float) -> None:
+        # A timer may fire a clock tick early, as the loop sees it.
+        now, state = max(due, self._state.loop.time()), self._state
+        for handle in self._ledger.suspects(now):
+            handle.catch_up()
+            self._ledger.heard(handle, handle.heard_at)
+        up = [
+            state.handles[slot.index]
+            for slot in state.core.slots
+            if slot.state in UP and not slot.hung
+        ]
+        silent, asked = self._ledger.tick(up, now)
+        self._timer = self._set_timer()
+        for handle in asked:
+            handle.ping()
+        for handle in silent:
+            text = f"no answer to pings for {self._timeout:g} s"
+            self._last_words.hang(handle, text)

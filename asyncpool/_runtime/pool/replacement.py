@@ -1,0 +1,238 @@
+"""Planned exits, as the shell sees them: who asks for one, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from asyncpool import events
+from asyncpool._core.base.units import in_units
+from asyncpool._core.slots import commands as cmd
+from asyncpool._core.slots.slots import UP, Slot, SlotState
+from asyncpool._runtime.base.machine import private_memory
+from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.errors import (
+    NoWorkerError,
+    PoolClosedError,
+    ResizeError,
+    RollInProgressError,
+)
+
+__all__ = ["Rotator"]
+
+# Seconds between two looks at the workers' memory.  One takes 10 us for each of them.
+_LOOK_EVERY = 0.25
+
+# Somebody is there, if he was ready.
+_THERE = UP | {SlotState.STOPPING}
+
+
+class Rotator:
+    """What makes workers go before their time.
+
+    Args:
+        state: The pool.
+        perform: What carries out the core's commands.
+        rearm: What sets the timer after there may be an earlier deadline.
+    """
+
+    def __init__(
+        self,
+        state: PoolState,
+        perform: Callable[[list[cmd.Command]], None],
+        rearm: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._perform = perform
+        self._rearm = rearm
+        self._rotation = state.core.rotation
+        self._roll: asyncio.Future[events.RollResult] | None = None
+        self._sized: asyncio.Future[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        limits = state.config.limits
+        self._hard = limits.hard_rss
+        if limits.max_rss is not None or limits.hard_rss is not None:
+            self._look_later()
+
+    # What is asked.
+
+    @decision
+    def crowded(self) -> None:
+        """Take note that a job waits, while it matters."""
+        if self._state.core.dispatcher.crowd:
+            self._rotation.sizing.crowded(self._state.loop.time())
+            self._rearm()
+
+    @decision
+    def retire(self, handle: WorkerHandle, reason: str = "") -> None:
+        """Have a worker begin no other job, since its job has asked for that."""
+        core, book = self._state.core, self._state.book
+        slot, now = core.slots[handle.slot], self._state.loop.time()
+        unsent = core.last(slot.index) if handle.outbox.withdraw() else None
+        jobs = self._state.config.serving is None
+        why = _why("retire_worker()" if jobs else "retire()", reason)
+        self._perform(self._rotation.retire(slot, why, now, unsent=unsent))
+        if unsent is not None:
+            self._perform(core.withdraw(slot.index, unsent, now))
+            profile = book.jobs[unsent].profile
+            self._perform(core.give_back({unsent: profile}, now))
+
+    @decision
+    def replace(self, handle: WorkerHandle, reason: str = "") -> None:
+        """Have another worker take the place of one that has asked for it."""
+        slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
+        self._perform(self._rotation.wear_out(slot, _why("replace()", reason), now))
+        self._rearm()
+
+    @decision
+    def retire_from(self, index: int) -> None:
+        """Have another worker take the place of the one in a slot.
+
+        Raises:
+            NoWorkerError: If none is ready there.
+        """
+        slot, now = self._worker_in(index), self._state.loop.time()
+        self._perform(self._rotation.wear_out(slot, "retire", now))
+        self._rearm()
+
+    @decision
+    def kill(self, index: int) -> None:
+        """Kill the worker in a slot.
+
+        Raises:
+            NoWorkerError: If none is ready there.
+        """
+        slot, now = self._worker_in(index), self._state.loop.time()
+        self._perform(self._rotation.kill(slot, now))
+
+    def _worker_in(self, index: int) -> Slot:
+        slots = {
+            slot.index: slot
+            for slot in self._state.core.slots
+            if slot.state in _THERE and slot.ready_at is not None
+        }
+        if index not in slots:
+            raise NoWorkerError(index, there=tuple(slots))
+        return slots[index]
+
+    def resize(self, least: int, most: int) -> asyncio.Future[None]:
+        """Have the pool grow or shrink; return what is done when it has."""
+        self._resize(least, most)
+        if self._sized is None:
+            self._sized = self._state.loop.create_future()
+        sized = self._sized
+        self.look()
+        return sized
+
+    @decision
+    def _resize(self, least: int, most: int) -> None:
+        now = self._state.loop.time()
+        self._perform(self._rotation.resize(least, most, now))
+        self._rearm()
+
+    def roll(self) -> asyncio.Future[events.RollResult]:
+        """Have every worker replaced; return what becomes of that.
+
+        Raises:
+            RollInProgressError: If that is under way already.
+        """
+        if self._rotation.rolling:
+            raise RollInProgressError(
+                f"{self._state.config.title} is being rolled: one roll at a time"
+            )
+        roll = self._roll = self._state.loop.create_future()
+        self._begin_roll()
+        return roll
+
+    @decision
+    def _begin_roll(self) -> None:
+        self._perform(self._rotation.roll(self._state.loop.time()))
+        self._rearm()
+
+    # What comes of it.
+
+    def carry_out(self, command: cmd.Retiring | cmd.Resized | cmd.Rolled) -> None:
+        """Tell those who wait for it."""
+        hub = self._state.hub
+        match command:
+            case cmd.Retiring(slot, reason):
+                handle = self._state.handles[slot]
+                hub.publish(events.Retiring(slot, handle.generation, reason))
+            case cmd.Resized(workers):
+                hub.publish(events.Resized(workers))
+            case cmd.Rolled(replaced, trouble, filled):
+                self._rolled(replaced, trouble, filled)
+
+    def _rolled(self, replaced: int, trouble: str, filled: int) -> None:
+        crashes = self._state.crashes
+        failed = trouble and not self._rotation.stopped
+        crash = crashes[-1] if failed and crashes else None
+        roll, self._roll = self._roll, None
+        if roll is not None and not roll.done():
+            roll.set_result(
+                events.RollResult(
+                    replaced=replaced, filled=filled, trouble=trouble, crash=crash
+                )
+            )
+
+    def look(self) -> None:
+        """Tell those who wait for a size, if the pool has it."""
+        if self._rotation.stopped:
+            return  # stop() tells them
+        if self._rotation.budget.settled:
+            self._sized_is(None)
+        elif self._rotation.budget.stuck:
+            self._sized_is(self._state.crashes[-1])
+
+    def start_failed(self, crash: events.Crash) -> None:
+        """Tell them why it does not have it, if that worker was for its size."""
+        if self._rotation.budget.misses(crash.slot):
+            self._sized_is(crash)
+
+    def _sized_is(self, crash: events.Crash | None) -> None:
+        sized, self._sized = self._sized, None
+        if sized is None or sized.done():
+            return
+        if crash is None:
+            sized.set_result(None)
+        else:
+            sized.set_exception(ResizeError(crash))
+            sized.exception()  # whoever waits for it may have left
+
+    def stop(self) -> None:
+        """Wait for nothing any more."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._rolled(0, "the pool was closed", 0)
+        if self._sized is not None and not self._sized.done():
+            self._sized.set_exception(PoolClosedError())
+            self._sized.exception()  # whoever waits for it may have left
+
+    # Memory.
+
+    def _look_later(self) -> None:
+        self._watch = self._state.loop.call_later(_LOOK_EVERY, self._look_at_memory)
+
+    @decision
+    def _look_at_memory(self) -> None:
+        for slot in list(self._state.core.slots):
+            if slot.state in UP:
+                self._weigh(slot)
+        self._look_later()
+
+    def _weigh(self, slot: Slot) -> None:
+        handle, now = self._state.handles[slot.index], self._state.loop.time()
+        if handle.pid is None:
+            return
+        memory = private_memory(handle.pid)
+        if self._hard is not None and memory >= self._hard:
+            had, most = in_units(memory), in_units(self._hard)
+            reason = f"it had {had} of memory, and hard_rss is {most}"
+            self._perform(self._rotation.oversized(slot, reason, now))
+        elif slot.wear.rss is not None and memory >= slot.wear.rss:
+            self._perform(self._rotation.wear_out(slot, "max_rss", now))
+
+
+def _why(call: str, reason: str) -> str:
+    return f"{call}: {reason}" if reason else call

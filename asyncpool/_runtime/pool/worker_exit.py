@@ -1,0 +1,154 @@
+"""The burial of workers: what the end of one means for its jobs, its slot and the log."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from asyncpool import events
+from asyncpool._core.slots.commands import Command
+from asyncpool._runtime.base.callbacks import Reporter
+from asyncpool._runtime.pool.replacement import Rotator
+from asyncpool._runtime.pool.sessions import Sessions
+from asyncpool._runtime.state.crash_report import (
+    Coroner,
+    crash_error,
+    describe_next_step,
+    seen_by,
+)
+from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.registry import Loss
+from asyncpool._runtime.traffic.heartbeats import Heartbeats
+from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool._runtime.worker.serving import Serving
+
+__all__ = ["Burial"]
+
+
+class Burial:
+    """Buries the workers of one pool.
+
+    Args:
+        state: The pool.
+        perform: What carries out the core's commands.
+        heartbeats: What their jobs say.
+        rotator: What waits for those that are started.
+        serving: What they do instead of jobs, if they serve.
+        sessions: Whose own they are.
+    """
+
+    def __init__(
+        self,
+        state: PoolState,
+        perform: Callable[[list[Command]], None],
+        heartbeats: Heartbeats,
+        rotator: Rotator,
+        *,
+        serving: Serving | None,
+        sessions: Sessions,
+    ) -> None:
+        config = state.config
+        self._state = state
+        self._perform = perform
+        self._heartbeats = heartbeats
+        self._rotator = rotator
+        self._serving = serving
+        self._sessions = sessions
+        self._coroner = Coroner(config.start_timeout)
+        self._reporter = Reporter(
+            state.loop,
+            config.title,
+            config.on_crash,
+            # Workers of pools print theirs.
+            traces=serving is not None,
+        )
+
+    def born(self) -> None:
+        """Take note that there is a new worker: what has killed others is no news then."""
+        self._coroner.look()
+
+    @decision
+    def bury(self, handle: WorkerHandle) -> None:
+        """Bury a worker: the one place where its jobs and its slot hear of its end."""
+        self._heartbeats.look(handle)
+        book, hub, core = self._state.book, self._state.hub, self._state.core
+        slot, now = core.slots[handle.slot], self._state.loop.time()
+        planned, kind = slot.planned, self._coroner.kind_of(handle, slot)
+        was_ready = slot.ready_at is not None
+        losses = book.losses(handle, slot, kind)
+        begun = [loss.job for loss in losses if loss.attempt]
+        silent, doomed = slot.silent, next(iter(slot.doomed), None) if planned else None
+        blamed = bool(begun)
+        if self._serving is not None:
+            blamed = self._serving.ended(handle)
+        commands = core.ended(
+            handle.slot,
+            now,
+            started=blamed,
+            requeue=[loss.job.id for loss in losses if loss.again],
+            roll=random.random(),  # noqa: S311 - jitter
+        )
+        # One that was told to end may yet have died of something else, and with whatever it
+        # still served.  (A pool's has no job in hand then.)  Another comes as was planned.
+        served = self._serving is not None and was_ready
+        crashed = not planned or (served and handle.failed)
+        crash = self._coroner.report(
+            handle,
+            kind=kind,
+            planned=planned,
+            jobs=sorted(begun, key=lambda job: job.id != silent),
+            doomed=doomed,
+            now=now,
+            next_step=describe_next_step(handle.slot, commands),
+        )
+        handle.page.close()
+        if not crashed:
+            hub.publish(
+                events.Exited(
+                    handle.slot,
+                    handle.generation,
+                    handle.pid,
+                    crash.exit_code,
+                    crash.signal,
+                    crash.detail,
+                )
+            )
+        else:
+            self._state.crashes.append(crash)
+            self._sessions.worker_crashed(crash)
+            book.crashes += 1
+            hub.publish(events.Crashed(crash))
+        # The next worker is on its way before anybody hears of this one, by logging,
+        # callback or future: that takes half a millisecond and more.
+        self._perform(commands)
+        if crashed:
+            self._reporter.report(crash)
+        for loss in losses:
+            self._settle(loss, crash)
+        book.leases.worker_gone(handle.slot)
+        if not planned and not was_ready:
+            self._rotator.start_failed(crash)
+        self._rotator.look()
+
+    async def finish(self) -> None:
+        """Wait for who is told of crashes; see :meth:`Reporter.finish`.
+
+        Cancellation:
+            Safe: what was called goes on.
+        """
+        await self._reporter.finish()
+
+    def _settle(self, loss: Loss, crash: events.Crash) -> None:
+        job = loss.job
+        if not loss.touched or job.done():
+            return  # it only waited there, and waits elsewhere now; or was for it alone
+        if loss.error is None:
+            job.crashes += (seen_by(job, crash),)
+        if loss.again:
+            if self._sessions.is_over(job):
+                return  # it fails with the session
+            self._state.book.takeovers += 1
+            self._state.hub.publish(events.TakenOver(job.id, loss.attempt))
+        else:
+            error = loss.error or crash_error(job, loss.delivery)
+            self._state.book.fail(job, error)

@@ -1,0 +1,120 @@
+"""Who may come in: whether the pool is open, and has room for another job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from asyncpool import events
+from asyncpool._core.policies.job_limits import Hold, JobOptions
+from asyncpool._runtime.state.bulk_failure import broken_errors
+from asyncpool._runtime.state.pool_state import PoolState
+from asyncpool.errors import PoolClosedError, PoolFullError
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """Admits jobs to a pool, or turns them away.
+
+    Args:
+        state: The pool.
+        rearm: What sets the pool's timer anew.
+
+    Attributes:
+        saturated: Whether the queue was full, and has not been empty since.
+    """
+
+    def __init__(self, state: PoolState, rearm: Callable[[], None]) -> None:
+        self._state = state
+        self._rearm = rearm
+        self._core = state.core
+        self._limit = state.config.max_pending
+        self.saturated = False
+
+    def check_open(self, hold: Hold | None = None) -> None:
+        """Check that there is a pool to do something with.
+
+        Args:
+            hold: What holds the pool open for it, also while it drains.
+
+        Raises:
+            PoolClosedError: If it is closed.
+            PoolBrokenError: If it is broken.
+        """
+        closing = self._core.closing
+        if closing.finish is not None and not (
+            closing.draining and hold is not None and hold.held
+        ):
+            raise PoolClosedError
+        if self._core.broken is not None:
+            self._core.wanted(self._state.loop.time())
+            self._rearm()
+            raise broken_errors(self._state)(None)
+
+    def check_trying(self) -> None:
+        """Check that there is a pool that works, or that tries to start workers.
+
+        Raises:
+            PoolClosedError: If it is closed.
+            PoolBrokenError: If it has given up.
+        """
+        if self._core.closing.finish is not None:
+            raise PoolClosedError
+        is_broken = self._core.broken is not None
+        if is_broken and self._core.retry_in(self._state.loop.time()) is None:
+            raise broken_errors(self._state)(None)
+
+    def check(self, options: JobOptions) -> None:
+        """Check that a job with these options may come in.
+
+        Raises:
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If it is broken.
+            PoolFullError: If too many wait.
+        """
+        core, limit = self._core, self._limit
+        if core.closing.finish is not None or core.broken is not None:
+            self.check_open(options.hold)
+        if limit is None or core.dispatcher.has_idle_worker_for(options.key):
+            return
+        if options.bound is not None:
+            return  # it waits for its own worker, and in no queue
+        # Some will not wait: those still being pickled, for whom workers are idle.
+        waiting = core.balance.waiting
+        not_for_long = min(core.dispatcher.free, core.dispatcher.preparing)
+        if waiting - not_for_long >= limit:
+            if not self.saturated:
+                self.saturated = True
+                self._state.hub.publish(events.Saturated(waiting))
+            raise PoolFullError(waiting=waiting, max_pending=limit)
+
+    def check_session(self) -> None:
+        """Check that one more may wait for a worker to himself.
+
+        Raises:
+            PoolClosedError: If the pool is closed.
+            PoolBrokenError: If it is broken.
+            PoolFullError: If too many jobs and others wait.
+        """
+        self.check_open()
+        core, limit = self._core, self._limit
+        waiting = core.balance.waiting + core.dispatcher.wanted
+        if limit is not None and not core.dispatcher.idle and waiting >= limit:
+            raise PoolFullError(waiting=waiting, max_pending=limit)
+
+    def relax(self) -> None:
+        """Take note that jobs have left a queue that was full."""
+        if not self._core.balance.waiting:
+            self.saturated = False
+            self._state.hub.publish(events.Drained())
+
+    async def room(self) -> None:
+        """Wait until the queue, which was full, is empty; or the pool is closed.
+
+        Cancellation:
+            Safe.
+        """
+        if self.saturated:
+            async for event in self._state.hub.listen(64):
+                if isinstance(event, events.Drained):
+                    return

@@ -1,0 +1,244 @@
+"""Find out what a worker died of, and which error that makes for its job."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from asyncpool._core.slots import commands as cmd
+from asyncpool._core.slots.slots import Slot
+from asyncpool._core.wire.frames import HEADER_SIZE
+from asyncpool._runtime.base.machine import OomKills
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.errors import (
+    JobTimeoutError,
+    PoolBrokenError,
+    WorkerCrashedError,
+    WorkerHungError,
+    WorkerOutOfMemoryError,
+    WorkerStartError,
+)
+from asyncpool.events import Crash, CrashKind, Delivery
+
+__all__ = [
+    "Coroner",
+    "broken_error",
+    "crash_error",
+    "deliveries",
+    "describe_next_step",
+    "seen_by",
+    "stacks_of",
+    "timeout_error",
+]
+
+_ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
+    "crash": WorkerCrashedError,
+    "protocol": WorkerCrashedError,
+    "failed start": WorkerStartError,
+    "out of memory": WorkerOutOfMemoryError,
+    "hung": WorkerHungError,
+}
+
+
+class Coroner:
+    """Judges deaths.
+
+    Args:
+        start_timeout: Seconds that a worker has to become ready.
+    """
+
+    def __init__(self, start_timeout: float) -> None:
+        self._start_timeout = start_timeout
+        self._counter = OomKills()
+        self._oom_kills = self._counter.count()
+
+    def kind_of(self, handle: WorkerHandle, slot: Slot) -> CrashKind:
+        """Return what happened to a worker that has ended unasked."""
+        if handle.broke_protocol:
+            return "protocol"
+        if slot.ready_at is None:
+            return "failed start"
+        if slot.oversized:
+            return "out of memory"
+        if slot.hung and handle.killed:
+            return "hung"
+        if handle.status == -signal.SIGKILL and not handle.killed:
+            before = self._oom_kills
+            self.look()
+            if (self._oom_kills or 0) > (before or 0):
+                return "out of memory"
+        return "crash"
+
+    def look(self) -> None:
+        """Take note of the kernel's count, so that only recent kills are new."""
+        self._oom_kills = self._counter.count()
+
+    def report(
+        self,
+        handle: WorkerHandle,
+        *,
+        kind: CrashKind,
+        planned: bool,
+        jobs: Sequence[Job[object]],
+        doomed: int | None,
+        now: float,
+        next_step: str,
+    ) -> Crash:
+        """Return the report of a death.
+
+        It has cost *jobs* an attempt, and the pool killed the worker for *doomed*, if that
+        is one.  If it is *planned*, the worker was to end anyhow.
+        """
+        job = next(iter(jobs), None)
+        status = handle.status
+        detail, stack = handle.detail, handle.traceback
+        late = kind == "failed start" and handle.killed and not planned
+        if late and not detail:
+            detail = f"it was not ready within {self._start_timeout:g} s"
+        if status == -signal.SIGKILL and not handle.killed and self._oom_kills is None:
+            detail = detail or "not by the pool: perhaps for want of memory"
+        if doomed is not None and not detail:
+            beside = ", which it ran too," if jobs else ""
+            detail = f"job {doomed}{beside} did not end"
+        killed_by_us = handle.killed and detail != ""
+        if kind == "hung":
+            stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)
+            detail, killed_by_us = handle.silence, False
+        return Crash(
+            slot=handle.slot,
+            generation=handle.generation,
+            pid=handle.pid,
+            exit_code=status if status is not None and status >= 0 else None,
+            signal=_signal_name(-status) if status is not None and status < 0 else None,
+            kind=kind,
+            uptime=now - handle.began_at,
+            job_id=job.id if job is not None else None,
+            attempt=job.attempt if job is not None else 0,
+            detail=f"killed since {detail}" if killed_by_us else detail,
+            stack=stack,
+            stderr_tail=handle.stderr_tail,
+            next_step=next_step,
+            beside=tuple(other.id for other in jobs if other is not job),
+            function=job.function.name if job is not None else "",
+        )
+
+
+def seen_by(job: Job[object], crash: Crash) -> Crash:
+    """Return the report of a death in which *job* has lost an attempt."""
+    if crash.job_id in {None, job.id} or not crash.beside:
+        return crash
+    all_jobs = (crash.job_id, *crash.beside)
+    beside = tuple(number for number in all_jobs if number != job.id)
+    return replace(
+        crash,
+        job_id=job.id,
+        attempt=job.attempt,
+        beside=beside,
+        function=job.function.name,
+    )
+
+
+def stacks_of(job: Job[object], handle: WorkerHandle) -> str:
+    """Return where a job was when its worker was asked that, and forget it."""
+    parts = (handle.page.stack(job.id, job.attempt), handle.page.read_stacks())
+    return "\n".join(part for part in parts if part)
+
+
+def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delivery]:
+    """Tell how far *jobs*, the last that were sent, have come on their way."""
+    unsent, found = handle.outbox.unsent, list[Delivery]()
+    if handle.outbox.loading and jobs:
+        found.append("never sent")  # it is the last one
+        jobs = jobs[:-1]
+    for job in reversed(jobs):
+        if handle.page.begun(job.id, job.attempt):
+            found.append("started")
+        else:
+            found.append("never sent" if unsent > 0 else "sent")
+        if type(job.payload) is bytes:  # else it is not known how much there was
+            unsent -= job.ahead + HEADER_SIZE + len(job.payload)
+    return found[::-1]
+
+
+def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
+    """Return the error for a job that is not tried again."""
+    if job.attempt:
+        delivery = "started"  # in an earlier attempt, if not in this one
+    cls = _ERRORS[job.crashes[-1].kind]
+    return cls(
+        job_id=job.id,
+        crashes=job.crashes,
+        delivery=delivery,
+        function=job.function.name,
+    )
+
+
+def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
+    """Return the error for a job whose time is over."""
+    limit = job.exceeded
+    assert limit is not None
+    seconds = getattr(job.limits, limit)
+    attempt = job.attempt if job.began is not None else 0
+    return JobTimeoutError(
+        job_id=job.id,
+        attempt=attempt,
+        limit=limit,
+        seconds=seconds,
+        stack=stack,
+        function=job.function.name,
+    )
+
+
+def broken_error(
+    reason: str,
+    crashes: tuple[Crash, ...],
+    retry_after: float | None,
+    job: Job[object] | None,
+) -> PoolBrokenError:
+    """Return the error for those whom a broken pool turns away, or lets down."""
+    error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
+    if job is not None and crashes[-1].kind == "failed start":
+        error.__cause__ = WorkerStartError(
+            job_id=job.id,
+            crashes=crashes[-1:],
+            delivery="never sent",
+            function=job.function.name,
+        )
+    return error
+
+
+def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
+    """Say in words what the supervisor does about the end of a worker."""
+    for command in commands:
+        match command:
+            case cmd.ScheduleRestart(index, delay) if index == slot:
+                return f"restarting {_in(delay)}"
+            case cmd.Spawn(index, _) if index == slot:
+                return "restarting at once"
+            case cmd.ParkSlot(index, reason, probe_in) if index == slot:
+                return (
+                    f"giving up: {reason}"
+                    if probe_in is None
+                    else f"{reason}, next try in {probe_in:.2g} s"
+                )
+            case cmd.LeaveEmpty(index) if index == slot:
+                return "not replaced: there are enough other workers"
+            case cmd.Keep(index, again_in) if index == slot:
+                again = "" if again_in is None else f", next try {_in(again_in)}"
+                return f"the worker that it was to replace stays{again}"
+            case _:
+                pass
+    return "no replacement: the pool is closing"
+
+
+def _in(seconds: float) -> str:
+    return f"in {seconds:.2g} s" if seconds else "at once"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have numbers and no names
+        return f"signal {number}"

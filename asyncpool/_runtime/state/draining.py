@@ -1,0 +1,161 @@
+"""What a closing pool waits for: its jobs, and maps that have more of them to come."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from asyncpool._core.base.waiting import SAY_EVERY, names_of, say_what_it_waits_for
+from asyncpool._core.slots.commands import Command
+from asyncpool._runtime.state.pool_state import PoolState, decision
+
+__all__ = ["Draining", "Hold", "SessionHold"]
+
+_LOGGER = logging.getLogger("asyncpool")
+
+# Of a queue of a million jobs only so many are looked at, which takes 0.3 ms.
+_LOOKED_AT = 1000
+
+
+class Hold:
+    """One map's hold on its pool, until all of its items are drawn and done.
+
+    Whether the results were taken does not matter then.
+
+    Args:
+        name: What logs call the function of the map.
+
+    Attributes:
+        under_way: How many items were drawn whose results were not taken.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.under_way = 0
+        self._name = name
+        self._let_go: Callable[[Hold], None] | None = None
+        self._open = 0
+        self._drawn = False
+
+    @property
+    def held(self) -> bool:
+        """Whether the pool is held open."""
+        return self._let_go is not None
+
+    def __str__(self) -> str:
+        return f"a map of {self._name}, {self.under_way} items under way"
+
+    def take(self, let_go: Callable[[Hold], None]) -> None:
+        """Hold the pool open until *let_go* is called."""
+        self._let_go = let_go
+
+    def begin(self) -> None:
+        """Take note of a batch of items."""
+        self._open += 1
+
+    def done(self) -> None:
+        """Take note that all items of a batch are done."""
+        self._open -= 1
+        self._look()
+
+    def drawn(self) -> None:
+        """Take note that no more items are to come."""
+        self._drawn = True
+        self._look()
+
+    def release(self) -> None:
+        """Let go, whatever is left."""
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go(self)
+
+    def _look(self) -> None:
+        if self._drawn and not self._open:
+            self.release()
+
+
+class SessionHold(Hold):
+    """That of a worker to oneself, and of whoever waits for one."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.what = "a session that waits for a worker"
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class Draining:
+    """Lets maps and sessions hold a pool open, and says what a closing pool waits for.
+
+    Args:
+        state: The pool.
+        perform: What carries out the core's commands.
+    """
+
+    def __init__(
+        self, state: PoolState, perform: Callable[[list[Command]], None]
+    ) -> None:
+        self._state = state
+        self._perform = perform
+        self._holds: dict[Hold, None] = {}
+        self._began: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hold(self, hold: Hold) -> None:
+        """Have *hold* keep the pool open from now on, unless it closes already."""
+        core = self._state.core
+        if core.closing.finish is None:
+            self._holds[hold] = None
+            core.hold()
+            hold.take(self._let_go)
+
+    def begin(self) -> None:
+        """Take note that the pool closes."""
+        if self._began is None:
+            self._began = self._state.loop.time()
+            self._say_later()
+
+    def stop(self) -> None:
+        """Say for the last time what there is to say."""
+        if self._timer is not None:
+            self._timer.cancel()
+        unheard = self._state.book.unheard
+        if unheard:
+            count = unheard.total()
+            _LOGGER.warning(
+                "%s was closed before %s done, and nobody waited for %s (%s)",
+                self._state.config.title,
+                f"{count} of its jobs were" if count > 1 else "one of its jobs was",
+                "them" if count > 1 else "it",
+                names_of(unheard),
+            )
+
+    @decision
+    def _let_go(self, hold: Hold) -> None:
+        del self._holds[hold]
+        self._perform(self._state.core.release(self._state.loop.time()))
+
+    def _say_later(self) -> None:
+        self._timer = self._state.loop.call_later(SAY_EVERY, self._say)
+
+    def _say(self) -> None:
+        assert self._began is not None
+        state, jobs = self._state, self._state.book.jobs
+        names = (job.title for job in itertools.islice(jobs.values(), _LOOKED_AT))
+        text = say_what_it_waits_for(
+            jobs=len(jobs),
+            queued=state.core.balance.waiting,
+            names=Counter(names),
+            maps=[str(hold) for hold in self._holds],
+        )
+        seconds = round(state.loop.time() - self._began)
+        _LOGGER.warning(
+            "%s has been closing for %d s: waiting for %s",
+            state.config.title,
+            seconds,
+            text,
+        )
+        self._say_later()

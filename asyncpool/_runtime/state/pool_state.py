@@ -1,0 +1,76 @@
+"""What the parts of a supervisor have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from asyncpool._core.supervision.supervision import Supervision
+from asyncpool._runtime.base.event_hub import EventHub
+from asyncpool._runtime.state.config import SupervisorConfig
+from asyncpool._runtime.state.registry import JobBook
+from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.events import Crash, Event
+
+__all__ = ["PoolState", "decision"]
+
+_CRASHES_KEPT = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolState:
+    """One pool, as long as it lives.
+
+    Attributes:
+        loop: Where all of it happens.
+        config: What the user wants.
+        core: What is decided.
+        hub: The listeners.
+        book: The open jobs.
+        handles: The workers, by slot.
+        crashes: The last ones, oldest first.
+        deciding: Whether a decision is being made and carried out just now.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    config: SupervisorConfig
+    core: Supervision
+    hub: EventHub[Event]
+    book: JobBook = field(default_factory=JobBook)
+    handles: dict[int, WorkerHandle] = field(default_factory=dict)
+    crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=_CRASHES_KEPT))
+    deciding: bool = False
+
+
+class _Part(Protocol):
+    _state: PoolState
+
+
+S = TypeVar("S", bound=_Part)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def decision(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[S, P], R]:
+    """Have cancellations wait until *method* is through.
+
+    For asyncio's handler of Ctrl-C cancels tasks, and with them jobs, between any two
+    bytecodes.
+    """
+
+    @functools.wraps(method)
+    def decide(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        state = self._state
+        before, state.deciding = state.deciding, True  # one may be part of another
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            state.deciding = before
+
+    return decide  # type: ignore[return-value] # only the name of self differs

@@ -1,0 +1,368 @@
+"""The open jobs of a pool, how each of them ends, and the figures of its life.
+
+Every way that a job can end leads through :class:`JobBook`, which is why each job
+ends once: it is removed from the book in the same step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from asyncpool._core.base.deadlines import Deadlines
+from asyncpool._core.map.chunks import CHUNK_SIZE, LOST
+from asyncpool._core.pickling.calls import load_value
+from asyncpool._core.pickling.errors import load_error
+from asyncpool._core.slots.slots import Slot, SlotState
+from asyncpool._core.supervision.supervision import Supervision
+from asyncpool._core.wire.context import with_details
+from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob, claim
+from asyncpool._runtime.job.leases import Leases
+from asyncpool._runtime.state.crash_report import deliveries, stacks_of, timeout_error
+from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.errors import (
+    JobNotPicklableError,
+    JobRaisedError,
+    PoolClosedError,
+)
+from asyncpool.events import (
+    CloseSummary,
+    CrashKind,
+    Delivery,
+    PoolStats,
+    SlotStats,
+)
+
+__all__ = ["Failed", "JobBook", "Loss", "load_outcome", "outcome_of"]
+
+
+_VALUE = Kind.VALUE
+
+
+class Failed(NamedTuple):
+    """An outcome that is no value.
+
+    Attributes:
+        error: What the caller gets.
+        raised: Whether the job has raised it, or else there is no way to know.
+    """
+
+    error: BaseException
+    raised: bool
+
+
+def load_outcome(frame: Frame, pause: Callable[[], None] | None = None) -> Any:
+    """Return the value in *frame*, or a :class:`Failed`.
+
+    Args:
+        frame: A ``VALUE`` or an ``ERROR``.
+        pause: Called now and then while a large value is unpickled.
+    """
+    if frame.kind is _VALUE:
+        try:
+            return load_value(frame.payload, pause)
+        except JobNotPicklableError as broken:
+            return Failed(broken, raised=False)
+    return Failed(load_error(frame.payload, pause), raised=True)
+
+
+def outcome_of(job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
+    """Return what comes of a job whose outcome is there: see :func:`load_outcome`."""
+    if job.exceeded is None:
+        return load_outcome(frame)
+    if isinstance(job, ChunkJob):
+        result = load_outcome(frame)
+        if isinstance(result, Failed):  # it was ended where its result was made
+            job.found = [LOST] * CHUNK_SIZE
+        else:
+            # The last one was running when the time was over, whatever came of it.
+            job.found = result.load()[:-1]
+    return _overdue(job, handle)
+
+
+def _overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
+    """Return what comes of a job that has ended since its time was over, or after it.
+
+    There is no other attempt after a deadline.
+    """
+    error = timeout_error(job, stacks_of(job, handle))
+    return Failed(error, raised=job.exceeded != "deadline")
+
+
+class Loss(NamedTuple):
+    """What the death of a worker means for one of its jobs.
+
+    Attributes:
+        job: The job.
+        delivery: How far it had come.
+        attempt: The attempt that was lost; 0 if none had begun.
+        touched: Whether the worker may have died of it, or its time was over.
+        again: Whether it goes back to the queue.
+        error: What its caller gets if its time was over before.
+    """
+
+    job: Job[Any]
+    delivery: Delivery
+    attempt: int
+    touched: bool
+    again: bool
+    error: BaseException | None
+
+
+class JobBook:
+    """The jobs that are open, by number, and the counters of all.
+
+    Attributes:
+        jobs: The jobs.
+        deadlines: When the time of each is over; of those that wait, or run.
+        timed: How many of them have limits of time.
+        leases: Who holds leases.
+        unheard: The functions of jobs that have failed with their pool's end, and for
+            which nobody waited.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, Job[Any]] = {}
+        self.leases = Leases()
+        self.deadlines = Deadlines()
+        self.timed = 0
+        self.unheard: Counter[str] = Counter()
+        self.takeovers = self.crashes = self.spawned = 0
+        self._submitted = self._completed = self._failed = self._cancelled = 0
+        self._at_close: tuple[int, int, int] | None = None
+
+    def next_id(self) -> int:
+        """Return the number of the next job, from 1."""
+        self._submitted += 1
+        return self._submitted
+
+    def enter(self, job: Job[Any]) -> None:
+        """Take in a job."""
+        self.jobs[job.id] = job
+        if job.limits.timed:
+            self.timed += 1
+        if self.leases.coming is not None:
+            self.leases.enter(job)
+
+    def withdraw(self) -> None:
+        """Take note that a number was given to a job that its caller never got."""
+        self._failed += 1
+
+    def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
+        """End a job that never was entered."""
+        claim(error, job)
+        self._failed += 1
+        job.set_exception(error)
+
+    def settle(self, job: Job[Any], loaded: Any) -> bool:
+        """End *job* with its outcome, or tell that it is to be tried again.
+
+        Args:
+            job: The job.
+            loaded: What :func:`load_outcome` made of the outcome.
+        """
+        if job.done():  # cancelled, or settled by somebody else, in this very turn
+            self.cancelled(job)
+            return False
+        if type(loaded) is not Failed:
+            self._leave(job)
+            self._completed += 1
+            job.set_result(loaded)
+            return False
+        error = loaded.error
+        if not loaded.raised:
+            self._complete(job, error)
+            return False
+        raised = error.exception if isinstance(error, JobRaisedError) else error
+        if job.policy.after_exception(raised, attempt=job.attempt):
+            self._return(job)
+            if isinstance(job, StreamJob):
+                job.begin_again()
+            return True
+        self._complete(job, error)
+        return False
+
+    def losses(self, handle: WorkerHandle, slot: Slot, kind: CrashKind) -> list[Loss]:
+        """Take note that a worker is dead: what becomes of the jobs it had in hand?"""
+        jobs = [self.jobs[n] for n in slot.flight.jobs if n in self.jobs]
+        losses: list[Loss] = []
+        found = list(zip(jobs, deliveries(jobs, handle), strict=True))
+        waits = (job.id for job, delivery in found if delivery != "started")
+        about_to_begin = next(waits, None)
+        if handle.outbox.loading or about_to_begin not in slot.flight.running:
+            about_to_begin = None
+        for job, delivery in found:
+            begun = delivery == "started"
+            # One that was about to begin may be the reason too, and it alone.
+            touched = begun or (job.id == about_to_begin and not slot.planned)
+            again = not touched or job.policy.after_crash(
+                kind=kind, delivery=delivery, attempt=job.attempt, returns=job.returns
+            )
+            error: BaseException | None = None
+            if job.exceeded is not None:
+                error, retried = _overdue(job, handle)
+                again = retried and job.policy.after_exception(
+                    error, attempt=job.attempt
+                )
+                touched = True  # also if it had not begun: its time is over
+            if begun and isinstance(job, ChunkJob):
+                job.found = handle.page.log(job.id, job.attempt)
+            if again and isinstance(job, StreamJob):
+                job.begin_again()
+            attempt = job.attempt if begun else 0
+            losses.append(Loss(job, delivery, attempt, touched, again, error))
+            if begun:
+                job.worker = job.slot = None
+                self._return(job)
+                continue
+            job.returns += touched
+            self.unassign(job)
+        return losses
+
+    def give_back(self, number: int) -> None:
+        """Take note that a job is with no worker any more, and has not begun."""
+        job = self.jobs.get(number)
+        if job is None:  # it was given up before
+            self.leases.give_back(number)
+        else:
+            self.unassign(job)
+
+    def unassign(self, job: Job[Any]) -> None:
+        """Take note that an open job is with no worker, and has not begun."""
+        job.attempt -= 1
+        job.worker = job.slot = None
+        self._return(job)
+
+    def fail(self, job: Job[Any], error: BaseException) -> None:
+        """End *job* without an outcome."""
+        if job.done():
+            self.cancelled(job)
+            return
+        self._leave(job)
+        self._failed += 1
+        closed = isinstance(error, PoolClosedError)
+        if closed and not job.awaited:
+            self.unheard[job.title] += 1
+        job.set_exception(error)
+        if closed:
+            job.exception()  # one record tells of all, and not a report of each
+
+    def fail_all(self, error: BaseException) -> None:
+        """End every job that is still open."""
+        for job in list(self.jobs.values()):
+            self.fail(job, error)
+
+    def cancelled(self, job: Job[Any]) -> bool:
+        """Take *job* out, and tell whether it was still in."""
+        if job.id not in self.jobs:
+            return False
+        self._leave(job)
+        self._cancelled += 1
+        return True
+
+    def mark_close(self, kills: int) -> None:
+        """Begin to count what a close does; only the first call counts."""
+        if self._at_close is None:
+            self._at_close = (self._completed, self._failed, kills)
+
+    def summary(self, kills: int) -> CloseSummary:
+        """Return what has happened since :meth:`mark_close`."""
+        completed, failed, kills_before = self._at_close or (0, 0, 0)
+        return CloseSummary(
+            finished=self._completed - completed,
+            failed=self._failed - failed,
+            killed=kills - kills_before,
+        )
+
+    def stats(
+        self,
+        core: Supervision,
+        handles: Mapping[int, WorkerHandle],
+        *,
+        dropped_events: int,
+        shared_memory: int,
+    ) -> PoolStats:
+        """Return the figures."""
+        states = [_state_of(slot) for slot in core.slots]
+        state = "closing" if core.closing.finish is not None else "running"
+        if core.closing.over:
+            state = "closed"
+        elif core.broken is not None:
+            state = "broken"
+        return PoolStats(
+            state=state,
+            workers=core.rotation.sizing.size,
+            idle=states.count(SlotState.IDLE),
+            busy=states.count(SlotState.BUSY),
+            waiting=core.balance.waiting,
+            submitted=self._submitted,
+            completed=self._completed,
+            failed=self._failed,
+            cancelled=self._cancelled,
+            crashes=self.crashes,
+            restarts=core.restarts,
+            takeovers=self.takeovers,
+            spawned=self.spawned,
+            dropped_events=dropped_events,
+            shared_memory=shared_memory,
+            slots=tuple(
+                SlotStats(
+                    slot=slot.index,
+                    generation=slot.generation,
+                    pid=_pid(slot.state, handles.get(slot.index)),
+                    state=_state_of(slot).value,
+                    job_id=slot.flight.head,
+                    job_ids=slot.flight.running,
+                )
+                for slot in core.slots
+                if slot.state is not SlotState.SPARE
+            ),
+        )
+
+    def _return(self, job: Job[Any]) -> None:
+        """Take note that no attempt at it is running any more."""
+        if job.pulse is not None:
+            job.context = with_details(job.context, job.pulse.details)
+        if job.began is not None:
+            job.began = job.exceeded = None
+            deadline = job.limits.deadline
+            if deadline is None:
+                self.deadlines.discard(job.id)
+            else:
+                self.deadlines.set(job.id, deadline)
+
+    def _complete(self, job: Job[Any], error: BaseException) -> None:
+        if isinstance(error, JobNotPicklableError | JobRaisedError):
+            claim(error, job)
+        self._leave(job)
+        self._completed += 1
+        job.set_exception(error)
+
+    def _leave(self, job: Job[Any]) -> None:
+        del self.jobs[job.id]
+        if job.limits.timed:
+            self.timed -= 1
+            self.deadlines.discard(job.id)
+        if self.leases.open:
+            self.leases.settle(job)
+        job.slot = job.worker = None
+        job.payload = b""
+
+
+def _state_of(slot: Slot) -> SlotState:
+    # Between two calls of a session, a worker is nobody else's.
+    own = slot.session is not None and slot.state is SlotState.IDLE
+    return SlotState.BUSY if own else slot.state
+
+
+def _pid(state: SlotState, handle: WorkerHandle | None) -> int | None:
+    if handle is None or state in {
+        SlotState.VACANT,
+        SlotState.PARKED,
+        SlotState.SPARE,
+        SlotState.RETIRED,
+    }:
+        return None
+    return handle.pid

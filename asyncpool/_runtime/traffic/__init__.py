@@ -1,0 +1,1 @@
+"""The way of jobs to workers and back, and what happens to them on it."""

@@ -1,0 +1,180 @@
+"""The times of jobs: how long each may wait, run and be silent, and what comes of it then.
+
+Heartbeats do not move a job's next deadline.  When that has come, its worker's page tells
+whether there was one meanwhile, and if so, the deadline is set again.
+
+Whether a job's time is over is a matter of its limits (``_core/policies/job_limits.py``); how it is
+then made to end is the core's decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asyncpool._core.slots.commands import Command
+from asyncpool._runtime.job.job import Job, StreamJob
+from asyncpool._runtime.job.timeouts import Timeouts
+from asyncpool._runtime.state.crash_report import timeout_error
+from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.traffic.heartbeats import Heartbeats
+from asyncpool._runtime.traffic.stack_dump import LastWords
+from asyncpool.errors import JobTimeoutError
+
+__all__ = ["Times"]
+
+# Seconds that a worker has to give back a job which is late.
+_AGAIN = 0.1
+
+
+class Times:
+    """The times of a pool's jobs.
+
+    Args:
+        state: The pool.
+        perform: What carries out the core's commands.
+        heartbeats: What its jobs say.
+        last_words: What its workers say before they are killed.
+        take_out: Has a job that is settled, and was with this slot or none, take up no
+            place any more.
+    """
+
+    def __init__(
+        self,
+        state: PoolState,
+        perform: Callable[[list[Command]], None],
+        heartbeats: Heartbeats,
+        last_words: LastWords,
+        take_out: Callable[[Job[Any], int | None], None],
+    ) -> None:
+        self._state = state
+        self._time = state.loop.time
+        self._perform = perform
+        self._heartbeats = heartbeats
+        self._last_words = last_words
+        self._take_out = take_out
+        self._timeouts = Timeouts(state.loop, state.book.deadlines, self._on_due)
+
+    def wait(self, job: Job[Any]) -> bool:
+        """Watch how long it waits, or end it since its time is over already."""
+        limits = job.limits
+        if limits.queue_timeout is None and limits.deadline is None:
+            return True
+        now = self._time()
+        until = limits.queue_end(now)
+        if until is not None and until <= now:
+            job.exceeded = limits.exceeded(now, running=False)
+            self._state.book.fail(job, timeout_error(job))
+            return False
+        self._timeouts.watch(job.id, until)
+        return True
+
+    def begin_first(self, slot: int) -> None:
+        """Watch how long what is first in a worker's hands is running."""
+        for number in self._state.core.running(slot):
+            job = self._state.book.jobs.get(number)
+            if job is not None and job.began is None and type(job.payload) is bytes:
+                self.begin(job)
+
+    def begin(self, job: Job[Any]) -> None:
+        """Watch how long it is running, from now on."""
+        if job.limits.timed:
+            job.began = now = self._time()
+            look = job.limits.first_look(now)
+            # If it was to begin before that, it is looked at then, which is soon enough.
+            if look is None or not self._state.book.deadlines.is_set(job.id, look):
+                self._timeouts.watch(job.id, look)
+
+    def end(self, job: Job[Any]) -> None:
+        """Take note that it has ended in time, though its outcome is yet to be loaded.
+
+        Only a deadline is for the whole of it.
+        """
+        if job.limits.timed:
+            self._timeouts.watch(job.id, job.limits.deadline)
+
+    def stop(self) -> None:
+        """Watch nothing any more."""
+        self._timeouts.stop()
+
+    def late_error(self, job: Job[Any]) -> JobTimeoutError:
+        """Return the error for a job that was to begin before now."""
+        return self._late_error(job, self._time())
+
+    def _late_error(self, job: Job[Any], now: float) -> JobTimeoutError:
+        job.exceeded = job.limits.exceeded(now, running=job.began is not None)
+        return timeout_error(job)
+
+    def _on_due(self, numbers: list[int], now: float) -> None:
+        """Judge the jobs whose time may be over."""
+        book, handles = self._state.book, self._state.handles
+        due = [job for number in numbers if (job := book.jobs.get(number)) is not None]
+        before = [(job.slot, job.began) for job in due]
+        # All their workers are heard before any job is judged: a worker may have sent
+        # what concerns several of these jobs.
+        for slot in {slot for slot, _ in before if slot is not None}:
+            handles[slot].hear()
+        for job, known in zip(due, before, strict=True):
+            # A job that has begun or ended in time is watched as what it is now.
+            if (job.slot, job.began) == known:
+                self._on_over(job, now)
+
+    @decision
+    def _on_over(self, job: Job[Any], now: float) -> None:
+        """Make a job end, or not begin, whose time is over; or find out if it is."""
+        if job.done():
+            return  # it is on its way out already
+        state, slot, began = self._state, job.slot, job.began
+        if slot is not None and began is None and not self._must_go(job, slot):
+            self._timeouts.watch(job.id, now + _AGAIN)
+        elif began is None or slot is None:
+            # Its outcome may be here, and take long to load.
+            state.book.fail(job, self._late_error(job, now))
+            self._take_out(job, slot)
+        elif state.core.runs(slot, job.id):
+            end = job.limits.run_end(began)
+            if end is None or now < end:
+                self._judge(job, slot, now)
+                return
+            job.exceeded = job.limits.exceeded(now, running=True)
+            press = job.limits.press
+            self._perform(state.core.expire(job.id, now, index=slot, press=press))
+            self._last_words.insist(state.handles[slot], now, job.id)
+
+    def _must_go(self, job: Job[Any], slot: int) -> bool:
+        """Tell whether a job that waits in a worker's hands can only be given up.
+
+        If not, the worker is asked for it: it may begin it just now, and then it is in time.
+        """
+        core, handle = self._state.core, self._state.handles[slot]
+        if handle.outbox.loading or core.recalled(job.id, slot):
+            return True
+        if not handle.page.begun(job.id, job.attempt):
+            self._perform(core.recall(job.id, slot))
+        return False
+
+    def _judge(self, job: Job[Any], slot: int, now: float) -> None:
+        """End a worker whose job has not beaten for too long."""
+        handle = self._state.handles[slot]
+        self._heartbeats.look(handle)
+        next_look = self._next_look(job)
+        if next_look is None or now < next_look:
+            self._timeouts.watch(job.id, next_look)
+        else:
+            seconds = job.limits.heartbeat_timeout
+            several = self._state.config.worker.concurrency > 1
+            whose = f" of job {job.id}" if several else ""
+            silence = f"no heartbeat{whose} for {seconds:g} s"
+            self._last_words.hang(handle, silence, job.id)
+
+    def _next_look(self, job: Job[Any]) -> float | None:
+        """Return until when a job may run on, as far as is known."""
+        began, pulse = job.began, job.pulse
+        assert began is not None
+        # After a gap in which this process did not run, the worker may not have either.
+        beat = max(began, self._timeouts.resumed_at)
+        if pulse is not None and pulse.attempt == job.attempt:
+            beat = max(beat, pulse.at)
+        if isinstance(job, StreamJob):
+            beat = max(beat, job.heard_at(self._time()))
+        return job.limits.next_look(began, beat)

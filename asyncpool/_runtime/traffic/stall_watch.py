@@ -1,0 +1,130 @@
+"""The rounds: a look, every few milliseconds, at workers that have several jobs in hand.
+
+One that has plenty of them may be left alone until the next round, when its outcomes are
+read together.  With one wake-up for each, a pool that is busy all the time takes much of
+the cores from its own workers, see ``docs/architecture.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from asyncpool._core.slots.commands import Command
+from asyncpool._runtime.job.job import ChunkJob, Job
+from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.worker.handle import WorkerHandle
+
+__all__ = ["EVERY", "REST", "Rounds"]
+
+# Seconds from one round to the next.  A job that others wait behind, and that is the same
+# in two of them, is long.
+EVERY = 0.004
+
+# The same where all workers are left alone, and so many jobs wait that none of them is
+# late for it.  To be woken up costs 0.2 ms, however little there is to do.
+REST = 0.008
+
+# The same where a worker is idle, that could take what waits behind such a job.
+SOON = 0.0005
+
+# How many of them find a job of several items running that is longer than it should be.
+_LONG = 2
+
+
+class Rounds:
+    """The rounds of one pool, as long as there is a reason for them.
+
+    Args:
+        state: The pool.
+        perform: What carries out the core's commands.
+        begin_again: Counts the time of a job from now on.
+    """
+
+    def __init__(
+        self,
+        state: PoolState,
+        perform: Callable[[list[Command]], None],
+        *,
+        begin_again: Callable[[Job[Any]], None],
+    ) -> None:
+        self._state = state
+        self._balance = state.core.balance
+        self._perform = perform
+        self._begin_again = begin_again
+        self._timer: asyncio.TimerHandle | None = None
+        self._resting: list[WorkerHandle] = []
+        self._soon = False
+
+    @property
+    def on(self) -> bool:
+        """Whether there is a next round."""
+        return self._timer is not None
+
+    def go(self) -> None:
+        """Make a round soon."""
+        if self._timer is None:
+            state, resting = self._state, self._resting
+            self._soon = self._balance.unbalanced
+            every = REST if len(resting) == len(state.handles) else EVERY
+            if self._soon:
+                every = SOON
+            self._timer = state.loop.call_later(every, self._go_round)
+
+    def hurry(self) -> None:
+        """Make the next round sooner, if a worker has become idle meanwhile."""
+        if self._timer is None or self._soon or not self._balance.unbalanced:
+            return
+        self._timer.cancel()
+        self._timer = None
+        self.go()
+
+    def leave_alone(self, handle: WorkerHandle) -> None:
+        """Read no outcomes of a worker's until the next round, if it has enough to do."""
+        if self._balance.may_rest(handle.slot):
+            if handle not in self._resting:
+                handle.rest()
+                self._resting.append(handle)
+            self.go()
+        elif self._resting and handle in self._resting:
+            self._resting.remove(handle)  # it was heard meanwhile, and has little left
+            handle.attend()
+
+    def stop(self) -> None:
+        """Make no more rounds."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _go_round(self) -> None:
+        # First of all: whose outcomes have not been read does not hang.
+        resting, self._resting = self._resting, []
+        for handle in resting:
+            handle.attend()
+            handle.hear()
+        self._timer = None  # only now it is known who rests until the next one
+        self._look_for_stalls()
+
+    @decision
+    def _look_for_stalls(self) -> None:
+        self._perform(self._state.core.look_for_stalls())
+        watched = self._look_for_long_chunks()
+        if watched or self._resting or self._balance.pipelining:
+            self.go()
+
+    def _look_for_long_chunks(self) -> bool:
+        """Have items go on elsewhere behind one that takes long; tell whether to go on."""
+        watched = False
+        for slot, handle in self._state.handles.items():
+            for number in self._state.core.running(slot):
+                job = self._state.book.jobs.get(number)
+                if not isinstance(job, ChunkJob):
+                    continue
+                job.rounds += 1
+                watched = watched or job.rounds <= _LONG
+                if job.rounds == _LONG:
+                    handle.page.stop_chunk(job.id, job.attempt)
+                    # Its time is that of the item that it is at, and ends with.
+                    self._begin_again(job)
+        return watched

@@ -1,0 +1,332 @@
+"""The traffic of jobs: into the workers' hands, and back to their callers.
+
+This is the way that every job takes: :meth:`Traffic.submit`, :meth:`Traffic.send`,
+:meth:`Traffic.on_outcomes`.  What else can happen to one on its way is told in
+``job_control.py``, and where large ones leave it for a while, in ``large_jobs.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from asyncpool._core.pickling.calls import pack_job
+from asyncpool._core.pickling.functions import Function, FunctionTable
+from asyncpool._core.pickling.out_of_band import (
+    HEAVY,
+    Parcel,
+    StreamTooLongError,
+    is_heavy,
+)
+from asyncpool._core.policies.job_limits import Form, JobOptions
+from asyncpool._core.slots.commands import Command
+from asyncpool._core.wire.frames import Frame
+from asyncpool._runtime.base.loop_check import elsewhere
+from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
+from asyncpool._runtime.state.admission import Admission
+from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.registry import outcome_of
+from asyncpool._runtime.traffic.heartbeats import Heartbeats
+from asyncpool._runtime.traffic.job_control import UnderWay
+from asyncpool._runtime.traffic.job_times import Times
+from asyncpool._runtime.traffic.large_jobs import Call, LargeObjects
+from asyncpool._runtime.traffic.packing import too_large, unpicklable
+from asyncpool._runtime.traffic.stack_dump import LastWords
+from asyncpool._runtime.traffic.stall_watch import Rounds
+from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.errors import JobNotPicklableError, ProtocolError
+
+__all__ = ["Traffic"]
+
+_MANAGERS = "multiprocessing.managers"
+_modules = sys.modules
+
+_FORMS: dict[Form, type[Job[Any]]] = {
+    "call": Job,
+    "chunk": ChunkJob,
+    "stream": StreamJob,
+}
+
+
+class Traffic:
+    """The jobs of one pool, on their way.
+
+    Args:
+        state: The pool.
+        perform: What carries out the core's commands.
+        admission: Who may come in.
+        threads: Where large objects are pickled.
+        heartbeats: What jobs say.
+        last_words: What workers say before they are killed.
+        on_crowd: Called when a job waits and there may be more workers.
+
+    Attributes:
+        under_way: What else can happen to them.
+        times: How long they may wait, run and be silent.
+    """
+
+    def __init__(
+        self,
+        state: PoolState,
+        perform: Callable[[list[Command]], None],
+        admission: Admission,
+        *,
+        threads: Threads,
+        heartbeats: Heartbeats,
+        last_words: LastWords,
+        on_crowd: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._perform = perform
+        self._admission = admission
+        self._propagation = state.config.propagation
+        self._max_payload = state.config.worker.max_payload
+        self._sizing = state.core.rotation.sizing
+        self._width = state.config.worker.concurrency
+        self._on_crowd = on_crowd
+        self._functions = FunctionTable()
+        self._large = LargeObjects(state, perform, threads, on_crowd)
+        self.under_way = UnderWay(state, perform, self._large)
+        take_out = self.under_way.take_out
+        self.times = Times(state, perform, heartbeats, last_words, take_out)
+        state.book.leases.fence = self._fence
+        self._rounds = Rounds(state, perform, begin_again=self.times.begin)
+
+    # A job's way in.
+
+    def submit(  # noqa: C901 - the shortest way
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: JobOptions,
+    ) -> Job[Any]:
+        """Queue a call, or send it to a worker at once; return its future."""
+        state = self._state
+        if asyncio._get_running_loop() is not state.loop:  # noqa: SLF001 - 30 ns, not 90
+            raise elsewhere(state.config.title)
+        # As @decision does, whose call costs 0.4 us.
+        before, state.deciding = state.deciding, True
+        try:
+            self._admission.check(options)
+            known = self._functions.find(function, options.name)
+            job: Job[Any] = _FORMS[options.form](
+                state.book.next_id(), known, options, self.under_way, state.loop
+            )
+            if _MANAGERS in _modules:
+                # A manager forgets what nobody has a proxy of, and the worker has none yet.
+                job.add_done_callback(functools.partial(_keep, args, kwargs))
+            try:
+                if self._propagation is not None:
+                    job.context = self._propagation.add_to(job.context)
+                payload = pack_job(
+                    function, args, kwargs, number=known.number, limit=HEAVY
+                )
+            except StreamTooLongError:
+                return self._submit_large(job, (function, args, kwargs))
+            except BaseException as error:  # noqa: BLE001 - an argument's
+                return self._refuse(job, error)
+            if len(payload) > self._max_payload:
+                return self._refuse(job, too_large(len(payload), self._max_payload))
+            state.book.enter(job)
+            if options.limits.timed and not self.times.wait(job):
+                return job
+            job.payload = payload
+            if (
+                type(payload) is bytes
+                and options.key is None
+                and options.bound is None
+                and not job.credit
+            ):
+                slot = state.core.submit(job.id, known.profile, options.priority)
+            else:
+                slot = self._place(job)
+            if slot is not None:
+                self.send(slot, (job,))
+            elif self._sizing.watching:
+                self._on_crowd()
+            return job
+        finally:
+            state.deciding = before
+
+    def _refuse(self, job: Job[Any], error: BaseException) -> Job[Any]:
+        """End a job whose call cannot be sent.
+
+        Raises:
+            BaseException: What a signal's handler may have raised: the caller gets no job.
+        """
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            self._state.book.withdraw()
+            raise error
+        if not isinstance(error, JobNotPicklableError):
+            error = unpicklable(error)
+        self._state.book.refuse(job, error)
+        return job
+
+    def _submit_large(self, job: Job[Any], call: Call) -> Job[Any]:
+        """Have a call pickled in a thread before it is queued; return its future."""
+        self._state.book.enter(job)
+        if not job.limits.timed or self.times.wait(job):
+            self._large.pack(job, call)
+        return job
+
+    def _place(self, job: Job[Any]) -> int | None:
+        """Return the slot that gets a job, which is no plain one, or queue it."""
+        core = self._state.core
+        if job.bound is not None:
+            self._perform(core.call(job.id, job.bound))
+            return None
+        submit = core.submit if job.key is None else core.submit_keyed
+        return submit(job.id, job.profile, job.priority)
+
+    @decision
+    def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
+        """Have the worker in *slot* run a pickled call before all other jobs."""
+        state, function = self._state, Function(0, b"", options.name)
+        job: Job[Any] = Job(
+            state.book.next_id(), function, options, self.under_way, state.loop
+        )
+        job.payload = payload
+        state.book.enter(job)
+        if not options.limits.timed or self.times.wait(job):
+            self._perform(state.core.errand(slot, job.id))
+        return job
+
+    def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
+        """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""
+        handle, in_hand = self._state.handles[slot], self._state.core.in_hand(slot)
+        count, worker, outbox = 0, handle.pid, handle.outbox
+        leases = self._state.book.leases.open
+        for job in jobs:
+            # Counted before the worker can die of it.
+            job.attempt += 1
+            job.slot, job.worker = slot, worker
+            payload = job.payload
+            if isinstance(payload, Parcel):
+                self._load(handle, job, payload)
+            else:
+                if leases:
+                    self._state.book.leases.before_sending(job, slot)
+                job.ahead = outbox.put_job(
+                    job.id,
+                    job.attempt,
+                    job.function,
+                    payload,
+                    job.context,
+                    credit=job.credit,
+                )
+            count += 1
+        if self._state.book.timed:
+            self.times.begin_first(slot)
+        if in_hand == count:
+            outbox.flush()  # it has nothing to do
+        else:
+            outbox.flush_soon()  # more may come in this turn
+        # There is one job at least.
+        if (in_hand > self._width or isinstance(job, ChunkJob)) and not self._rounds.on:  # pyright: ignore[reportPossiblyUnboundVariable]
+            self._rounds.go()
+
+    def _load(self, handle: WorkerHandle, job: Job[Any], parcel: Parcel) -> None:
+        """Have a worker, which gets nothing else meanwhile, see what a job needs."""
+        send = functools.partial(self._send_loaded, handle, job, job.attempt, parcel)
+        handle.outbox.load(parcel, send)
+        self._large.go_on()
+
+    @decision
+    def _send_loaded(
+        self, handle: WorkerHandle, job: Job[Any], attempt: int, parcel: Parcel
+    ) -> None:
+        """Send a job behind what its worker sees by now."""
+        outbox, core = handle.outbox, self._state.core
+        # The pool may have been closed meanwhile, and the caller told so.
+        if core.last(handle.slot) == job.id:
+            self._state.book.leases.before_sending(job, handle.slot)
+            outbox.put_job(
+                job.id,
+                attempt,
+                job.function,
+                parcel.payload,
+                job.context,
+                credit=job.credit,
+            )
+            self.times.begin(job)
+        outbox.flush()
+        if self._width > 1:
+            self._perform(core.loaded(handle.slot, self._state.loop.time()))
+
+    def _fence(self, job: Job[Any], slot: int, until: float) -> None:
+        """Have a worker know until when it may run a job, which it has or is to get."""
+        handle, flight = self._state.handles[slot], self._state.core.slots[slot].flight
+        # One that is yet to be loaded may never be sent, and another one get its place.
+        if job.id in flight.jobs and not (
+            handle.outbox.loading and flight.last == job.id
+        ):
+            handle.fence(flight.place(job.id), until)
+
+    # Its way out.
+
+    @decision
+    def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
+        """Settle jobs, and give their worker the next ones."""
+        core, book = self._state.core, self._state.book
+        settled: list[tuple[Job[Any], Frame]] = []
+        for frame in frames:
+            job = book.jobs.get(frame.job)
+            if job is not None and job.attempt != frame.attempt:
+                handle.accuse(f"it sent attempt {frame.attempt} of {job!r}")
+                break
+            try:
+                core.outcome(handle.slot, frame.job)
+            except ProtocolError as error:
+                handle.accuse(str(error))
+                break
+            if job is None:  # its caller has given it up
+                book.leases.give_back(frame.job)
+            else:
+                job.function.profile.note(frame.tag)
+                job.slot = job.worker = None
+                payload = frame.payload
+                if is_heavy(payload) and job.exceeded is None:
+                    self.times.end(job)
+                    self._large.unpack(job, frame)
+                else:
+                    settled.append((job, frame))
+        # The worker gets its next jobs before these outcomes are even looked at.
+        now = self._state.loop.time()
+        self._perform(core.refill(handle.slot, now))
+        self._rounds.leave_alone(handle)
+        self._rounds.hurry()
+        if book.timed:
+            self.times.begin_first(handle.slot)
+        for job, frame in settled:
+            if book.settle(job, outcome_of(job, handle, frame)):
+                self._perform(core.give_back({job.id: job.profile}, now))
+        if self._admission.saturated:
+            self._admission.relax()
+
+    def on_exit(self, handle: WorkerHandle) -> None:
+        """Find outcomes that a worker has noted, and was killed before it sent them."""
+        noted = handle.page.outcomes()
+        if not noted or handle.broke_protocol:
+            return
+        frames: list[Frame] = []
+        for number in self._state.core.running(handle.slot):
+            job = self._state.book.jobs.get(number)
+            frame = None if job is None else noted.get((number, job.attempt))
+            if frame is not None:
+                frames.append(frame)
+        if frames:
+            self.on_outcomes(handle, frames)
+
+    def stop(self) -> None:
+        """Look for nothing any more."""
+        self.times.stop()
+        self._rounds.stop()
+
+
+def _keep(_args: object, _kwargs: object, _: object) -> None:
+    """Do nothing; the arguments are kept for as long as this is to be called."""

@@ -1,0 +1,154 @@
+"""Hand over to workers what each of them calls first.
+
+What :mod:`multiprocessing` makes lets itself be pickled only while a process is started:
+there is a descriptor in it, which has to go along, or a key.  All workers of a pool are to
+have it, those that are started later too, so the pool keeps descriptors of its own, and
+the objects.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, cast
+
+from asyncpool._core.pickling.calls import describe
+from asyncpool._core.pickling.out_of_band import dumps_call
+from asyncpool._core.wire.messages import MAX_INITIALIZER
+from asyncpool._system.descriptors import Handed
+from asyncpool.errors import JobNotPicklableError
+
+if TYPE_CHECKING:
+    from asyncpool._core.pickling.reducers import Reducers
+    from asyncpool._system.semaphores import Mappings
+
+__all__ = ["Handover"]
+
+
+class Handover:
+    """An initializer with its arguments, packed, and the descriptors that go along.
+
+    Args:
+        initializer: What each new worker calls first; ``None`` for nothing.
+        initargs: With which arguments.
+
+    Attributes:
+        payload: The pickled ``(initializer, initargs)``, or ``None``.
+        fds: The descriptors.
+
+    Raises:
+        JobNotPicklableError: If it cannot be pickled.
+        ValueError: If it is too large.
+        OSError: If this process may open no more descriptors.
+    """
+
+    def __init__(
+        self, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+    ) -> None:
+        self.payload: bytes | None = None
+        self.fds: list[int] = []
+        # A semaphore that has a name loses it with its object.
+        self._objects: object = initargs
+        self._close = weakref.finalize(self, _close_all, self.fds)
+        if initializer is not None:
+            self.payload, theirs = _pack(initializer, initargs)
+            for fd in theirs:
+                self.fds.append(os.dup(fd))
+
+    def close(self) -> None:
+        """Let go of descriptors and objects: no worker will be started any more."""
+        self._close()
+        self._objects = None
+
+
+class _Spawning:
+    """Whom objects ask for their way into a process that is being started.
+
+    The standard library takes it for the ``Popen`` of that process.
+    """
+
+    DupFd = Handed
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+        self._mappings: Mappings | None = None
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Have a descriptor handed over, and return its number there."""
+        self.fds.append(fd)
+        return len(self.fds) - 1
+
+    def reducers(self) -> Reducers:
+        """Return how to reduce what is to be handed over; this begins anew."""
+        self.fds.clear()
+        table: Reducers = dict(ForkingPickler._extra_reducers)  # type: ignore[attr-defined] # noqa: SLF001
+        synchronize = sys.modules.get("multiprocessing.synchronize")
+        if synchronize is not None:
+            for name in ("Lock", "RLock", "Semaphore", "BoundedSemaphore"):
+                table[getattr(synchronize, name)] = self._reduce_semaphore
+        return table
+
+    def _reduce_semaphore(self, lock: Any) -> Any:
+        semaphore = lock._semlock  # noqa: SLF001
+        if semaphore.name is not None:
+            return lock.__reduce_ex__(2)
+        # With ctypes, which few pools need.
+        from asyncpool._system import semaphores as _semaphores  # noqa: PLC0415
+
+        self._mappings = self._mappings or _semaphores.Mappings()
+        fd = _semaphores.descriptor_of(lock, self._mappings)
+        handed = Handed(self.duplicate_for_child(fd))
+        what = type(lock), semaphore.kind, semaphore.maxvalue, handed
+        return _semaphores.semaphore_at, what
+
+
+def _pack(
+    initializer: Callable[..., object], initargs: tuple[Any, ...]
+) -> tuple[bytes, list[int]]:
+    """Pickle a call; return the descriptors that go along, which belong to its objects."""
+    spawning, before = _Spawning(), get_spawning_popen()
+    set_spawning_popen(cast(Any, spawning))
+    try:
+        payload = dumps_call((initializer, initargs), spawning.reducers)
+    except Exception as error:  # noqa: BLE001 - an object's own methods
+        name, culprit = _culprit(initializer, initargs, spawning, error)
+        raise JobNotPicklableError(
+            f"{name} cannot be pickled: {describe(culprit)}",
+            direction="arguments",
+            name=name,
+        ) from culprit
+    finally:
+        set_spawning_popen(before)
+    if len(payload) > MAX_INITIALIZER:
+        raise ValueError(
+            f"initializer and initargs have {len(payload)} bytes when pickled, and "
+            f"{MAX_INITIALIZER} is the most, since every new worker gets them: have "
+            "the initializer load what is large, from a file for example"
+        )
+    return payload, spawning.fds
+
+
+def _culprit(
+    initializer: Callable[..., object],
+    initargs: tuple[Any, ...],
+    spawning: _Spawning,
+    error: Exception,
+) -> tuple[str, Exception]:
+    """Return which part cannot be pickled, and its own error."""
+    parts: dict[str, object] = {"initializer": initializer}
+    parts |= {f"initargs[{index}]": value for index, value in enumerate(initargs)}
+    for name, value in parts.items():
+        try:
+            dumps_call(value, spawning.reducers)
+        except Exception as own:  # noqa: BLE001
+            return name, own
+    return "the initializer with its arguments", error
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

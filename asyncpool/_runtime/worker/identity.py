@@ -1,0 +1,28 @@
+"""Who workers are to :mod:`multiprocessing`: children of this process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+
+from asyncpool._core.wire.messages import Identity
+
+__all__ = ["identity_of"]
+
+
+def identity_of(pool: str, slot: int) -> Identity:
+    """Return who a worker is that is started now.
+
+    The key is never on a command line nor in an environment, where others could see it.
+    """
+    this = multiprocessing.current_process()
+    arguments: list[object] = [*sys.argv]
+    return Identity(
+        name=f"{pool}-worker-{slot}",
+        number=slot + 1,
+        parent=(os.getpid(), this.name),
+        authkey=bytes(this.authkey),
+        start_method=multiprocessing.get_start_method(allow_none=True),
+        argv=tuple(text for text in arguments if isinstance(text, str)),
+    )

@@ -1,0 +1,165 @@
+"""What workers print: line by line into ``logging``, with a tail for crash reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import sys
+from collections import deque
+from typing import Literal, TextIO
+
+from asyncpool._core.base.printable import printable
+from asyncpool._core.base.stderr_tail import Tail, text
+
+__all__ = ["Output", "OutputMode"]
+
+OutputMode = Literal["log", "inherit"]
+
+_LOGGER = logging.getLogger("asyncpool.worker")
+
+# A line longer than this is cut into several; a turn of the loop reads no more, so
+# a worker that floods its stderr is slowed down, and nobody else.
+_CHUNK = 8192
+_LINES_A_TURN = 64
+_RETRY_AFTER = 0.05  # s, while nobody reads this process's own stdout
+_LINES_AT_THE_END = 1024
+
+
+class Output:
+    """Reads one output stream of one worker.
+
+    Args:
+        loop: The loop that watches the pipe.
+        fd: The reading end; it is owned, and closed, by this object.
+        mode: Where lines go.  In mode ``"log"`` they go to the logger
+            ``asyncpool.worker``, or straight to this process's own streams if
+            nobody has configured logging: nothing that a job prints is lost.
+        err: Whether it is the worker's stderr.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fd: int, mode: OutputMode, *, err: bool
+    ) -> None:
+        self._loop = loop
+        self._fd = fd
+        self._mode = mode
+        self._err = err
+        self._rest = b""
+        self._lines: deque[bytes] = deque()
+        self._tail = Tail()
+        self.label = "worker"
+        os.set_blocking(fd, False)
+        loop.add_reader(fd, self._read_some)
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """What is kept of it, oldest line first."""
+        return self._tail.lines
+
+    def close(self) -> None:
+        """Read what is left of a worker that is gone, and let go of the pipe."""
+        for _ in range(16):  # twice what a pipe holds by default
+            if self._fd < 0 or not self._read_some():
+                break
+        if self._fd >= 0:
+            self._detach()
+
+    def _read_some(self) -> bool:
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._detach()
+            return False
+        *lines, rest = (self._rest + data).split(b"\n")
+        if len(rest) > _CHUNK:
+            lines.append(rest)
+            rest = b""
+        self._rest = rest
+        if self._err:
+            self._tail.extend(lines)
+        self._lines.extend(lines)
+        if self._emit_some():
+            self._loop.remove_reader(self._fd)
+            self._go_on_later()
+        return True
+
+    def _go_on_later(self) -> None:
+        if self._can_emit():
+            self._loop.call_soon(self._go_on)
+        else:
+            self._loop.call_later(_RETRY_AFTER, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._fd < 0:
+            return
+        if self._emit_some():
+            self._go_on_later()
+        else:
+            self._loop.add_reader(self._fd, self._read_some)
+
+    def _emit_some(self) -> bool:
+        """Pass some lines on; tell whether there are more."""
+        for _ in range(min(_LINES_A_TURN, len(self._lines))):
+            if not self._can_emit():
+                break
+            self._emit(text(self._lines.popleft()))
+        return bool(self._lines)
+
+    def _can_emit(self) -> bool:
+        return self._to_log() or _is_writable(self._stream())
+
+    def _to_log(self) -> bool:
+        return self._mode == "log" and _LOGGER.hasHandlers()
+
+    def _stream(self) -> TextIO | None:
+        return sys.stderr if self._err else sys.stdout
+
+    def _detach(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        if self._rest:
+            if self._err:
+                self._tail.extend((self._rest,))
+            self._lines.append(self._rest)
+            self._rest = b""
+        dropped = len(self._lines) - _LINES_AT_THE_END
+        if dropped > 0 and self._can_emit():
+            self._emit(f"({dropped} lines are left out here)")
+            for _ in range(dropped):
+                self._lines.popleft()
+        while self._lines and self._can_emit():
+            self._emit(text(self._lines.popleft()))
+
+    def _emit(self, text: str) -> None:
+        if self._to_log():
+            level = logging.WARNING if self._err else logging.INFO
+            with contextlib.suppress(Exception):  # a handler or filter of the user's
+                _LOGGER.log(level, "%s: %s", self.label, printable(text))
+            return
+        stream = self._stream()
+        # A service whose own stdout is gone or full must not lose its pool to it.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if stream is not None:
+                stream.write(f"{text}\n")
+                stream.flush()
+
+
+def _is_writable(stream: TextIO | None) -> bool:
+    """Tell whether a line can be written now; a pipe may have no reader that reads.
+
+    Then the worker waits, as it would if the stream were its own, and not the loop.
+    """
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno() if stream is not None else -1, select.POLLOUT)
+    except (OSError, ValueError, AttributeError, OverflowError):
+        return True  # no real file: it has its own ways
+    return bool(poll.poll(0))

@@ -1,0 +1,1 @@
+"""Calls of the operating system, for the pool and for its workers."""

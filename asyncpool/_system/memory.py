@@ -1,0 +1,167 @@
+"""Memory that a pool and one of its workers both see.
+
+The standard library's ``mmap`` does most of this, but keeps a descriptor for each
+mapping, and a service that keeps a thousand results must not run out of them.  It also
+cannot tell when the last view of it is gone; an array of ctypes can, since there may be
+weak references to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import mmap
+import os
+import weakref
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+__all__ = ["Memory", "available", "create"]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap = _libc.mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_munmap = _libc.munmap
+_munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+_FAILED = ctypes.c_void_p(-1).value
+# What exists is mapped at once: to touch page after page later takes twice as long.
+_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+
+
+class _PyBuffer(ctypes.Structure):
+    """``Py_buffer``, of PEP 3118."""
+
+    _fields_ = (  # type: ignore[mutable-override] # nobody changes it
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+# Not ctypes.pythonapi, whose functions are everybody's: who declares one, changes it.
+_python = ctypes.PyDLL(None)
+_get_buffer = _python.PyObject_GetBuffer
+_get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int]
+_release_buffer = _python.PyBuffer_Release
+_release_buffer.argtypes = [ctypes.POINTER(_PyBuffer)]
+_release_buffer.restype = None
+
+
+def available() -> bool:
+    """Tell whether memory can be shared so that the other side cannot take it away.
+
+    That needs Linux: a file that was truncated by one side kills the other one with
+    SIGBUS when it looks, unless the file is sealed against that.
+    """
+    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
+
+
+def create(size: int) -> int:
+    """Return a descriptor of *size* bytes of memory that will never be less.
+
+    Raises:
+        OSError: If there is not so much memory, or there may be no more descriptors.
+    """
+    fd = os.memfd_create("asyncpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        # What is not there now, while an error can still say so, would be missed with
+        # a SIGBUS.  It also takes a third of the time of touching page after page.
+        os.posix_fallocate(fd, 0, size)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+@functools.cache
+def _array_type(size: int) -> Any:
+    # Kept, since a type that nobody uses is a reference cycle; and sizes are few.
+    return ctypes.c_ubyte * size
+
+
+class Memory:
+    """A mapping, which lasts as long as this object or any view of it.
+
+    Args:
+        fd: What to map; it may be closed afterwards.
+        size: How many bytes of it.
+
+    Raises:
+        OSError: If it cannot be mapped.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.size = size
+        self._address = 0
+        address = _mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, _FLAGS, fd, 0)
+        if address == _FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._address = address
+        self._lent: weakref.ref[Any] | None = None
+
+    def write(self, offset: int, pieces: Iterable[bytes | memoryview]) -> None:
+        """Copy *pieces*, one behind the other, to *offset*, without the GIL."""
+        for piece in pieces:
+            if offset + len(piece) > self.size:
+                raise ValueError("the pieces do not fit")
+            source = _PyBuffer()
+            _get_buffer(piece, ctypes.byref(source), 0)
+            try:
+                ctypes.memmove(self._address + offset, source.buf, source.len)
+            finally:
+                _release_buffer(ctypes.byref(source))
+            offset += len(piece)
+
+    def fill(
+        self,
+        offsets: Iterable[int],
+        areas: Iterable[Iterable[bytes | memoryview]],
+    ) -> None:
+        """Copy *areas*, each in pieces, to these *offsets*."""
+        for offset, pieces in zip(offsets, areas, strict=True):
+            self.write(offset, pieces)
+
+    def lend(self, on_gone: Callable[[], None]) -> memoryview:
+        """Return a view of all of it.
+
+        Args:
+            on_gone: Called when nothing is left of the view, nor of what was made of
+                it; in whatever thread that happens, and at any point in it.
+        """
+        array: Any = _array_type(self.size).from_address(self._address)
+        array.memory = self  # must not be unmapped before
+        self._lent = weakref.ref(array, lambda _: on_gone())
+        return memoryview(array).cast("B")
+
+    def forget_view(self) -> None:
+        """Hear nothing of the end of a view any more."""
+        self._lent = None
+
+    def __del__(self, _munmap: Any = _munmap) -> None:
+        if self._address:
+            _munmap(self._address, self.size)

@@ -1,0 +1,43 @@
+"""What workers call in place of a user's function."""
+
+from __future__ import annotations
+
+from asyncpool._core.pickling.calls import load_job
+from asyncpool._worker.api.retiring import retire_worker
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+__all__ = ["call_chunk", "call_counted", "call_packed"]
+
+_begun = 0
+
+
+def call_chunk(
+    function: Callable[..., Any], chunk: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """Call *function* once for each tuple of arguments."""
+    return [function(*args) for args in chunk]
+
+
+def call_counted(
+    limit: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Call *function*; with the call number *limit* this worker has served its time.
+
+    The pool's own limit of jobs counts outcomes, so that a worker goes on until the next
+    one is ready: it is a rule of thumb.  This one is exact.
+    """
+    global _begun  # noqa: PLW0603 - one worker is one process
+    _begun += 1
+    if _begun >= limit:
+        retire_worker()
+    return function(*args, **kwargs)
+
+
+def call_packed(payload: bytes) -> Any:
+    """Make the call that *payload* stands for."""
+    function, args, kwargs = load_job(payload)
+    return function(*args, **kwargs)

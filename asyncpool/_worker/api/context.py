@@ -1,0 +1,98 @@
+"""What a job can find out about itself."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from contextvars import ContextVar
+
+from asyncpool._core.base.records import Record
+from asyncpool._core.pickling.variables import unpack_variables
+from asyncpool._core.wire.context import Context
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import logging
+    from typing import Any
+
+__all__ = [
+    "JOB_LOGGER",
+    "NO_JOB",
+    "CurrentJob",
+    "current_job",
+    "running",
+    "set_variables",
+]
+
+JOB_LOGGER = "asyncpool.job"
+
+
+class CurrentJob(Record):
+    """The job that is running here.
+
+    Attributes:
+        id: Its number in the pool; 0 in a broadcast that a new worker makes up for.
+        attempt: Which attempt this is, counting from 1.
+        deadline: When, on the clock of ``time.monotonic()``, this attempt must be done;
+            ``None`` for no limit.
+        packed_details: What :attr:`last_details` is made of.
+    """
+
+    id: int
+    attempt: int
+    deadline: float | None = None
+    packed_details: bytes = b""
+
+    @property
+    def last_details(self) -> Any:
+        """What the attempt before has said of itself at last, or ``None``; a new copy.
+
+        Raises:
+            BaseException: Whatever unpickling it raises.
+        """
+        return pickle.loads(self.packed_details) if self.packed_details else None
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """The logger ``asyncpool.job``, whose records have ``job_id`` and ``attempt``.
+
+        They keep them in threads that the job has started.
+        """
+        import logging  # noqa: PLC0415 - many jobs log nothing
+
+        names = {"job_id": self.id, "attempt": self.attempt}
+        return logging.LoggerAdapter(logging.getLogger(JOB_LOGGER), names)
+
+
+# The number of what runs as a job does, and is none of the pool's.
+NO_JOB = 0
+
+# The job's number and attempt, its context, and, if that is not plain, when it began:
+# most jobs never ask, so no object is made of them.
+running: ContextVar[tuple[int, int, Context, float] | None] = ContextVar(
+    "asyncpool_job", default=None
+)
+
+
+def current_job() -> CurrentJob:
+    """Return the job that this code runs in.
+
+    Raises:
+        RuntimeError: If it does not run in a job of a pool.
+    """
+    job = running.get()
+    if job is None:
+        raise RuntimeError("current_job() was called outside a job of a pool")
+    number, attempt, context, began = job
+    return CurrentJob(number, attempt, context.end(began), context.details)
+
+
+def set_variables(packed: bytes) -> None:
+    """Set context variables as the submitter of a job had them.
+
+    Raises:
+        BaseException: Whatever it raises to import one, or to unpickle its value.
+    """
+    for name, value in unpack_variables(packed):
+        module, _, attribute = name.partition(":")
+        getattr(importlib.import_module(module), attribute).set(value)

@@ -1,0 +1,1 @@
+"""The worker's ends of what it shares with the pool."""

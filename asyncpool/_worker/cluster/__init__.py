@@ -1,0 +1,1 @@
+"""What a worker of a cluster does instead of jobs."""

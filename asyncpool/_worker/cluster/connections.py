@@ -1,0 +1,180 @@
+"""Connections of a worker that serves, each of which counts until its socket is closed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from _thread import get_ident  # threading would do, see _worker/__init__.py
+from weakref import WeakSet
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any, Self
+
+__all__ = ["Connection", "Load"]
+
+# More addresses are too many for a line in a log.
+_MOST_SHOWN = 10
+
+
+class Load:
+    """How many connections were opened and closed, in all.
+
+    Args:
+        loop: The loop in which they are counted.
+        changed: Called in it after each change.
+
+    Attributes:
+        sockets: Those that were opened here and are not garbage; some may be closed.
+        cut: How many do not finish, since the time of their worker is over.
+        lost: How many no other worker could take over, for want of descriptors.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, changed: Callable[[], None]
+    ) -> None:
+        self.opened = self.closed = self.cut = self.lost = 0
+        self.sockets: WeakSet[socket.socket] = WeakSet()
+        self._loop, self._changed = loop, changed
+        self._thread = get_ident()
+
+    @property
+    def open(self) -> int:
+        """How many are open."""
+        return self.opened - self.closed
+
+    def tell_who(self) -> str:
+        """Tell whose connections are open, as far as that is known."""
+        names = [name for sock in list(self.sockets) if (name := _peer_of(sock))]
+        shown = sorted(names)[:_MOST_SHOWN]
+        left = self.open - len(shown)
+        return ", ".join(shown) + (f" and {left} more" if left and shown else "")
+
+    def open_one(self) -> None:
+        """Count one more."""
+        self.opened += 1
+        self.cut += self.cut > 0
+        self._changed()
+
+    def cut_off(self) -> None:
+        """Take note that what is open now does not finish: it is closed before."""
+        self.cut = self.open
+        self._changed()
+
+    def lose_one(self) -> None:
+        """Take note that one is closed which another worker was to take over."""
+        self.lost += 1
+        self._changed()
+
+    def close_one(self) -> None:
+        """Count one less; any thread may call it, as it collects garbage, say."""
+        if get_ident() == self._thread:
+            self._count_closed()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._count_closed)
+
+    def _count_closed(self) -> None:
+        self.closed += 1
+        self._changed()
+
+
+class _CountedSocket(socket.socket):
+    """A socket that tells when it is gone: closed, detached, or garbage."""
+
+    __slots__ = ("_load",)
+
+    def __init__(self, load: Load, descriptor: int) -> None:
+        self._load: Load | None = None
+        super().__init__(fileno=descriptor)
+        self._load = load
+        load.sockets.add(self)
+        load.open_one()
+
+    def close(self) -> None:
+        super().close()
+        if self.fileno() < 0:  # no file made of it is left
+            self._count()
+
+    def dup(self) -> socket.socket:  # type: ignore[override]
+        # The copy is another socket, for which nobody counts.
+        descriptor = os.dup(self.fileno())
+        return socket.socket(self.family, self.type, self.proto, fileno=descriptor)
+
+    def detach(self) -> int:
+        descriptor = super().detach()
+        self._count()
+        return descriptor
+
+    def __del__(self) -> None:
+        finalize: Any = getattr(super(), "__del__", None)
+        if finalize is not None:
+            finalize()  # warns, and closes it
+        self._count()
+
+    def _count(self) -> None:
+        load, self._load = self._load, None
+        if load is not None:
+            load.close_one()
+
+
+class Connection:
+    """A connection that this worker is to serve.
+
+    It counts as open until its socket is closed, whoever does that: :meth:`close`, a
+    transport that was made of the socket, or the garbage collector.
+
+    Attributes:
+        socket: The socket, which does not block.
+    """
+
+    __slots__ = ("__weakref__", "_detached", "socket")
+
+    def __init__(self, load: Any, descriptor: int) -> None:
+        self.socket: socket.socket = _CountedSocket(load, descriptor)
+        self.socket.setblocking(False)
+        self._detached = False
+
+    @property
+    def address(self) -> Any:
+        """The address of the other side; ``None`` if it is gone by now."""
+        return _address_of(self.socket)
+
+    def detach(self) -> socket.socket:
+        """Return the socket, for a transport, say, which closes it."""
+        self._detached = True
+        return self.socket
+
+    def close(self) -> None:
+        """Close the socket, unless it was detached."""
+        if not self._detached:
+            self.socket.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _address_of(sock: socket.socket) -> Any:
+    try:
+        return sock.getpeername()
+    except OSError:
+        return None
+
+
+def _peer_of(sock: socket.socket) -> str:
+    """Return where a connection comes from; nothing if it is closed, or has no name."""
+    match _address_of(sock):
+        case (str(host), int(port), *_):
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        case _:
+            return ""

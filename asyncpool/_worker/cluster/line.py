@@ -1,0 +1,302 @@
+"""The line: frames and descriptors between a worker that serves and its pool.
+
+It is the job channel of the worker, read and written in its event loop.  A frame with a
+descriptor is one message of the socket, and the kernel ends a read behind the bytes that
+a descriptor came with: so the n-th descriptor belongs to the n-th frame that carries one,
+however the reads are cut.  If this process may open no more, the kernel says so in that
+read, and the descriptor is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import socket
+import sys
+import termios
+from collections import deque
+
+from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._system.descriptors import receive_fds
+from asyncpool._worker.channel.receiving import decoder
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Line"]
+
+_READ_SIZE = 65_536
+# Each of them brings one descriptor at most; then the rest of the loop has its turn.
+_READS_PER_TURN = 16
+
+# From here on nothing is read for which an answer might be due, and who sends has to wait.
+_MOST_UNSENT = 262_144
+
+# The kernel lets each user have so many descriptors on their way and no more.
+_TOO_MANY = {errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM}
+_RETRY_AFTER = 0.05  # seconds
+
+_INT = 4  # bytes of what the kernel answers
+
+# How often it is looked whether the pool has read all, in seconds.
+_LOOK_AGAIN = 0.01
+
+_CARRIERS = {Kind.LISTEN, Kind.HANDLE}
+
+
+class Line:
+    """The worker's end of the line.
+
+    Args:
+        sock: The job channel; it is owned by the line from now on.
+        max_payload: The most bytes that a frame from the pool may carry.
+        on_frame: Called for each frame, with the descriptor that came along: ``None`` if
+            there is none, or none any more.  The descriptor is owned by what is called.
+        on_end: Called once, when nothing more comes: the pool has said so (``None``), or
+            has broken the protocol (the error).
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        max_payload: int,
+        on_frame: Callable[[Frame, int | None], None],
+        on_end: Callable[[ProtocolError | None], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = sock
+        self._decoder = decoder(max_payload)
+        self._on_frame, self._on_end = on_frame, on_end
+        # None stands for one that was lost.
+        self._arrived: deque[int | None] = deque()
+        self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
+        self._size = 0
+        self._totals: dict[Kind, bytes] = {}
+        self._flushing = self._writing = self._reading = False
+        self._ended = self._closed = False
+        self._room: asyncio.Future[None] | None = None
+        sock.setblocking(False)
+        self._read_on()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more comes."""
+        return self._ended
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes the pool has not taken yet."""
+        return self._size
+
+    def put(self, frame: bytes, descriptor: int | None = None) -> None:
+        """Send a frame, behind what was put before, in this turn if the socket takes it.
+
+        The *descriptor* is owned, and closed, by the line.
+        """
+        if self._closed:
+            if descriptor is not None:
+                os.close(descriptor)
+            return
+        self._unsent.append((frame, descriptor))
+        self._size += len(frame)
+        if not self._writing:
+            self._send()
+
+    def note(self, kind: Kind, payload: bytes = b"", job: int = 0) -> None:
+        """Have a frame of which only the latest counts sent once in this turn."""
+        self._totals[kind] = header(kind, len(payload), job) + payload
+        if not self._flushing and not self._writing and not self._closed:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    async def until_sent(self) -> None:
+        """Wait until the pool has taken nearly all."""
+        while self._size > _MOST_UNSENT and not self._closed:
+            if self._room is None:
+                self._room = self._loop.create_future()
+            await asyncio.shield(self._room)
+
+    async def flushed(self) -> None:
+        """Wait until the kernel has taken all, or the pool is gone."""
+        self._flush()
+        while self._writing and not self._closed:
+            if self._room is None:
+                self._room = self._loop.create_future()
+            await asyncio.shield(self._room)
+
+    async def until_read(self) -> None:
+        """Wait until the pool has read all, or is gone.
+
+        What it reads of a process that has ended comes at once, however few descriptors it
+        has left.
+        """
+        await self.flushed()
+        while not self._closed and _unread(self._socket):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(_LOOK_AGAIN)
+
+    def close(self) -> None:
+        """Let go of everything; nothing is called after this."""
+        self._ended = True
+        self._stop()
+        while self._arrived:
+            descriptor = self._arrived.popleft()
+            if descriptor is not None:
+                os.close(descriptor)
+        self._socket.close()
+
+    def _read_on(self) -> None:
+        if not self._reading and not self._ended:
+            self._reading = True
+            self._loop.add_reader(self._socket.fileno(), self._read)
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._socket.fileno())
+
+    def _read(self) -> None:
+        for _ in range(_READS_PER_TURN):
+            try:
+                frames = self._receive()
+            except (BlockingIOError, InterruptedError):
+                return
+            except (OSError, ProtocolError) as error:
+                self._end(error if isinstance(error, ProtocolError) else None)
+                return
+            if frames is None:
+                self._end(None)
+                return
+            for frame in frames:
+                if not self._hand_on(frame):
+                    return
+            if self._decoder.error is not None:
+                self._end(self._decoder.error)
+                return
+            if self._size > _MOST_UNSENT:
+                self._pause()
+                return
+
+    def _receive(self) -> list[Frame] | None:
+        """Read once; ``None`` is the end."""
+        target = self._decoder.target
+        if target is not None:
+            # None of these bytes came with a descriptor, and it ends before any that do.
+            size = self._socket.recv_into(target)
+            return self._decoder.fill(size) if size else None
+        data, fds, lost = receive_fds(self._socket, _READ_SIZE, 1)
+        self._arrived += fds or ([None] if lost else [])
+        if len(fds) > 1:
+            raise ProtocolError("the pool sent several descriptors with one frame")
+        return self._decoder.feed(data) if data else None
+
+    def _hand_on(self, frame: Frame) -> bool:
+        descriptor = None
+        if frame.kind in _CARRIERS:
+            if not self._arrived:
+                self._end(ProtocolError(f"{frame.kind.name} came without a descriptor"))
+                return False
+            descriptor = self._arrived.popleft()
+        try:
+            self._on_frame(frame, descriptor)
+        except ProtocolError as error:
+            self._end(error)
+        return not self._ended
+
+    def _end(self, error: ProtocolError | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self._pause()
+            self._on_end(error)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if not self._writing and not self._closed:
+            self._send()
+
+    def _send(self) -> None:
+        """Send what the socket takes; the rest follows when it takes more."""
+        try:
+            self._send_all()
+        except (BlockingIOError, InterruptedError):
+            self._write_later()
+        except OSError as error:
+            if error.errno in _TOO_MANY:
+                self._stop_writing()
+                self._writing = True
+                self._loop.call_later(_RETRY_AFTER, self._retry)
+            else:
+                # The pool is gone; the control channel knows, too, and acts on it.
+                self._stop()
+                self._loop.call_soon(self._end, None)
+        else:
+            self._stop_writing()
+            self._read_on()
+        if self._room is not None and (not self._writing or self._size <= _MOST_UNSENT):
+            self._room.set_result(None)
+            self._room = None
+
+    def _send_all(self) -> None:
+        while self._unsent or self._totals:
+            if not self._unsent:
+                frame = b"".join(self._totals.values())
+                self._totals.clear()
+                self._unsent.append((frame, None))
+                self._size += len(frame)
+            data, descriptor = self._unsent[0]
+            if descriptor is None:
+                sent = self._socket.send(data)
+            else:
+                # It goes with the first byte, and has gone if any was taken.
+                sent = socket.send_fds(self._socket, [data], [descriptor])
+                os.close(descriptor)
+            self._size -= sent
+            if sent < len(data):
+                self._unsent[0] = memoryview(data)[sent:], None
+            else:
+                self._unsent.popleft()
+
+    def _write_later(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._socket.fileno(), self._send)
+
+    def _stop_writing(self) -> None:
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _retry(self) -> None:
+        if not self._closed:
+            self._writing = False
+            self._send()
+
+    def _stop(self) -> None:
+        """Send and read no more."""
+        if self._closed:
+            return
+        self._closed = True
+        self._pause()
+        self._stop_writing()
+        for _, descriptor in self._unsent:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._unsent.clear()
+        self._totals.clear()
+        self._size = 0
+        if self._room is not None:
+            self._room.set_result(None)
+            self._room = None
+
+
+def _unread(sock: socket.socket) -> int:
+    """Return how much the other side has not read; nothing if that is not known."""
+    try:
+        unread = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_INT))
+    except OSError:
+        return 0
+    return int.from_bytes(unread, sys.byteorder)

@@ -1,0 +1,250 @@
+"""What travels between the user's code in the pool's process and in a worker that serves.
+
+Messages are acknowledged when they are taken out, so that who sends faster than the other
+side takes has to wait.  Sockets and files are acknowledged when they arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+
+from asyncpool._core.wire.frames import Kind, header
+from asyncpool._system.descriptors import (
+    ReceivedFile,
+    ReceivedSocket,
+    check_beside,
+    file_descriptor,
+    received,
+    socket_descriptor,
+)
+from asyncpool._worker.cluster.arrivals import Arrivals
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Iterable
+    from io import IOBase
+    from typing import Any
+
+    from asyncpool._worker.cluster.line import Line
+
+__all__ = ["MOST_UNTAKEN", "Mail", "Parcels"]
+
+# As many messages are on their way, or wait to be taken out, in each direction.
+MOST_UNTAKEN = 64
+
+
+class Mail:
+    """Messages, both ways.
+
+    Args:
+        line: What they travel on.
+        max_payload: The most bytes that one may have, pickled.
+    """
+
+    def __init__(self, line: Line, max_payload: int) -> None:
+        self._line = line
+        self._max_payload = max_payload
+        self._came: Arrivals = Arrivals()
+        self._early = 0  # how many of these came before there was a line
+        self._received = self._taken = 0
+        self._sent = self._consumed = 0
+        self._turn = asyncio.Lock()  # who has come first is first to send
+        self._room = asyncio.Event()
+
+    async def send(self, value: object) -> None:
+        """Send a message; wait while too many are on their way.
+
+        Raises:
+            ValueError: If it is larger than the pool takes.
+            BrokenPipeError: If the pool takes no more messages.
+        """
+        payload = pickle.dumps(value, 5)
+        if len(payload) > self._max_payload:
+            raise ValueError(
+                f"a message of {len(payload)} bytes is longer than the "
+                f"{self._max_payload} that may be sent"
+            )
+        async with self._turn:
+            while self._sent - self._consumed >= MOST_UNTAKEN:
+                if self._line.ended:
+                    raise BrokenPipeError("the pool takes no more messages")
+                self._room.clear()
+                await self._room.wait()
+            await self._line.until_sent()
+            self._sent += 1
+            self._line.put(header(Kind.MESSAGE, len(payload)) + payload)
+
+    async def messages(self) -> AsyncIterator[Any]:
+        """Yield the messages from the pool, until it sends no more.
+
+        One that cannot be read, since this code is older or newer, is dropped.
+        """
+        async for payload in self._came:
+            if self._early:
+                self._early -= 1
+            else:
+                self._taken += 1
+                self._line.note(Kind.ROOM, job=self._taken)
+            try:
+                value = pickle.loads(payload)
+            except Exception as error:
+                _tell_dropped("a message", error)
+                continue
+            yield value
+
+    def begin_with(self, payloads: Iterable[bytes]) -> None:
+        """Have messages be there before all that come on the line."""
+        for payload in payloads:
+            self._early += 1
+            self._came.put(payload)
+
+    def arrive(self, payload: bytes) -> None:
+        """Take a message from the line.
+
+        Raises:
+            ProtocolError: If the pool has not waited for room.
+        """
+        self._received += 1
+        if self._received - self._taken > MOST_UNTAKEN:
+            raise ProtocolError("the pool sent more messages than there is room for")
+        self._came.put(payload)
+
+    def make_room(self, consumed: int) -> None:
+        """Take note of how many messages the pool's user has taken, in all.
+
+        Raises:
+            ProtocolError: If there were not so many.
+        """
+        if not self._consumed <= consumed <= self._sent:
+            raise ProtocolError("the pool has taken messages that were not sent")
+        self._consumed = consumed
+        self._room.set()
+
+    def end(self) -> None:
+        """Let nothing more come."""
+        self._came.end()
+        self._room.set()
+
+
+class Parcels:
+    """Sockets and files for the user's code, both ways.
+
+    Args:
+        line: What they travel on.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        # Each with the pickled value that came beside it.
+        self._sockets: Arrivals = Arrivals()
+        self._files: Arrivals = Arrivals()
+        self._sent = 0
+        self._unanswered: dict[int, asyncio.Future[bool]] = {}
+
+    async def send_socket(self, sock: socket.socket, value: object) -> None:
+        """Send a copy of *sock*, and wait until it has arrived.
+
+        Raises:
+            TypeError: If it is no socket.
+            ValueError: If *value* is too large.
+            OSError: If the pool has no descriptor left for it, or is gone.
+        """
+        await self._send(socket_descriptor(sock), value, "socket")
+
+    async def send_file(self, file: IOBase | int, value: object) -> None:
+        """Do the same with a file.
+
+        Raises:
+            TypeError: If it is none, or a socket or a directory.
+            ValueError: If *value* is too large.
+            OSError: If the pool has no descriptor left for it, or is gone.
+        """
+        await self._send(file_descriptor(file), value, "file")
+
+    async def _send(self, descriptor: int, value: object, what: str) -> None:
+        payload = b"" if value is None else check_beside(pickle.dumps(value, 5))
+        if self._line.ended:
+            raise BrokenPipeError(f"the pool takes no more {what}s")
+        answer = asyncio.get_running_loop().create_future()
+        self.ship(os.dup(descriptor), tag=1, payload=payload)
+        number = self._sent
+        self._unanswered[number] = answer
+        try:
+            arrived = await answer
+        finally:
+            self._unanswered.pop(number, None)
+        if not arrived:
+            raise OSError(f"the pool could not take the {what}")
+
+    def ship(self, descriptor: int, tag: int, payload: bytes = b"") -> None:
+        """Send a descriptor, which is owned by the line from now on."""
+        self._sent += 1
+        head = header(Kind.HANDLE, len(payload), self._sent, 0, tag)
+        self._line.put(head + payload, descriptor)
+
+    async def sockets(self) -> AsyncIterator[ReceivedSocket]:
+        """Yield the sockets from the pool, until it sends no more."""
+        async for sock, payload in self._sockets:
+            if _label(sock, payload, "a socket"):
+                yield sock
+
+    async def files(self) -> AsyncIterator[ReceivedFile]:
+        """Yield the files from the pool, until it sends no more."""
+        async for file, payload in self._files:
+            if _label(file, payload, "a file"):
+                yield file
+
+    def arrive(self, number: int, descriptor: int, payload: bytes) -> None:
+        """Take a socket or a file from the line; refuse what can be made of neither."""
+        try:
+            thing = received(descriptor)
+        except OSError:
+            self._line.put(header(Kind.REFUSED, 0, number))
+            return
+        self._line.put(header(Kind.TAKEN, 0, number))
+        came = self._sockets if isinstance(thing, ReceivedSocket) else self._files
+        came.put((thing, payload))
+
+    def answer(self, number: int, *, arrived: bool) -> None:
+        """Take note of whether a socket or a file has arrived."""
+        answer = self._unanswered.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(arrived)
+
+    def end(self) -> None:
+        """Let nothing more come."""
+        self._sockets.end()
+        self._files.end()
+        for answer in self._unanswered.values():
+            if not answer.done():
+                answer.set_result(False)
+
+    def close(self) -> None:
+        """Close what nobody has taken out."""
+        for came in (self._sockets, self._files):
+            while came.waiting:
+                came.waiting.popleft()[0].close()
+
+
+def _label(thing: ReceivedSocket | ReceivedFile, payload: bytes, what: str) -> bool:
+    """Give what has come its value; if that cannot be read, close it, and tell so."""
+    try:
+        thing.value = pickle.loads(payload) if payload else None
+    except Exception as error:
+        thing.close()
+        _tell_dropped(f"the value of {what}", error)
+        return False
+    return True
+
+
+def _tell_dropped(what: str, error: Exception) -> None:
+    """Log what could not be read: this code may be older, or newer."""
+    import logging  # noqa: PLC0415 - most workers need none
+
+    logging.getLogger("asyncpool").error(
+        "this worker cannot read %s and drops it", what, exc_info=error
+    )

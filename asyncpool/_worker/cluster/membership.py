@@ -1,0 +1,290 @@
+"""What a worker that serves has to do with the pool: one thing for each kind of frame."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from _thread import get_ident  # threading would do, see _worker/__init__.py
+
+from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.messages import MAX_REASON, pack_numbers
+from asyncpool._worker.cluster.acceptor import Acceptor, Want
+from asyncpool._worker.cluster.arrivals import Arrivals
+from asyncpool._worker.cluster.connections import Connection, Load
+from asyncpool._worker.cluster.line import Line
+from asyncpool._worker.cluster.mailbox import Mail, Parcels
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from asyncpool._worker.cluster.drain_time import DrainTime
+    from asyncpool._worker.job.control import Control
+
+__all__ = ["Member"]
+
+# As many accepted connections wait here for the user's code; others wait in the backlog.
+_MOST_WAITING = 16
+
+# The tag of RETIRE from a worker that serves on until there is another one.
+_NOT_YET = 1
+
+
+class Member:
+    """What stands behind a :class:`Worker`.
+
+    Args:
+        jobs: The socket of the line.
+        control: The control channel.
+        accepts: Whether the worker accepts for itself, on sockets that come first.
+        max_payload: The most bytes that a message may have.
+        time: How long it may drain.
+
+    Attributes:
+        draining: Whether it drains.
+        ended: Whether nothing more comes from the pool.
+        error: How the pool has broken the protocol.
+        time: As above.
+        is_ready: Whether it has said so.
+        idle: Whether no connection is open.
+        returning: Whether connections may be given back.
+    """
+
+    def __init__(
+        self,
+        jobs: socket.socket,
+        control: Control,
+        *,
+        accepts: bool,
+        max_payload: int,
+        time: DrainTime,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        self._control = control
+        self.draining = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.error: ProtocolError | None = None
+        self.time = time
+        self.is_ready = self.returning = self._retired = self._refusing = False
+        self._is_worn = False
+        self.listeners: list[socket.socket] = []
+        self._listening: asyncio.Future[None] = self._loop.create_future()
+        if not accepts:
+            self._listening.set_result(None)
+        self._acceptor: Acceptor | None = None
+        self._want = Want()
+        # Their numbers, for those that are to be acknowledged, and their descriptors.
+        self._came: Arrivals = Arrivals()
+        self.load = Load(self._loop, self._tell_load)
+        self.line = Line(
+            jobs, max_payload=max_payload, on_frame=self._take, on_end=self._end
+        )
+        self.mail = Mail(self.line, max_payload)
+        self.parcels = Parcels(self.line)
+
+    async def until_listening(self) -> None:
+        """Wait for the sockets to listen on.
+
+        Raises:
+            OSError: If there is no descriptor for them.
+            BrokenPipeError: If the pool ends before they come.
+        """
+        await self._listening
+        if self.listeners:
+            self._acceptor = Acceptor(self.listeners, self._accepted)
+
+    def ready(self) -> None:
+        if not self.is_ready:
+            self.is_ready = True
+            self._control.send(Kind.HELLO)
+
+    def retire(self, reason: str) -> None:
+        if get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.retire, reason)
+        elif not self._retired and not self.draining.is_set():
+            import logging  # noqa: PLC0415 - most workers need none
+
+            self._retired = True
+            logging.getLogger("asyncpool").info("this worker retires: %s", reason)
+            self._control.send(Kind.RETIRE, _packed(reason))
+            self.drain()
+
+    def replace(self, reason: str) -> None:
+        if get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.replace, reason)
+        elif not self._retired and not self.draining.is_set():
+            if not self._is_worn:
+                import logging  # noqa: PLC0415 - most workers need none
+
+                self._is_worn = True
+                logging.getLogger("asyncpool").info(
+                    "this worker asks for a successor: %s", reason
+                )
+            # Each time: a cluster that has given up, and recovers, forgets who has asked.
+            self._control.send(Kind.RETIRE, _packed(reason), 0, 0, _NOT_YET)
+
+    def drain(self) -> None:
+        """Take no new connections, but for those that were handed out already."""
+        if not self.draining.is_set():
+            self.time.begin()
+            self.draining.set()
+            # A server that accepts by itself has registered them: it is to close them.
+            if self._acceptor is not None and self._acceptor.used:
+                self._acceptor.close()
+                self.listeners.clear()
+
+    async def connections(self) -> AsyncIterator[Connection]:
+        if self._acceptor is not None and not self.draining.is_set():
+            if not self._acceptor.used:
+                self.line.put(header(Kind.LISTEN, 0))
+            self._acceptor.listen()
+        async for number, descriptor in self._came:
+            # Not kept in a variable: it is garbage as soon as the user has let go of it.
+            yield await self._open(number, descriptor)
+
+    def refuse_rest(self) -> None:
+        """Let others serve what nobody here has taken, and what still comes."""
+        self._refusing = True
+        waiting = list(self._came.waiting)
+        self._came.waiting.clear()
+        for number, descriptor in waiting:
+            self._refuse(number, descriptor)
+
+    def give_back(self, sock: socket.socket) -> bool:
+        if not self.returning:
+            return False
+        self.parcels.ship(os.dup(sock.fileno()), tag=0)
+        sock.close()
+        return True
+
+    def close(self) -> None:
+        """Let go of the line and of what has come on it."""
+        self.drain()
+        for sock in self.listeners:
+            sock.close()
+        self.refuse_rest()
+        for _, descriptor in self._came.waiting:
+            os.close(descriptor)
+        self.parcels.close()
+        self.line.close()
+
+    async def _open(self, number: int, descriptor: int) -> Connection:
+        """Acknowledge a connection, for nobody but the user's code from now on."""
+        connection = Connection(self.load, descriptor)
+        if number:
+            self.line.put(header(Kind.TAKEN, 0, number))
+            if self.line.unsent:
+                # If this process died before it is sent, another one would get a
+                # connection of which something was read.
+                try:
+                    await self.line.flushed()
+                except BaseException:
+                    connection.close()
+                    raise
+        elif self._acceptor is not None and not self.draining.is_set():
+            self._acceptor.listen()
+        return connection
+
+    def _accepted(self, descriptor: int) -> None:
+        self._came.put((0, descriptor))
+        if len(self._came.waiting) >= _MOST_WAITING and self._acceptor is not None:
+            self._acceptor.pause()
+
+    def _accept_rest(self) -> None:
+        """Take what waits in the kernel's queue, since the whole cluster ends."""
+        acceptor = self._acceptor
+        if acceptor is not None and acceptor.used and not self.draining.is_set():
+            acceptor.accept_rest()
+
+    def _take(self, frame: Frame, descriptor: int | None) -> None:
+        """Take a frame from the line, and the descriptor that came with it.
+
+        Raises:
+            ProtocolError: If the pool may not send it.
+        """
+        kind = frame.kind
+        if kind is Kind.HANDLE:
+            self._take_handle(frame, descriptor)
+        elif kind is Kind.LISTEN:
+            self._take_listener(frame, descriptor)
+        elif kind is Kind.MESSAGE:
+            self.mail.arrive(frame.payload)
+        elif kind is Kind.ROOM:
+            self.mail.make_room(frame.job)
+        elif kind is Kind.TAKEN or kind is Kind.REFUSED:
+            self.parcels.answer(frame.job, arrived=kind is Kind.TAKEN)
+        elif kind is Kind.RETURN:
+            self.returning = True
+            self.time.others_serve()
+            if self._refusing:
+                self.refuse_rest()
+        else:
+            raise ProtocolError(f"the pool sent {kind.name}")
+
+    def _take_handle(self, frame: Frame, descriptor: int | None) -> None:
+        if descriptor is None:  # the kernel has dropped it
+            self._want.tell(errno.EMFILE)
+            self.line.put(header(Kind.REFUSED, 0, frame.job))
+        elif frame.tag:
+            self.parcels.arrive(frame.job, descriptor, frame.payload)
+        elif self._refusing:
+            self._refuse(frame.job, descriptor)
+        else:
+            self._came.put((frame.job, descriptor))
+
+    def _take_listener(self, frame: Frame, descriptor: int | None) -> None:
+        if self._listening.done():
+            if descriptor is not None:
+                os.close(descriptor)
+            if self._listening.exception() is None:
+                raise ProtocolError("the pool sent LISTEN too late")
+        elif descriptor is None:
+            text = "there is no descriptor left for a socket to listen on"
+            self._listening.set_exception(OSError(errno.EMFILE, text))
+        else:
+            sock = socket.socket(fileno=descriptor)
+            sock.setblocking(False)
+            self.listeners.append(sock)
+            if len(self.listeners) == frame.tag:
+                self._listening.set_result(None)
+
+    def _end(self, error: ProtocolError | None) -> None:
+        self.error = error
+        if not self._listening.done():
+            text = "the pool has ended before this worker could listen"
+            self._listening.set_exception(BrokenPipeError(text))
+        if error is None and not self.returning:
+            self._accept_rest()
+        self._came.end()
+        self.mail.end()
+        self.parcels.end()
+        self.drain()
+        self.ended.set()
+
+    def _refuse(self, number: int, descriptor: int) -> None:
+        if number:
+            os.close(descriptor)
+            self.line.put(header(Kind.REFUSED, 0, number))
+        elif self.returning:
+            self.parcels.ship(descriptor, tag=0)
+        else:  # nobody else has it: perhaps it may be given back soon
+            self._came.put((number, descriptor))
+
+    def _tell_load(self) -> None:
+        load = self.load
+        if load.open:
+            self.idle.clear()
+        else:
+            self.idle.set()
+        counts = pack_numbers((load.opened, load.closed, load.cut))
+        self.line.note(Kind.LOAD, counts, load.lost)
+
+
+def _packed(reason: str) -> bytes:
+    return f"{reason}".encode(errors="replace")[:MAX_REASON]

@@ -1,0 +1,240 @@
+"""The life of a worker that serves: find its target, run it, drain, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import pickle
+import socket
+from functools import partial
+
+from asyncpool._core.wire.messages import WorkerConfig
+from asyncpool._worker.cluster.drain_time import DrainTime
+from asyncpool._worker.cluster.member import Worker
+from asyncpool._worker.cluster.membership import Member
+from asyncpool._worker.cluster.task_stacks import task_stacks
+from asyncpool._worker.job.control import Control
+from asyncpool._worker.job.coroutines import Coroutines
+from asyncpool._worker.job.tracebacks import announce, print_error
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Any
+
+    Target = Callable[[Worker], Awaitable[object]]
+
+__all__ = ["find_object", "serve"]
+
+# What the service manager tells the master.  A program that a worker starts would take
+# itself for the one that is meant.
+_MASTERS = (
+    *("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"),
+    *("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"),
+)
+
+# How long what is cancelled at the end of its time may clean up, in seconds: less than
+# the second after which the pool ends the process.
+_CLEAN_UP = 0.5
+
+
+def serve(
+    jobs: socket.socket, control: Control, coroutines: Coroutines, config: WorkerConfig
+) -> int:
+    """Be a worker of a cluster until it is drained.
+
+    Args:
+        jobs: The job channel, which is the line.
+        control: The control channel.
+        coroutines: The event loop.
+        config: With the pickled ``(target, spread, drain_timeouts, slot, generation,
+            broadcasts)``.
+
+    Returns:
+        The status to leave with: 1 if an exception was not caught.
+
+    Raises:
+        BaseException: What has kept it from becoming ready; the pool was told.
+    """
+    assert config.main is not None
+    for name in _MASTERS:
+        os.environ.pop(name, None)
+    target, spread, drain_timeouts, *who, broadcasts = pickle.loads(config.main[1])
+    life = None
+    try:
+        function = _load(target)
+        life = _Life(control, coroutines, function, drain_timeouts, broadcasts)
+        return coroutines.run(  # type: ignore[no-any-return]
+            life.run(jobs, config.max_payload, spread, *who)
+        )
+    except BaseException as error:
+        announce(control, "serve", error)
+        if life is not None and life.was_ready:  # else it is a start that has failed
+            print_error(error)
+        raise
+
+
+def find_object(name: str) -> Any:
+    """Import what ``package.module:object`` names.
+
+    Raises:
+        ValueError: If it names nothing.
+        AttributeError: If the module has no such object.
+        Exception: Whatever the module raises when it is imported.
+    """
+    module, colon, path = name.partition(":")
+    if not colon or not module or not path:
+        raise ValueError(
+            f"{name!r} does not name an object: write package.module:object"
+        )
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _load(target: bytes | str) -> Target:
+    found = find_object(target) if isinstance(target, str) else pickle.loads(target)
+    if not callable(found):
+        raise TypeError(f"{target!r} is not a function, but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+class _Life:
+    """Runs the target, and then what it has left behind, until that is done.
+
+    Args:
+        control: The control channel.
+        coroutines: The event loop.
+        target: What serves.
+        drain_timeouts: How long it may take to drain, in seconds: if the cluster ends, and
+            if others serve on.
+        broadcasts: The messages, pickled, that were for every worker before this one came.
+
+    Attributes:
+        was_ready: Whether the target had said that it is, when the life ended.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        coroutines: Coroutines,
+        target: Target,
+        drain_timeouts: tuple[float, float],
+        broadcasts: tuple[bytes, ...],
+    ) -> None:
+        self._control = control
+        self._coroutines = coroutines
+        self._target = target
+        self._drain_timeouts = drain_timeouts
+        self._broadcasts = broadcasts
+        self._error: BaseException | None = None
+        self._thread_died = self._is_over = self.was_ready = False
+
+    async def run(
+        self,
+        jobs: socket.socket,
+        max_payload: int,
+        spread: str,
+        slot: int,
+        generation: int,
+    ) -> int:
+        """Live, and return the status to leave with."""
+        self._loop = asyncio.get_running_loop()
+        self._coroutines.show(partial(task_stacks, self._loop))
+        time = DrainTime(*self._drain_timeouts)
+        member = self._member = Member(
+            jobs,
+            self._control,
+            accepts=spread != "handoff",
+            max_payload=max_payload,
+            time=time,
+        )
+        member.mail.begin_with(self._broadcasts)
+        self._control.on_thread_death = self._mourn
+        self._control.on_end_of_all = time.cluster_ends
+        self._control.call_soon = self._loop.call_soon_threadsafe
+        try:
+            await member.until_listening()
+            worker = Worker(slot, generation, member)
+            await self._serve(worker)
+            unasked = self._error is None and not member.draining.is_set()
+            member.drain()
+            member.refuse_rest()
+            if not unasked:  # more may be on its way, which others are to serve
+                await time.bound(member.ended.wait())
+            await time.bound(member.idle.wait())
+            if member.load.open and not self._is_over:
+                self._tell_of_end()
+            await time.bound(member.line.until_read())
+        finally:
+            self.was_ready = member.is_ready
+            self._control.on_thread_death = self._control.call_soon = None
+            self._control.on_end_of_all = None
+            member.close()
+        if member.error is not None:
+            raise member.error
+        return 1 if self._error is not None or self._thread_died else 0
+
+    async def _serve(self, worker: Worker) -> None:
+        """Run the target to its end, or to the end of its time."""
+        member = self._member
+        task = self._loop.create_task(self._call(worker))
+        drains = self._loop.create_task(member.draining.wait())
+        await asyncio.wait({task, drains}, return_when=asyncio.FIRST_COMPLETED)
+        drains.cancel()
+        if member.error is not None:
+            raise member.error  # there is nobody to drain for
+        if not task.done():
+            await member.time.bound(asyncio.wait({task}))
+        if not task.done():
+            self._tell_of_end()
+            self._is_over = True
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CLEAN_UP)
+        elif self._error is not None:
+            if not member.is_ready:
+                raise self._error
+            print_error(self._error)
+            announce(self._control, "serve", self._error)
+        elif not member.is_ready and not member.draining.is_set():
+            raise RuntimeError("serve() returned before it was ready")
+
+    async def _call(self, worker: Worker) -> None:
+        # What ends a process would end the loop, if it left the task.
+        try:
+            await self._target(worker)
+        except BaseException as error:
+            if not self._is_over:
+                self._error = error
+
+    def _tell_of_end(self) -> None:
+        """Tell what is cut off now, at the end of the time."""
+        import logging  # noqa: PLC0415 - most workers need none
+
+        load, limit = self._member.load, self._member.time.applied
+        if not load.open:
+            text = (
+                "what it serves had not ended within the %s of %g s, and is cancelled"
+            )
+            logging.getLogger("asyncpool").warning(text, limit.name, limit.seconds)
+            return
+        text = (
+            "%d of %d connections had not ended within the %s of %g s, and are "
+            "cut off%s"
+        )
+        who = load.tell_who()
+        logging.getLogger("asyncpool").warning(
+            text,
+            load.open,
+            load.opened,
+            limit.name,
+            limit.seconds,
+            f": {who}" if who else "",
+        )
+        load.cut_off()
+
+    def _mourn(self) -> None:
+        self._thread_died = True
+        self._loop.call_soon_threadsafe(self._member.drain)

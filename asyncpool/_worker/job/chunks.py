@@ -1,0 +1,306 @@
+"""Run the items of a chunk, one by one, and note what becomes of each.
+
+See ``_core/map/chunks.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from itertools import starmap
+from time import perf_counter_ns
+from types import CoroutineType
+
+from asyncpool._core.map.chunks import (
+    CHUNK_SIZE,
+    FLAT,
+    LOG_HEAD,
+    NUMBER_SIZE,
+    NUMBERS,
+    OPEN,
+    ChunkResult,
+    code_of,
+    count_numbers,
+    note,
+)
+from asyncpool._core.pickling.calls import pack_value
+from asyncpool._core.pickling.errors import pack_error
+from asyncpool._core.pickling.out_of_band import Parcel
+from asyncpool._core.wire.page import LOG_START
+from asyncpool._worker.api.context import running
+from asyncpool._worker.job.coroutines import inner
+from asyncpool.errors import JobCancelled
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator, Iterator
+    from mmap import mmap
+    from typing import Any, NoReturn, Protocol
+
+    class Pen(Protocol):
+        def write(self, data: bytes, /) -> object: ...
+        def seek(self, where: int, /) -> object: ...
+
+
+__all__ = ["Chunk", "Log", "run_chunk"]
+
+# So many functions of maps are remembered.
+_MEMORY = 32
+
+_functions: dict[bytes, Callable[..., Any]] = {}
+
+
+class Log:
+    """The outcomes of the items of one chunk after the other.
+
+    Args:
+        page: The memory that the worker shares with the pool.
+        start: Where they are in it.
+        pen: What writes there; the page's own position, if that is nobody else's.
+
+    Attributes:
+        words: The head of the log, see ``_core/map/chunks.py``.
+        columns: Where numbers of each type are noted.
+        write: Writes behind what was written before.
+        count: How many items there are.
+    """
+
+    def __init__(
+        self, page: mmap, start: int = LOG_START, pen: Pen | None = None
+    ) -> None:
+        begin, size = start + LOG_HEAD.size, CHUNK_SIZE * NUMBER_SIZE
+        numbers = memoryview(page)[begin : begin + size]
+        self.words = memoryview(page)[start:begin].cast("Q")
+        self.columns: dict[type, Any] = {
+            number: numbers.cast(code)  # type: ignore[call-overload]
+            for number, code in NUMBERS.items()
+        }
+        self.write: Callable[[bytes], object] = (pen or page).write
+        self.count = 0
+        self._numbers = numbers
+        self._start = start
+        self._seek: Callable[[int], object] = (pen or page).seek
+        self._blank = os.urandom(NUMBER_SIZE)
+        self.words[6] = int.from_bytes(self._blank, sys.byteorder)
+
+    def begin(self, job: int, attempt: int, count: int) -> None:
+        """Begin anew, with so many items."""
+        words, self.count = self.words, count
+        words[0] = words[1] = words[4] = 0
+        words[2], words[3] = job, attempt
+
+    def begin_column(self, number: type) -> Any:
+        """Return where numbers of that type are noted; ``None`` if it is no number's."""
+        column = self.columns.get(number)
+        if column is not None:
+            # One more, so that nothing of an earlier chunk follows.
+            blanks = self._blank * min(self.count + 1, CHUNK_SIZE)
+            self._numbers[: len(blanks)] = blanks
+            self.words[5], self.words[4] = number is float, OPEN + self.count
+        return column
+
+    def end_column(self, done: int) -> None:
+        """Have what comes after the first *done* outcomes written behind them."""
+        self.words[0] = done
+        self.words[4] = done
+        self._seek(self._start + LOG_HEAD.size + done * NUMBER_SIZE)
+
+    def column(self) -> tuple[bytes, str]:
+        """Return the numbers that were noted, and the code of their type."""
+        numbers, number, blank = self.words[4:]
+        if numbers >= OPEN:  # it was cancelled between two of them
+            numbers = count_numbers(self._numbers, blank)
+        return bytes(self._numbers[: numbers * NUMBER_SIZE]), code_of(number)
+
+
+def run_chunk(
+    log: Log,
+    await_: Callable[[Any], Any],
+    packed: bytes,
+    items: list[Any],
+    *,
+    star: bool,
+    named: bool,
+    max_payload: int,
+) -> ChunkResult:
+    """Call a function for each of *items*, until all are done or one is to be the last.
+
+    Args:
+        log: Where their outcomes are noted.
+        await_: Runs a coroutine to its end.
+        packed: The function, pickled.
+        items: Its arguments.
+        star: Whether each item is a tuple of several arguments.
+        named: Whether the function may be remembered, since it has no state.
+        max_payload: The most bytes that a result may have.
+    """
+    chunk = Chunk(log, packed, items, star=star, named=named, max_payload=max_payload)
+    coroutine = chunk.go_on()
+    while coroutine is not None:
+        try:
+            value = await_(coroutine)
+        except BaseException as error:
+            error.__traceback__ = inner(error.__traceback__)
+            coroutine = chunk.go_on(error=error)
+        else:
+            coroutine = chunk.go_on(value)
+    return chunk.result
+
+
+class Chunk:
+    """A chunk that runs, up to the next coroutine that its function returns.
+
+    Its arguments are those of :func:`run_chunk`.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        packed: bytes,
+        items: list[Any],
+        *,
+        star: bool,
+        named: bool,
+        max_payload: int,
+    ) -> None:
+        job = running.get()
+        assert job is not None
+        self._began = perf_counter_ns()
+        self._log = log
+        log.begin(job[0], job[1], len(items))
+        function = _recall(packed, keep=named)
+        calls = starmap(function, items) if star else map(function, items)
+        self._result = ChunkResult([], [])
+        pack = partial(_pack, max_payload)
+        self._steps = _run(calls, log, self._result, pack)
+
+    def go_on(
+        self, value: Any = None, error: BaseException | None = None
+    ) -> Coroutine[Any, Any, Any] | None:
+        """Go on with what has come of a coroutine; return the next one, if there is one."""
+        try:
+            # Between two items: those that are done are done.
+            with suppress(StopIteration, JobCancelled):
+                if error is None:
+                    return self._steps.send(value)
+                return self._steps.throw(error)
+        except Exception as broken:  # no item's: what notes them is broken
+            # The one that was not noted has run, and must not be taken for one that has not.
+            self._result.outcomes.append((pack_error(broken, skip=1), True))
+        return None
+
+    @property
+    def result(self) -> ChunkResult:
+        """What it has come to."""
+        microseconds = (perf_counter_ns() - self._began) / 1000
+        numbers, code = self._log.column()
+        return self._result._replace(
+            numbers=numbers, code=code, microseconds=microseconds
+        )
+
+
+def _run(
+    calls: Iterator[Any], log: Log, result: ChunkResult, pack: Callable[[Any], Any]
+) -> Generator[Coroutine[Any, Any, Any], Any, None]:
+    rest = _run_numbers(calls, log)
+    if rest is not None:
+        yield from _run_others(calls, log, result, pack, rest)
+
+
+def _run_numbers(calls: Iterator[Any], log: Log) -> tuple[int, Any, Any] | None:
+    """Note results as long as they are numbers of one type.
+
+    Returns:
+        How many those are, and the next result with its outcome, if there is a next one.
+    """
+    # Whatever is done here is done for each item, so there is as little as possible.
+    words = log.words
+    number: type | None = None
+    column: Any = None
+    for done in range(log.count):
+        try:
+            value = copy_context().run(next, calls)
+        except BaseException as error:
+            words[1] |= isinstance(error, JobCancelled)
+            return done, None, (pack_error(error, skip=1), True)
+        if type(value) is not number:
+            number = type(value)
+            column = None if done else log.begin_column(number)
+            if column is None:
+                return done, value, value
+        try:
+            column[done] = value  # only from now on it is done
+        except ValueError:  # it has more than 64 bits
+            return done, value, value
+        if words[1]:
+            log.end_column(done + 1)
+            return None
+    log.end_column(log.count)
+    return None
+
+
+def _run_others(
+    calls: Iterator[Any],
+    log: Log,
+    result: ChunkResult,
+    pack: Callable[[Any], Any],
+    rest: tuple[int, Any, Any],
+) -> Generator[Coroutine[Any, Any, Any], Any, None]:
+    """Note what comes after the first results, with *rest* as above."""
+    # As above: a call of another function for each item would cost a fifth.
+    write, words, add = log.write, log.words, result.outcomes.append
+    known, value, outcome = rest
+    log.end_column(known)
+    for done in range(known, log.count):
+        try:
+            if done > known:
+                outcome = value = copy_context().run(next, calls)
+            if type(value) is CoroutineType:
+                outcome = value = yield value
+            if type(value) not in FLAT:
+                outcome = pack(value)
+                if isinstance(outcome, Parcel):  # too large for the log
+                    result.tail.append(value)
+                    return
+            entry = note(outcome)
+        except BaseException as error:
+            value, outcome = None, (pack_error(error, skip=1), True)
+            entry = note(outcome)
+            words[1] |= isinstance(error, JobCancelled)
+        try:
+            write(entry)
+        except ValueError:  # there is no room for it, so no other may begin
+            add(outcome)
+            return
+        add(outcome)
+        words[0] = done + 1  # only from now on it is noted
+        if words[1]:
+            return
+
+
+def _recall(packed: bytes, *, keep: bool) -> Callable[..., Any]:
+    function = _functions.get(packed)
+    if function is not None:
+        return function
+    try:
+        loaded: Callable[..., Any] = pickle.loads(packed)
+    except BaseException as error:
+        return partial(_fail, error)  # which is each item's own failure
+    if keep:
+        if len(_functions) >= _MEMORY:
+            del _functions[next(iter(_functions))]
+        _functions[packed] = loaded
+    return loaded
+
+
+def _fail(error: BaseException, *_: object) -> NoReturn:
+    raise error
+
+
+def _pack(max_payload: int, value: object) -> Any:
+    data = pack_value(value, max_payload)
+    return data if isinstance(data, Parcel) else (data,)

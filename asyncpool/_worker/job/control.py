@@ -1,0 +1,294 @@
+"""The worker's end of the control channel, and the thread that reads it.
+
+The thread computes nothing and holds nothing.  It is there to notice, also while
+the main thread computes or sleeps, that the pool wants a job back, or is gone: the
+control channel then ends, and so does the worker, with its whole process group.
+"""
+
+from __future__ import annotations
+
+import _thread  # threading would do, see _worker/__init__.py
+import contextlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections import deque
+from types import TracebackType
+
+from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.messages import (
+    MAX_CONFIG,
+    Failure,
+    Identity,
+    pack_numbers,
+    unpack_moment,
+    unpack_numbers,
+)
+from asyncpool._system.descriptors import HANDED, receive_fds
+from asyncpool._worker.channel.receiving import decoder, receive
+from asyncpool._worker.channel.segments import Segments
+from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool._worker.job.job_claims import Turns
+from asyncpool._worker.job.streams import Credit
+from asyncpool.errors import ProtocolError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import ExceptHookArgs
+    from typing import Protocol
+
+    class Credits(Protocol):
+        """What hears how many items streams may send."""
+
+        def grant(self, job: int, attempt: int, limit: int) -> None:
+            """Hear how many items may be sent in all; the job may be over."""
+
+
+__all__ = ["Control"]
+
+# Seconds after which a job that has not heard that it is to end is told again.
+_AGAIN = 0.02
+
+
+class Control:
+    """The worker's end of the control channel.
+
+    Args:
+        sock: The socket.
+        turns: What a revoked job is taken from.
+        segments: Where shared memory goes.
+        interrupts: What ends a job that has begun.
+        credit: What a stream may send.
+
+    Attributes:
+        on_thread_death: Called in a thread that ends with an error, once the pool was told.
+        on_end_of_all: Called when a worker that drains hears that the whole cluster ends.
+        call_soon: Has the event loop call something, if one serves here.
+        identity: Who this worker is, if the pool has said so.
+        announced: Whether the pool was told what has kept the worker from going on.
+        interrupts: As above.
+        credit: As above.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        turns: Turns,
+        segments: Segments,
+        interrupts: Interrupts,
+        credit: Credit,
+    ) -> None:
+        self._socket = sock
+        self.credit: Credits = credit
+        self.interrupts = interrupts
+        self._turns = turns
+        self._segments = segments
+        self._lock = _thread.RLock()
+        self._records: deque[bytes] = deque()
+        self.on_thread_death: Callable[[], None] | None = None
+        self.on_end_of_all: Callable[[], None] | None = None
+        self.call_soon: Callable[..., object] | None = None
+        self.identity: Identity | None = None
+        self.announced = False
+        self._show_thread = _thread._excepthook  # noqa: SLF001 - see start()
+        self._decoder = decoder(MAX_CONFIG)
+
+    def receive_config(self) -> Frame:
+        """Wait for the configuration, and for what is ahead of it.
+
+        Raises:
+            SystemExit: If the pool is gone before it comes.
+        """
+        while True:
+            fds: list[int] = []
+            if self._decoder.target is not None:
+                frames = receive(self._socket, self._decoder)
+                gone = not frames
+            else:
+                data, fds, _ = receive_fds(self._socket, 65536, 1)
+                frames = self._decoder.feed(data)
+                gone = not data
+            if gone:
+                raise SystemExit(0)
+            for frame in frames:
+                if frame.kind is Kind.HANDED:
+                    HANDED.append(fds.pop() if fds else None)
+                elif frame.kind is Kind.IDENTITY:
+                    self.identity = Identity.unpack(frame.payload)
+                else:
+                    return frame
+
+    def start(self) -> None:
+        """Start to watch the channel, and the other threads of this process."""
+        # It becomes threading.excepthook when that is imported, or has been.
+        _thread._excepthook = self._report_thread  # noqa: SLF001
+        if "threading" in sys.modules:
+            vars(sys.modules["threading"])["excepthook"] = self._report_thread
+        _thread.start_new_thread(self._watch, ())
+
+    def send(self, kind: Kind, payload: bytes = b"", *fields: int) -> None:
+        """Send a frame; if the pool is gone, the watching thread acts on that."""
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.sendall(header(kind, len(payload), *fields) + payload)
+        if self._records:  # of a finalizer that ran meanwhile
+            self._send_records()
+
+    def ring(self) -> None:
+        """Have the pool look at the page, unless it has a lot to read anyway."""
+        if self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
+            return  # in the middle of a frame
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.send(header(Kind.HEARTBEAT, 0), socket.MSG_DONTWAIT)
+        if self._records:  # of a finalizer that ran meanwhile
+            self._send_records()
+
+    def report(self, payload: bytes) -> None:
+        """Send a record; what is called in the middle of a frame is sent behind that.
+
+        That is a signal handler that logs, or a finalizer.  The handler may also raise
+        here, as that of a job which is interrupted does: a record is too small to be
+        sent in part (see ``MAX_ENTRY``), so that one is lost at worst.
+        """
+        self._records.append(header(Kind.RECORD, len(payload)) + payload)
+        self._send_records()
+
+    def close(self) -> None:
+        """Let go of the descriptor, in a process that is not the worker."""
+        self._socket.close()
+        # Another thread may have held it at the fork.
+        self._lock = _thread.RLock()
+
+    def _send_records(self) -> None:
+        # Looked at once more when the lock is free: who came late has left his there.
+        while self._records and not self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
+            with self._lock, contextlib.suppress(OSError, IndexError):
+                while True:
+                    self._socket.sendall(self._records.popleft())
+
+    def _watch(self) -> None:
+        try:
+            with contextlib.suppress(OSError, ProtocolError):
+                self._listen()
+        except BaseException:  # such as a lack of memory
+            traceback.print_exc()
+        # Nobody would hear the pool any more, nor of its end.
+        if self._socket.fileno() >= 0:
+            end_group()
+
+    def _listen(self) -> None:
+        while True:
+            self._insist()
+            # Of several frames in one read, only the last can bring a descriptor.
+            data, fds, _ = receive_fds(self._socket, 65536, 1)
+            if not data:
+                return
+            for frame in self._decoder.feed(data):
+                self._answer(frame, fds)
+
+    def _insist(self) -> None:
+        """Until the pool says something, tell a job again that it is to end.
+
+        See ``interrupts.py`` for what may have kept it from hearing that.
+        """
+        if not self.interrupts.pending():
+            return
+        from select import POLLIN, poll  # noqa: PLC0415 - few jobs are interrupted
+
+        channel = poll()
+        channel.register(self._socket, POLLIN)
+        while self.interrupts.pending() and not channel.poll(_AGAIN * 1000):
+            self.interrupts.ask_again()
+
+    def _answer(self, frame: Frame, fds: list[int]) -> None:
+        if frame.kind is Kind.REVOKE:
+            won = self._turns.revoke(unpack_numbers(frame.payload))
+            self.send(Kind.REVOKED, pack_numbers(won))
+        elif frame.kind is Kind.INTERRUPT:
+            for place in unpack_numbers(frame.payload):
+                self.interrupts.ask(place)
+        elif frame.kind is Kind.FENCE:
+            self._fence(frame.job, unpack_moment(frame.payload))
+        elif frame.kind is Kind.CREDIT:
+            self.credit.grant(frame.job, frame.attempt, frame.tag)
+        elif frame.kind is Kind.PING:
+            self._answer_ping()
+        elif frame.kind is Kind.STACKS:
+            self.interrupts.write_stacks(frame.job, frame.attempt)
+            self.send(Kind.STACKS, b"", frame.job, frame.attempt)
+        elif frame.kind is Kind.CLOSING:
+            self._hear_of_end()
+        else:
+            self._take_segment(frame, fds)
+
+    def _take_segment(self, frame: Frame, fds: list[int]) -> None:
+        if frame.kind is Kind.SEGMENT:
+            self._segments.arrive(frame.tag, fds.pop() if fds else None, frame.job)
+        elif frame.kind is Kind.GRANT:
+            self._segments.grant(frame.tag)
+        elif frame.kind is Kind.DROP:
+            self._segments.drop(frame.tag)
+        else:
+            raise ProtocolError(f"the pool sent {frame.kind.name}")
+
+    def _fence(self, place: int, until: float) -> None:
+        interrupts = self.interrupts
+        if interrupts.fences is None:
+            from asyncpool._worker.job.lease_fences import Fences  # noqa: PLC0415 - most need none
+
+            interrupts.fences = Fences(self._turns, interrupts.runs, self._end_lapsed)
+        interrupts.fences.put(place, until)
+
+    def _end_lapsed(self) -> None:
+        """End this process and all that it has started; wait for nobody, nor for the pool.
+
+        The pool may be stopped, and what is sent to it not taken.
+        """
+        summary = "it has lapsed, and its job was still running"
+        payload = Failure("lease", summary).pack()
+        with contextlib.suppress(OSError):
+            if self._lock.acquire(blocking=False):
+                frame = header(Kind.FAILED, len(payload)) + payload
+                self._socket.send(frame, socket.MSG_DONTWAIT)
+        os.killpg(0, signal.SIGKILL)
+
+    def _answer_ping(self) -> None:
+        """Say that this process is there; where a loop serves, that it turns."""
+        call_soon = self.call_soon
+        if call_soon is not None:
+            with contextlib.suppress(RuntimeError):  # it was closed at this moment
+                call_soon(self.send, Kind.PONG)
+                return
+        self.send(Kind.PONG)
+
+    def _hear_of_end(self) -> None:
+        call_soon, on_end = self.call_soon, self.on_end_of_all
+        if call_soon is not None and on_end is not None:
+            with contextlib.suppress(RuntimeError):  # it was closed at this moment
+                call_soon(on_end)
+
+    def _report_thread(self, args: ExceptHookArgs) -> None:
+        if args.exc_type is SystemExit:
+            return
+        self._show_thread(args)
+        name = args.thread.name if args.thread is not None else "a thread"
+        summary = f"{args.exc_type.__qualname__} in thread {name!r}: {args.exc_value}"
+        self.send(Kind.FAILED, Failure("thread", summary, _format(args)).pack())
+        on_thread_death = self.on_thread_death
+        if on_thread_death is not None:
+            on_thread_death()
+
+
+def _format(args: ExceptHookArgs) -> str:
+    tb: TracebackType | None = args.exc_traceback
+    return "".join(traceback.format_exception(args.exc_type, args.exc_value, tb))
+
+
+def end_group() -> None:
+    """End this process and all that it has started, at once."""
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
+    # The worker leads a process group of its own, so this hits nobody else.
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,234 @@
+"""Run coroutines of jobs in an event loop, which is there as long as the worker is.
+
+So what an async initializer or a job keeps (a session, a pool of connections) serves all
+jobs to come.  The loop runs as long as a job does: what a job leaves behind in it goes on
+with the next one.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from time import perf_counter
+
+from asyncpool._core.wire.stacks import COROUTINE
+from asyncpool._worker.api.context import JOB_LOGGER, NO_JOB, running
+from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool.errors import JobCancelled
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Coroutine, Iterator
+    from types import FrameType, TracebackType
+    from typing import Any
+
+__all__ = ["Coroutines", "Steps", "inner", "tell_waiting", "warn"]
+
+# The longest stack that is told, and its longest text.
+_DEEPEST = 100
+_LONGEST = 16_384
+
+
+class Coroutines:
+    """The event loop of one worker.
+
+    Args:
+        interrupts: Which end a job.
+
+    Attributes:
+        kind: Of the loop: ``"asyncio"`` or ``"uvloop"``.
+    """
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self.kind = "asyncio"
+        self._interrupts = interrupts
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._shown: Any = None
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], shown: Any = None) -> Any:
+        """Run *coroutine* to its end and return its result.
+
+        Args:
+            coroutine: What is run.
+            shown: What is shown of it when it is asked where the job is, if not all.
+
+        Raises:
+            BaseException: What it raises; its traceback begins in the coroutine.
+            JobCancelled: If it was made to end and let that pass.
+        """
+        loop = self.loop()
+        from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
+
+        interrupts, asked = self._interrupts, False
+        steps: Any = Steps(coroutine, loop)  # what passes for a coroutine
+        task = loop.create_task(steps)
+        self._shown = coroutine if shown is None else shown
+
+        def end() -> None:
+            nonlocal asked
+            if interrupts.heed():
+                asked = task.cancel()
+
+        interrupts.stacks = self._stacks
+        interrupts.instead = lambda: loop.call_soon_threadsafe(end)
+        end()  # it may have been asked to before that
+        try:
+            return loop.run_until_complete(task)
+        except BaseException as error:
+            # Also since the frames outside know the task, and that knows the error: both
+            # would wait for the collector, with all that the job had.
+            error.__traceback__ = inner(error.__traceback__)
+            if asked and isinstance(error, CancelledError):
+                raise JobCancelled from error
+            raise
+        finally:
+            interrupts.instead = interrupts.stacks = self._shown = None
+            if task.done() and not task.cancelled():
+                task.exception()  # else asyncio might complain that nobody has asked
+
+    def show(self, stacks: Callable[[], str]) -> None:
+        """Have what runs now shown in another way: as *stacks* tells."""
+        self._interrupts.stacks = stacks
+
+    def close(self) -> None:
+        """End what is left in the loop, and the loop."""
+        if self._loop is None:
+            return
+        from asyncio import all_tasks, gather  # noqa: PLC0415 - as above
+
+        loop, left = self._loop, all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop."""
+        return self._loop if self._loop is not None else self._open()
+
+    def _open(self) -> asyncio.AbstractEventLoop:
+        # The jobs to come need all of it: the loop, and that it is the thread's own.
+        self._interrupts.hold()
+        try:
+            return self._make()
+        finally:
+            self._interrupts.release()
+
+    def _make(self) -> asyncio.AbstractEventLoop:
+        import asyncio  # noqa: PLC0415 - as above
+
+        if self.kind == "uvloop":
+            import uvloop  # noqa: PLC0415 - an extra
+
+            self._loop = uvloop.new_event_loop()
+        else:
+            self._loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self._loop)
+        return self._loop
+
+    def _stacks(self) -> str:
+        """Tell where the job waits; if it computes instead, its thread tells that."""
+        text = tell_waiting(self._shown)
+        return f"\n{text[:_LONGEST]}\n" if text else ""
+
+
+class Steps:
+    """A coroutine whose steps are timed: one that takes long holds up all others.
+
+    Args:
+        coroutine: What is run.
+        loop: Whose ``slow_callback_duration`` says what is long.
+    """
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._coroutine = coroutine
+        self._limit = loop.slow_callback_duration
+
+    def send(self, value: Any) -> Any:
+        """Take a step."""
+        return self._take(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """Take a step that begins with an error."""
+        return self._take(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        """End it."""
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self
+
+    def _take(self, step: Callable[..., Any], *args: Any) -> Any:
+        began = perf_counter()
+        try:
+            return step(*args)
+        finally:
+            if perf_counter() - began > self._limit:
+                self._tell(perf_counter() - began)
+
+    def _tell(self, seconds: float) -> None:
+        job = running.get()
+        who = "the initializer" if job is None else f"job {job[0]}"
+        if job is not None and job[0] == NO_JOB:
+            who = "a broadcast"
+        where = getattr(self._coroutine, "__qualname__", "a coroutine")
+        before = ""
+        for frame in _waiting(self._coroutine):
+            if "/asyncio/" in frame.f_code.co_filename:
+                break
+            before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
+        hint = "what computes is better submitted as a plain function"
+        warn(who, seconds, f" in {where}{before}: {hint}")
+
+
+def tell_waiting(awaited: Any) -> str:
+    """Tell where a coroutine waits, the innermost call first; nothing if it computes."""
+    lines = [
+        f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
+        f"{frame.f_code.co_name}"
+        for frame in islice(_waiting(awaited), _DEEPEST)
+    ]
+    return "\n".join([COROUTINE, *lines[::-1]]) if lines else ""
+
+
+def _waiting(awaited: Any) -> Iterator[FrameType]:
+    """Yield the frames in which *awaited* waits, if it does, the outermost first."""
+    while awaited is not None:
+        for frame_name, inner_name in _NAMES:
+            frame = getattr(awaited, frame_name, None)
+            if frame is not None and frame.f_back is None:  # or else it is running
+                yield frame
+                awaited = getattr(awaited, inner_name)
+                break
+        else:
+            return
+
+
+def warn(who: str, seconds: float, where: str) -> None:
+    """Say that others had to wait for somebody."""
+    import logging  # noqa: PLC0415 - most jobs log nothing
+
+    logging.getLogger(JOB_LOGGER).warning(
+        "%s has held up the event loop of its worker for %.3g s%s", who, seconds, where
+    )
+
+
+def inner(tb: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that is the coroutine's own."""
+    found = tb
+    while found is not None:
+        if found.tb_frame.f_code is Steps._take.__code__:  # noqa: SLF001 - of this file
+            return found.tb_next
+        found = found.tb_next
+    return tb
+
+
+_NAMES = (
+    ("cr_frame", "cr_await"),
+    ("ag_frame", "ag_await"),
+    ("gi_frame", "gi_yieldfrom"),
+)

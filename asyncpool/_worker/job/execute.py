@@ -1,0 +1,169 @@
+"""Run one job and say what became of it, whatever it does."""
+
+from __future__ import annotations
+
+import pickle
+from contextvars import copy_context
+from time import monotonic, perf_counter_ns
+from types import CoroutineType
+
+from asyncpool._core.base.names import misplaced
+from asyncpool._core.pickling.calls import load_job, pack_value, text_of
+from asyncpool._core.pickling.errors import pack_error
+from asyncpool._core.pickling.functions import Memory
+from asyncpool._core.pickling.out_of_band import Bundle, Parcel
+from asyncpool._core.wire.context import PLAIN
+from asyncpool._core.wire.frames import MAX_TAG, Frame, Kind
+from asyncpool._worker.api.context import running, set_variables
+from asyncpool._worker.job.coroutines import Coroutines
+from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool._worker.job.streams import Streams
+from asyncpool.errors import JobNotPicklableError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["Executor", "pack_failure"]
+
+
+class Executor:
+    """Runs jobs, and remembers the functions that they call by number.
+
+    Args:
+        complete: Adds to a payload what has come beside its job.
+        interrupts: Which may end a job.
+        coroutines: What runs those of async functions.
+        streams: What sends the items of streams.
+
+    Attributes:
+        max_payload: The most bytes that an outcome may have.
+        streams: As above.
+        context: The context of the jobs to come.
+    """
+
+    def __init__(
+        self,
+        complete: Callable[[Any], bytes | memoryview | Bundle],
+        interrupts: Interrupts,
+        coroutines: Coroutines,
+        streams: Streams,
+    ) -> None:
+        self.max_payload = 0
+        self.streams = streams
+        self._coroutines = coroutines
+        self._complete = complete
+        self._interrupts = interrupts
+        self._functions = Memory()
+        self.context = PLAIN
+
+    def learn(self, frame: Frame) -> None:
+        """Remember the function in *frame*; it is looked up when it is called."""
+        self._functions.learn(frame.tag, frame.payload)
+
+    def run(self, frame: Frame, place: int) -> tuple[Kind, bytes | Parcel, int]:
+        """Run the job in *frame*; return its outcome's kind, payload and duration.
+
+        *place* is the one in which it came.
+
+        The duration, in microseconds, is all that those behind this job waited for.
+        ``SystemExit``, ``KeyboardInterrupt`` and the like are outcomes as well: they
+        were the job's wish or fate, and the worker is none the worse for them.
+        """
+        began = perf_counter_ns()
+        payload: bytes | Parcel
+        try:
+            try:
+                # Each in a context of its own: what it sets is not for the next one.
+                payload = copy_context().run(self._run, frame, place)
+            finally:
+                self._interrupts.running = None
+        except BaseException as error:
+            kind, payload = Kind.ERROR, pack_failure(error, self.max_payload)
+        else:
+            kind = Kind.VALUE
+        duration = (perf_counter_ns() - began) // 1000
+        return kind, payload, min(duration, MAX_TAG)
+
+    def _run(self, frame: Frame, place: int) -> bytes | Parcel:
+        # A function of its own, so that arguments and result are gone when it returns.
+        value = self.call(frame, place)
+        if type(value) is CoroutineType:
+            value = self._coroutines.run(value)
+        if frame.kind is Kind.STREAM:
+            value = self.streams.run(frame, value)
+        return pack_value(value, self.max_payload)
+
+    def call(self, frame: Frame, place: int) -> Any:
+        """Call what the job in *frame* is to call, and return what that returns.
+
+        Raises:
+            BaseException: What it raises, or what it is ended by.
+        """
+        context = self.context
+        began = 0.0 if context is PLAIN else monotonic()
+        running.set((frame.job, frame.attempt, context, began))
+        self._interrupts.begin(place)
+        if context.variables:
+            set_variables(context.variables)
+        known = self._recall(frame.tag) if frame.tag else None
+        function, args, kwargs = load_job(self._complete(frame.payload), known)
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            tb = error.__traceback__
+            # The call itself is at fault if there is no frame of the function's.
+            at_fault = kwargs and tb is not None and tb.tb_next is None
+            if at_fault and (note := misplaced(kwargs, text_of(error))):
+                error.add_note(note)
+            raise
+
+    def _recall(self, number: int) -> Callable[..., Any]:
+        function: Any = self._functions[number]
+        if type(function) is bytes:
+            # What this raises belongs to the job that made the call.
+            function = self._functions[number] = pickle.loads(function)
+        return function  # type: ignore[no-any-return] # or a call of it fails
+
+
+def pack_failure(error: BaseException, max_payload: int) -> bytes:
+    """Return what an ``ERROR`` frame carries for what a job has raised."""
+    payload = pack_error(error, skip=_ours(error))
+    if len(payload) <= max_payload:
+        return payload
+    name = type(error).__qualname__
+    return pack_error(
+        JobNotPicklableError(
+            f"the job raised {name}, which has {len(payload)} bytes when pickled, and "
+            f"max_message is {max_payload}",
+            direction="exception",
+            name=name,
+        ),
+        skip=0,
+    )
+
+
+def _ours(error: BaseException) -> int:
+    """Return how many of the outermost frames of a traceback are the worker's own."""
+    tb, number = error.__traceback__, 0
+    while tb is not None and tb.tb_frame.f_globals.get("__name__") in _MODULES:
+        tb, number = tb.tb_next, number + 1
+    return number
+
+
+_OURS = (
+    "calls",
+    "coroutines",
+    "lane_chunks",
+    "lane_streams",
+    "lanes",
+    "several",
+    "streams",
+)
+_MODULES = frozenset(
+    (
+        __name__,
+        *("asyncpool._worker." + name for name in _OURS),
+    )
+)

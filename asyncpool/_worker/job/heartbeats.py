@@ -1,0 +1,147 @@
+"""The heartbeats of jobs: noted on the page, where they survive any death.
+
+A beat costs no system call.  Only now and then does one ring, so that the pool looks: the
+first of each job, and one after each interval; as the pool looks again an interval later,
+it sees every beat, and needs neither a thread nor a timer here.
+"""
+
+from __future__ import annotations
+
+from _thread import RLock  # threading would do, see _worker/__init__.py
+from time import monotonic
+
+from asyncpool._core.pickling.calls import describe, dumps
+from asyncpool._core.wire.beat_records import INTERVAL, MAX_DETAILS, Beat, place_of
+from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.page import BEATS_START, BEGUN
+from asyncpool._worker.api.context import running
+from asyncpool.errors import JobNotPicklableError
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from mmap import mmap
+
+    from asyncpool._worker.job.interrupts import Interrupts
+
+__all__ = ["Beats", "heartbeat", "install"]
+
+_NONE = dumps(None)
+
+_installed: Beats | None = None
+
+
+class Beats:
+    """The beats of the jobs of one worker.
+
+    Args:
+        page: The memory that it shares with the pool.
+        interrupts: Which know whether a job is running, and whether it is to end.
+        ring: Has the pool look at the page, some time soon.
+
+    Attributes:
+        page: As above.
+        latest: The record of the newest beat, if there was any since the last outcome.
+        mute: Whether this process is a copy of the worker, which speaks for nobody.
+    """
+
+    def __init__(
+        self, page: mmap, interrupts: Interrupts, ring: Callable[[], None]
+    ) -> None:
+        self.page = page
+        self.latest: bytes | None = None
+        self.mute = False
+        self._interrupts = interrupts
+        self._ring = ring
+        self._number = 0
+        self._job = (0, 0)
+        self._rung_at = 0.0
+        # A job may beat from several threads, and in a signal handler.
+        self._lock = RLock()
+
+    def beat(self, details: object) -> None:
+        """See :func:`heartbeat`."""
+        self._check()
+        packed = _NONE if details is None else _pack(details)
+        if self.mute:
+            return
+        with self._lock:
+            self._write(packed)
+
+    def last_words(self, frame: Frame) -> bytes:
+        """Return what goes ahead of the outcome of the job in *frame*."""
+        record, self.latest = self.latest, None
+        if record is None or self._job != (frame.job, frame.attempt):
+            return b""  # a thread of an earlier job was late
+        return header(Kind.BEAT, len(record), frame.job, frame.attempt) + record
+
+    def _check(self) -> None:
+        if self._interrupts.running is None:
+            raise RuntimeError("heartbeat() was called when no job was running")
+        self._interrupts.check()
+
+    def _write(self, packed: bytes) -> None:
+        # A thread that a job has begun may have no context, or may have outlived its job.
+        job, mine = BEGUN.unpack_from(self.page), running.get()
+        if mine is not None and mine[:2] != job:
+            text = f"heartbeat() was called for job {mine[0]}, which is over"
+            raise RuntimeError(text)
+        now, number = monotonic(), self._number + 1
+        record = Beat(number, job[0], job[1], now, packed).pack()
+        start = BEATS_START + place_of(number)
+        # In one step, between two bytecodes.
+        self.page[start : start + len(record)] = record
+        self._number, self.latest = number, record
+        if job != self._job or now - self._rung_at >= INTERVAL:
+            self._job, self._rung_at = job, now
+            self._ring()
+
+
+def install(beats: Beats) -> None:
+    """Have :func:`heartbeat` use these, in this process."""
+    global _installed  # noqa: PLW0603 - there is one worker in a process
+    _installed = beats
+
+
+def heartbeat(details: object = None) -> None:
+    """Say that the job that this code runs in is alive, and how far it has come.
+
+    That costs some microseconds: call it as often as you like.  The pool learns of the
+    first beat at once, and of the newest one ten times a second; the last one before the
+    job ends, or its worker dies, is never lost.
+
+    Args:
+        details: What :meth:`asyncpool.Job.progress` yields, and what the next attempt
+            finds in ``current_job().last_details``; anything that can be pickled and is
+            small, such as where to go on.
+
+    Raises:
+        JobCancelled: If the job is to end, and this is the thread that it runs in.
+        ValueError: If *details* have more than 32 KB when pickled.
+        JobNotPicklableError: If they cannot be pickled.
+        RuntimeError: If no job of a pool is running, or another one than the caller's.
+
+    Concurrency:
+        Any thread of the job may call it.
+    """
+    if _installed is None:
+        raise RuntimeError("heartbeat() was called outside a job of a pool")
+    _installed.beat(details)
+
+
+def _pack(details: object) -> bytes:
+    try:
+        packed = dumps(details)
+    except Exception as error:
+        raise JobNotPicklableError(
+            f"the details of a heartbeat cannot be pickled: {describe(error)}",
+            direction="details",
+            name=type(details).__qualname__,
+        ) from error
+    if len(packed) > MAX_DETAILS:
+        raise ValueError(
+            f"the details of a heartbeat have {len(packed)} bytes when pickled, and "
+            f"{MAX_DETAILS} is the most: say where the job is, and keep what it has made "
+            "elsewhere, in a file for example"
+        )
+    return packed

@@ -1,0 +1,191 @@
+"""End the running job from inside, by an exception in the main thread.
+
+The control thread hears the place of the job that is to end (see ``job_claims.py``), and sends
+the main thread a signal, which also ends the system call that it may be waiting in.  The
+handler, which runs between two bytecodes of the main thread, raises only if that job is
+what runs there.  If it has not quite begun, it finds the wish when it does; if it is over,
+nothing happens.  No lock is needed, since each side writes first and then looks.
+
+What runs in an event loop is not ended so, but by a call that the loop makes; and where the
+main thread is in the middle of a frame, it has to wait.  Where several jobs run at once, what
+is known of them is asked (``lanes.py``); here is the one that the main thread is in.
+
+Before that, the control thread writes down where all threads are.  Only if code that holds
+the GIL keeps it from running, a signal handler in C does that.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from _thread import get_ident
+
+from asyncpool._system.signals import INTERRUPT, STACKS
+from asyncpool.errors import JobCancelled
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import signal as _signal
+    from collections.abc import Callable
+    from types import FrameType
+
+    from asyncpool._worker.job.lease_fences import Fences
+    from asyncpool._worker.lanes.lanes import Lanes
+else:
+    # The C part of signal, whose own signal() touches many pages: see _worker/__init__.py.
+    import _signal
+
+__all__ = ["Interrupts"]
+
+_IMPORT = vars(sys.modules["_frozen_importlib"])
+
+
+class Interrupts:
+    """What the two threads of a worker know of a job that is to end.
+
+    Args:
+        stacks: The descriptor of the file that stacks are written to.
+        start: Where in it they begin.
+
+    Attributes:
+        running: The place of the job that the main thread runs, and that may end at any
+            bytecode; ``None`` in between.
+        error: What is raised to end it.
+        instead: What ends it if it runs in an event loop; any thread may call it.
+        stacks: What tells where such a job waits.
+        lanes: The jobs that run, if there may be several.
+        fences: What ends this process when a lease lapses, once a job has had one.
+    """
+
+    def __init__(self, stacks: int, start: int) -> None:
+        self.running: int | None = None
+        self.error: type[BaseException] = JobCancelled
+        self.instead: Callable[[], object] | None = None
+        self.stacks: Callable[[], str] | None = None
+        self.lanes: Lanes | None = None
+        self.fences: Fences | None = None
+        self._held = False
+        self._wanted: set[int] = set()
+        self._main = get_ident()
+        self._stacks, self._start = stacks, start
+        os.lseek(stacks, start, os.SEEK_SET)
+        # In C: it also tells where code is that never lets go of the GIL.
+        faulthandler.register(STACKS, stacks)
+        _signal.signal(INTERRUPT, self._on_signal)
+
+    def begin(self, place: int) -> None:
+        """Take note of what the main thread runs now.
+
+        Raises:
+            JobCancelled: If it is to end already.
+        """
+        self.running = place
+        if self.fences is not None:
+            self.fences.check(place)
+        self._raise_if_wanted()
+
+    def runs(self, place: int) -> bool:
+        """Tell whether that job is running; called by another thread."""
+        if self.lanes is None:
+            return self.running == place
+        return any(lane.place == place for lane in list(self.lanes.by_job.values()))
+
+    def check(self) -> None:
+        """Do what :meth:`ask` has not managed to, since its signal was blocked, say.
+
+        Raises:
+            JobCancelled: If the calling thread runs a job that is to end.
+        """
+        if self._wanted and get_ident() == self._main:
+            self._raise_if_wanted()
+
+    def hold(self) -> None:
+        """Raise nothing before :meth:`release`."""
+        self._held = True
+
+    def release(self) -> None:
+        """Raise again, also what was held back.
+
+        Raises:
+            JobCancelled: If the job is to end.
+        """
+        self._held = False
+        self._raise_if_wanted()
+
+    def ask(self, place: int) -> None:
+        """Have that job end, if it has not ended yet; called by another thread."""
+        lanes, instead = self.lanes, self.instead
+        if lanes is None:
+            self._wanted = {place}
+        else:
+            self._wanted.add(place)
+        if lanes is not None and self.running != place:
+            lanes.end_soon(place)
+        elif instead is not None:
+            instead()
+        else:
+            _signal.pthread_kill(self._main, INTERRUPT)
+
+    def pending(self) -> bool:
+        """Whether the job that runs is to end by an exception, and none was raised yet."""
+        return self.instead is None and self.running in self._wanted
+
+    def ask_again(self) -> None:
+        """Have that job end, if the time has come; called by another thread."""
+        if self.pending():
+            _signal.pthread_kill(self._main, INTERRUPT)
+
+    def heed(self) -> bool:
+        """Tell whether the job that runs is to end; only once, for who then sees to it."""
+        return self.running is not None and self.forget(self.running)
+
+    def wants(self, place: int) -> bool:
+        """Tell whether that job is to end."""
+        return place in self._wanted
+
+    def forget(self, place: int) -> bool:
+        """Tell whether that job is to end, and let nobody be told so again."""
+        if place not in self._wanted:
+            return False
+        self._wanted.remove(place)
+        return True
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the calling thread is the one that jobs run in."""
+        return get_ident() == self._main
+
+    def write_stacks(self, job: int = 0, attempt: int = 0) -> None:
+        """Write down where all threads are; called by another one.
+
+        Where several jobs run at once, *job* is the one whose coroutine is meant.
+        """
+        os.lseek(self._stacks, self._start, os.SEEK_SET)
+        faulthandler.dump_traceback(self._stacks)
+        stacks = self.stacks
+        if stacks is not None:
+            os.write(self._stacks, stacks().encode(errors="replace"))
+        if self.lanes is not None:
+            self.lanes.write_stack(job, attempt)
+
+    def _on_signal(self, *_: object) -> None:
+        if self.instead is not None:
+            self.instead()
+        else:
+            self._raise_if_wanted()
+
+    def _raise_if_wanted(self) -> None:
+        if self._held or self.running not in self._wanted:
+            return
+        if not _imports(sys._getframe()) and self.heed():  # noqa: SLF001 - public
+            raise self.error
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Tell whether an import is under way in *frame*, or in what has called it."""
+    while frame is not None:
+        if frame.f_globals is _IMPORT:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,51 @@
+"""Which part of a traceback its reader can do something about."""
+
+from __future__ import annotations
+
+import sys
+
+from asyncpool._core.pickling.calls import text_of
+from asyncpool._core.pickling.errors import format_error
+from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.messages import Failure
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asyncpool._worker.job.control import Control
+
+__all__ = ["announce", "failure_of", "print_error"]
+
+# What calls the user's code: the packages of such modules.
+_CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
+
+
+def announce(control: Control, stage: str, error: BaseException) -> None:
+    """Tell the pool of *error*, which has kept the worker from going on."""
+    control.send(Kind.FAILED, failure_of(stage, error).pack())
+    control.announced = True
+
+
+def failure_of(stage: str, error: BaseException) -> Failure:
+    """Return what the pool is told of *error*: its traceback from where it is the user's own.
+
+    All of it, if it is nowhere: then the worker's own frames are all that is known.
+    """
+    text = format_error(error, _users_own(error))
+    return Failure(stage, f"{type(error).__qualname__}: {text_of(error)}", text)
+
+
+def print_error(error: BaseException) -> None:
+    """Print the same traceback."""
+    sys.stderr.write(format_error(error, _users_own(error)))
+
+
+def _users_own(error: BaseException) -> TracebackType | None:
+    tb = error.__traceback__
+    while tb is not None:
+        module = str(tb.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in _CALLERS:
+            return tb
+        tb = tb.tb_next
+    return error.__traceback__

@@ -1,0 +1,1 @@
+"""How several jobs run at once, each in a lane."""

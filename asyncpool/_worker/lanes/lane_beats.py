@@ -1,0 +1,91 @@
+"""The heartbeats of jobs that run at once: each is noted in its job's lane."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from asyncpool._core.wire.beat_records import INTERVAL, Beat, place_of
+from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._worker.api.context import running
+from asyncpool._worker.job.heartbeats import Beats
+from asyncpool.errors import JobCancelled
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from mmap import mmap
+
+    from asyncpool._core.wire.page import Layout
+    from asyncpool._worker.job.interrupts import Interrupts
+    from asyncpool._worker.lanes.lanes import Lanes
+
+__all__ = ["LaneBeats"]
+
+
+class LaneBeats(Beats):
+    """The beats of the jobs of a worker that runs several at once.
+
+    Args:
+        page: The memory that it shares with the pool.
+        layout: What lies where in it.
+        interrupts: Which know which jobs are to end.
+        ring: Has the pool look at the page, some time soon.
+        lanes: The jobs that run.
+    """
+
+    def __init__(
+        self,
+        page: mmap,
+        layout: Layout,
+        interrupts: Interrupts,
+        ring: Callable[[], None],
+        lanes: Lanes,
+    ) -> None:
+        super().__init__(page, interrupts, ring)
+        self._layout = layout
+        self._lanes = lanes
+        self._numbers = [0] * layout.width
+        self._records: dict[tuple[int, int], bytes] = {}
+
+    def last_words(self, frame: Frame) -> bytes:
+        """Return what goes ahead of the outcome of the job in *frame*."""
+        record = self._records.pop((frame.job, frame.attempt), None)
+        if record is None:
+            return b""
+        return header(Kind.BEAT, len(record), frame.job, frame.attempt) + record
+
+    def _check(self) -> None:
+        whose = self._whose()
+        interrupts = self._interrupts
+        if interrupts.at_home and interrupts.forget(self._lanes.by_job[whose].place):
+            raise JobCancelled
+
+    def _write(self, packed: bytes) -> None:
+        job = self._whose()
+        index = self._lanes.by_job[job].index
+        now, number = monotonic(), self._numbers[index] + 1
+        record = Beat(number, job[0], job[1], now, packed).pack()
+        start = self._layout.beats(index) + place_of(number)
+        # In one step, between two bytecodes.
+        self.page[start : start + len(record)] = record
+        self._numbers[index] = number
+        first = job not in self._records
+        self._records[job] = record
+        if first or now - self._rung_at >= INTERVAL:
+            self._rung_at = now
+            self._ring()
+
+    def _whose(self) -> tuple[int, int]:
+        mine = running.get()
+        job = mine[:2] if mine is not None else self._lanes.running
+        if job is None:  # it is in a thread that knows of no job
+            if self._lanes.by_job:
+                raise RuntimeError(
+                    "heartbeat() was called in a thread that does not know its job, and "
+                    "several are running: have it run in a copy of the job's context"
+                )
+            raise RuntimeError("heartbeat() was called when no job was running")
+        if job not in self._lanes.by_job:
+            text = f"heartbeat() was called for job {job[0]}, which is over"
+            raise RuntimeError(text)
+        return job

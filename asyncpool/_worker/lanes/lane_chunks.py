@@ -1,0 +1,126 @@
+"""Run the items of a chunk, of a map, beside other jobs.
+
+Those of a plain function run in one go, as they do anywhere.  An async function's coroutines
+are awaited one after the other, and other jobs go on meanwhile, other chunks among them.
+"""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+
+from asyncpool._core.map.chunks import LOG_HEAD, LOG_SIZE, ChunkResult
+from asyncpool._worker.api.context import running
+from asyncpool._worker.job.chunks import Chunk, Log
+from asyncpool._worker.lanes.lanes import Lane, Lanes, is_cancelled
+from asyncpool.errors import JobCancelled
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+    from mmap import mmap
+    from typing import Any
+
+    from asyncpool._core.wire.page import Layout
+
+__all__ = ["run_chunk"]
+
+
+class _Pen:
+    """Writes a log beside others, as an ``mmap`` does that has only one.
+
+    Not a part of the log, whose methods the log would have, in a cycle.
+
+    Args:
+        page: The memory that the worker shares with the pool.
+        start: Where the log is in it.
+    """
+
+    def __init__(self, page: mmap, start: int) -> None:
+        self._room = memoryview(page)[start : start + LOG_SIZE]
+        self._start = start
+        self._end = LOG_HEAD.size
+
+    def write(self, data: bytes) -> None:
+        end = self._end + len(data)
+        if end > LOG_SIZE:
+            raise ValueError("there is no room for it")
+        self._room[self._end : end] = data
+        self._end = end
+
+    def seek(self, where: int) -> None:
+        self._end = where - self._start
+
+
+class _Own:
+    """A coroutine that runs in a context of its own, as a part of whoever awaits this."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self._run = copy_context().run
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._run(self._coroutine.send, None)
+
+    def send(self, value: Any) -> Any:
+        return self._run(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._run(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+
+def run_chunk(
+    page: mmap,
+    layout: Layout,
+    lanes: Lanes,
+    packed: bytes,
+    items: list[Any],
+    **how: Any,
+) -> ChunkResult | Coroutine[Any, Any, ChunkResult]:
+    """Call a function for each of *items*, or return a coroutine that does it.
+
+    Its other arguments are those of :func:`asyncpool._worker.job.chunks.run_chunk`.
+    """
+    job = running.get()
+    assert job is not None
+    lane = lanes.by_job[job[:2]]
+    start = layout.log(lane.index)
+    log = Log(page, start, _Pen(page, start))
+    chunk = Chunk(log, packed, items, **how)
+    coroutine = chunk.go_on()
+    return chunk.result if coroutine is None else _go_on(lane, chunk, coroutine)
+
+
+async def _go_on(
+    lane: Lane, chunk: Chunk, coroutine: Coroutine[Any, Any, Any] | None
+) -> ChunkResult:
+    while coroutine is not None:
+        try:
+            value = await _Own(coroutine)
+        except BaseException as error:
+            coroutine = chunk.go_on(error=_shown(lane, error))
+        else:
+            coroutine = chunk.go_on(value)
+    return chunk.result
+
+
+def _shown(lane: Lane, error: BaseException) -> BaseException:
+    """Return what an item has raised, as its caller is to see it."""
+    if lane.asked and is_cancelled(error):
+        cancelled = JobCancelled()
+        cancelled.__cause__ = error
+        return cancelled
+    # Two frames are ours: that of the await, and that of the step.
+    tb = error.__traceback__
+    for _ in range(2):
+        tb = tb and tb.tb_next
+    error.__traceback__ = tb
+    return error

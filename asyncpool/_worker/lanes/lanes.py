@@ -1,0 +1,276 @@
+"""The jobs that one worker runs at once, each in a lane of its own.
+
+A coroutine's steps are taken by a task of the worker's event loop; a plain function runs in
+one go, and all others wait for it.  What comes of each is sent in the very step in which it
+ends, so that nothing of it is lost whatever the others do.
+"""
+
+from __future__ import annotations
+
+import os
+from contextvars import copy_context
+from time import perf_counter_ns
+
+from asyncpool._core.pickling.calls import pack_value
+from asyncpool._core.wire.frames import MAX_TAG, Frame, Kind
+from asyncpool._core.wire.page import (
+    BEGUN,
+    LANE_OUTCOME_SIZE,
+    LANE_STACK_SIZE,
+    NOTED,
+    Layout,
+)
+from asyncpool._worker.job.coroutines import (
+    Coroutines,
+    Steps,
+    inner,
+    tell_waiting,
+    warn,
+)
+from asyncpool._worker.job.execute import pack_failure
+from asyncpool._worker.job.interrupts import Interrupts
+from asyncpool.errors import JobCancelled
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Coroutine
+    from contextvars import Context
+    from mmap import mmap
+    from typing import Any
+
+    from asyncpool._core.pickling.out_of_band import Parcel
+    from asyncpool._worker.job.heartbeats import Beats
+
+__all__ = ["Lane", "Lanes"]
+
+
+class Lane(Steps):
+    """A job that runs: to the loop, if it is asked, a coroutine like any other.
+
+    Args:
+        lanes: All of them.
+        index: Which one this is.
+        frame: The job.
+        place: Where it came.
+
+    Attributes:
+        frame: As above.
+        index: As above.
+        place: As above.
+        began: When it began, in nanoseconds.
+        context: What it runs in.
+        asked: Whether it was made to end.
+        task: What takes its steps, if it is a coroutine.
+        shown: What is shown of it when it is asked where it is.
+    """
+
+    def __init__(self, lanes: Lanes, index: int, frame: Frame, place: int) -> None:
+        self.frame = frame
+        self.index = index
+        self.place = place
+        self.began = perf_counter_ns()
+        self.context: Context = lanes.context.copy()
+        self.asked = False
+        self.task: asyncio.Task[Any] | None = None
+        self.shown: Any = None
+        self._lanes = lanes
+
+    def go(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Have the loop run *coroutine* to its end."""
+        loop = self._lanes.loop
+        super().__init__(coroutine, loop)
+        self.shown = coroutine
+        steps: Any = self
+        self.task = loop.create_task(steps, context=self.context)
+
+    def _take(self, step: Callable[..., Any], *args: Any) -> Any:
+        lanes = self._lanes
+        try:
+            try:
+                return super()._take(step, *args)
+            finally:
+                if lanes.mute:
+                    os._exit(0)  # a copy that a job made, back from that job's step
+        except StopIteration as end:
+            lanes.finish(self, end.value)
+        except BaseException as error:
+            lanes.fail(self, error)
+        raise StopIteration
+
+
+class Lanes:
+    """The lanes of one worker.
+
+    Args:
+        page: The memory that it shares with the pool.
+        layout: What lies where in it.
+        coroutines: Whose loop is the worker's.
+        interrupts: Which may end a job.
+        send: Sends an outcome: the kind of its frame, what is in it, and a duration.
+
+    Attributes:
+        by_job: Those that run, by job and attempt.
+        loop: The loop, once there is a coroutine.
+        context: What each job's context is a copy of.
+        max_payload: The most bytes of an outcome.
+        beats: Their heartbeats.
+        mute: Whether this process is a copy of the worker.
+        on_free: Called when a job has ended.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    beats: Beats
+
+    def __init__(
+        self,
+        page: mmap,
+        layout: Layout,
+        coroutines: Coroutines,
+        interrupts: Interrupts,
+        send: Callable[[Lane, Kind, bytes | Parcel, int], None],
+    ) -> None:
+        self.by_job: dict[tuple[int, int], Lane] = {}
+        self.context = copy_context()
+        self.max_payload = 0
+        self.mute = False
+        self.on_free: Callable[[], None] = _nothing
+        self._free = list(range(layout.width))[::-1]
+        self._page = page
+        self._layout = layout
+        self._coroutines = coroutines
+        self._interrupts = interrupts
+        self._send = send
+        self._opened = False
+
+    @property
+    def full(self) -> bool:
+        """Whether no other job can begin."""
+        return not self._free
+
+    def begin(self, frame: Frame, place: int) -> Lane:
+        """Take a lane for a job, and note that it has begun."""
+        index, whose = self._free.pop(), (frame.job, frame.attempt)
+        # Noted before anything of the job's own can run, its arguments included.
+        BEGUN.pack_into(self._page, self._layout.begun(index), *whose)
+        lane = self.by_job[whose] = Lane(self, index, frame, place)
+        return lane
+
+    def open(self) -> asyncio.AbstractEventLoop:
+        """Return the loop."""
+        if not self._opened:
+            self.loop, self._opened = self._coroutines.loop(), True
+        return self.loop
+
+    @property
+    def looping(self) -> bool:
+        """Whether the loop runs."""
+        return self._opened and self.loop.is_running()
+
+    def go(self, lane: Lane, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Go on with a job whose function has returned *coroutine*."""
+        self.open()
+        lane.go(coroutine)
+        if self._interrupts.wants(lane.place):
+            self.end_soon(lane.place)
+
+    def finish(self, lane: Lane, value: object) -> None:
+        """Send what a job has returned."""
+        try:
+            payload = pack_value(value, self.max_payload)
+        except BaseException as error:
+            self._leave(lane, Kind.ERROR, pack_failure(error, self.max_payload))
+        else:
+            self._leave(lane, Kind.VALUE, payload)
+
+    def fail(self, lane: Lane, error: BaseException) -> None:
+        """Send what a job has raised."""
+        error.__traceback__ = inner(error.__traceback__)
+        if lane.asked and is_cancelled(error):
+            cancelled = JobCancelled()
+            cancelled.__cause__ = error
+            error = cancelled
+        self._leave(lane, Kind.ERROR, pack_failure(error, self.max_payload))
+
+    def blocked(self, lane: Lane) -> None:
+        """Warn if others have waited long for a plain function, which has just ended."""
+        seconds = (perf_counter_ns() - lane.began) / 1e9
+        others = len(self.by_job) - 1
+        if others and self._opened and seconds > self.loop.slow_callback_duration:
+            text = f": it is a plain function, and {others} others run there"
+            lane.context.run(warn, f"job {lane.frame.job}", seconds, text)
+
+    def _leave(self, lane: Lane, kind: Kind, payload: bytes | Parcel) -> None:
+        duration = min((perf_counter_ns() - lane.began) // 1000, MAX_TAG)
+        try:
+            # Before anything else begins: a crash there must not cost this outcome.
+            self._send(lane, kind, payload, duration)
+        finally:
+            del self.by_job[lane.frame.job, lane.frame.attempt]
+            self._interrupts.forget(lane.place)
+            # It has the lane, too: both would wait for the collector, the job's frame with them.
+            lane.task = None
+            self._free.append(lane.index)
+            self.on_free()
+
+    def become_nobody(self) -> None:
+        """Let nothing go on in this process, which is a copy of the worker."""
+        self.mute = self.beats.mute = True
+
+    def note(self, lane: Lane, kind: Kind, payload: bytes, duration: int) -> bool:
+        """Note an outcome where the pool finds it if the worker dies; or tell there is no room.
+
+        It need not be sent at once then.
+        """
+        if len(payload) > LANE_OUTCOME_SIZE - NOTED.size:
+            return False
+        page, start = self._page, self._layout.outcome(lane.index)
+        # Whose it is comes last: what is half written is nobody's.
+        NOTED.pack_into(page, start, 0, 0, kind, duration, len(payload))
+        begin = start + NOTED.size
+        page[begin : begin + len(payload)] = payload
+        BEGUN.pack_into(page, start, lane.frame.job, lane.frame.attempt)
+        return True
+
+    # What the other thread asks.
+
+    def end_soon(self, place: int) -> None:
+        """Have the loop end the job that came in *place*, if it runs there."""
+        if self._opened:
+            self.loop.call_soon_threadsafe(self._end, place)
+
+    def write_stack(self, job: int, attempt: int) -> None:
+        """Write down where that job waits; if it computes, its thread tells that."""
+        lane = self.by_job.get((job, attempt))
+        if lane is None:
+            return
+        text = tell_waiting(lane.shown).encode(errors="replace")
+        note = BEGUN.pack(job, attempt) + text[: LANE_STACK_SIZE - BEGUN.size]
+        start = self._layout.stack(lane.index)
+        self._page[start : start + LANE_STACK_SIZE] = note.ljust(LANE_STACK_SIZE, b"\0")
+
+    @property
+    def running(self) -> tuple[int, int] | None:
+        """The job of code that does not know whose it is, if that is plain."""
+        place = self._interrupts.running
+        lanes = list(self.by_job.values())
+        found = [lane for lane in lanes if lane.place == place] or lanes
+        return (found[0].frame.job, found[0].frame.attempt) if len(found) == 1 else None
+
+    def _end(self, place: int) -> None:
+        for lane in self.by_job.values():
+            if lane.place == place and lane.task is not None:
+                if self._interrupts.forget(place):
+                    lane.asked = lane.task.cancel()
+                return
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Tell whether *error* is what asyncio cancels by."""
+    from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
+
+    return isinstance(error, CancelledError)
+
+
+def _nothing() -> None:
+    pass

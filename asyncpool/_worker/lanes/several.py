@@ -1,0 +1,265 @@
+"""Serve the pool with several jobs at once.
+
+As long as no coroutine runs, the main thread waits for the job channel, as it does where
+jobs run one by one.  Otherwise it runs the event loop, which watches the channel, too.  Jobs
+begin in their order, each when there is a lane for it, and no earlier than the last one that
+was to begin has: so each has a place in the one order that ``job_claims.py`` knows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from functools import partial
+from mmap import mmap
+from types import CoroutineType
+
+from asyncpool._core.map import chunks
+from asyncpool._core.wire.context import MAX_CONTEXT
+from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.page import Layout
+from asyncpool._worker.channel.receiving import decoder, receive, receive_some
+from asyncpool._worker.channel.sending import send
+from asyncpool._worker.job.execute import Executor
+from asyncpool._worker.job.heartbeats import install
+from asyncpool._worker.job.streams import Credit
+from asyncpool._worker.lanes.lane_beats import LaneBeats
+from asyncpool._worker.lanes.lane_chunks import run_chunk
+from asyncpool._worker.lanes.lane_streams import LaneStreams
+from asyncpool._worker.lanes.lanes import Lane, Lanes
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from asyncpool._core.pickling.out_of_band import Parcel
+    from asyncpool._core.wire.messages import WorkerConfig
+    from asyncpool._worker.channel.large_buffers import Cargo
+    from asyncpool._worker.job.control import Control
+    from asyncpool._worker.job.coroutines import Coroutines
+    from asyncpool._worker.job.job_claims import Turns
+
+    _Prepare = Callable[[Frame, Executor, Cargo], None]
+
+__all__ = ["Several"]
+
+
+class Several:
+    """The main thread of a worker that runs several jobs at once.
+
+    Args:
+        config: How the worker is to be.
+        page_fd: The memory that it shares with the pool.
+        jobs: The job channel.
+        control: The control channel.
+        turns: Which job is the next.
+        cargo: What comes beside jobs.
+        coroutines: Whose loop they run in.
+
+    Attributes:
+        beats: The heartbeats.
+        lanes: The jobs that run.
+    """
+
+    def __init__(  # noqa: PLR0917 - what a worker is made of
+        self,
+        config: WorkerConfig,
+        page_fd: int,
+        jobs: socket.socket,
+        control: Control,
+        turns: Turns,
+        cargo: Cargo,
+        coroutines: Coroutines,
+    ) -> None:
+        interrupts = control.interrupts
+        layout = Layout(config.concurrency)
+        page = mmap(page_fd, layout.stacks)
+        self._jobs = jobs
+        self._turns = turns
+        self._cargo = cargo
+        self._interrupts = interrupts
+        self._coroutines = coroutines
+        self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
+        self._pending: deque[Frame] = deque()
+        self._outcomes: list[bytes] = []
+        self._worker = os.getpid()
+        self._ended = self._coming = False
+        self._failure: BaseException | None = None
+        self.lanes = Lanes(page, layout, coroutines, interrupts, self._send)
+        self.lanes.max_payload = config.max_payload
+        self.lanes.on_free = self._on_free
+        self.beats = self.lanes.beats = LaneBeats(
+            page, layout, interrupts, control.ring, self.lanes
+        )
+        streams = LaneStreams(jobs, cargo, interrupts, coroutines, Credit())
+        control.credit = streams.credits
+        self._streams = streams
+        self._executor = Executor(cargo.complete, interrupts, coroutines, streams)
+        self._executor.max_payload = streams.max_payload = config.max_payload
+        interrupts.lanes = self.lanes
+        install(self.beats)
+        chunks.install(partial(run_chunk, page, layout, self.lanes))
+
+    def serve(self, prepare: _Prepare) -> None:
+        """Run jobs until the job channel ends, or no other one is to begin.
+
+        *prepare* takes what comes ahead of a job.
+        """
+        self._prepare = prepare
+        while not self._over:
+            if self.lanes.by_job:
+                self._run_loop()
+            elif self._pending and not self._turns.closed:
+                self._begin()
+            elif frames := receive(self._jobs, self._incoming):
+                self._pending += frames
+            else:
+                self._ended = True
+            if self._failure is not None:
+                raise self._failure
+
+    @property
+    def _over(self) -> bool:
+        if self.lanes.by_job:
+            return False
+        return self._turns.closed or (self._ended and not self._pending)
+
+    @property
+    def _closed(self) -> bool:
+        """Whether no other job is to begin."""
+        return self._turns.closed or self._failure is not None
+
+    def _run_loop(self) -> None:
+        loop = self.lanes.loop
+        if not self._ended:
+            loop.add_reader(self._jobs.fileno(), self._on_readable)
+            os.set_blocking(self._jobs.fileno(), True)  # uvloop has changed that
+        try:
+            while self.lanes.by_job and self._failure is None:
+                loop.run_forever()
+        finally:
+            loop.remove_reader(self._jobs.fileno())
+            self._flush()
+
+    def _on_readable(self) -> None:
+        """Take what has come on the job channel, while coroutines run."""
+        try:
+            frames = receive_some(self._jobs, self._incoming)
+        except BaseException as error:
+            self._fail(error)
+            return
+        if frames is None:
+            self._ended = True
+            self.lanes.loop.remove_reader(self._jobs.fileno())
+        else:
+            self._pending += frames
+            self._begin()
+
+    def _on_free(self) -> None:
+        """Begin what waits for a lane; or leave the loop, when nothing is left there."""
+        if not self.lanes.looping:
+            return
+        if self._pending and not self._closed:
+            self._begin_soon()
+        else:
+            self._leave_if_done()
+
+    def _begin_soon(self) -> None:
+        if not self._coming:
+            self._coming = True
+            # Not in the context of the job that has just ended.
+            self.lanes.loop.call_soon(self._begin_now, context=self.lanes.context)
+
+    def _begin_now(self) -> None:
+        self._coming = False
+        self._begin()
+        self._leave_if_done()
+
+    def _leave_if_done(self) -> None:
+        """Leave the loop when nothing is left there, unless it runs to be closed."""
+        if not self.lanes.by_job and self._failure is None:
+            self.lanes.loop.stop()
+
+    def _begin(self) -> None:
+        """Begin as many jobs as there are lanes for; between two plain ones others go on."""
+        self._flush()  # before a lane has other outcomes
+        while self._pending and not self.lanes.full and not self._closed:
+            # Popped, so that nothing of a job is kept when it is done.
+            frame = self._pending.popleft()
+            if frame.kind is not Kind.JOB and frame.kind is not Kind.STREAM:
+                self._prepare(frame, self._executor, self._cargo)
+            elif not self._turns.take():
+                self._cargo.discard()
+            elif self._run(frame) and self._pending and self.lanes.looping:
+                self._begin_soon()
+                return
+
+    def _run(self, frame: Frame) -> bool:
+        """Begin a job, and tell whether it is done."""
+        lanes = self.lanes
+        lane = lanes.begin(frame, self._turns.taken)
+        try:
+            try:
+                value = lane.context.run(self._executor.call, frame, lane.place)
+            finally:
+                self._interrupts.running = None
+            if frame.kind is Kind.STREAM:
+                value = self._streams.begin(lane, value, lanes.open())
+            if type(value) is CoroutineType:
+                lanes.go(lane, value)
+                return False
+        except BaseException as error:
+            lanes.blocked(lane)
+            lanes.fail(lane, error)
+        else:
+            lanes.blocked(lane)
+            lanes.finish(lane, value)
+        return True
+
+    def _send(
+        self, lane: Lane, kind: Kind, payload: bytes | Parcel, duration: int
+    ) -> None:
+        if os.getpid() != self._worker:
+            os._exit(0)  # a copy that a job made, back from the job's call
+        frame = lane.frame
+        try:
+            ahead = self.beats.last_words(frame)
+            # Its parts may be on their way already: no other outcome may come in between.
+            in_parts = type(payload) is not bytes
+            if self._cargo.in_use or type(payload) is not bytes:
+                news, payload = self._cargo.stow(payload)
+                ahead += news
+            head = header(kind, len(payload), frame.job, frame.attempt, duration)
+            if (
+                not (ahead or in_parts)
+                and self.lanes.looping
+                and self.lanes.note(lane, kind, payload, duration)
+            ):
+                self._send_soon(head + payload)
+            else:
+                send(self._jobs, ahead + head, payload)
+        except BaseException as error:
+            self._fail(error)
+
+    def _send_soon(self, outcome: bytes) -> None:
+        """Send an outcome, which is safe, with those that come in the same turn."""
+        self._outcomes.append(outcome)
+        if len(self._outcomes) == 1:
+            self.lanes.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._outcomes:
+            data = b"".join(self._outcomes)
+            self._outcomes.clear()
+            try:
+                self._jobs.sendall(data)
+            except BaseException as error:
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Have the worker end of *error*; once, since its jobs are cancelled then."""
+        if self._failure is None:
+            self._failure = error
+            if self.lanes.looping:
+                self.lanes.loop.stop()

@@ -1,0 +1,1 @@
+"""The launcher's process, which forks workers and reaps them."""

@@ -1,0 +1,315 @@
+"""The launcher's process: it starts workers, reports their ends, cleans up.
+
+Pools of one event loop share one, if they preload the same.  It is single-threaded, so it can fork; it imports what
+workers need once, so a worker costs a millisecond; and nothing of a job ever runs
+in it, but what a script does when it is imported.  With ``launcher="spawn"`` the fork is followed by a fresh interpreter, and
+all else is the same.
+
+When its channel ends, or its parent does, every worker and all of their
+descendants are killed, also in the middle of a job that holds the GIL: this
+process has nothing else to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from functools import partial
+
+from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.messages import (
+    Failure,
+    LauncherConfig,
+    pack_exit,
+    pack_pid,
+)
+from asyncpool._system.descriptors import receive_fds
+from asyncpool._worker.launcher.reaper import Reaper
+from asyncpool._worker.launcher.spare import fork_spare
+from asyncpool._worker.loop import work
+from asyncpool._worker.process import script
+from asyncpool._worker.process.kernel import adopt_orphans, die_with_parent
+from asyncpool._worker.process.preloading import threads_left
+from asyncpool._worker.process.stdio import reset_signals, take_stdio
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from typing import NoReturn
+
+__all__ = ["FDS_PER_WORKER", "main"]
+
+# Job channel, control channel, page, stdout, stderr.
+FDS_PER_WORKER = 5
+
+_MAX_REQUEST = 1 << 20
+
+
+def main(channel_fd: int) -> NoReturn:
+    """Serve the pool at the other end of *channel_fd* until it is gone."""
+    reaper = Reaper()
+    # Kept to the end, since one that is collected while open is worth a warning.
+    channel = socket.socket(fileno=channel_fd)
+    try:
+        Template(channel, reaper).run()
+    except _Forked as forked:
+        become_worker = forked.become_worker
+    except (OSError, SystemExit):  # the pool's process is gone, or this one must go
+        reaper.end_all()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        reaper.end_all()
+        os._exit(1)
+    else:
+        reaper.end_all()
+        os._exit(0)
+    # Behind all that was the launcher's, which takes as long to be freed as 0.9 ms.
+    work(*become_worker())
+
+
+class _Forked(BaseException):
+    """This process is a worker now: leave the launcher's loop and its objects."""
+
+    def __init__(self, become_worker: Callable[[], list[int]]) -> None:
+        super().__init__()
+        self.become_worker = become_worker
+
+
+class Template:
+    """The loop of the launcher's process."""
+
+    def __init__(self, channel: socket.socket, reaper: Reaper) -> None:
+        self._channel = channel
+        self._reaper = reaper
+        self._decoder = FrameDecoder(max_payload=_MAX_REQUEST)
+        self._config: LauncherConfig | None = None
+        self._wake_out, self._wake_in = os.pipe()
+        self._serving = True
+        self._parent = os.getppid()
+
+    def run(self) -> None:
+        """Answer requests and report ends; return when the pool is gone."""
+        self._arrange_signals()
+        adopt_orphans()
+        die_with_parent()
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        poll.register(self._wake_out, select.POLLIN)
+        try:
+            self._serve(poll)
+        finally:
+            # A SIGTERM may come with the end of the channel, and must not break off
+            # the clean-up.
+            self._serving = False
+
+    def _serve(self, poll: select.poll) -> None:
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._wake_out:
+                    os.read(self._wake_out, 4096)
+                    self._report_ends()
+                elif not self._answer():
+                    return
+
+    def _arrange_signals(self) -> None:
+        for fd in (self._wake_out, self._wake_in):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        # Out of the main loop, and into the clean-up.
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        # The service may block signals in the thread that started the pool.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _on_sigterm(self, *_: object) -> None:
+        # Sent to all processes of a service that is asked to end, it is not for this
+        # one: the service still finishes its jobs, and then closes the channel.
+        if self._serving and os.getppid() != self._parent:
+            sys.exit(0)
+
+    def _report_ends(self) -> None:
+        for pid, status in self._reaper.reap():
+            self._report_end(pid, status)
+
+    def _report_end(self, pid: int, status: int) -> None:
+        self._send(Kind.EXITED, pack_exit(pid, status))
+
+    def _answer(self) -> bool:
+        data, fds, truncated = receive_fds(self._channel, 65536, FDS_PER_WORKER)
+        if not data:
+            return False
+        for frame in self._decoder.feed(data):
+            if frame.kind is Kind.CONFIG:
+                self._configure(LauncherConfig.unpack(frame.payload))
+            elif frame.kind is Kind.SWEEP:
+                self._reaper.sweep(self._report_end)
+                self._send(Kind.SWEPT)
+            elif frame.kind is Kind.SPARE:
+                self._fork_spare()
+            else:
+                # The kernel ends a read behind the bytes that descriptors came
+                # with, so these belong to this request.
+                self._launch(frame, fds, truncated=truncated)
+                fds = []
+        return True
+
+    def _configure(self, config: LauncherConfig) -> None:
+        self._config = config
+        sys.path[:] = config.sys_path
+        sys.argv[:] = [""]
+        with contextlib.suppress(RuntimeError, OSError):  # there may be no stderr
+            faulthandler.enable()
+        for name in config.preload:
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                summary = f"{name!r} cannot be preloaded: {error!r}"
+                text = traceback.format_exc()
+                self._send(Kind.FAILED, Failure("preload", summary, text).pack())
+                return
+        failure = ""
+        if config.script is not None:
+            script.install(config.script)
+            failure = script.load()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # it may be anything by now
+                stream.flush()  # else every worker would print what is left in it
+        if not failure and config.script is not None and (names := threads_left()):
+            failure = f"the script left threads behind: {', '.join(names)}"
+        if failure:  # the next launcher leaves it to the workers
+            self._send(Kind.FAILED, Failure("script", failure).pack())
+            return
+        if config.fork and (names := threads_left()):
+            summary = (
+                f"preload left threads behind: {', '.join(names)}; a "
+                'process with threads cannot be forked safely, use launcher="spawn"'
+            )
+            self._send(Kind.FAILED, Failure("preload", summary).pack())
+            return
+        if "logging" in sys.modules:  # workers will need it, and can share it
+            importlib.import_module("asyncpool._worker.logs.log_handler")
+        gc.collect()
+        gc.freeze()  # else the first collection of each worker copies every page
+        self._send(Kind.HELLO)
+
+    def _launch(self, frame: Frame, fds: list[int], *, truncated: bool) -> None:
+        if truncated or len(fds) != FDS_PER_WORKER:
+            self._refuse(frame, "the launcher may open no more descriptors")
+        else:
+            try:
+                pid = self._fork(lambda: fds)
+                self._report_start(Kind.LAUNCHED, pid, frame.job)
+            except OSError as error:
+                self._refuse(frame, str(error))
+        for fd in fds:
+            os.close(fd)
+
+    def _fork_spare(self) -> None:
+        with _undisturbed():
+            try:
+                pid, door = fork_spare(self._fork)
+                with door:
+                    self._report_start(Kind.SPARE, pid, 0, door.fileno())
+            except OSError:
+                self._send(
+                    Kind.SPARE
+                )  # there is none, and another one may be asked for
+
+    def _fork(self, await_fds: Callable[[], list[int]]) -> int:
+        """Fork a process that is a worker when it has its descriptors."""
+        # A SIGTERM meant for the new worker must not run the launcher's handler in it;
+        # it waits until the worker has let go of that.
+        with _undisturbed():
+            pid = os.fork()
+            if pid == 0:
+                self._let_go()
+                raise _Forked(partial(_become_worker, self._config, await_fds))
+            self._reaper.add(pid)
+        return pid
+
+    def _refuse(self, frame: Frame, reason: str) -> None:
+        self._send(Kind.FAILED, Failure("fork", reason).pack(), frame.job)
+
+    def _report_start(self, kind: Kind, pid: int, request: int, *fds: int) -> None:
+        # Opened here, where the pid cannot be reused: this process is the parent.
+        handles: list[int] = []
+        with contextlib.suppress(AttributeError, OSError):
+            handles.append(os.pidfd_open(pid))
+        payload = pack_pid(pid, held=bool(handles))
+        self._send(kind, payload, request, [*fds, *handles])
+        for handle in handles:
+            os.close(handle)
+
+    def _send(
+        self,
+        kind: Kind,
+        payload: bytes = b"",
+        job: int = 0,
+        fds: list[int] | None = None,
+    ) -> None:
+        data = header(kind, len(payload), job) + payload
+        if fds:
+            # Alone with its first byte in a read of the other side's.
+            sent = socket.send_fds(self._channel, [data], fds)
+            data = data[sent:]
+        self._channel.sendall(data)
+
+    def _let_go(self) -> None:
+        """Leave the launcher's life behind; this is the forked process."""
+        try:
+            os.setsid()
+            reset_signals()
+            self._channel.close()
+            os.close(self._wake_out)
+            os.close(self._wake_in)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+
+
+def _become_worker(
+    config: LauncherConfig | None, await_fds: Callable[[], list[int]]
+) -> list[int]:
+    """Return a worker's descriptors when they are there, in a process that is one then."""
+    try:
+        job, control, page, out, err = await_fds()
+        take_stdio(out, err)
+        if config is not None and not config.fork:
+            _exec(config, job, control, page)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None:
+            numpy_random.seed()  # the others reseed themselves after a fork
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    return [job, control, page]
+
+
+def _exec(config: LauncherConfig, *fds: int) -> NoReturn:
+    for fd in fds:
+        os.set_inheritable(fd, True)
+    os.execv(  # noqa: S606 - no shell is wanted
+        config.command[0], [*config.command, *map(str, fds)]
+    )
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Generator[None]:
+    """Let a SIGTERM wait, where its handler would leave something that nobody has."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

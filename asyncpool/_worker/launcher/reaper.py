@@ -1,0 +1,110 @@
+"""Collect the dead, and whatever they leave behind.
+
+The launcher's process is the parent of all workers.  On Linux each worker adopts those
+of its descendants that lose their parents, and the launcher adopts those of a worker
+that ends.  So a worker never leaves anything running: its process group is killed while
+its own pid still cannot be given to anybody else, and every child of the launcher that
+is no worker is something that a dead one has left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+from asyncpool._worker.process.kernel import children
+
+__all__ = ["Reaper"]
+
+# A process in an uninterruptible sleep cannot be waited for any longer than this.
+_PATIENCE = 5.0
+
+
+class Reaper:
+    """The children of this process: workers by name, and adopted ones."""
+
+    def __init__(self) -> None:
+        self._workers: set[int] = set()
+
+    def add(self, pid: int) -> None:
+        """Take note of a worker that was started."""
+        self._workers.add(pid)
+
+    def reap(self) -> Iterator[tuple[int, int]]:
+        """Yield the pid and exit status of every worker that has ended."""
+        while (pid := self._next_zombie()) is not None:
+            if pid in self._workers:
+                self._workers.discard(pid)
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
+                yield pid, _collect(pid)
+            else:
+                _collect(pid)
+        _kill(children() - self._workers)
+
+    def sweep(self, report: Callable[[int, int], None]) -> None:
+        """Kill what dead workers have left behind, and wait until it is gone.
+
+        Args:
+            report: Called with each worker that ends meanwhile, and its status.
+        """
+        give_up_at = time.monotonic() + _PATIENCE
+        while time.monotonic() < give_up_at:
+            for pid, status in self.reap():
+                report(pid, status)
+            if not children() - self._workers:
+                return
+            time.sleep(0.001)
+
+    def end_all(self) -> None:
+        """Kill every worker and every adopted process, and theirs, and wait."""
+        for pid in self._workers:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+        _kill(self._workers)
+        give_up_at = time.monotonic() + _PATIENCE
+        while time.monotonic() < give_up_at:
+            _kill(children())
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                time.sleep(0.001)
+
+    def _next_zombie(self) -> int | None:
+        """Return the pid of a child that has ended, which is not collected yet."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return next((pid for pid in self._workers if _is_zombie(pid)), None)
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        return found.si_pid if found is not None else None
+
+
+_collected: dict[int, int] = {}
+
+
+def _is_zombie(pid: int) -> bool:
+    # Without waitid() a look collects; the status is kept for the next step.
+    found, status = os.waitpid(pid, os.WNOHANG)
+    if found:
+        _collected[pid] = status
+    return bool(found)
+
+
+def _collect(pid: int) -> int:
+    status = _collected.pop(pid, None)
+    if status is None:
+        _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)

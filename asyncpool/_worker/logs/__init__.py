@@ -1,0 +1,1 @@
+"""Log records of jobs, on their way to the pool."""

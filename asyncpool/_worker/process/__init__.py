@@ -1,0 +1,4 @@
+"""What a process needs to be a worker.
+
+Its limits, its identity, its ``__main__``, its descriptors.
+"""

@@ -1,0 +1,1 @@
+"""Servers for ASGI and WSGI applications, and for plain protocols of asyncio."""

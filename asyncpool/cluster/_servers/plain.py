@@ -1,0 +1,106 @@
+"""Targets for servers that are written with asyncio's streams or protocols."""
+
+from __future__ import annotations
+
+from asyncpool._core.base.validation import check_function
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import asyncio
+    import ssl as ssl_module
+    from collections.abc import Awaitable, Callable
+    from typing import Any
+
+    from asyncpool._worker.cluster.member import Worker
+
+    Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
+    Factory = Callable[[], asyncio.BaseProtocol]
+    Ssl = Callable[[], ssl_module.SSLContext]
+
+__all__ = ["protocol", "streams"]
+
+
+def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Streams:
+    """Serve with a stream handler, as ``asyncio.start_server()`` takes it.
+
+    While the worker drains, handlers go on, until its time is over: then they are
+    cancelled.
+
+    Args:
+        handler: ``async def handler(reader, writer)``, or where to import it from.
+        ssl: A function that makes the TLS context, in the worker, or where to import it
+            from: a context itself cannot travel.
+
+    Raises:
+        TypeError: If one of them is neither a function nor a name.
+        ValueError: If one is a name of nothing.
+    """
+    check_function("handler", handler)
+    return _Streams(handler, ssl)
+
+
+def protocol(factory: Factory | str, *, ssl: Ssl | str | None = None) -> _Protocol:
+    """Serve with a protocol, as ``loop.create_server()`` takes it.
+
+    While the worker drains, transports stay open, until its time is over.
+
+    Args:
+        factory: Returns a protocol for each connection, or where to import it from.
+        ssl: As for :func:`streams`.
+
+    Raises:
+        TypeError: If one of them is neither a function nor a name.
+        ValueError: If one is a name of nothing.
+    """
+    check_function("factory", factory)
+    return _Protocol(factory, ssl)
+
+
+class _Plain:
+    """What both have in common; it is pickled.
+
+    Args:
+        function: The user's.
+        ssl: What makes the TLS context.
+    """
+
+    def __init__(self, function: Any, ssl: Any) -> None:
+        if ssl is not None:
+            check_function("ssl", ssl, "a function that makes the context")
+        self._function = function
+        self._ssl = ssl
+
+    async def __call__(self, worker: Worker) -> None:
+        """Serve, in a worker."""
+        from asyncpool.cluster._servers.transports import connect  # noqa: PLC0415 - asyncio
+
+        factory = self._protocols(_resolve(self._function))
+        context = None if self._ssl is None else _resolve(self._ssl)()
+        worker.ready()
+        await connect(worker, factory, context)
+
+    def _protocols(self, function: Any) -> Factory:
+        raise NotImplementedError
+
+
+class _Protocol(_Plain):
+    def _protocols(self, function: Any) -> Factory:
+        return function  # type: ignore[no-any-return]
+
+
+class _Streams(_Plain):
+    def _protocols(self, function: Any) -> Factory:
+        import asyncio  # noqa: PLC0415 - see _core/base/records.py
+
+        def make() -> asyncio.BaseProtocol:
+            loop = asyncio.get_running_loop()
+            reader = asyncio.StreamReader(loop=loop)
+            return asyncio.StreamReaderProtocol(reader, function, loop=loop)
+
+        return make
+
+
+def _resolve(function: Any) -> Any:
+    from asyncpool._worker.cluster.serve import find_object  # noqa: PLC0415 - asyncio
+
+    return find_object(function) if isinstance(function, str) else function

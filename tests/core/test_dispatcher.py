@@ -1,0 +1,919 @@
+"""Tests of asyncpool/_core/dispatch/dispatcher.py, against a model made of lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from asyncpool._core.base.run_times import (
+    ALONE,
+    BUDGET,
+    DEEPEST,
+    REFILL,
+    UNKNOWN,
+    Keyed,
+    Profile,
+)
+from asyncpool._core.dispatch.affinity import choose
+from asyncpool._core.dispatch.dispatcher import Dispatcher
+from asyncpool._core.dispatch.in_flight import Flight
+from asyncpool._core.dispatch.queue import PATIENCE
+from tests.core.list_queue import PRIORITIES, ListQueue
+
+# Their sums are exact, in any order.
+COSTS = (7.8125, 62.5, 250.0, 437.5, 500.0, 562.5, 1000.0, 1007.8125, UNKNOWN)
+KINDS = st.integers(0, 5)
+RANKS = st.sampled_from(PRIORITIES)
+
+
+def known(cost: float) -> Profile:
+    """Return what is known of a function that takes *cost* thousandths of a budget."""
+    profile = Profile()
+    if cost != UNKNOWN:
+        profile.cost = cost * BUDGET / 1000
+    return profile
+
+
+class DispatchMachine(RuleBasedStateMachine):
+    """Drive a dispatcher the way a supervisor would, keeping its own books."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.profiles = [known(cost) for cost in (7.8125, 250.0, 500.0, 1007.8125)]
+        self.profiles += [Profile(), ALONE]
+        self.kinds: dict[int, Profile] = {}
+        self.ranks: dict[int, int | None] = {}
+        self.announced: list[int] = []
+        self.idle: list[int] = []  # the last one is the next
+        self.roomy: list[int] = []  # the first one is the next
+        self.flights: dict[int, Flight] = {}
+        self.hands: dict[int, dict[int, float]] = {}  # slot -> job -> its cost
+        self.jobs = 0
+        self.slots = 0
+        self.keys: dict[int, int] = {}  # of every job that has one
+        self.lines: dict[int | None, ListQueue] = {}  # by place
+        self.seats: dict[int, int] = {}
+        self.patience = 0
+
+    @initialize(patience=st.sampled_from([2, 4, 64]))
+    def start(self, patience: int) -> None:
+        self.dispatcher = Dispatcher(patience=patience)
+        self.queue = ListQueue(patience)
+        self.patience = patience
+
+    # The model.
+
+    def place_of(self, job: int) -> int | None:
+        return choose(self.keys[job], self.seats)
+
+    def slot_of(self, job: int) -> int | None:
+        place = self.place_of(job)
+        return None if place is None else self.seats[place]
+
+    def line_of(self, slot: int) -> ListQueue | None:
+        """Return the line of those who wait for *slot*, unless it is empty."""
+        for place, seated in self.seats.items():
+            if seated == slot:
+                return self.lines.get(place)
+        return None
+
+    def join(self, job: int) -> ListQueue:
+        return self.lines.setdefault(self.place_of(job), ListQueue(self.patience))
+
+    def close_lines(self) -> None:
+        self.lines = {place: line for place, line in self.lines.items() if line}
+
+    @property
+    def in_lines(self) -> list[int]:
+        return [job for line in self.lines.values() for job in line]
+
+    def load(self, slot: int) -> float:
+        return sum(self.hands[slot].values())
+
+    def takes(self, slot: int, job: int) -> None:
+        cost = self.kinds[job].cost
+        assert not self.hands[slot] or self.load(slot) + cost <= BUDGET
+        self.hands[slot][job] = cost
+
+    def sort_in(self, slot: int) -> None:
+        hand, load = self.hands[slot], self.load(slot)
+        if slot in self.roomy and load >= BUDGET:
+            self.roomy.remove(slot)
+        elif slot not in self.roomy and hand and load < BUDGET:
+            self.roomy.append(slot)
+        if not hand:
+            self.idle.append(slot)
+
+    def expect_a_place_for(self, job: int) -> int | None:
+        """Return the idle worker's slot, or that of the next with enough room."""
+        cost = self.kinds[job].cost
+        fits = [slot for slot in self.roomy if self.load(slot) + cost <= BUDGET]
+        if self.idle:
+            slot = self.idle.pop()
+        elif fits:
+            slot = fits[0]
+            self.roomy.remove(slot)
+        else:
+            return None
+        self.takes(slot, job)
+        self.sort_in(slot)
+        return slot
+
+    def expect(self, slot: int) -> list[int]:
+        """Return the jobs that *slot* gets now, and take them."""
+        expected: list[int] = []
+        while (line := self.line_of(slot)) is not None:
+            heads = [queue for queue in (line, self.queue) if queue]
+            first = min(heads, key=lambda queue: queue.rank)
+            second = self.queue if first is line else line
+            job, came = first.head, not first.returned
+            if self.hands[slot] and self.load(slot) + self.kinds[job].cost > BUDGET:
+                if slot in self.roomy:
+                    self.roomy.remove(slot)
+                return expected
+            first.pop()
+            if came:
+                second.passed_by(job)
+            self.close_lines()
+            expected.append(job)
+            self.takes(slot, job)
+        while self.queue and (
+            not self.hands[slot]
+            or self.load(slot) + self.kinds[self.queue.head].cost <= BUDGET
+        ):
+            expected.append(self.queue.pop())
+            self.takes(slot, expected[-1])
+        if slot in self.roomy and not self.hands[slot]:
+            self.roomy.remove(slot)
+        self.sort_in(slot)
+        return expected
+
+    def refill(self, slot: int) -> None:
+        expected = self.expect(slot)
+        jobs = self.dispatcher.refill(slot, self.flights[slot])
+        assert jobs == expected, "jobs leave the queue in their order"
+
+    def expect_to_serve(self, slots: Iterable[int]) -> dict[int, list[int]]:
+        """Return what these slots get that have room, and whom somebody waits for."""
+        served = {}
+        for slot in slots:
+            room = slot in self.idle or slot in self.roomy
+            if room and self.line_of(slot) is not None:
+                if slot in self.idle:
+                    self.idle.remove(slot)
+                served[slot] = self.expect(slot)
+        return served
+
+    def seat(self, seats: dict[int, int]) -> None:
+        """Let these slots have these places."""
+        self.seats = seats
+        moved = []
+        for place, line in self.lines.items():
+            moved += [(job, line) for job in line if self.place_of(job) != place]
+        for job, line in moved:
+            self.ranks[job] = None if job in line.returned else line.priorities[job]
+            line.remove(job)
+        self.close_lines()
+        for place in {self.place_of(job) for job, _ in moved}:
+            present = self.lines.pop(place, ListQueue(self.patience))
+            for job in present:
+                back = job in present.returned
+                self.ranks[job] = None if back else present.priorities[job]
+            jobs = [job for job, _ in moved if self.place_of(job) == place]
+            line = self.lines[place] = ListQueue(self.patience)
+            for job in sorted([*present, *jobs]):
+                rank = self.ranks[job]
+                if rank is None:
+                    line.returned.append(job)
+                else:
+                    line.add(job, rank)
+        expected = self.expect_to_serve(seats.values())
+        placed = self.dispatcher.seat(seats)
+        assert placed == [
+            (slot, job) for slot, jobs in expected.items() for job in jobs
+        ]
+
+    def give_back(self, jobs: list[int]) -> None:
+        self.queue.give_back([job for job in jobs if job not in self.keys])
+        keyed = [job for job in jobs if job in self.keys]
+        for job in reversed(keyed):
+            self.join(job).give_back([job])
+        slots = {self.slot_of(job) for job in keyed}
+        expected = [
+            (slot, job)
+            for slot, some in self.expect_to_serve(
+                slot for slot in slots if slot is not None
+            ).items()
+            for job in some
+        ]
+        while self.queue:
+            slot = self.expect_a_place_for(self.queue.head)
+            if slot is None:
+                break
+            expected.append((slot, self.queue.pop()))
+        placed = self.dispatcher.give_back({job: self.known_of(job) for job in jobs})
+        assert placed == expected
+
+    def known_of(self, job: int) -> Profile:
+        profile = self.kinds[job]
+        return Keyed(profile, self.keys[job]) if job in self.keys else profile
+
+    def leaves(self, slot: int) -> None:
+        self.dispatcher.worker_gone(slot)
+        for slots in (self.idle, self.roomy):
+            if slot in slots:
+                slots.remove(slot)
+
+    # What happens.
+
+    @rule(kind=KINDS, priority=RANKS)
+    def submit(self, kind: int, priority: int) -> None:
+        self.jobs += 1
+        self.submit_job(self.jobs, kind, priority)
+
+    @rule(kind=KINDS, priority=RANKS, key=st.integers(0, 5), count=st.integers(1, 8))
+    def submit_with_a_key(self, kind: int, priority: int, key: int, count: int) -> None:
+        for _ in range(count):
+            self.jobs += 1
+            self.submit_keyed(self.jobs, kind, priority, key)
+
+    def submit_keyed(self, job: int, kind: int, priority: int, key: int) -> None:
+        profile = self.kinds[job] = self.profiles[kind]
+        self.keys[job] = key
+        slot, expected = self.slot_of(job), None
+        if slot in self.idle:
+            self.idle.remove(slot)
+            expected = slot
+        elif slot in self.roomy:
+            self.roomy.remove(slot)
+            if self.load(slot) + profile.cost <= BUDGET and self.queue.leads(priority):
+                self.queue.pass_by(job)
+                expected = slot
+        if expected is None:
+            self.join(job).add(job, priority)
+        else:
+            self.takes(expected, job)
+            self.sort_in(expected)
+        known = self.known_of(job)
+        assert self.dispatcher.submit_keyed(job, known, priority) == expected
+
+    @rule(data=st.data())
+    def places_change_hands(self, data: st.DataObject) -> None:
+        """Somebody has a place in whose slot nobody is yet, and others have none."""
+        slots = data.draw(st.permutations([*self.hands, self.slots + 1]))
+        slots = slots[: data.draw(st.integers(0, len(slots)))]
+        places = data.draw(st.permutations(range(5)))
+        self.seat(dict(zip(places, slots, strict=False)))
+
+    @precondition(lambda self: self.in_lines)
+    @rule(data=st.data())
+    def who_waits_for_one_worker_is_cancelled(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(self.in_lines))
+        self.lines[self.place_of(job)].remove(job)
+        self.close_lines()
+        assert self.dispatcher.discard(job) is True
+        assert self.dispatcher.discard(job) is False
+
+    def submit_job(self, job: int, kind: int, priority: int) -> None:
+        profile = self.kinds[job] = self.profiles[kind]
+        leads = self.queue.leads(priority)
+        slot = self.expect_a_place_for(job) if leads else None
+        if slot is None:
+            self.queue.add(job, priority)
+        else:
+            self.queue.pass_by(job)
+        assert self.dispatcher.submit(job, profile, priority) == slot
+
+    @rule(kind=KINDS, count=st.integers(2, 40))
+    def submit_many(self, kind: int, count: int) -> None:
+        for _ in range(count):
+            self.submit(kind, 0)
+
+    @rule(kind=KINDS, priorities=st.lists(RANKS, min_size=2, max_size=12))
+    def submit_some_that_are_more_urgent(
+        self, kind: int, priorities: list[int]
+    ) -> None:
+        for priority in priorities:
+            self.submit(kind, priority)
+
+    @rule(count=st.integers(1, 3))
+    def announce(self, count: int) -> None:
+        for _ in range(count):
+            self.jobs += 1
+            self.announced.append(self.jobs)
+            self.dispatcher.announce(self.jobs)
+
+    @precondition(lambda self: self.announced)
+    @rule(data=st.data(), kind=KINDS, priority=RANKS)
+    def an_announced_job_can_be_sent(
+        self, data: st.DataObject, kind: int, priority: int
+    ) -> None:
+        job = data.draw(st.sampled_from(self.announced))
+        self.announced.remove(job)
+        assert self.dispatcher.discard(job) is True
+        self.submit_job(job, kind, priority)
+
+    @rule(kind=st.integers(0, 4), cost=st.sampled_from(COSTS))
+    def more_is_learned(self, kind: int, cost: float) -> None:
+        self.profiles[kind].cost = known(cost).cost
+
+    @precondition(lambda self: len(self.hands) < 4)
+    @rule()
+    def a_worker_is_ready(self) -> None:
+        self.slots += 1
+        self.flights[self.slots] = Flight()
+        self.hands[self.slots] = {}
+        self.refill(self.slots)
+
+    @precondition(lambda self: any(self.hands.values()))
+    @rule(data=st.data())
+    def jobs_end(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from([s for s in self.hands if self.hands[s]]))
+        hand, flight = self.hands[slot], self.flights[slot]
+        for job in list(hand)[: data.draw(st.integers(1, len(hand)))]:
+            del hand[job]
+            flight.land(job)
+        if self.load(slot) <= REFILL:
+            self.refill(slot)
+
+    @precondition(lambda self: any(self.hands.values()))
+    @rule(data=st.data())
+    def the_last_job_is_not_sent_after_all(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from([s for s in self.hands if self.hands[s]]))
+        job, _ = self.hands[slot].popitem()
+        self.flights[slot].withdraw(job)
+        if self.load(slot) <= REFILL:
+            self.refill(slot)
+
+    @precondition(lambda self: any(len(hand) > 1 for hand in self.hands.values()))
+    @rule(data=st.data(), kind=KINDS)
+    def a_job_takes_long(self, data: st.DataObject, kind: int) -> None:
+        """What waits behind it is revoked; until then, its worker gets no more."""
+        busy = [slot for slot, hand in self.hands.items() if len(hand) > 1]
+        slot = data.draw(st.sampled_from(busy))
+        hand, flight = self.hands[slot], self.flights[slot]
+        head, *behind = hand
+        flight.stall([head])
+        self.leaves(slot)
+        self.submit(kind, 0)
+        hand[head] = UNKNOWN
+        flight.answer(flight.ask(behind))
+        for job in behind:
+            del hand[job]
+        self.give_back(behind)
+
+    @precondition(lambda self: self.hands)
+    @rule(data=st.data())
+    def a_worker_dies(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.hands)))
+        self.leaves(slot)
+        jobs = list(self.hands.pop(slot))
+        del self.flights[slot]
+        self.give_back(jobs)
+
+    @precondition(lambda self: self.queue or self.announced)
+    @rule(data=st.data())
+    def a_waiting_job_is_cancelled(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from([*self.queue, *self.announced]))
+        (self.announced if job in self.announced else self.queue).remove(job)
+        assert self.dispatcher.discard(job) is True
+        assert self.dispatcher.discard(job) is False
+
+    @precondition(lambda self: any(self.hands.values()))
+    @rule(data=st.data())
+    def a_job_in_hand_is_not_in_the_queue(self, data: st.DataObject) -> None:
+        jobs = [job for hand in self.hands.values() for job in hand]
+        assert self.dispatcher.discard(data.draw(st.sampled_from(jobs))) is False
+
+    @precondition(lambda self: len(self.queue) + len(self.announced) > 2)
+    @rule()
+    def the_queue_is_emptied(self) -> None:
+        jobs, common = self.dispatcher.empty(), len(self.queue)
+        rest = common + len(self.in_lines)
+        assert jobs[:common] == [*self.queue]
+        assert sorted(jobs[common:rest]) == sorted(self.in_lines)
+        assert jobs[rest:] == self.announced
+        self.queue.clear()
+        self.lines.clear()
+        self.announced.clear()
+        assert self.dispatcher.empty() == []
+
+    # What is true at any time.
+
+    @invariant()
+    def the_figures_agree(self) -> None:
+        common = len(self.queue) + len(self.announced)
+        assert self.dispatcher.waiting == common + len(self.in_lines)
+        assert self.dispatcher.crowd == common + (not self.idle) * len(self.in_lines)
+        for slot in self.hands:
+            own = self.line_of(slot) or ()
+            assert self.dispatcher.waiting_for(slot) == common + len(own)
+        assert self.dispatcher.preparing == len(self.announced)
+        assert self.dispatcher.idle == len(self.idle)
+
+    @invariant()
+    def what_is_in_hand_agrees(self) -> None:
+        for slot, flight in self.flights.items():
+            assert list(flight.jobs) == list(self.hands[slot])
+            assert flight.backlog == self.load(slot)
+
+    @invariant()
+    def nobody_waits_while_somebody_is_idle(self) -> None:
+        unemployed = sum(not flight.jobs for flight in self.flights.values())
+        assert self.dispatcher.idle == unemployed
+        assert not (self.queue and unemployed)
+        for slot, hand in self.hands.items():
+            assert hand or self.line_of(slot) is None
+        takes = len(self.idle) > len(self.announced)
+        assert self.dispatcher.has_idle_worker_for(None) is takes
+        for key in range(6):
+            place = choose(key, self.seats)
+            slot_ = None if place is None else self.seats[place]
+            assert self.dispatcher.has_idle_worker_for(key) is (slot_ in self.idle)
+
+    @invariant()
+    def nobody_has_more_in_hand_than_a_budget_or_one_job(self) -> None:
+        for flight in self.flights.values():
+            assert len(flight.jobs) <= 1 or flight.backlog <= BUDGET
+            assert len(flight.jobs) <= DEEPEST
+
+    @invariant()
+    def what_is_unknown_is_alone(self) -> None:
+        for flight in self.flights.values():
+            costs = [cost for _, cost, _ in flight.jobs.values()]
+            assert UNKNOWN not in costs or len(costs) == 1
+
+
+TestDispatcher = DispatchMachine.TestCase
+
+
+def idle_pool(workers: int) -> tuple[Dispatcher, list[Flight]]:
+    dispatcher, flights = Dispatcher(), [Flight() for _ in range(workers)]
+    for slot, flight in enumerate(flights):
+        assert dispatcher.refill(slot, flight) == []
+    return dispatcher, flights
+
+
+def test_jobs_begin_in_the_order_in_which_they_came() -> None:
+    dispatcher = Dispatcher()
+    for job in (1, 2, 3):
+        assert dispatcher.submit(job, Profile()) is None
+    assert [dispatcher.refill(slot, Flight()) for slot in range(4)] == [
+        [1],
+        [2],
+        [3],
+        [],
+    ]
+
+
+def test_the_most_urgent_begin_first() -> None:
+    dispatcher = Dispatcher()
+    for job, priority in enumerate((0, 5, -1, 0, 5, -1)):
+        assert dispatcher.submit(job, Profile(), priority) is None
+    assert dispatcher.waiting == 6
+    assert [dispatcher.refill(slot, Flight()) for slot in range(6)] == [
+        [2],
+        [5],
+        [0],
+        [3],
+        [1],
+        [4],
+    ]
+    assert dispatcher.waiting == 0
+
+
+def test_an_idle_worker_takes_a_job_whatever_its_priority() -> None:
+    dispatcher, _ = idle_pool(2)
+    assert dispatcher.submit(1, Profile(), 100) == 1
+    assert dispatcher.submit(2, Profile(), -100) == 0
+    assert dispatcher.waiting == 0
+
+
+def test_urgent_jobs_go_on_beside_a_long_one_until_that_has_waited_its_time() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    short = known(10)
+    assert dispatcher.submit(0, short) == 0
+    assert dispatcher.submit(1, Profile()) is None
+    for job in range(2, PATIENCE + 1):
+        assert dispatcher.submit(job, short, -1) == 0
+    assert len(flight.jobs) == PATIENCE
+    assert dispatcher.submit(99, short, -1) is None
+    for job in list(flight.jobs):
+        assert dispatcher.refill(0, flight) == [], "it must be alone"
+        flight.land(job)
+    assert dispatcher.refill(0, flight) == [1]
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [99]
+
+
+def test_nobody_starves_however_many_more_urgent_ones_come() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    profile = Profile()
+    assert dispatcher.submit(0, profile) == 0
+    for job in (1, 2, 3):
+        assert dispatcher.submit(job, profile, 1) is None
+    begun: list[int] = []
+    for job in range(4, 3 * PATIENCE + 4):
+        assert dispatcher.submit(job, profile) is None
+        flight.land(begun[-1] if begun else 0)
+        begun += dispatcher.refill(0, flight)
+    turns = [begun.index(job) + 1 for job in (1, 2, 3)]
+    assert turns == [PATIENCE, 2 * PATIENCE, 3 * PATIENCE]
+    assert [job for job in begun if job > 3] == list(range(4, 3 * PATIENCE + 1))
+
+
+def test_who_finds_room_when_jobs_come_back_has_passed_those_who_wait() -> None:
+    dispatcher, profile = Dispatcher(patience=2), Profile()
+    dispatcher.refill(0, Flight())
+    dispatcher.submit(1, known(10))
+    dispatcher.submit(2, Profile())
+    dispatcher.submit(3, profile, -1)
+    profile.note(10)
+    assert dispatcher.give_back({9: known(10)}) == [(0, 9), (0, 3)]
+    assert dispatcher.submit(4, known(10), -1) is None
+    assert dispatcher.refill(1, Flight()) == [2]
+
+
+def test_jobs_that_lost_their_worker_are_before_more_urgent_ones() -> None:
+    dispatcher, _ = idle_pool(1)
+    profile = Profile()
+    assert dispatcher.submit(1, profile, 5) == 0
+    assert dispatcher.submit(2, profile, -5) is None
+    dispatcher.worker_gone(0)
+    assert dispatcher.give_back({1: profile}) == []
+    assert dispatcher.submit(3, profile, -9) is None
+    assert dispatcher.waiting == 3
+    assert [dispatcher.refill(slot, Flight()) for slot in (1, 2, 3)] == [[1], [3], [2]]
+
+
+def test_after_those_with_priorities_the_usual_ones_fill_the_worker() -> None:
+    dispatcher = Dispatcher()
+    for job, priority in enumerate((0, 0, -1, 1)):
+        dispatcher.submit(job, known(250), priority)
+    assert dispatcher.discard(3)
+    dispatcher.submit(4, known(300))
+    assert dispatcher.refill(0, Flight()) == [2, 0, 1]
+    assert dispatcher.refill(1, Flight()) == [4]
+
+
+def test_the_worker_that_stopped_last_is_the_next_to_work() -> None:
+    dispatcher, _ = idle_pool(3)
+    slots = [dispatcher.submit(job, Profile()) for job in (1, 2, 3, 4)]
+    assert slots == [2, 1, 0, None]
+
+
+@pytest.mark.parametrize("cost", [UNKNOWN, 1000.0, 10.0])
+def test_an_idle_worker_is_the_first_choice(cost: float) -> None:
+    dispatcher, _ = idle_pool(2)
+    dispatcher.submit(1, known(10))
+    assert dispatcher.submit(2, known(cost)) == 0
+    assert dispatcher.idle == 0
+
+
+@given(st.integers(1, 8), st.integers(0, 60), st.sampled_from([7.8125, 8.0, 10.0]))
+def test_a_burst_of_short_jobs_spreads_over_all_workers(
+    workers: int, jobs: int, cost: float
+) -> None:
+    dispatcher, flights = idle_pool(workers)
+    profile = known(cost)
+    for job in range(jobs):
+        assert dispatcher.submit(job, profile) is not None
+    sizes = [len(flight.jobs) for flight in flights]
+    assert sum(sizes) == jobs
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_of_the_shortest_jobs_a_worker_holds_as_many_as_the_limit() -> None:
+    dispatcher, flights = idle_pool(2)
+    profile = Profile()
+    profile.note(0)
+    slots = [dispatcher.submit(job, profile) for job in range(2 * DEEPEST + 1)]
+    assert slots[-1] is None
+    assert None not in slots[:-1]
+    assert [len(flight.jobs) for flight in flights] == [DEEPEST, DEEPEST]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        (10.0, 990.0, True),
+        (10.0, 990.0625, False),
+        (999.9375, 10.0, False),
+        (1000.0, 7.8125, False),
+        (UNKNOWN, 10.0, False),
+        (10.0, UNKNOWN, False),
+        (UNKNOWN, UNKNOWN, False),
+    ],
+)
+def test_two_jobs_are_together_up_to_the_budget(
+    first: float, second: float, *, together: bool
+) -> None:
+    dispatcher, flights = idle_pool(1)
+    assert dispatcher.submit(1, known(first)) == 0
+    assert dispatcher.submit(2, known(second)) == (0 if together else None)
+    # And the same for jobs that have waited.
+    dispatcher = Dispatcher()
+    for job, cost in ((1, first), (2, second)):
+        dispatcher.submit(job, known(cost))
+    assert dispatcher.refill(0, Flight()) == ([1, 2] if together else [1])
+    assert len(flights[0].jobs) == 1 + together
+
+
+def test_a_job_goes_where_there_is_enough_room_for_it() -> None:
+    dispatcher, _ = idle_pool(3)
+    for job, cost in enumerate((900.0, 500.0, 100.0)):
+        assert dispatcher.submit(job, known(cost)) == 2 - job
+    assert dispatcher.submit(3, known(950)) is None
+    assert dispatcher.discard(3)
+    assert dispatcher.submit(4, known(600)) == 0
+    assert dispatcher.submit(5, known(200)) == 1
+    # What was passed over is still the next for what fits there.
+    assert dispatcher.submit(6, known(50)) == 2
+    assert [dispatcher.submit(job, known(50)) for job in (7, 8, 9)] == [0, 1, 2]
+
+
+def test_a_short_job_does_not_overtake_a_long_one_that_waits() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    assert dispatcher.submit(1, known(10)) == 0
+    assert dispatcher.submit(2, Profile()) is None
+    assert dispatcher.submit(3, known(10)) is None
+    assert dispatcher.refill(0, flight) == []
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [2]
+    flight.land(2)
+    assert dispatcher.refill(0, flight) == [3]
+
+
+def test_a_worker_with_room_is_found_again_after_its_outcomes() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    for job in (1, 2):
+        assert dispatcher.submit(job, known(500)) == 0
+    assert dispatcher.submit(3, known(500)) is None
+    assert dispatcher.discard(3)
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == []
+    assert dispatcher.submit(4, known(500)) == 0
+    assert list(flight.jobs) == [2, 4]
+
+
+def test_a_worker_that_is_full_after_a_refill_is_in_nobodys_way() -> None:
+    dispatcher, [first, second] = idle_pool(2)
+    assert [dispatcher.submit(job, known(10)) for job in (1, 2)] == [1, 0]
+    assert dispatcher.submit(3, Profile()) is None
+    second.land(1)
+    assert dispatcher.refill(1, second) == [3]
+    assert [dispatcher.submit(job, known(10)) for job in (4, 5, 6)] == [0, 0, 0]
+    assert list(first.jobs) == [2, 4, 5, 6]
+
+
+def test_a_worker_that_was_idle_meanwhile_is_the_last_in_turn() -> None:
+    dispatcher, [_, second] = idle_pool(2)
+    assert [dispatcher.submit(job, known(10)) for job in (1, 2)] == [1, 0]
+    second.land(1)
+    assert dispatcher.refill(1, second) == []
+    assert [dispatcher.submit(job, known(10)) for job in (3, 4, 5)] == [1, 0, 1]
+
+
+def test_a_worker_is_refilled_up_to_its_budget() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    jobs = range(11)
+    profile = known(100)
+    assert [dispatcher.submit(job, profile) for job in jobs] == [0] * 10 + [None]
+    for job in range(11, 30):
+        assert dispatcher.submit(job, profile) is None
+    for job in range(5):
+        flight.land(job)
+    assert dispatcher.refill(0, flight) == [10, 11, 12, 13, 14]
+    assert dispatcher.refill(0, flight) == []
+
+
+def test_jobs_that_lost_their_worker_are_the_next_to_begin() -> None:
+    dispatcher, _ = idle_pool(1)
+    for job in (1, 2, 3, 4):
+        dispatcher.submit(job, known(400))
+    assert dispatcher.waiting == 2
+    dispatcher.worker_gone(0)
+    assert dispatcher.give_back({1: known(400), 2: known(400)}) == []
+    assert dispatcher.refill(1, Flight()) == [1, 2]
+    assert dispatcher.refill(2, Flight()) == [3, 4]
+
+
+def test_jobs_that_come_back_need_not_wait_behind_the_queue() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.submit(1, known(100))
+    dispatcher.submit(2, Profile())
+    assert dispatcher.give_back({4: known(100), 3: known(100)}) == [(0, 4), (0, 3)]
+    assert list(flight.jobs) == [1, 4, 3]
+    assert dispatcher.waiting == 1
+
+
+def test_jobs_that_come_back_are_for_idle_workers_first_and_keep_their_order() -> None:
+    dispatcher, flights = idle_pool(2)
+    back = {7: known(600), 5: known(400), 6: known(300), 4: known(100), 3: Profile()}
+    assert dispatcher.give_back(back) == [(1, 7), (0, 5), (1, 6), (0, 4)]
+    assert [list(flight.jobs) for flight in flights] == [[5, 4], [7, 6]]
+    assert dispatcher.empty() == [3]
+
+
+def test_what_waited_behind_jobs_that_come_back_is_not_forgotten() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.submit(1, known(900))
+    dispatcher.submit(2, known(500))
+    dispatcher.submit(3, known(500))
+    flight.land(1)
+    dispatcher.refill(0, flight)
+    dispatcher.submit(4, Profile())
+    assert dispatcher.give_back({}) == []
+    assert dispatcher.give_back({9: Profile()}) == []
+    assert dispatcher.empty() == [9, 4]
+
+
+def test_room_that_is_found_when_jobs_come_back_is_for_those_behind_them_too() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    profile = Profile()
+    dispatcher.submit(1, known(10))
+    dispatcher.submit(2, profile)
+    dispatcher.submit(3, known(10))
+    profile.note(10)
+    assert dispatcher.give_back({9: known(10)}) == [(0, 9), (0, 2), (0, 3)]
+    assert list(flight.jobs) == [1, 9, 2, 3]
+
+
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_a_worker_that_left_is_given_nothing(jobs: int) -> None:
+    dispatcher, [flight] = idle_pool(1)
+    for job in range(jobs):
+        assert dispatcher.submit(job, known(10)) == 0
+    dispatcher.worker_gone(0)
+    dispatcher.worker_gone(0)
+    assert dispatcher.idle == 0
+    assert dispatcher.submit(5, known(10)) is None
+    assert dispatcher.give_back({6: known(10)}) == []
+    assert len(flight.jobs) == jobs
+
+
+def test_a_worker_that_comes_back_is_given_jobs_again() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.submit(1, known(10))
+    dispatcher.worker_gone(0)
+    dispatcher.submit(2, known(10))
+    assert dispatcher.refill(0, flight) == [2]
+    assert dispatcher.submit(3, known(10)) == 0
+
+
+def test_what_is_announced_waits_in_nobodys_way() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    for job in (1, 2):
+        dispatcher.announce(job)
+    assert (dispatcher.waiting, dispatcher.idle) == (2, 1)
+    assert dispatcher.submit(3, known(10)) == 0
+    assert dispatcher.submit(4, known(10)) == 0
+    assert dispatcher.submit(5, Profile()) is None
+    assert dispatcher.waiting == 3
+    for job in (3, 4):
+        flight.land(job)
+    assert dispatcher.refill(0, flight) == [5]
+    flight.land(5)
+    assert dispatcher.refill(0, flight) == []
+    assert dispatcher.give_back({3: known(10)}) == [(0, 3)]
+    assert dispatcher.waiting == 2
+
+
+def test_what_was_announced_is_queued_behind_those_that_came_meanwhile() -> None:
+    dispatcher = Dispatcher()
+    dispatcher.announce(1)
+    dispatcher.submit(2, known(10))
+    assert dispatcher.discard(1) is True
+    assert dispatcher.waiting == 1
+    assert dispatcher.submit(1, known(10)) is None
+    assert dispatcher.waiting == 2
+    assert dispatcher.refill(0, Flight()) == [2, 1]
+
+
+def test_what_was_announced_is_forgotten_with_the_rest() -> None:
+    dispatcher = Dispatcher()
+    for job in (1, 3, 5):
+        dispatcher.announce(job)
+    for job in (2, 4):
+        dispatcher.submit(job, Profile())
+    assert dispatcher.discard(3) is True
+    assert dispatcher.discard(3) is False
+    assert dispatcher.empty() == [2, 4, 1, 5]
+    assert (dispatcher.waiting, dispatcher.empty()) == (0, [])
+    assert [dispatcher.discard(job) for job in (1, 2, 5)] == [False] * 3
+
+
+@pytest.mark.parametrize("cost", [7.8125, 1000.0, UNKNOWN])
+def test_who_is_to_be_alone_has_an_idle_worker_and_nobody_behind(cost: float) -> None:
+    dispatcher, [flight] = idle_pool(1)
+    assert dispatcher.submit(1, known(cost)) == 0
+    assert dispatcher.submit(2, ALONE) is None, "nobody travels ahead of it"
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [2]
+    assert dispatcher.submit(3, known(cost)) is None, "nor behind it"
+    assert dispatcher.refill(0, flight) == []
+    assert dispatcher.give_back({4: known(cost)}) == []
+    assert list(flight.jobs) == [2]
+    flight.withdraw(2)
+    assert dispatcher.refill(0, flight)[0] == 4
+
+
+def test_what_is_forgotten_is_never_given_to_anybody() -> None:
+    dispatcher = Dispatcher()
+    for job in range(6):
+        dispatcher.submit(job, known(10))
+    assert dispatcher.discard(2) is True
+    assert dispatcher.discard(2) is False
+    assert dispatcher.discard(99) is False
+    assert dispatcher.empty() == [0, 1, 3, 4, 5]
+    assert (dispatcher.waiting, dispatcher.empty()) == (0, [])
+    assert dispatcher.refill(0, Flight()) == []
+    assert dispatcher.idle == 1
+
+
+def one_worker_with_a_place() -> tuple[Dispatcher, Flight]:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.seat({0: 0})
+    assert dispatcher.submit(0, Profile()) == 0
+    return dispatcher, flight
+
+
+@pytest.mark.parametrize("old_has_a_key", [True, False])
+def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
+    *, old_has_a_key: bool
+) -> None:
+    dispatcher, flight = one_worker_with_a_place()
+
+    def submit(job: int, priority: int, *, keyed: bool) -> None:
+        if keyed:
+            assert dispatcher.submit_keyed(job, Keyed(Profile(), 7), priority) is None
+        else:
+            assert dispatcher.submit(job, Profile(), priority) is None
+
+    submit(1, 0, keyed=old_has_a_key)
+    begun = [0]
+    while begun[-1] != 1 and len(begun) < 2 * PATIENCE:
+        submit(begun[-1] + 2, -1, keyed=not old_has_a_key)
+        flight.land(begun[-1])
+        begun += dispatcher.refill(0, flight)
+    assert len(begun) - 1 == PATIENCE
+
+
+def test_who_has_waited_longer_is_not_passed_by_who_is_taken_before() -> None:
+    dispatcher, flight = one_worker_with_a_place()
+    for job in range(1, 2 * PATIENCE):
+        assert dispatcher.submit(job, Profile()) is None
+    assert dispatcher.submit_keyed(500, Keyed(Profile(), 7), 0) is None
+    begun = [0]
+    while begun[-1] != 500 and len(begun) < 3 * PATIENCE:
+        flight.land(begun[-1])
+        begun += dispatcher.refill(0, flight)
+    assert begun == [*range(2 * PATIENCE), 500]
+
+
+def test_short_jobs_do_not_pass_a_long_one_that_waits_for_their_worker() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.seat({0: 0})
+    assert dispatcher.submit_keyed(1, Keyed(known(10), 7), 0) == 0
+    assert dispatcher.submit_keyed(2, Keyed(Profile(), 7), 0) is None
+    assert dispatcher.submit(3, known(10)) is None
+    assert dispatcher.submit_keyed(4, Keyed(known(10), 8), 0) is None
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [2]
+    flight.land(2)
+    assert dispatcher.refill(0, flight) == [3, 4]
+
+
+def test_what_is_learned_of_a_function_counts_for_jobs_with_a_key_that_wait() -> None:
+    dispatcher, flight = one_worker_with_a_place()
+    profile = Profile()
+    for job in (1, 2, 3):
+        assert dispatcher.submit_keyed(job, Keyed(profile, job), 0) is None
+    profile.note(10)
+    flight.land(0)
+    assert dispatcher.refill(0, flight) == [1, 2, 3]
+    assert dispatcher.submit_keyed(4, Keyed(profile, 4), 0) == 0
+
+
+def test_a_job_with_a_key_does_not_pass_those_without_one() -> None:
+    dispatcher, [flight] = idle_pool(1)
+    dispatcher.seat({0: 0})
+    assert dispatcher.submit(1, known(10)) == 0
+    assert dispatcher.submit(2, Profile()) is None
+    assert dispatcher.submit_keyed(3, Keyed(known(10), 7), 0) is None
+    flight.land(1)
+    assert dispatcher.refill(0, flight) == [2]
+    flight.land(2)
+    assert dispatcher.refill(0, flight) == [3]
+    # But a more urgent one may go ahead, as any other.
+    assert dispatcher.submit(4, Profile()) is None
+    assert dispatcher.submit_keyed(5, Keyed(known(10), 7), -1) == 0

@@ -1,0 +1,122 @@
+"""Tests of asyncpool/_core/supervision/draining.py; why somebody leaves is told elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncpool._core.base.run_times import Profile
+from asyncpool._core.dispatch.dispatcher import Dispatcher
+from asyncpool._core.placement.pinned_jobs import Errands
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.slots.commands import (
+    Command,
+    DropErrands,
+    Kill,
+    Retiring,
+    Revoke,
+    Stop,
+    Terminate,
+)
+from asyncpool._core.slots.lifecycle import STOP_GRACE, Lives
+from asyncpool._core.slots.slots import Slot, SlotEvent, SlotState
+from asyncpool._core.supervision.draining import Leaving
+
+
+class Crew:
+    """One worker, which is starting."""
+
+    def __init__(self, drain_timeout: float | None = 10.0) -> None:
+        self.short = Profile()
+        self.short.cost = 1.0
+        self.dispatcher = Dispatcher()
+        self.lives = Lives(
+            workers=1,
+            seats=1,
+            limits=WorkerLimits(),
+            policy=RestartPolicy(),
+            start_timeout=20.0,
+            stop_grace=STOP_GRACE,
+            width=1,
+            dispatcher=self.dispatcher,
+        )
+        self.errands = Errands(self.lives.slots, self.dispatcher)
+        self.leaving = Leaving(self.lives, self.dispatcher, self.errands, drain_timeout)
+        self.lives.spawn(self.slot, 0.0)
+
+    @property
+    def slot(self) -> Slot:
+        [slot] = self.lives.slots
+        return slot
+
+    def ready(self, *jobs: int) -> None:
+        """Have it up, with these jobs in hand."""
+        self.slot.apply(SlotEvent.READY)
+        self.slot.due = None
+        self.dispatcher.refill(0, self.slot.flight)
+        if jobs:
+            self.slot.apply(SlotEvent.ASSIGN)
+        for job in jobs:
+            assert self.dispatcher.submit(job, self.short) == 0
+
+    def leave(self) -> list[Command]:
+        return self.leaving.begin(self.slot, "worn", 1.0)
+
+
+def test_who_is_idle_is_stopped() -> None:
+    crew = Crew()
+    crew.ready()
+    assert not crew.leaving.anybody
+    assert crew.leave() == [Retiring(0, "worn"), Stop(0)]
+    assert (crew.slot.planned, crew.leaving.anybody) == (True, True)
+    assert crew.leave() == []  # it does already
+
+
+def test_the_end_of_who_fails_is_no_planned_one() -> None:
+    crew = Crew()
+    crew.ready()
+    crew.leaving.begin(crew.slot, "failed", 1.0, planned=False)
+    assert not crew.slot.planned
+
+
+def test_who_is_not_up_yet_is_terminated() -> None:
+    crew = Crew()
+    assert crew.leave() == [Retiring(0, "worn"), Terminate(0)]
+
+
+def test_nobody_leaves_who_is_not_there() -> None:
+    crew = Crew()
+    crew.slot.state = SlotState.SPARE
+    assert crew.leave() == []
+    assert not crew.leaving.anybody
+
+
+def test_who_is_busy_gives_back_what_has_not_begun_and_gets_no_more() -> None:
+    crew = Crew()
+    crew.ready(1, 2, 3)
+    assert crew.leave() == [Retiring(0, "worn"), Revoke(0, (2, 3))]
+    assert crew.leave() == []
+    assert crew.leaving.ask_back(crew.slot, [1, 2]) == [Revoke(0, (1,))]
+    assert crew.leaving.ask_back(crew.slot, [1, 2]) == []
+    assert crew.dispatcher.submit(5, crew.short) is None
+    assert crew.slot.state is SlotState.BUSY
+
+
+def test_what_it_was_to_do_for_itself_is_dropped() -> None:
+    crew = Crew()
+    crew.ready(1)
+    crew.errands.add(crew.slot, 4)
+    assert crew.leave() == [Retiring(0, "worn"), DropErrands((4,))]
+
+
+@pytest.mark.parametrize("time", [10.0, None])
+def test_it_has_so_long_to_finish(time: float | None) -> None:
+    crew = Crew(time)
+    crew.ready(1)
+    crew.leave()
+    due = crew.leaving.next_deadline()
+    assert due == (None if time is None else 1.0 + time)
+    assert crew.leaving.on_timer(10.9) == []
+    killed = Kill(0, "it was to leave, and had not within 10 s")
+    assert crew.leaving.on_timer(11.0) == ([] if time is None else [killed])
+    assert crew.leaving.next_deadline() is None

@@ -1,0 +1,531 @@
+"""Tests of asyncpool/_core/dispatch/in_flight.py, against a worker made of three lists."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from asyncpool._core.base.run_times import (
+    ALONE,
+    BUDGET,
+    LEAST,
+    LOADING,
+    UNKNOWN,
+    Keyed,
+    Profile,
+)
+from asyncpool._core.dispatch.in_flight import Flight
+from asyncpool.errors import ProtocolError
+
+# Their sums are exact, in any order.
+COSTS = (7.8125, 8.0, 100.0, 437.5, 1000.0, UNKNOWN)
+
+
+def known(cost: float) -> Profile:
+    profile = Profile()
+    profile.cost = profile.least = cost
+    return profile
+
+
+def flight_of(*jobs: int, cost: float = 10.0) -> Flight:
+    """Return a flight of *jobs*, which come in the places 1, 2, 3 and so on."""
+    flight = Flight()
+    for job in jobs:
+        flight.add(job, known(cost))
+    return flight
+
+
+class FlightMachine(RuleBasedStateMachine):
+    """Two sides of two channels, which deliver when they like, each in its order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 1
+        self.flight = Flight()
+        self.sent: list[int] = []  # every job; its place is its index, from 1
+        self.costs: dict[int, float] = {}
+        self.profiles: dict[int, Profile] = {}
+        # The worker.
+        self.taken = 0
+        self.revoked: set[int] = set()
+        self.running: list[int] = []
+        # What is on its way to the worker, and from there.
+        self.questions: list[tuple[int, ...]] = []
+        self.outcomes: list[int] = []
+        self.answers: list[tuple[int, ...]] = []
+        # The pool.
+        self.asked: list[tuple[int, ...]] = []
+        self.landed: list[int] = []
+        self.returned: list[int] = []
+
+    @initialize(width=st.integers(1, 7))
+    def begin(self, width: int) -> None:
+        self.width, self.flight = width, Flight(width)
+
+    def in_hand(self) -> list[int]:
+        gone = {*self.landed, *self.returned}
+        return [job for job in self.sent if job not in gone]
+
+    def place(self, job: int) -> int:
+        return self.sent.index(job) + 1
+
+    @rule(costs=st.lists(st.sampled_from(COSTS), min_size=1, max_size=5))
+    def jobs_are_sent(self, costs: list[float]) -> None:
+        for cost in costs:
+            job = 1000 + len(self.sent)
+            profile = known(cost)
+            self.flight.add(job, profile)
+            profile.note(0)  # what is learned later is not for this job
+            self.sent.append(job)
+            share = cost if self.width == 1 else max(LEAST, cost / self.width)
+            self.costs[job], self.profiles[job] = share, profile
+
+    @rule(cost=st.sampled_from(COSTS), ask=st.booleans())
+    def a_job_is_not_sent_after_all(self, cost: float, *, ask: bool) -> None:
+        """Its place is for the next one, since the worker has never counted it."""
+        self.flight.add(999_999, known(cost))
+        jobs = self.unasked()[:1] if ask else []
+        if jobs:
+            places = self.flight.ask(jobs)
+            self.asked.append(places)
+            self.questions.append(places)
+        self.flight.withdraw(999_999)
+
+    @property
+    def may_take(self) -> bool:
+        return len(self.running) < self.width and self.taken < len(self.sent)
+
+    @precondition(lambda self: self.may_take)
+    @rule()
+    def the_worker_takes_its_next_turn(self) -> None:
+        self.taken += 1
+        if self.taken not in self.revoked:
+            self.running.append(self.sent[self.taken - 1])
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 6))
+    def the_worker_ends_a_job(self, which: int) -> None:
+        self.outcomes.append(self.running.pop(which % len(self.running)))
+
+    def unasked(self) -> list[int]:
+        asked = {place for places in self.asked for place in places}
+        return [job for job in self.in_hand() if self.place(job) not in asked]
+
+    @precondition(lambda self: self.unasked())
+    @rule(data=st.data())
+    def the_pool_asks(self, data: st.DataObject) -> None:
+        jobs = data.draw(st.lists(st.sampled_from(self.unasked()), unique=True))
+        places = self.flight.ask(jobs)
+        assert places == tuple(self.place(job) for job in jobs)
+        self.asked.append(places)
+        self.questions.append(places)
+
+    @precondition(lambda self: self.questions)
+    @rule()
+    def the_worker_answers(self) -> None:
+        won = {place for place in self.questions.pop(0) if place > self.taken}
+        self.revoked |= won
+        self.answers.append(tuple(won))
+
+    @precondition(lambda self: self.outcomes)
+    @rule()
+    def an_outcome_lands(self) -> None:
+        job = self.outcomes.pop(0)
+        self.flight.land(job)
+        self.landed.append(job)
+
+    @precondition(lambda self: self.answers)
+    @rule()
+    def an_answer_arrives(self) -> None:
+        won, asked = self.answers.pop(0), self.asked.pop(0)
+        back, kept = self.flight.answer(won)
+        assert list(back) == [self.sent[place - 1] for place in sorted(won)]
+        for job, profile in back.items():
+            assert profile is self.profiles[job]
+        self.returned += back
+        jobs = [self.sent[place - 1] for place in asked]
+        assert kept == [job for job in jobs if job in self.in_hand()]
+
+    @precondition(lambda self: self.in_hand())
+    @rule()
+    def the_first_job_takes_long(self) -> None:
+        running = self.in_hand()[: self.width]
+        assert self.flight.running == tuple(running)
+        self.flight.stall(running)
+        self.costs.update(dict.fromkeys(running, UNKNOWN))
+
+    @rule(place=st.integers(1, 4) | st.integers(-1, 12))
+    def an_outcome_that_cannot_be_is_refused(self, place: int) -> None:
+        """Only the first are expected, or one behind what may have been given back."""
+        job = 999 + place
+        expected, unasked, beside = [], self.unasked(), 0
+        for other in self.in_hand():
+            expected.append(other)
+            beside += other in unasked
+            if beside == self.width:
+                break
+        if job in expected:
+            return
+        with pytest.raises(ProtocolError) as caught:
+            self.flight.land(job)
+        assert str(caught.value) == (
+            f"it sent an outcome of job {job}, whose turn it is not"
+        )
+
+    @rule(place=st.integers(1, 4) | st.integers(0, 12))
+    def an_answer_that_cannot_be_is_refused(self, place: int) -> None:
+        asked = self.asked[0] if self.asked else ()
+        if place in asked and self.sent[place - 1] in self.in_hand():
+            return
+        with pytest.raises(ProtocolError) as caught:
+            copy.deepcopy(self.flight).answer([place])
+        assert str(caught.value) == f"it gave back job {place}, which it cannot"
+
+    @invariant()
+    def both_sides_agree(self) -> None:
+        in_hand = self.in_hand()
+        assert list(self.flight.jobs) == in_hand
+        assert self.flight.head == (in_hand[0] if in_hand else None)
+        assert self.flight.last == (in_hand[-1] if in_hand else None)
+        assert self.flight.running == tuple(in_hand[: self.width])
+        assert self.flight.behind() == in_hand[self.width :]
+        assert self.flight.free == max(0, self.width - len(in_hand))
+        for job in in_hand:
+            assert self.flight.runs(job) is (job in self.flight.running)
+        assert self.flight.asking is bool(self.asked)
+        assert [job for job in in_hand if not self.flight.asks_for(job)] == (
+            self.unasked()
+        )
+
+    @invariant()
+    def the_backlog_is_a_sum(self) -> None:
+        backlog = sum(self.costs[job] for job in self.in_hand())
+        if self.width == 1:
+            assert self.flight.backlog == backlog
+        else:
+            assert self.flight.backlog == pytest.approx(backlog, abs=1e-3)
+
+    def teardown(self) -> None:
+        """Let the worker finish: each job has landed, or was given back, once."""
+        while self.questions:
+            self.the_worker_answers()
+        while self.running or self.taken < len(self.sent):
+            if self.may_take:
+                self.the_worker_takes_its_next_turn()
+            else:
+                self.the_worker_ends_a_job(0)
+        while self.outcomes:
+            self.an_outcome_lands()
+        while self.answers:
+            self.an_answer_arrives()
+        assert sorted(self.landed + self.returned) == self.sent
+        assert (self.flight.jobs, self.flight.backlog) == ({}, 0.0)
+        assert not self.flight.asking
+
+
+TestFlight = FlightMachine.TestCase
+
+
+def test_an_empty_flight() -> None:
+    flight = Flight()
+    assert (flight.jobs, flight.head, flight.behind()) == ({}, None, [])
+    assert (flight.backlog, flight.asking) == (0.0, False)
+    flight.stall(())
+    assert (flight.jobs, flight.backlog) == ({}, 0.0)
+
+
+def test_a_job_keeps_what_was_known_when_it_was_sent() -> None:
+    flight, profile = Flight(), Profile()
+    flight.add(7, profile)
+    assert flight.jobs == {7: (1, UNKNOWN, profile)}
+    profile.note(500)
+    flight.add(8, profile)
+    assert flight.jobs == {7: (1, UNKNOWN, profile), 8: (2, 500.0, profile)}
+    assert flight.backlog == UNKNOWN + 500
+    flight.land(7)
+    assert flight.backlog == 500.0
+
+
+def test_what_is_running_and_what_is_short_assure_nothing() -> None:
+    flight = flight_of(cost=300.0)
+    assert flight.assured == 0.0
+    flight.add(7, known(UNKNOWN))
+    assert flight.assured == 0.0
+    for job in (8, 9):
+        flight.add(job, known(LEAST + 300.0))
+    assert flight.assured == 600.0
+    flight.land(7)
+    assert flight.assured == 300.0
+
+
+def test_places_are_never_given_twice() -> None:
+    flight = flight_of(7, 8)
+    flight.land(7)
+    flight.land(8)
+    flight.add(7, known(10))
+    assert flight.ask([7]) == (3,)
+
+
+def test_the_place_of_a_job_that_was_not_sent_is_the_next_ones() -> None:
+    flight = flight_of(7, 8)
+    for job in (9, 10):
+        flight.add(job, known(500))
+        flight.withdraw(job)
+        assert (list(flight.jobs), flight.backlog) == ([7, 8], 20.0)
+    flight.add(11, known(10))
+    assert flight.ask([11, 8]) == (3, 2)
+    assert list(flight.answer([3])[0]) == [11]
+
+
+def test_a_flight_is_empty_when_its_only_job_is_not_sent() -> None:
+    flight = flight_of(7, 8)
+    flight.ask([8])
+    flight.land(7)
+    flight.land(8)
+    flight.add(9, ALONE)
+    assert (flight.head, flight.backlog) == (9, UNKNOWN)
+    flight.withdraw(9)
+    assert (flight.jobs, flight.head, flight.backlog) == ({}, None, 0.0)
+    assert flight.asking, "what was asked about others is still to be answered"
+    flight.add(10, known(10))
+    assert flight.jobs[10][0] == 3
+    assert flight.answer([]) == ({}, [])
+
+
+def test_nothing_of_rounding_is_left_of_a_job_that_was_not_sent() -> None:
+    flight = Flight()
+    flight.add(1, known(1e9))
+    flight.add(2, known(8.1))
+    flight.land(1)
+    assert flight.backlog != 8.1
+    flight.withdraw(2)
+    assert flight.backlog == 0.0
+
+
+def test_only_a_job_in_hand_is_withdrawn() -> None:
+    flight = flight_of(7)
+    with pytest.raises(KeyError):
+        flight.withdraw(8)
+    flight.add(9, known(10))
+    assert flight.jobs[9][0] == 2, "nothing was changed"
+
+
+def test_nothing_of_rounding_is_left_when_when_all_is_done() -> None:
+    flight = Flight()
+    for job, cost in enumerate((1e9, 8.1, 1e6 / 3)):
+        flight.add(job, known(cost))
+    for job in range(3):
+        flight.land(job)
+    assert flight.backlog == 0.0
+
+
+@pytest.mark.parametrize("job", [8, 9, 10, 0])
+def test_an_outcome_out_of_turn_changes_nothing(job: int) -> None:
+    flight = flight_of(7, 8, 9)
+    flight.ask([9])
+    with pytest.raises(ProtocolError) as caught:
+        flight.land(job)
+    assert str(caught.value) == f"it sent an outcome of job {job}, whose turn it is not"
+    assert list(flight.jobs) == [7, 8, 9]
+    assert flight.backlog == 30.0
+
+
+def test_an_outcome_comes_once() -> None:
+    flight = flight_of(7)
+    flight.land(7)
+    with pytest.raises(ProtocolError, match="outcome of job 7, whose turn it is not"):
+        flight.land(7)
+
+
+def test_a_job_that_may_have_been_given_back_can_be_overtaken() -> None:
+    flight = flight_of(7, 8, 9, 10)
+    flight.ask([8])
+    flight.ask([9])
+    flight.land(7)
+    # The worker's two answers are on another channel, and may be slower.
+    flight.land(10)
+    assert list(flight.jobs) == [8, 9]
+    assert list(flight.answer([2])[0]) == [8]
+    assert list(flight.answer([3])[0]) == [9]
+    assert flight.backlog == 0.0
+
+
+def test_a_job_that_was_not_given_back_cannot_be_overtaken() -> None:
+    flight = flight_of(7, 8, 9)
+    flight.ask([8])
+    assert flight.answer([]) == ({}, [8])
+    flight.land(7)
+    with pytest.raises(ProtocolError, match="outcome of job 9, whose turn it is not"):
+        flight.land(9)
+
+
+def test_an_answer_tells_apart_what_comes_back_what_goes_on_and_what_is_done() -> None:
+    flight = flight_of(6, 7, 8, 9, 10)
+    profiles = {job: entry[2] for job, entry in flight.jobs.items()}
+    assert flight.ask([10, 7, 8, 9]) == (5, 2, 3, 4)
+    flight.land(6)
+    flight.land(7)
+    back, kept = flight.answer([5, 4])
+    assert list(back.items()) == [(9, profiles[9]), (10, profiles[10])]
+    assert all(back[job] is profiles[job] for job in back)
+    assert kept == [8]
+    assert not flight.asking
+    assert (list(flight.jobs), flight.backlog) == ([8], 10.0)
+
+
+def test_a_question_is_answered_once_and_in_its_turn() -> None:
+    flight = flight_of(7, 8, 9)
+    flight.ask([8])
+    flight.ask([9])
+    assert (flight.asks_for(7), flight.asks_for(8), flight.asks_for(9)) == (
+        False,
+        True,
+        True,
+    )
+    assert flight.answer([]) == ({}, [8])
+    assert (flight.asks_for(8), flight.asks_for(9)) == (False, True)
+    back, kept = flight.answer([3])
+    assert (list(back), kept) == ([9], [])
+    assert not flight.asking
+
+
+@pytest.mark.parametrize(
+    ("won", "place"),
+    [
+        ([1], 1),  # not asked for
+        ([2, 4], 4),  # asked for, but in the next question
+        ([5], 5),  # never sent
+        ([0], 0),
+        ([3], 3),  # it has sent this one's outcome
+        ([2, 3], 3),
+        ([9, 1], 1),  # of several, the first
+    ],
+)
+def test_what_cannot_be_given_back(won: Sequence[int], place: int) -> None:
+    flight = flight_of(6, 7, 8, 9)
+    flight.land(6)
+    flight.ask([7, 8])
+    flight.ask([9])
+    flight.remove(8)
+    with pytest.raises(ProtocolError) as caught:
+        flight.answer(won)
+    assert str(caught.value) == f"it gave back job {place}, which it cannot"
+    assert list(flight.jobs) == [7, 9], "none of them is taken back"
+
+
+def test_the_head_is_given_back_only_if_it_was_asked_for() -> None:
+    flight = flight_of(7, 8)
+    flight.ask([8])
+    with pytest.raises(ProtocolError, match="it gave back job 1, which it cannot"):
+        flight.answer([1, 2])
+    flight.ask([7])
+    assert list(flight.answer([1])[0]) == [7]
+
+
+def test_an_answer_to_no_question() -> None:
+    flight = flight_of(7, 8)
+    for place in (1, 2):
+        with pytest.raises(ProtocolError) as caught:
+            flight.answer([place])
+        assert str(caught.value) == f"it gave back job {place}, which it cannot"
+    assert flight.answer([]) == ({}, []), "which says nothing"
+    assert list(flight.jobs) == [7, 8]
+
+
+def test_a_place_that_is_named_twice_comes_back_once() -> None:
+    flight = flight_of(7, 8)
+    flight.ask([8])
+    back, kept = flight.answer([2, 2])
+    assert (list(back), kept, flight.backlog) == ([8], [], 10.0)
+
+
+def test_a_stall_is_the_first_ones_and_ends_with_it() -> None:
+    flight = flight_of(7, 8, 9)
+    flight.stall(flight.running)
+    assert [cost for _, cost, _ in flight.jobs.values()] == [UNKNOWN, 10.0, 10.0]
+    assert flight.backlog == UNKNOWN + 20
+    flight.stall(flight.running)
+    assert flight.backlog == UNKNOWN + 20, "once is enough"
+    profile = flight.jobs[7][2]
+    assert profile.cost == 10.0, "it is known when it ends how long it took"
+    flight.land(7)
+    assert flight.backlog == 20.0
+    assert flight.ask([8]) == (2,)
+
+
+def test_a_stalled_job_keeps_its_place() -> None:
+    flight = flight_of(7, 8)
+    flight.land(7)
+    flight.stall(flight.running)
+    assert flight.ask([8]) == (2,)
+
+
+def wide(width: int, *costs: float) -> Flight:
+    flight = Flight(width)
+    for job, cost in enumerate(costs, 1):
+        flight.add(job, known(cost))
+    return flight
+
+
+def test_whoever_has_a_lane_begins_whatever_the_others_cost() -> None:
+    flight = wide(3, UNKNOWN, UNKNOWN)
+    assert (flight.free, flight.hungry) == (1, True)
+    assert flight.takes(known(UNKNOWN))
+    flight.add(3, known(UNKNOWN))
+    assert (flight.free, flight.hungry) == (0, False)
+    assert not flight.takes(known(LEAST))
+
+
+def test_where_all_lanes_are_taken_short_jobs_wait_for_one_within_the_budget() -> None:
+    flight = wide(4, *[BUDGET] * 4)
+    assert flight.backlog == BUDGET
+    assert not flight.takes(known(LEAST))
+    flight = wide(4, *[BUDGET / 2] * 4)
+    assert flight.takes(known(2 * BUDGET)), "a quarter of that is one lane's"
+    assert not flight.takes(known(2 * BUDGET + 8))
+
+
+def test_a_job_costs_what_a_lane_takes_for_it_but_never_nothing() -> None:
+    flight = wide(8, LEAST, 80 * LEAST)
+    assert [entry[1] for entry in flight.jobs.values()] == [LEAST, 10 * LEAST]
+
+
+def test_nothing_is_sent_behind_what_is_loading() -> None:
+    flight = wide(3, 10.0)
+    flight.add(2, LOADING)
+    assert (flight.closed, flight.free, flight.last) == (True, 0, 2)
+    assert not flight.takes(known(LEAST))
+    flight.withdraw(2)
+    assert (flight.closed, flight.free) == (False, 2)
+    flight.add(3, Keyed(LOADING, 7))
+    assert flight.closed
+    assert flight.ask([3]) == (2,), "the place of the one that was not sent"
+
+
+def test_what_several_assure_is_what_waits_for_them() -> None:
+    flight = wide(2, 4000.0, 8000.0, 4 * LEAST, 6 * LEAST)
+    assert flight.assured == (2 - 1) * LEAST + (3 - 1) * LEAST
+    flight.land(2)
+    assert flight.assured == 2 * LEAST
+
+
+def test_as_many_outcomes_may_overtake_as_there_are_lanes() -> None:
+    flight = wide(3, *[10.0] * 5)
+    for job in (4, 5):
+        with pytest.raises(ProtocolError, match=f"job {job}, whose turn it is not"):
+            flight.land(job)
+    flight.land(3)
+    flight.land(4)
+    with pytest.raises(ProtocolError, match="job 9, whose turn it is not"):
+        flight.land(9)
+    assert list(flight.jobs) == [1, 2, 5]

@@ -1,0 +1,77 @@
+"""What is kept of a stderr: its end, and the beginning of a fatal error."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from asyncpool._core.base.stderr_tail import Tail
+
+ERROR = "Fatal Python error: Segmentation fault"
+
+
+def lines_of(*lines: str) -> tuple[str, ...]:
+    tail = Tail()
+    tail.extend(line.encode() for line in lines)
+    return tail.lines
+
+
+def numbered(count: int, name: str = "line") -> list[str]:
+    return [f"{name} {number}" for number in range(count)]
+
+
+def test_nothing_is_kept_of_nothing() -> None:
+    assert lines_of() == ()
+
+
+def test_the_last_lines_are_kept() -> None:
+    assert lines_of(*numbered(100)) == tuple(numbered(100)[-40:])
+
+
+def test_what_is_too_long_is_cut() -> None:
+    assert lines_of("\N{GRINNING FACE}" * 501) == ("\N{GRINNING FACE}" * 500,)
+
+
+def test_what_is_no_text_is_shown_as_well_as_can_be() -> None:
+    tail = Tail()
+    tail.extend([b"\xff!\r"])
+    assert tail.lines == ("\N{REPLACEMENT CHARACTER}!",)
+
+
+@pytest.mark.parametrize("more", [0, 20, 39])
+def test_a_short_fatal_error_is_among_the_last_lines(more: int) -> None:
+    found = lines_of(*numbered(50), ERROR, *numbered(more, "frame"))
+    assert found == (*numbered(50), ERROR, *numbered(more, "frame"))[-40:]
+
+
+@pytest.mark.parametrize("more", [40, 50, 64])
+def test_a_longer_one_is_kept_whole_and_nothing_before_it(more: int) -> None:
+    whole = (ERROR, *numbered(more, "frame"))
+    assert lines_of(*numbered(50), *whole) == whole
+
+
+def test_of_one_that_is_longer_still_both_ends_are_kept() -> None:
+    whole = (ERROR, *numbered(99, "frame"))
+    assert lines_of("before", *whole) == (
+        *whole[:25],
+        "(35 lines are left out here)",
+        *whole[-40:],
+    )
+
+
+def test_the_last_of_several_counts() -> None:
+    whole = (ERROR, *numbered(50, "frame"))
+    assert lines_of(ERROR, *numbered(70), *whole) == whole
+
+
+@given(st.lists(st.sampled_from([ERROR, "frame"]), max_size=150), st.integers(0, 150))
+def test_it_does_not_matter_in_which_pieces_lines_come(
+    lines: list[str], at: int
+) -> None:
+    numbers = [f"{line} {number}" for number, line in enumerate(lines)]
+    tail = Tail()
+    tail.extend(line.encode() for line in numbers[:at])
+    tail.extend(line.encode() for line in numbers[at:])
+    assert tail.lines == lines_of(*numbers)
+    assert len(tail.lines) <= 66
+    assert tail.lines[-40:] == tuple(numbers[-40:])

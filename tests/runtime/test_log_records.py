@@ -1,0 +1,211 @@
+"""Tests of asyncpool/_runtime/worker/log_records.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import pairwise
+from time import perf_counter
+from typing import cast
+
+import pytest
+
+from asyncpool._core.wire.log_records import LogEntry
+from asyncpool._runtime.channel.channel import Channel
+from asyncpool._runtime.worker.log_records import (
+    _AHEAD,
+    _TURN,
+    Journal,
+    Notes,
+    explicit_levels,
+)
+from tests.core.test_log_records import ENTRY
+from tests.helpers.logs import Kept, handled_by
+from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
+
+pytestmark = BOTH_LOOPS
+
+
+class Worker:
+    """One that logs, and the channel that it logs through."""
+
+    pid: int | None = 77
+
+    def __init__(self, journal: Journal) -> None:
+        self.accused: list[str] = []
+        self.calls: list[str] = []
+        self.notes = Notes(journal, self, cast("Channel", self))
+
+    def accuse(self, detail: str) -> None:
+        self.accused.append(detail)
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+    def say(self, message: str) -> None:
+        self.notes.add(entry(message).pack())
+
+
+class Slow(Kept):
+    """Takes the whole turn for each record."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        until = perf_counter() + _TURN
+        while perf_counter() < until:
+            pass
+
+
+def entry(message: str) -> LogEntry:
+    return ENTRY._replace(name="tests.journal", message=message)
+
+
+def journal() -> Journal:
+    return Journal(asyncio.get_running_loop())
+
+
+async def test_records_are_handled_in_their_order_and_not_at_once() -> None:
+    kept, book = Kept(), journal()
+    one, other = Worker(book), Worker(book)
+    with handled_by(kept):
+        one.say("a")
+        other.say("b")
+        one.say("c")
+        assert kept.messages == []
+        async with patience():
+            await book.finish()
+    assert kept.messages == ["a", "b", "c"]
+    assert (one.calls, other.calls) == ([], [])
+    assert {vars(record)["worker"] for record in kept.records} == {77}
+
+
+async def test_the_loop_has_its_turn_between_records_that_take_long() -> None:
+    slow, book = Slow(), journal()
+    worker = Worker(book)
+    with handled_by(slow):
+        for number in range(5):
+            worker.say(str(number))
+        seen = []
+        for _ in range(6):
+            await asyncio.sleep(0)
+            seen.append(len(slow.messages))
+    assert seen[0] <= 1
+    assert all(later - before <= 1 for before, later in pairwise(seen))
+    assert seen[-1] == 5
+
+
+async def test_who_is_too_far_ahead_is_read_no_more_until_the_rest_is_done() -> None:
+    kept, book = Kept(), journal()
+    fast, quiet = Worker(book), Worker(book)
+    with handled_by(kept):
+        for number in range(_AHEAD - 1):
+            fast.say(str(number))
+        assert fast.calls == []
+        fast.say("more")
+        fast.say("in the same read")
+        quiet.say("quiet")
+        assert fast.calls == ["pause"]
+        async with patience():
+            await kept.until(lambda messages: "in the same read" in messages)
+        assert fast.calls == ["pause", "resume"]
+        async with patience():
+            await book.finish()
+    assert quiet.calls == []
+    assert kept.messages[-1] == "quiet"
+
+
+async def test_what_cannot_be_read_accuses_its_author_alone() -> None:
+    kept, book = Kept(), journal()
+    good, bad = Worker(book), Worker(book)
+    with handled_by(kept):
+        bad.notes.add(b"nonsense")
+        good.say("fine")
+        async with patience():
+            await book.finish()
+    assert bad.accused == ["a record of a logger cannot be read"]
+    assert good.accused == []
+    assert kept.messages == ["fine"]
+
+
+async def test_what_is_left_is_dropped_at_the_end_and_that_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept, book = Kept(), journal()
+    worker = Worker(book)
+    with handled_by(kept):
+        worker.say("late")
+        worker.say("later")
+        book.close()
+        await book.finish()
+        book.close()
+    assert kept.messages == []
+    assert caplog.messages == ["2 records of workers are left out here"]
+
+
+async def test_before_its_pid_is_known_a_worker_goes_by_its_own_word() -> None:
+    kept, book = Kept(), journal()
+    worker = Worker(book)
+    worker.pid = None
+    with handled_by(kept):
+        worker.say("early")
+        async with patience():
+            await book.finish()
+    assert [vars(record)["worker"] for record in kept.records] == [ENTRY.process]
+
+
+async def test_times_are_those_of_the_worker() -> None:
+    kept, book = Kept(), journal()
+    worker = Worker(book)
+    with handled_by(kept):
+        worker.say("then")
+        now = logging.makeLogRecord({})
+        async with patience():
+            await book.finish()
+    [record] = kept.records
+    assert (record.created, record.msecs) == (1000.5, 500.0)
+    since_then = now.relativeCreated - record.relativeCreated
+    assert since_then == pytest.approx((now.created - 1000.5) * 1000, abs=1)
+
+
+async def test_fields_cannot_pose_as_anything_else() -> None:
+    kept, book = Kept(), journal()
+    worker = Worker(book)
+    posing = {"levelno": 50, "job_id": 99, "worker": 1, "exc_info": "no", "args": 5}
+    with handled_by(kept):
+        worker.notes.add(entry("posing")._replace(fields=posing).pack())
+        async with patience():
+            await book.finish()
+    [record] = kept.records
+    found = vars(record)
+    assert (record.levelno, record.exc_info, record.args) == (20, None, None)
+    assert (found["job_id"], found["worker"]) == (3, 77)
+    assert logging.Formatter("%(message)s").format(record) == "posing"
+
+
+async def test_what_is_given_by_our_names_has_others() -> None:
+    kept, book = Kept(), journal()
+    worker = Worker(book)
+    given = {"worker": "me", "job_id": 3, "attempt": 5}  # the job's own logger gives 3
+    with handled_by(kept):
+        worker.notes.add(entry("by names")._replace(fields=given).pack())
+        async with patience():
+            await book.finish()
+    [record] = kept.records
+    found = vars(record)
+    assert (found["worker"], found["job_id"], found["attempt"]) == (77, 3, 1)
+    assert (found["extra_worker"], found["extra_attempt"]) == ("me", 5)
+    assert "extra_job_id" not in found
+
+
+async def test_the_levels_that_are_set() -> None:
+    logging.getLogger("tests.levels.none").setLevel(logging.NOTSET)
+    with handled_by(Kept(), "tests.levels.some", logging.ERROR):
+        levels, disabled = explicit_levels()
+    assert ("tests.levels.some", logging.ERROR) in levels
+    assert ("", logging.getLogger().level) in levels
+    assert "tests.levels.none" not in dict(levels)
+    assert disabled == 0

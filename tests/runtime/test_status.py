@@ -1,0 +1,96 @@
+"""Tests of asyncpool/_runtime/state/status.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from asyncpool import events
+from asyncpool._runtime.base.event_hub import EventHub, EventStream
+from asyncpool._runtime.state.pool_state import PoolState
+from asyncpool._runtime.state.status import Standing
+from asyncpool.errors import PoolBrokenError
+from tests.helpers.loops import BOTH_LOOPS
+
+pytestmark = BOTH_LOOPS
+
+BROKEN = PoolBrokenError(reason="no hope", crashes=(), retry_after=None)
+
+
+def standing() -> tuple[Standing, EventStream[events.Event]]:
+    hub: EventHub[events.Event] = EventHub()
+    state = SimpleNamespace(
+        loop=asyncio.get_running_loop(),
+        hub=hub,
+        config=SimpleNamespace(title="pool x", wait_for_all=False),
+        crashes=deque[Any](),
+    )
+    return Standing(cast("PoolState", state)), hub.listen(10)
+
+
+def how(standing: Standing) -> list[object]:
+    """Return what became of what callers wait for: up, over, done."""
+    return [
+        "waits" if not future.done() else future.exception()
+        for future in (standing.up, standing.over, standing.done)
+    ]
+
+
+async def test_from_the_first_worker_to_the_end() -> None:
+    pool, _ = standing()
+    assert how(pool) == ["waits", "waits", "waits"]
+    for _ in range(2):
+        pool.begin()
+        assert how(pool) == [None, "waits", "waits"]
+    pool.end()
+    assert how(pool) == [None, None, None]
+
+
+async def test_an_end_before_it_is_up_is_no_error() -> None:
+    pool, _ = standing()
+    pool.end()
+    assert how(pool) == [None, None, None]
+
+
+async def test_a_pool_that_breaks_tells_everybody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool, heard = standing()
+    pool.give_up(BROKEN)
+    assert how(pool) == [BROKEN, BROKEN, "waits"]
+    assert await anext(heard) == events.GaveUp("no hope", ())
+    assert caplog.record_tuples == [
+        ("asyncpool", logging.ERROR, "pool x is broken: no hope, given up")
+    ]
+    pool.end()
+    assert how(pool) == [BROKEN, BROKEN, None]
+
+
+async def test_one_that_was_up_is_over_only_when_it_gives_up() -> None:
+    pool, heard = standing()
+    pool.begin()
+    soon = PoolBrokenError(reason="no hope", crashes=(), retry_after=2.0)
+    pool.give_up(soon)
+    assert how(pool) == [None, "waits", "waits"]
+    pool.recover(3)
+    assert how(pool) == [None, "waits", "waits"]
+    assert isinstance(await anext(heard), events.GaveUp)
+    assert await anext(heard) == events.Recovered(3)
+    pool.give_up(BROKEN)
+    assert how(pool) == [None, BROKEN, "waits"]
+
+
+async def test_a_supervisor_that_fails_breaks_the_pool_and_closes_it_for_jobs() -> None:
+    pool, _ = standing()
+    error = pool.fail(ValueError("a bug"))
+    text = "the supervisor failed: ValueError('a bug')"
+    assert str(error) == text
+    up, over, done = how(pool)
+    assert isinstance(up, PoolBrokenError)
+    assert (up.reason, up.crashes, up.retry_after) == (text, (), None)
+    assert (over, done) == (up, "waits")

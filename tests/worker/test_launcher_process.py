@@ -1,0 +1,75 @@
+"""The launcher's process, where no pool can make it do what it does once in a while."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind
+from asyncpool._core.wire.messages import unpack_pid
+from asyncpool._system.descriptors import receive_fds
+from asyncpool._worker.launcher.launcher_process import Template
+from asyncpool._worker.launcher.reaper import Reaper
+
+# No process has it.
+PID = 2**22 + 4711
+
+
+@pytest.fixture
+def sigterm_exits() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def told(sock: socket.socket) -> tuple[list[Frame], list[int]]:
+    """Return what a launcher has sent at once."""
+    data, fds, _ = receive_fds(sock, 65_536, 2)
+    return list(FrameDecoder(max_payload=1000).feed(data)), fds
+
+
+def test_the_pool_hears_of_a_process_that_cannot_be_forked_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fork() -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "fork", fork)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        template = Template(ours, Reaper())
+        template._fork_spare()
+        [frame], fds = told(theirs)
+        assert (frame.kind, frame.payload, fds) == (Kind.SPARE, b"", [])
+        for fd in (template._wake_out, template._wake_in):
+            os.close(fd)
+
+
+@pytest.mark.usefixtures("sigterm_exits")
+def test_a_sigterm_while_it_forks_ahead_waits_until_the_pool_has_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else nobody would ever have it, and its socket would be left to the garbage."""
+
+    def fork() -> int:
+        signal.raise_signal(signal.SIGTERM)
+        return PID
+
+    monkeypatch.setattr(os, "fork", fork)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        template = Template(ours, Reaper())
+        with pytest.raises(SystemExit):
+            template._fork_spare()
+        [frame], [door] = told(theirs)
+        assert (frame.kind, unpack_pid(frame.payload)) == (Kind.SPARE, (PID, False))
+        assert PID in template._reaper._workers
+        with socket.socket(fileno=door) as way:
+            assert way.recv(1) == b"", "nobody waits there, nor holds it open"
+        for fd in (template._wake_out, template._wake_in):
+            os.close(fd)
