@@ -110,7 +110,7 @@ def test_tests_of_the_core_need_no_event_loop() -> None:
 
 
 def test_every_module_of_the_core_has_its_tests() -> None:
-    modules = {path.stem for path in CORE.glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in CORE.rglob("*.py")} - {"__init__"}
     tested = {path.stem for path in (TESTS / "core").glob("test_*.py")}
     assert {f"test_{module}" for module in modules} <= tested
 

@@ -46,20 +46,9 @@ MAY_IMPORT = {
     "events": set(),
     "errors": {"events"},
     "_core": {"errors", "events"},
-    "_descriptors": set(),
-    "_memory": set(),
-    "_semaphores": {"_descriptors"},
-    "_signals": set(),
-    "_worker": {"_core", "_descriptors", "_memory", "_signals", "errors", "events"},
-    "_runtime": {
-        "_core",
-        "_descriptors",
-        "_memory",
-        "_semaphores",
-        "_signals",
-        "errors",
-        "events",
-    },
+    "_system": set(),
+    "_worker": {"_core", "_system", "errors", "events"},
+    "_runtime": {"_core", "_system", "errors", "events"},
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
@@ -118,7 +107,7 @@ def test_every_part_has_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((PACKAGE / "_core").glob("*.py")), ids=lambda path: path.stem
+    "path", sorted((PACKAGE / "_core").rglob("*.py")), ids=lambda path: path.stem
 )
 def test_the_core_is_pure(path: Path) -> None:
     for name in imports(path, types=False):
@@ -132,7 +121,7 @@ def test_the_core_is_pure(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((PACKAGE / "_worker").glob("*.py")), ids=lambda path: path.stem
+    "path", sorted((PACKAGE / "_worker").rglob("*.py")), ids=lambda path: path.stem
 )
 def test_workers_need_nothing_that_must_be_installed(path: Path) -> None:
     for name in imports(path):

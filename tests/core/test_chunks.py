@@ -19,7 +19,6 @@ from asyncpool._core.map.chunks import (
     ENTRY,
     FLAT,
     LOG_HEAD,
-    LOG_SIZE,
     LOST,
     OPEN,
     ChunkResult,
@@ -29,6 +28,7 @@ from asyncpool._core.map.chunks import (
     read_log,
 )
 from asyncpool._core.pickling.errors import pack_error
+from asyncpool._core.wire.page import LOG_SIZE
 
 flat = (
     st.none()

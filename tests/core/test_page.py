@@ -7,13 +7,13 @@ import itertools
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.map.chunks import LOG_SIZE
 from asyncpool._core.wire.beat_records import BEATS_SIZE
 from asyncpool._core.wire.page import (
     BEATS_START,
     BEGUN,
     LANE_OUTCOME_SIZE,
     LANE_STACK_SIZE,
+    LOG_SIZE,
     LOG_START,
     MAX_LANES,
     PAGE_SIZE,

@@ -8,8 +8,8 @@ import signal
 from functools import partial
 
 from asyncpool._core.map import chunks
-from asyncpool._core.map.chunks import ENTRY, LOG_HEAD, LOG_SIZE
-from asyncpool._core.wire.page import LOG_START
+from asyncpool._core.map.chunks import ENTRY, LOG_HEAD
+from asyncpool._core.wire.page import LOG_SIZE, LOG_START
 
 __all__ = ["SCRIBBLES", "echo_or_scribble"]
 

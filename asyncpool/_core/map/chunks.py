@@ -16,6 +16,7 @@ from binascii import crc32  # a Python may have been built without zlib
 from asyncpool._core.base.records import Record
 from asyncpool._core.pickling.calls import load_value
 from asyncpool._core.pickling.errors import load_error
+from asyncpool._core.wire.page import LOG_SIZE
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -30,7 +31,6 @@ __all__ = [
     "ENTRY",
     "FLAT",
     "LOG_HEAD",
-    "LOG_SIZE",
     "LOST",
     "NUMBERS",
     "NUMBER_SIZE",
@@ -55,10 +55,9 @@ CHUNK_SIZE = 4096
 LOG_HEAD = struct.Struct("=QQQQQQQ")
 _STOP = struct.Struct("=Q")
 
-# The outcomes, and all that is before them.  First come numbers, as the machine writes
-# them, which takes 15 ns each; from the first outcome on that is anything else, or has
-# more than 64 bits, they follow one by one as entries, which takes 0.4 us.
-LOG_SIZE = 131_072
+# Behind that come the outcomes.  First come numbers, as the machine writes them, which takes
+# 15 ns each; from the first outcome on that is anything else, or has more than 64 bits, they
+# follow one by one as entries, which takes 0.4 us.
 
 # What each of the others begins with: its kind, how many bytes follow, and their checksum.
 # A worker that dies may have written anywhere before.  So nothing counts that is not as it

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpool._core.base.units import in_units
 from asyncpool._core.base.validation import (
@@ -24,10 +24,10 @@ from asyncpool._core.base.validation import (
     or_none,
 )
 
-__all__ = ["NEVER", "KernelLimit", "Wear", "WorkerLimits"]
+if TYPE_CHECKING:
+    from asyncpool._core.wire.messages import KernelLimit
 
-# A soft limit of the kernel's, or both, the soft and the hard one.
-KernelLimit = int | tuple[int, int]
+__all__ = ["NEVER", "Wear", "WorkerLimits"]
 
 _POSITIVE = {
     "max_jobs": or_none(INT),

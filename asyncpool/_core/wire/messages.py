@@ -15,10 +15,6 @@ from collections.abc import Collection
 from asyncpool._core.base.records import Record
 from asyncpool.errors import ProtocolError
 
-TYPE_CHECKING = False  # see _core/base/records.py
-if TYPE_CHECKING:
-    from asyncpool._core.policies.worker_limits import KernelLimit
-
 __all__ = [
     "MAX_BROADCASTS",
     "MAX_CONFIG",
@@ -26,6 +22,7 @@ __all__ = [
     "MAX_REASON",
     "Failure",
     "Identity",
+    "KernelLimit",
     "LauncherConfig",
     "WorkerConfig",
     "pack_exit",
@@ -37,6 +34,9 @@ __all__ = [
     "unpack_numbers",
     "unpack_pid",
 ]
+
+# A soft limit of the kernel's, or both, the soft and the hard one.
+KernelLimit = int | tuple[int, int]
 
 MAX_TEXT = 16_384
 

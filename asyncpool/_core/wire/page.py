@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 
-from asyncpool._core.map.chunks import LOG_SIZE
 from asyncpool._core.wire.beat_records import BEATS_SIZE
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -38,6 +37,7 @@ __all__ = [
     "BEGUN",
     "LANE_OUTCOME_SIZE",
     "LANE_STACK_SIZE",
+    "LOG_SIZE",
     "LOG_START",
     "MAX_LANES",
     "NOTED",
@@ -52,6 +52,8 @@ BEGUN = struct.Struct("=QQ")
 
 BEATS_START = 4096
 LOG_START = BEATS_START + BEATS_SIZE
+# What a worker notes of the items of a chunk, and all that is before them.
+LOG_SIZE = 131_072
 # Without lanes.
 STACKS_START = LOG_START + LOG_SIZE
 STACKS_SIZE = 65_536

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
@@ -12,9 +13,34 @@ from asyncpool._runtime.base.callbacks import CrashCallback
 from asyncpool._runtime.base.propagation import Propagation
 from asyncpool._runtime.worker.handover import Handover
 from asyncpool._runtime.worker.output import OutputMode
-from asyncpool._runtime.worker.serving import MakesServing
+from asyncpool._runtime.worker.serving import Serving
 
-__all__ = ["SupervisorConfig"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncpool._core.slots.commands import Command
+    from asyncpool._runtime.state.pool_state import PoolState
+
+__all__ = ["MakesServing", "SupervisorConfig"]
+
+
+class MakesServing(Protocol):
+    """What makes what workers do instead of jobs, once there is a supervisor."""
+
+    def __call__(
+        self,
+        state: PoolState,
+        worker: WorkerConfig,
+        perform: Callable[[list[Command]], None],
+    ) -> Serving:
+        """Return what the workers of this supervisor do.
+
+        Args:
+            state: The supervisor's.
+            worker: How its workers begin.
+            perform: What carries out the core's commands.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

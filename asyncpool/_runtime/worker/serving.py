@@ -12,14 +12,11 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from asyncpool._core.slots.commands import Command
     from asyncpool._core.wire.frames import Frame
-    from asyncpool._core.wire.messages import WorkerConfig
     from asyncpool._runtime.channel.channel import Channel
-    from asyncpool._runtime.state.pool_state import PoolState
     from asyncpool._runtime.worker.handle import WorkerHandle
 
-__all__ = ["MakesServing", "Serving", "ServingLine"]
+__all__ = ["Serving", "ServingLine"]
 
 
 class ServingLine(Protocol):
@@ -77,23 +74,4 @@ class Serving(Protocol):
 
     def close(self) -> None:
         """Let go of everything; there are no workers any more."""
-        ...
-
-
-class MakesServing(Protocol):
-    """What makes it, once there is a supervisor."""
-
-    def __call__(
-        self,
-        state: PoolState,
-        worker: WorkerConfig,
-        perform: Callable[[list[Command]], None],
-    ) -> Serving:
-        """Return what the workers of this supervisor do.
-
-        Args:
-            state: The supervisor's.
-            worker: How its workers begin.
-            perform: What carries out the core's commands.
-        """
         ...

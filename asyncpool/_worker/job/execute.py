@@ -152,18 +152,16 @@ def _ours(error: BaseException) -> int:
     return number
 
 
-_OURS = (
-    "calls",
-    "coroutines",
-    "lane_chunks",
-    "lane_streams",
-    "lanes",
-    "several",
-    "streams",
-)
 _MODULES = frozenset(
-    (
-        __name__,
-        *("asyncpool._worker." + name for name in _OURS),
+    "asyncpool._worker." + name
+    for name in (
+        "api.calls",
+        "job.coroutines",
+        "job.execute",
+        "job.streams",
+        "lanes.lane_chunks",
+        "lanes.lane_streams",
+        "lanes.lanes",
+        "lanes.several",
     )
 )

@@ -29,9 +29,34 @@ if TYPE_CHECKING:
     import signal as _signal
     from collections.abc import Callable
     from types import FrameType
+    from typing import Protocol
 
     from asyncpool._worker.job.lease_fences import Fences
-    from asyncpool._worker.lanes.lanes import Lanes
+
+    class Running(Protocol):
+        """The jobs that run, if there may be several: see ``lanes.py``."""
+
+        @property
+        def running(self) -> tuple[int, int] | None:
+            """The job and attempt that the main thread is in."""
+            ...
+
+        def runs(self, place: int) -> bool:
+            """Tell whether that job runs."""
+            ...
+
+        def end_soon(self, place: int) -> None:
+            """Have that job end; called by another thread."""
+            ...
+
+        def write_stack(self, job: int, attempt: int) -> None:
+            """Write down where that job waits; called by another thread."""
+            ...
+
+        def become_nobody(self) -> None:
+            """Be the copy of a worker, in a process that a job has forked."""
+            ...
+
 else:
     # The C part of signal, whose own signal() touches many pages: see _worker/__init__.py.
     import _signal
@@ -63,7 +88,7 @@ class Interrupts:
         self.error: type[BaseException] = JobCancelled
         self.instead: Callable[[], object] | None = None
         self.stacks: Callable[[], str] | None = None
-        self.lanes: Lanes | None = None
+        self.lanes: Running | None = None
         self.fences: Fences | None = None
         self._held = False
         self._wanted: set[int] = set()
@@ -89,7 +114,7 @@ class Interrupts:
         """Tell whether that job is running; called by another thread."""
         if self.lanes is None:
             return self.running == place
-        return any(lane.place == place for lane in list(self.lanes.by_job.values()))
+        return self.lanes.runs(place)
 
     def check(self) -> None:
         """Do what :meth:`ask` has not managed to, since its signal was blocked, say.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from contextvars import copy_context
 
-from asyncpool._core.map.chunks import LOG_HEAD, LOG_SIZE, ChunkResult
+from asyncpool._core.map.chunks import LOG_HEAD, ChunkResult
+from asyncpool._core.wire.page import LOG_SIZE
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job.chunks import Chunk, Log
 from asyncpool._worker.lanes.lanes import Lane, Lanes, is_cancelled

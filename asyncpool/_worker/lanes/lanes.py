@@ -234,6 +234,10 @@ class Lanes:
 
     # What the other thread asks.
 
+    def runs(self, place: int) -> bool:
+        """Tell whether the job that came in *place* is running."""
+        return any(lane.place == place for lane in list(self.by_job.values()))
+
     def end_soon(self, place: int) -> None:
         """Have the loop end the job that came in *place*, if it runs there."""
         if self._opened:

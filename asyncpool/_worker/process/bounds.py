@@ -8,7 +8,7 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncpool._core.policies.worker_limits import KernelLimit
+    from asyncpool._core.wire.messages import KernelLimit
 
 __all__ = ["apply_bounds"]
 
