@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import signal
 import threading
 
 import pytest
@@ -74,6 +76,35 @@ async def test_nothing_may_wait_if_the_bound_is_zero() -> None:
         visitor.release()
         assert await running == "go"
         assert await pool.submit(jobs.square, 1) == 1
+
+
+@pytest.mark.parametrize("how", ["cancel", "crash", "timeout"])
+async def test_a_map_goes_on_when_a_queue_is_emptied_without_an_outcome(
+    how: str,
+) -> None:
+    """Nobody else would tell it that there is room."""
+    async with patience(), Gate() as gate, Pool(1, max_pending=1) as pool:
+        heard = pool.events()
+        limit = 3600.0 if how != "timeout" else 0.1
+        view = pool.options(on_cancel="kill", max_attempts=1)
+        running = view.options(timeout=limit).submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        queued = view.options(queue_timeout=limit).submit(jobs.square, 1)
+        squares = pool.map(jobs.square, range(3))
+        found = asyncio.ensure_future(squares)
+        async for event in heard:
+            if isinstance(event, Saturated):
+                break
+        if how == "cancel":
+            queued.cancel()
+            running.cancel()
+        elif how == "crash":
+            queued.cancel()
+            os.kill(running.worker or 0, signal.SIGKILL)
+        assert await found == [0, 1, 4]
+        await visitor.gone()
+        await asyncio.gather(running, queued, return_exceptions=True)
+    assert Drained() in [event async for event in heard]
 
 
 async def test_cancelling_makes_room() -> None:

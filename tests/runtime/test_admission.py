@@ -165,11 +165,25 @@ async def test_there_is_room_again_when_nobody_waits() -> None:
     assert await door.events() == [events.Saturated(1), events.Drained()]
 
 
+async def test_no_number_of_events_hides_that_there_is_room() -> None:
+    door = Door(limit=1)
+    door.balance.waiting = 1
+    with pytest.raises(PoolFullError):
+        door.admission.check(ANYBODY)
+    waiter = asyncio.create_task(door.admission.room())
+    await asyncio.sleep(0)
+    door.balance.waiting = 0
+    door.admission.relax()
+    for _ in range(1000):
+        door.hub.publish(events.Recovered(0))
+    await waiter
+
+
 async def test_nobody_waits_for_room_in_a_pool_that_ends() -> None:
     door = Door(limit=0)
     with pytest.raises(PoolFullError):
         door.admission.check(ANYBODY)
     waiter = asyncio.create_task(door.admission.room())
     await asyncio.sleep(0)
-    door.hub.end()
+    door.admission.close()
     await waiter

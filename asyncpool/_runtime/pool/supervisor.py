@@ -102,7 +102,7 @@ class Supervisor:
         )
         self._state = PoolState(loop=loop, config=config, core=self._core, hub=hub)
         self.standing = Standing(self._state)
-        admission = Admission(self._state, self._rearm)
+        admission = self._admission = Admission(self._state, self._rearm)
         self.check_open, self.check_trying, self.room = (
             admission.check_open,
             admission.check_trying,
@@ -236,6 +236,7 @@ class Supervisor:
                 self._config.handover.close()
             if self._serving is not None:
                 self._serving.close()
+            self._admission.close()
             self._hub.end()
             self.standing.end()
 
@@ -424,6 +425,9 @@ class Supervisor:
                 self._carry_out(command)
         if lifecycle:
             self._rearm()
+        # Whatever takes the last job out of the queue was decided by the core.
+        if self._admission.saturated:
+            self._admission.relax()
 
     def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
         match command:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from asyncpool import events
@@ -30,6 +31,8 @@ class Admission:
         self._core = state.core
         self._limit = state.config.max_pending
         self.saturated = False
+        self._relaxed = asyncio.Event()
+        self._closed = False
 
     def check_open(self, hold: Hold | None = None) -> None:
         """Check that there is a pool to do something with.
@@ -67,6 +70,8 @@ class Admission:
     def check(self, options: JobOptions) -> None:
         """Check that a job with these options may come in.
 
+        What a broadcast calls does not pass here: it waits for no other job.
+
         Raises:
             PoolClosedError: If the pool is closed.
             PoolBrokenError: If it is broken.
@@ -85,6 +90,7 @@ class Admission:
         if waiting - not_for_long >= limit:
             if not self.saturated:
                 self.saturated = True
+                self._relaxed.clear()
                 self._state.hub.publish(events.Saturated(waiting))
             raise PoolFullError(waiting=waiting, max_pending=limit)
 
@@ -106,6 +112,7 @@ class Admission:
         """Take note that jobs have left a queue that was full."""
         if not self._core.balance.waiting:
             self.saturated = False
+            self._relaxed.set()
             self._state.hub.publish(events.Drained())
 
     async def room(self) -> None:
@@ -114,7 +121,10 @@ class Admission:
         Cancellation:
             Safe.
         """
-        if self.saturated:
-            async for event in self._state.hub.listen(64):
-                if isinstance(event, events.Drained):
-                    return
+        while self.saturated and not self._closed:
+            await self._relaxed.wait()
+
+    def close(self) -> None:
+        """Let nobody wait for room any more."""
+        self._closed = True
+        self._relaxed.set()

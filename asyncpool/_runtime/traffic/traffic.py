@@ -305,8 +305,6 @@ class Traffic:
         for job, frame in settled:
             if book.settle(job, outcome_of(job, handle, frame)):
                 self._perform(core.give_back({job.id: job.profile}, now))
-        if self._admission.saturated:
-            self._admission.relax()
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Find outcomes that a worker has noted, and was killed before it sent them."""
