@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -138,13 +139,14 @@ async def test_who_was_killed_by_somebody_else(
     detail: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers = iter(counts)
+    before, then = counts
+    answers = chain([before], repeat(then))
     kills = SimpleNamespace(count=lambda: next(answers))
     monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
     coroner = Coroner(start_timeout=30.0)
     worker = cast("WorkerHandle", DeadWorker())
     slot = Slot(0, ready_at=1.0)
-    found = coroner.kind_of(worker, slot)
+    found = coroner.kind_of(worker, slot, 2.0)
     crash = coroner.report(
         worker,
         kind=found,
@@ -155,6 +157,24 @@ async def test_who_was_killed_by_somebody_else(
         next_step="",
     )
     assert (crash.kind, crash.detail, crash.signal) == (kind, detail, "SIGKILL")
+
+
+async def test_each_kill_for_want_of_memory_is_one_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kills = SimpleNamespace(number=3)
+    counter = SimpleNamespace(count=lambda: kills.number)
+    monkeypatch.setattr(postmortem, "OomKills", lambda: counter)
+    coroner = Coroner(start_timeout=30.0)
+    worker, slot = cast("WorkerHandle", DeadWorker()), Slot(0, ready_at=1.0)
+    kills.number = 5
+    found = [coroner.kind_of(worker, slot, 2.0)]
+    coroner.look(2.5)  # the first one is followed by then
+    found += [coroner.kind_of(worker, slot, 2.5) for _ in range(2)]
+    assert found == ["out of memory", "out of memory", "crash"]
+    kills.number = 6
+    coroner.look(10.0)
+    assert coroner.kind_of(worker, slot, 11.5) == "crash", "that was somebody else"
 
 
 @pytest.mark.parametrize(

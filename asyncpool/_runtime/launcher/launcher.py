@@ -151,8 +151,8 @@ class Launcher:
         more if the script left threads.
         """
         config = self._config._replace(script=main_script())
-        # Or else each worker imports it.
-        with contextlib.suppress(LaunchError):
+        # Or else each worker imports it.  There may be no descriptors at this moment.
+        with contextlib.suppress(LaunchError, OSError):
             coming = self._find(config)
             self._others.append(coming)
             coming.ready.add_done_callback(

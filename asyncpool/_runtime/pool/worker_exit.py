@@ -64,8 +64,8 @@ class Burial:
         )
 
     def born(self) -> None:
-        """Take note that there is a new worker: what has killed others is no news then."""
-        self._coroner.look()
+        """Take note that there is a new worker: what has killed others is no news soon."""
+        self._coroner.look(self._state.loop.time())
 
     @decision
     def bury(self, handle: WorkerHandle) -> None:
@@ -73,7 +73,7 @@ class Burial:
         self._heartbeats.look(handle)
         book, hub, core = self._state.book, self._state.hub, self._state.core
         slot, now = core.slots[handle.slot], self._state.loop.time()
-        planned, kind = slot.planned, self._coroner.kind_of(handle, slot)
+        planned, kind = slot.planned, self._coroner.kind_of(handle, slot, now)
         was_ready = slot.ready_at is not None
         losses = book.losses(handle, slot, kind)
         begun = [loss.job for loss in losses if loss.attempt]

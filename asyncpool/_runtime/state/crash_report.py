@@ -42,6 +42,11 @@ _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
 }
 
 
+# Seconds for which a kill that the kernel has counted may be that of a worker whose end is
+# yet to be heard of: of several that are killed at once, each is heard of alone.
+_FRESH = 1.0
+
+
 class Coroner:
     """Judges deaths.
 
@@ -52,10 +57,11 @@ class Coroner:
     def __init__(self, start_timeout: float) -> None:
         self._start_timeout = start_timeout
         self._counter = OomKills()
-        self._oom_kills = self._counter.count()
+        self._counted = self._counter.count() or 0
+        self._unclaimed, self._fresh_until = 0, 0.0
 
-    def kind_of(self, handle: WorkerHandle, slot: Slot) -> CrashKind:
-        """Return what happened to a worker that has ended unasked."""
+    def kind_of(self, handle: WorkerHandle, slot: Slot, now: float) -> CrashKind:
+        """Return what happened to a worker that has ended unasked, and is asked for once."""
         if handle.broke_protocol:
             return "protocol"
         if slot.ready_at is None:
@@ -65,15 +71,21 @@ class Coroner:
         if slot.hung and handle.killed:
             return "hung"
         if handle.status == -signal.SIGKILL and not handle.killed:
-            before = self._oom_kills
-            self.look()
-            if (self._oom_kills or 0) > (before or 0):
+            self.look(now)
+            if self._unclaimed:
+                self._unclaimed -= 1
                 return "out of memory"
         return "crash"
 
-    def look(self) -> None:
+    def look(self, now: float) -> None:
         """Take note of the kernel's count, so that only recent kills are new."""
-        self._oom_kills = self._counter.count()
+        if now > self._fresh_until:
+            self._unclaimed = 0
+        count = self._counter.count() or 0
+        if count > self._counted:
+            self._unclaimed += count - self._counted
+            self._fresh_until = now + _FRESH
+        self._counted = count
 
     def report(
         self,
@@ -97,7 +109,11 @@ class Coroner:
         late = kind == "failed start" and handle.killed and not planned
         if late and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
-        if status == -signal.SIGKILL and not handle.killed and self._oom_kills is None:
+        if (
+            status == -signal.SIGKILL
+            and not handle.killed
+            and self._counter.count() is None
+        ):
             detail = detail or "not by the pool: perhaps for want of memory"
         if doomed is not None and not detail:
             beside = ", which it ran too," if jobs else ""
