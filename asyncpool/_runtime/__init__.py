@@ -1,1 +1,1 @@
-"""The shell of asyncpool: sockets, processes, tasks and futures; no decisions."""
+"""The service's side of asyncpool: sockets, processes, tasks and futures; ``_core`` decides."""
