@@ -131,7 +131,7 @@ async def test_a_pool_that_is_in_a_hurry_does_not_take_the_launcher_of_another()
 async def test_a_shared_launcher_that_hangs_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.launcher._SILENCE", 1.0)
+    monkeypatch.setattr("asyncpool._runtime.launcher.launcher._SILENCE", 1.0)
     patient = RestartPolicy(initial_delay=0.01, max_delay=0.05, max_failed_starts=None)
     async with (
         patience(),

@@ -1,4 +1,4 @@
-"""What :class:`~asyncpool._core.supervision.Supervision` wants done.
+"""What :class:`~asyncpool._core.supervision.supervision.Supervision` wants done.
 
 The shell carries these out in their order and decides nothing on the way.
 """
