@@ -442,6 +442,7 @@ RuntimeError: not today"""
         assert server.command("reload").code == 1
         server.says("the reload has ended after 0 workers", times=4)
         log = server.log[begun:]
+        assert server.end(signal.SIGTERM) == 0
     assert "/asyncpool/" not in log.replace(f"{folder}/", "")
     assert "importlib" not in log
     if log_format == "text":
