@@ -7,16 +7,26 @@ import math
 import os
 import signal
 import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
-from asyncpool import Pool, PoolFullError
-from asyncpool.events import Drained, Saturated
+from asyncpool import (
+    Job,
+    JobTimeoutError,
+    Pool,
+    PoolBrokenError,
+    PoolClosedError,
+    PoolFullError,
+    RestartPolicy,
+)
+from asyncpool.events import Drained, Ready, Saturated
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import idle
+from tests.helpers.pools import closing, idle, next_of
 
 pytestmark = BOTH_LOOPS
 
@@ -78,35 +88,6 @@ async def test_nothing_may_wait_if_the_bound_is_zero() -> None:
         assert await pool.submit(jobs.square, 1) == 1
 
 
-@pytest.mark.parametrize("how", ["cancel", "crash", "timeout"])
-async def test_a_map_goes_on_when_a_queue_is_emptied_without_an_outcome(
-    how: str,
-) -> None:
-    """Nobody else would tell it that there is room."""
-    async with patience(), Gate() as gate, Pool(1, max_pending=1) as pool:
-        heard = pool.events()
-        limit = 3600.0 if how != "timeout" else 0.1
-        view = pool.options(on_cancel="kill", max_attempts=1)
-        running = view.options(timeout=limit).submit(jobs.wait_at, gate.path)
-        visitor = await gate.visitor()
-        queued = view.options(queue_timeout=limit).submit(jobs.square, 1)
-        squares = pool.map(jobs.square, range(3))
-        found = asyncio.ensure_future(squares)
-        async for event in heard:
-            if isinstance(event, Saturated):
-                break
-        if how == "cancel":
-            queued.cancel()
-            running.cancel()
-        elif how == "crash":
-            queued.cancel()
-            os.kill(running.worker or 0, signal.SIGKILL)
-        assert await found == [0, 1, 4]
-        await visitor.gone()
-        await asyncio.gather(running, queued, return_exceptions=True)
-    assert Drained() in [event async for event in heard]
-
-
 async def test_cancelling_makes_room() -> None:
     async with patience(), Gate() as gate, Pool(1, max_pending=1) as pool:
         running = pool.submit(jobs.wait_at, gate.path)
@@ -119,6 +100,119 @@ async def test_cancelling_makes_room() -> None:
         visitor.release()
         assert await other == 9
         assert await running == "go"
+
+
+Queued = tuple[Job[str], Job[str]]
+
+
+async def cancel(_: Pool, running: Job[str], queued: Queued) -> None:
+    for job in queued:
+        job.cancel()
+    running.cancel()
+
+
+async def crash(pool: Pool, _: Job[str], queued: Queued) -> None:
+    for job in queued:
+        job.cancel()
+    [slot] = pool.stats().slots
+    assert slot.pid is not None
+    os.kill(slot.pid, signal.SIGKILL)
+
+
+async def time_out(pool: Pool, running: Job[str], queued: Queued) -> None:
+    first, second = queued
+    first.cancel()
+    late = pool.options(queue_timeout=0.001).submit(jobs.square, 1)
+    second.cancel()  # now that it is not the last
+    with pytest.raises(JobTimeoutError):
+        await late
+    running.cancel()
+
+
+async def grow(pool: Pool, _: Job[str], _queued: Queued) -> None:
+    await pool.resize(3)
+
+
+@pytest.mark.parametrize("empty", [cancel, crash, time_out, grow])
+async def test_a_map_that_was_refused_goes_on_without_an_outcome(
+    empty: Callable[[Pool, Job[str], Queued], Awaitable[None]],
+) -> None:
+    """However the queue becomes empty."""
+    async with patience(), Gate() as gate, Pool(1, max_pending=2) as pool:
+        events, view = pool.events(), pool.options(on_cancel="kill")
+        running = view.submit(jobs.wait_at, gate.path)
+        visitors = [await gate.visitor()]
+        first, second = (view.submit(jobs.wait_at, gate.path, "next") for _ in range(2))
+        refused = asyncio.ensure_future(pool.map(jobs.square, range(5)))
+        assert await next_of(events, Saturated) == Saturated(2)
+        await empty(pool, running, (first, second))
+        await next_of(events, Drained)
+        if empty is grow:
+            visitors += [await gate.visitor("next", nth) for nth in (1, 2)]
+        for visitor in visitors:
+            visitor.release()
+        assert await refused == [0, 1, 4, 9, 16]
+        await asyncio.wait([running, first, second])
+        for job in running, first, second:
+            _ = job.cancelled() or job.exception()
+
+
+async def test_a_map_that_was_refused_hears_that_the_pool_closes() -> None:
+    async with patience(), Gate() as gate, Pool(1, max_pending=1) as pool:
+        running = pool.submit(jobs.wait_at, gate.path)
+        visitor = await gate.visitor()
+        queued, events = pool.submit(jobs.square, 1), pool.events()
+        refused = asyncio.ensure_future(pool.map(jobs.square, range(5)))
+        await next_of(events, Saturated)
+        closed = await closing(pool, finish="running")
+        for it in queued, refused:
+            with pytest.raises(PoolClosedError):
+                await it
+        visitor.release()
+        assert await running == "go"
+        await closed
+
+
+async def test_a_map_that_was_refused_hears_that_the_pool_is_broken(
+    tmp_path: Path,
+) -> None:
+    flag = tmp_path / "flag"
+    async with (
+        patience(),
+        Gate() as gate,
+        Pool(
+            1,
+            max_pending=1,
+            initializer=jobs.fail_if_there,
+            initargs=(str(flag),),
+            restart=RestartPolicy(max_failed_starts=1),
+        ) as pool,
+    ):
+        running = pool.options(on_cancel="kill").submit(jobs.wait_at, gate.path)
+        await gate.visitor()
+        queued, events = pool.submit(jobs.square, 1), pool.events()
+        refused = asyncio.ensure_future(pool.map(jobs.square, range(5)))
+        await next_of(events, Saturated)
+        flag.touch()
+        running.cancel()
+        for it in queued, refused:
+            with pytest.raises(PoolBrokenError):
+                await it
+
+
+async def test_if_nothing_may_wait_there_is_room_when_a_worker_is_ready() -> None:
+    async with patience(), Gate() as gate, Pool(1, max_pending=0) as pool:
+        events = pool.events()
+        running = pool.options(on_cancel="kill").submit(jobs.wait_at, gate.path)
+        refused = asyncio.ensure_future(pool.map(jobs.square, range(5)))
+        await next_of(events, Saturated)
+        await gate.visitor()
+        running.cancel()
+        seen = [await anext(events)]
+        while Drained() not in seen:
+            seen.append(await anext(events))
+        assert isinstance(seen[-2], Ready), "not before"
+        assert await refused == [0, 1, 4, 9, 16]
 
 
 async def test_a_job_that_is_taken_over_may_exceed_the_bound() -> None:

@@ -20,6 +20,7 @@ from asyncpool._runtime.state.draining import Hold
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool.errors import PoolBrokenError, PoolClosedError, PoolFullError
 from tests.helpers.loops import BOTH_LOOPS
+from tests.helpers.patience import patience
 
 pytestmark = BOTH_LOOPS
 
@@ -165,18 +166,76 @@ async def test_there_is_room_again_when_nobody_waits() -> None:
     assert await door.events() == [events.Saturated(1), events.Drained()]
 
 
-async def test_no_number_of_events_hides_that_there_is_room() -> None:
-    door = Door(limit=1)
-    door.balance.waiting = 1
+async def refused_at(door: Door) -> asyncio.Task[None]:
+    """Return who waits at a full *door*."""
     with pytest.raises(PoolFullError):
         door.admission.check(ANYBODY)
     waiter = asyncio.create_task(door.admission.room())
     await asyncio.sleep(0)
+    return waiter
+
+
+async def test_what_else_happens_does_not_hide_that_there_is_room() -> None:
+    door = Door(limit=1)
+    door.balance.waiting = 1
+    waiter = await refused_at(door)
     door.balance.waiting = 0
     door.admission.relax()
-    for _ in range(1000):
-        door.hub.publish(events.Recovered(0))
-    await waiter
+    for number in range(1000):
+        door.hub.publish(events.TakenOver(number, 1))
+    async with patience():
+        await waiter
+
+
+async def test_who_finds_the_queue_full_again_waits_on() -> None:
+    door = Door(limit=1)
+    door.balance.waiting = 1
+    waiter = await refused_at(door)
+    door.balance.waiting = 0
+    door.admission.relax()
+    door.balance.waiting = 1
+    with pytest.raises(PoolFullError):
+        door.admission.check(ANYBODY)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiter.done()
+    door.balance.waiting = 0
+    door.admission.relax()
+    async with patience():
+        await waiter
+
+
+def a_worker_is_idle(door: Door) -> None:
+    door.idle_for.add(None)
+
+
+def the_pool_is_broken(door: Door) -> None:
+    door.core.broken = "enough is enough"
+
+
+def the_pool_closes(door: Door) -> None:
+    door.core.closing.finish = Finish.RUNNING
+
+
+@pytest.mark.parametrize(
+    "relieve", [a_worker_is_idle, the_pool_is_broken, the_pool_closes]
+)
+async def test_where_nobody_may_wait_room_is_a_worker(
+    relieve: Callable[[Door], None],
+) -> None:
+    """An empty queue says nothing there; but a pool that takes no more jobs does."""
+    door = Door(limit=0)
+    waiter = await refused_at(door)
+    door.admission.relax()
+    door.core.closing.finish, door.core.closing.draining = Finish.ALL, True
+    door.admission.relax()
+    assert door.admission.saturated
+    door.core.closing.finish, door.core.closing.draining = None, False
+    relieve(door)
+    door.admission.relax()
+    async with patience():
+        await waiter
+    assert await door.events() == [events.Saturated(0), events.Drained()]
 
 
 async def test_nobody_waits_for_room_in_a_pool_that_ends() -> None:
@@ -185,5 +244,6 @@ async def test_nobody_waits_for_room_in_a_pool_that_ends() -> None:
         door.admission.check(ANYBODY)
     waiter = asyncio.create_task(door.admission.room())
     await asyncio.sleep(0)
-    door.admission.close()
-    await waiter
+    door.admission.end()
+    async with patience():
+        await waiter

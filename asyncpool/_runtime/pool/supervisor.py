@@ -236,7 +236,7 @@ class Supervisor:
                 self._config.handover.close()
             if self._serving is not None:
                 self._serving.close()
-            self._admission.close()
+            self._admission.end()
             self._hub.end()
             self.standing.end()
 
@@ -425,7 +425,7 @@ class Supervisor:
                 self._carry_out(command)
         if lifecycle:
             self._rearm()
-        # Whatever takes the last job out of the queue was decided by the core.
+        # Here, since no job leaves the queue on any other way.
         if self._admission.saturated:
             self._admission.relax()
 

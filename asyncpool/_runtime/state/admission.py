@@ -22,7 +22,8 @@ class Admission:
         rearm: What sets the pool's timer anew.
 
     Attributes:
-        saturated: Whether the queue was full, and has not been empty since.
+        saturated: Whether the queue was full, and has not been empty since.  Who makes it
+            empty has to :meth:`relax`.
     """
 
     def __init__(self, state: PoolState, rearm: Callable[[], None]) -> None:
@@ -32,7 +33,6 @@ class Admission:
         self._limit = state.config.max_pending
         self.saturated = False
         self._relaxed = asyncio.Event()
-        self._closed = False
 
     def check_open(self, hold: Hold | None = None) -> None:
         """Check that there is a pool to do something with.
@@ -70,7 +70,9 @@ class Admission:
     def check(self, options: JobOptions) -> None:
         """Check that a job with these options may come in.
 
-        What a broadcast calls does not pass here: it waits for no other job.
+        The calls of a broadcast do not come this way (:meth:`Traffic.send_errand`): only the
+        broadcast itself has to find the pool open.  Each is for one worker, so it takes no
+        room in the queue, and may be for one that is started while the pool drains.
 
         Raises:
             PoolClosedError: If the pool is closed.
@@ -109,11 +111,27 @@ class Admission:
             raise PoolFullError(waiting=waiting, max_pending=limit)
 
     def relax(self) -> None:
-        """Take note that jobs have left a queue that was full."""
-        if not self._core.balance.waiting:
-            self.saturated = False
-            self._relaxed.set()
+        """Take note that jobs may have left a queue that was full."""
+        core = self._core
+        if core.balance.waiting:
+            return
+        closing = core.closing
+        refuses = closing.finish is not None and not closing.draining
+        # A queue with room for nobody is empty, and still full until a worker is idle.  But
+        # who waits for that is to hear when there is no pool any more.
+        if (
+            self._limit
+            or core.dispatcher.has_idle_worker_for(None)
+            or refuses
+            or core.broken is not None
+        ):
+            self.end()
             self._state.hub.publish(events.Drained())
+
+    def end(self) -> None:
+        """Have nobody wait for room any more."""
+        self.saturated = False
+        self._relaxed.set()
 
     async def room(self) -> None:
         """Wait until the queue, which was full, is empty; or the pool is closed.
@@ -121,10 +139,5 @@ class Admission:
         Cancellation:
             Safe.
         """
-        while self.saturated and not self._closed:
+        while self.saturated:  # another one may have filled it before this one's turn
             await self._relaxed.wait()
-
-    def close(self) -> None:
-        """Let nobody wait for room any more."""
-        self._closed = True
-        self._relaxed.set()
