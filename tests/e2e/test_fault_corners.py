@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncpool import Crash, Job, Pool, PoolBrokenError, PoolClosedError
+from asyncpool import (
+    Crash,
+    Job,
+    Pool,
+    PoolBrokenError,
+    PoolClosedError,
+    WorkerOutOfMemoryError,
+)
+from asyncpool._runtime.base import machine
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
@@ -44,6 +53,30 @@ async def test_every_worker_is_killed_from_outside(number: signal.Signals) -> No
         assert_told(crash, fault)
     assert {crash.pid for crash in crashes} == {slot.pid for slot in before.slots}
     assert sorted(crash.slot for crash in crashes) == [0, 1, 2]
+
+
+async def test_workers_that_the_kernel_kills_together_all_lacked_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter, crashes = tmp_path / "memory.events", list[Crash]()
+    counter.write_text("oom_kill 0\n")
+    monkeypatch.setattr(machine, "_cgroups", lambda *_: [(tmp_path, True)])
+    async with patience(), Gate() as gate, Pool(3, on_crash=crashes.append) as pool:
+        again = pool.options(max_attempts=2)
+        lost = [again.submit(jobs.wait_at, gate.path) for _ in range(3)]
+        visitors = [await gate.visitor(nth=nth) for nth in (1, 2, 3)]
+        counter.write_text("oom_kill 3\n")
+        for visitor in visitors:
+            os.kill(visitor.pid, signal.SIGKILL)
+        for job in lost:
+            with pytest.raises(WorkerOutOfMemoryError):
+                await job
+        [slot, *_] = (await idle(pool)).slots
+        assert slot.pid is not None
+        os.kill(slot.pid, signal.SIGKILL)
+        await until(pool, lambda stats: stats.crashes == 4)
+        await assert_serves(pool)
+    assert [crash.kind for crash in crashes] == ["out of memory"] * 3 + ["crash"]
 
 
 async def test_a_stopped_idle_worker_costs_one_job_and_no_more() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -40,6 +39,16 @@ class Owner:
 
     def give_credit(self, _job: Job[Any], /) -> None:
         raise AssertionError
+
+
+class Kernel:
+    """What counts its kills."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def count(self) -> int:
+        return self.number
 
 
 class DeadWorker:
@@ -139,14 +148,12 @@ async def test_who_was_killed_by_somebody_else(
     detail: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before, then = counts
-    answers = chain([before], repeat(then))
+    answers = iter(counts)
     kills = SimpleNamespace(count=lambda: next(answers))
     monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
     coroner = Coroner(start_timeout=30.0)
-    worker = cast("WorkerHandle", DeadWorker())
-    slot = Slot(0, ready_at=1.0)
-    found = coroner.kind_of(worker, slot, 2.0)
+    worker, slot = cast("WorkerHandle", DeadWorker()), Slot(0, ready_at=1.0)
+    found = coroner.kind_of(worker, slot, 1.0)
     crash = coroner.report(
         worker,
         kind=found,
@@ -159,22 +166,36 @@ async def test_who_was_killed_by_somebody_else(
     assert (crash.kind, crash.detail, crash.signal) == (kind, detail, "SIGKILL")
 
 
-async def test_each_kill_for_want_of_memory_is_one_workers(
+async def test_several_may_lack_memory_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kills = SimpleNamespace(number=3)
-    counter = SimpleNamespace(count=lambda: kills.number)
-    monkeypatch.setattr(postmortem, "OomKills", lambda: counter)
+    kills = Kernel(3)
+    monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
     coroner = Coroner(start_timeout=30.0)
     worker, slot = cast("WorkerHandle", DeadWorker()), Slot(0, ready_at=1.0)
-    kills.number = 5
-    found = [coroner.kind_of(worker, slot, 2.0)]
-    coroner.look(2.5)  # the first one is followed by then
-    found += [coroner.kind_of(worker, slot, 2.5) for _ in range(2)]
-    assert found == ["out of memory", "out of memory", "crash"]
+    starting = Slot(1)
     kills.number = 6
-    coroner.look(10.0)
-    assert coroner.kind_of(worker, slot, 11.5) == "crash", "that was somebody else"
+    found = [coroner.kind_of(worker, slot, now=7.0)]
+    coroner.look(7.1)  # its successor is there
+    found.append(coroner.kind_of(worker, starting, now=7.2))
+    found += [coroner.kind_of(worker, slot, now=7.3) for _ in range(2)]
+    assert found == ["out of memory", "failed start", "out of memory", "crash"]
+
+
+async def test_whom_the_pool_has_killed_the_kernel_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kills = Kernel(0)
+    monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
+    coroner = Coroner(start_timeout=30.0)
+    ours, theirs, ended = DeadWorker(), DeadWorker(), DeadWorker()
+    ours.killed, ended.status = True, 3
+    kills.number, slot = 1, Slot(0, ready_at=1.0)
+    found = [
+        coroner.kind_of(cast("WorkerHandle", worker), slot, now=7.0)
+        for worker in (ours, ended, theirs)
+    ]
+    assert found == ["crash", "crash", "out of memory"]
 
 
 @pytest.mark.parametrize(

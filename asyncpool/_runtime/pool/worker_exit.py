@@ -64,7 +64,7 @@ class Burial:
         )
 
     def born(self) -> None:
-        """Take note that there is a new worker: what has killed others is no news soon."""
+        """Take note that there is a new worker: what killed others before is soon no news."""
         self._coroner.look(self._state.loop.time())
 
     @decision

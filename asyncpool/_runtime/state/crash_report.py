@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import Slot
+from asyncpool._core.supervision.oom import OomLedger
 from asyncpool._core.wire.frames import HEADER_SIZE
 from asyncpool._runtime.base.machine import OomKills
 from asyncpool._runtime.job.job import Job
@@ -42,11 +43,6 @@ _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
 }
 
 
-# Seconds for which a kill that the kernel has counted may be that of a worker whose end is
-# yet to be heard of: of several that are killed at once, each is heard of alone.
-_FRESH = 1.0
-
-
 class Coroner:
     """Judges deaths.
 
@@ -57,35 +53,36 @@ class Coroner:
     def __init__(self, start_timeout: float) -> None:
         self._start_timeout = start_timeout
         self._counter = OomKills()
-        self._counted = self._counter.count() or 0
-        self._unclaimed, self._fresh_until = 0, 0.0
+        count = self._counter.count()
+        self._ledger = None if count is None else OomLedger(count)
 
     def kind_of(self, handle: WorkerHandle, slot: Slot, now: float) -> CrashKind:
-        """Return what happened to a worker that has ended unasked, and is asked for once."""
+        """Return what happened to a worker that has ended unasked."""
+        # Whatever its end is called, it may be the one that the kernel has counted.
+        lacked_memory = self._was_killed(handle) and self._claim(now)
         if handle.broke_protocol:
             return "protocol"
         if slot.ready_at is None:
             return "failed start"
-        if slot.oversized:
+        if slot.oversized or lacked_memory:
             return "out of memory"
         if slot.hung and handle.killed:
             return "hung"
-        if handle.status == -signal.SIGKILL and not handle.killed:
-            self.look(now)
-            if self._unclaimed:
-                self._unclaimed -= 1
-                return "out of memory"
         return "crash"
 
     def look(self, now: float) -> None:
-        """Take note of the kernel's count, so that only recent kills are new."""
-        if now > self._fresh_until:
-            self._unclaimed = 0
-        count = self._counter.count() or 0
-        if count > self._counted:
-            self._unclaimed += count - self._counted
-            self._fresh_until = now + _FRESH
-        self._counted = count
+        """Take note of the kernel's count, so that old kills are not taken for new ones."""
+        count = self._counter.count()
+        if self._ledger is not None and count is not None:
+            self._ledger.look(count, now)
+
+    def _was_killed(self, handle: WorkerHandle) -> bool:
+        """Tell whether somebody else has killed a worker by SIGKILL."""
+        return handle.status == -signal.SIGKILL and not handle.killed
+
+    def _claim(self, now: float) -> bool:
+        self.look(now)
+        return self._ledger is not None and self._ledger.claim()
 
     def report(
         self,
@@ -109,11 +106,7 @@ class Coroner:
         late = kind == "failed start" and handle.killed and not planned
         if late and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
-        if (
-            status == -signal.SIGKILL
-            and not handle.killed
-            and self._counter.count() is None
-        ):
+        if self._was_killed(handle) and self._ledger is None:
             detail = detail or "not by the pool: perhaps for want of memory"
         if doomed is not None and not detail:
             beside = ", which it ran too," if jobs else ""
