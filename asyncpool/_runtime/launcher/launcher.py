@@ -2,8 +2,9 @@
 
 Pools of one loop share a launcher if what their workers inherit is the same: what is
 preloaded, whether the script is imported, the module path, the environment, the directory,
-the user, the limits; on Linux also the umask and the signals that are ignored.  The first
-pool starts it, which takes some 60 ms, and the last one ends it.
+the user and the groups, the niceness, the limits; on Linux also the CPUs, the umask and the
+signals that are ignored.  The first pool starts it, which takes some 60 ms, and the last one
+ends it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _templates: WeakValueDictionary[tuple[object, ...], Template] = WeakValueDiction
 
 # Seconds in which a script may be at its end, and needs no other workers.
 _SHORT_LIFE = 1.0
+
+# Seconds until a launcher that could not be started for later workers is tried again.
+_AGAIN = 10.0
 
 # Seconds without an answer after which a launcher that others share counts as hung.
 _SILENCE = 5.0
@@ -151,13 +155,16 @@ class Launcher:
         more if the script left threads.
         """
         config = self._config._replace(script=main_script())
-        # Or else each worker imports it.  There may be no descriptors at this moment.
-        with contextlib.suppress(LaunchError, OSError):
+        try:
             coming = self._find(config)
-            self._others.append(coming)
-            coming.ready.add_done_callback(
-                lambda ready: self._change(coming, config, ready)
-            )
+        except (LaunchError, OSError):
+            # Descriptors or processes may be scarce just now; each worker imports it.
+            self._later = self._loop.call_later(_AGAIN, self._prepare)
+            return
+        self._others.append(coming)
+        coming.ready.add_done_callback(
+            lambda ready: self._change(coming, config, ready)
+        )
 
     def _change(
         self, coming: Template, config: LauncherConfig, ready: asyncio.Future[None]

@@ -75,7 +75,8 @@ class Template:
 
     Attributes:
         ready: Done when it can start workers, failed if it never will.
-        gone: Done when the process has ended, or has not been seen to for long.
+        gone: Done when the process has ended; or is lost, and has not ended for seconds: it
+            sleeps in the kernel, and nobody waits for it any more.
         lost: Whether nothing can be asked of it any more.
         asked_at: When it was asked for something, without a word from it since.
         users: How many pools get their workers from it; with the last one it ends.
