@@ -68,9 +68,11 @@ class Crash:
         uptime: Seconds from the start of the process to its end.
         job_id: The job that it was running, or ``None``.
         attempt: Which attempt at that job it was, counting from 1; 0 without one.
-        detail: The text of the error behind it, if there was one (an initializer
-            that raised, a broken frame, an exception in a thread), or what a hung
-            worker has failed to say, else ``""``.
+        detail: Why, as far as the pool can tell: the text of the error behind it (an
+            initializer that raised, a broken frame, an exception in a thread); what the pool
+            has killed it for (it was not ready in time, a job of it did not end, it had too
+            much memory); what a hung worker has failed to say; or that it may have lacked
+            memory, where the kernel does not count whom it kills for that.  Else ``""``.
         stderr_tail: The last 40 lines that the worker wrote to its stderr, and of a fatal
             error of the interpreter the first 25, too.
         next_step: What the supervisor does about it.
@@ -188,7 +190,8 @@ class Retiring:
     ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"``, ``"roll"`` or
     ``"retire"``, which are calls of the pool's, or ``"session"``: it was somebody's own, and
     a fresh one follows; in clusters also what the worker has called, ``"retire()"`` or
-    ``"replace()"``, with the reason that it gave behind it: ``"replace(): worn out"``.
+    ``"replace()"``, with the reason that it gave behind it: ``"replace(): worn out"``; or
+    ``"uncaught exception"``.
     """
 
     slot: int
@@ -262,7 +265,10 @@ class Saturated:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The queue is empty, for the first time since the pool was saturated."""
+    """The queue is empty, for the first time since the pool was saturated.
+
+    Where ``max_pending`` is 0: a worker is idle again.
+    """
 
 
 Event = (

@@ -82,6 +82,21 @@ def test_the_events_are_these() -> None:
     assert {*EVENTS.split(), *LEASE_EVENTS.split()} <= set(events.__all__)
 
 
+@pytest.mark.parametrize("event", typing.get_args(events.Event))
+def test_the_reference_tells_when_each_event_is_sent(event: type[typing.Any]) -> None:
+    fields = ", ".join(field.name for field in dataclasses.fields(event))
+    text = (PACKAGE.parent / "docs" / "reference.md").read_text()
+    assert f"\n| `{event.__name__}({fields})` | " in text
+
+
+def test_the_reference_tells_what_a_crash_has() -> None:
+    text = (PACKAGE.parent / "docs" / "reference.md").read_text()
+    table = text.partition("\nA `Crash` has:\n")[2].partition("\n\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    told = [name.strip(" `") for row in rows for name in row.split(",")]
+    assert sorted(told) == sorted(it.name for it in dataclasses.fields(events.Crash))
+
+
 @pytest.mark.parametrize("name", events.__all__)
 def test_what_a_pool_tells_is_frozen_data(name: str) -> None:
     thing = getattr(events, name)

@@ -1,1 +1,4 @@
-"""The service's side of asyncpool: sockets, processes, tasks and futures; ``_core`` decides."""
+"""The service's side of asyncpool: sockets, processes, tasks and futures.
+
+What can be decided without them is decided in ``_core``.
+"""

@@ -73,18 +73,20 @@ KILL = Press("kill", 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """The times of a job, in seconds; ``None`` stands for no limit.
+    """How long a job may take, and how it is made to end.
 
     Args:
-        timeout: How long each attempt may run.
-        queue_timeout: How long it may wait, in all, before its first attempt begins.
-        heartbeat_timeout: How long an attempt may go without a heartbeat.
+        timeout: Seconds that each attempt may run; here, and in the next three, ``None``
+            stands for no limit.
+        queue_timeout: Seconds that it may wait, in all, before its first attempt begins.
+        heartbeat_timeout: Seconds that an attempt may go without a heartbeat.
         deadline: When, on the loop's clock, it must be done at the latest.
         on_cancel: What happens to a running job that is cancelled: ``"interrupt"``
             raises :exc:`asyncpool.JobCancelled` in it, and kills the worker if that does
             not end it; ``"kill"`` kills the worker at once; ``"wait"`` lets the job run
-            to its end, which nobody hears of.
-        cancel_grace: How long an interrupted job has to end.
+            to its end, which nobody hears of.  To one whose time is over happens the same,
+            but ``"wait"`` is as ``"interrupt"`` then.
+        cancel_grace: Seconds that an interrupted job has to end.
 
     Attributes:
         timed: Whether there is any limit of time.

@@ -66,7 +66,7 @@ class Crew(Protocol):
         ...
 
     async def room(self) -> None:
-        """Wait until the queue, which was full, has room."""
+        """Wait until the queue, which was full, is empty; or the pool is closed."""
 
     def check_home(self) -> None:
         """Check that this is the pool's event loop."""

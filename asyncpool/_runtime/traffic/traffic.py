@@ -185,7 +185,7 @@ class Traffic:
 
     @decision
     def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
-        """Have the worker in *slot* run a pickled call before all other jobs."""
+        """Have the worker in *slot* run a pickled call before all other jobs, unchecked."""
         state, function = self._state, Function(0, b"", options.name)
         job: Job[Any] = Job(
             state.book.next_id(), function, options, self.under_way, state.loop

@@ -403,7 +403,8 @@ class WorkerHandle:
         frames, trouble = self._cargo.unload(frames)
         items = [frame for frame in frames if frame.kind is Kind.ITEM]
         if items:
-            # No other job is in its hands, so whatever outcome is here came later.
+            # A stream's outcome comes behind its items, and that of a job beside it has
+            # nothing to do with them.
             self._setup.on_items(self, items)
             frames = [frame for frame in frames if frame.kind is not Kind.ITEM]
         if frames and not self.broke_protocol:
