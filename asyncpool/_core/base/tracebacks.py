@@ -19,10 +19,8 @@ _FROZEN = "<frozen "
 def users_own(text: str) -> str:
     """Return a traceback without the frames that are ours; empty if there are no others."""
     kept: list[str] = []
-    found, hidden = (
-        False,
-        -1,
-    )  # how far the line of the frame is indented that is left out
+    found = False
+    hidden = -1  # how far the line of the frame is indented that is left out
     for line in text.splitlines():
         content = line.lstrip(" |")  # groups of exceptions have a margin
         depth = len(line) - len(content)

@@ -1,4 +1,4 @@
-"""Calls, results and errors as bytes, with large buffers beside the pickle.
+"""Calls, results and errors as bytes.
 
-The functions that go by number.
+Large buffers go beside the pickle, and functions by number.
 """
