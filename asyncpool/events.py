@@ -76,9 +76,9 @@ class Crash:
         stderr_tail: The last 40 lines that the worker wrote to its stderr, and of a fatal
             error of the interpreter the first 25, too.
         next_step: What the supervisor does about it.
-        stack: Where a hung worker was, as ``faulthandler`` shows it: the Python stacks of
-            its threads, the innermost call first.  Empty if it could not tell, since it
-            was stopped.  Else the traceback of the exception behind it, if there was one: of
+        stack: Where a worker was that hung, or did not leave in time, as ``faulthandler``
+            shows it: the Python stacks of its threads, the innermost call first.  Empty if
+            it could not tell, since it was stopped.  Else the traceback of the exception behind it, if there was one: of
             an initializer, a thread, or the ``serve()`` of a worker of a cluster.
         beside: The other jobs that it was running, each of which has lost an attempt too.
         function: The function of the job, such as ``"shop.images.resize"``.

@@ -152,6 +152,40 @@ async def test_when_the_time_is_over_what_is_left_is_killed(finish: Finish) -> N
     assert (summary.finished, summary.failed) == (0, 7)
 
 
+@pytest.mark.parametrize("work", [jobs.hold_the_gil, jobs.refuse_to_end])
+async def test_the_log_tells_where_a_worker_was_that_has_not_ended_in_time(
+    caplog: pytest.LogCaptureFixture, work: Callable[[str, str], None]
+) -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(1)
+        job = pool.submit(work, gate.path, "late")
+        visitor = await gate.visitor("late")
+        await pool.close(timeout=1.0)
+        with pytest.raises(PoolClosedError):
+            await job
+    [record] = [it for it in caplog.records if "in time" in it.getMessage()]
+    who = f"pool {pool.name}: worker {visitor.pid} in slot 0"
+    text = f"{who} had not ended in time, and was killed by SIGKILL"
+    assert (record.levelname, record.getMessage()) == ("WARNING", text)
+    assert f" in {work.__name__}" in str(record.stack_info)
+
+
+async def test_the_log_tells_where_a_worker_is_that_does_not_end_behind_its_jobs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with patience(), Gate() as gate:
+        pool = await started(1)
+        await pool.submit(jobs.wait_at_exit, gate.path)
+        await pool.close()
+        visitor = await gate.visitor("exit")
+        await visitor.gone()
+    [record] = [it for it in caplog.records if "in time" in it.getMessage()]
+    assert record.getMessage().endswith(
+        "had not ended in time, and was killed by SIGTERM"
+    )
+    assert " in wait_at" in str(record.stack_info)
+
+
 async def test_two_closes_share_one_result_and_the_stricter_one_counts() -> None:
     async with patience(), Gate() as gate:
         pool = await started(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import signal
 import textwrap
@@ -296,6 +297,31 @@ async def test_a_reload_tells_of_who_cannot_tell_what_it_cuts_off(
             "connections are cut off"
         )
     ]
+
+
+@pytest.mark.parametrize("way", ["block", "hold_gil"])
+@pytest.mark.parametrize("end", ["reload", "close"])
+async def test_one_that_hangs_while_it_drains_tells_where(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, way: str, end: str
+) -> None:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(patience())
+        gate = await stack.enter_async_context(Gate())
+        cluster = cluster_of(workers=1, drain_timeout=0.1, health_timeout=None)
+        await stack.enter_async_context(cluster)
+        client = await stack.enter_async_context(Client(cluster))
+        *_, pid = await client.who()
+        if way == "block":
+            client.say(f"block {gate.path}")
+            await gate.visitor("blocked")
+        else:
+            client.say(f"hold_gil {tmp_path / 'hangs'}")
+            await come_true((tmp_path / "hangs").exists)
+        await getattr(cluster, end)()
+        assert await client.answer() == ""
+    [record] = [it for it in caplog.records if it.levelno >= logging.WARNING]
+    assert f"worker {pid} in slot 0 was killed since" in record.getMessage()
+    assert f" in {way}\n" in str(record.stack_info)
 
 
 async def test_who_has_long_to_drain_has_not_when_the_cluster_ends() -> None:

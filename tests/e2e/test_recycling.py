@@ -403,7 +403,9 @@ async def test_a_close_ends_a_roll() -> None:
         await close
 
 
-async def test_who_does_not_leave_in_time_is_killed_and_its_job_handed_on() -> None:
+async def test_who_does_not_leave_in_time_is_killed_and_its_job_handed_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     crashes: list[Crash] = []
     limits = WorkerLimits(drain_timeout=0.1)
     pool = Pool(1, limits=limits, on_crash=crashes.append)
@@ -419,3 +421,5 @@ async def test_who_does_not_leave_in_time_is_killed_and_its_job_handed_on() -> N
     text = "killed since it was to leave, and had not within 0.1 s"
     assert (crash.kind, crash.detail) == ("crash", text)
     assert crash.next_step == "not replaced: there are enough other workers"
+    assert " in wait_in_every_attempt" in crash.stack
+    assert [record.stack_info for record in caplog.records] == [crash.stack]

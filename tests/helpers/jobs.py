@@ -113,6 +113,11 @@ def wait_at(gate: str, word: str = "") -> str:
         return sock.recv(4096).decode()
 
 
+def wait_at_exit(gate: str) -> None:
+    """Have this process wait when it ends."""
+    atexit.register(wait_at, gate, "exit")
+
+
 def wait_behind(gate: str, name: str) -> None:
     """Leave a thread behind that waits there, and is no daemon."""
     thread = threading.Thread(target=wait_at, args=(gate,), name=name, daemon=False)

@@ -56,7 +56,7 @@ class DeadWorker:
 
     loading = killed = broke_protocol = False
     status = -signal.SIGKILL
-    detail = traceback = silence = ""
+    detail = traceback = silence = late_stacks = ""
     slot = generation = pid = 1
     began_at = 0.0
     stderr_tail = ()

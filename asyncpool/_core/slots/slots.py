@@ -164,6 +164,7 @@ class Slot:
         faulty: It must not get another job, since something in it is broken.
         probing: It was started to find out whether starting is possible again.
         ending: How far the end of its process has been pressed.
+        is_late: It was asked where it is, since its time to end is nearly over.
     """
 
     index: int
@@ -198,6 +199,7 @@ class Slot:
     faulty: bool = False
     probing: bool = False
     ending: Ending = Ending.NO
+    is_late: bool = False
 
     def apply(self, event: SlotEvent) -> None:
         """Go where the table says.
@@ -222,5 +224,5 @@ class Slot:
         self.outcomes = 0
         self.planned = self.faulty = self.hung = False
         self.worn = self.replaces = self.leave_by = None
-        self.leaving = self.oversized = False
+        self.leaving = self.oversized = self.is_late = False
         self.ending = Ending.NO

@@ -31,6 +31,7 @@ from asyncpool._core.slots.sizing import Sizing
 from asyncpool._core.slots.slots import UP, Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.supervision.closing import Closing, Finish
 from asyncpool._core.supervision.draining import Leaving
+from asyncpool._core.supervision.late_looks import LateLooks
 from asyncpool._core.supervision.replacement import Rotation
 from asyncpool._core.supervision.termination import Pressing
 
@@ -89,6 +90,7 @@ class Supervision:
         self._errands = Errands(self.slots, self.dispatcher)
         self._sessions = Sessions(self.slots, self.dispatcher, self._errands)
         self.closing = Closing(self._lives, self.dispatcher, self._errands, end_grace)
+        self.late_looks = LateLooks(self.slots, self.closing)
         self._pressing = Pressing(self._lives, self.dispatcher)
         self._seating = Seating(self.slots, self.dispatcher)
         leaving = Leaving(

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from asyncpool._core.base.tracebacks import users_own
 from asyncpool.events import Crash
 
-__all__ = ["CrashCallback", "Reporter"]
+__all__ = ["CrashCallback", "Reporter", "warn"]
 
 CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
 
@@ -48,11 +48,18 @@ class Reporter:
         # Not a task group: one that never returns would hold up the close for ever.
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def report(self, crash: Crash) -> None:
-        """Have it logged and the callback called soon."""
+    def report(self, crash: Crash, *, stacks: str = "") -> None:
+        """Have it logged and the callback called soon.
+
+        *stacks* tells where a worker was that was killed since it had not ended in time.
+        """
         # Not from here: the callback may submit, cancel or close, and the supervisor
         # is in the middle of a decision.  Before the job's own callbacks, though.
-        self._loop.call_soon(self._tell, crash)
+        self._loop.call_soon(self._tell, crash, stacks)
+
+    def report_late(self, end: Crash) -> None:
+        """Have it logged soon that a worker was killed, which had not ended in time."""
+        self._loop.call_soon(self._log_late, end)
 
     async def finish(self) -> None:
         """Wait for async callbacks, and cancel those that do not return.
@@ -70,9 +77,9 @@ class Reporter:
         if late:
             _LOGGER.warning("%d calls of on_crash ignore that the pool ends", len(late))
 
-    def _tell(self, crash: Crash) -> None:
+    def _tell(self, crash: Crash, stacks: str) -> None:
         with contextlib.suppress(Exception):  # a handler or filter of the user's
-            self._log(crash)
+            self._log(crash, stacks)
         if self._callback is None:
             return
         try:
@@ -84,25 +91,20 @@ class Reporter:
         except Exception:
             _LOGGER.exception("on_crash raised; the pool goes on")
 
-    def _log(self, crash: Crash) -> None:
-        if not _LOGGER.isEnabledFor(logging.WARNING):
-            return
-        path, line, function, _ = _LOGGER.findCaller()
-        record = _LOGGER.makeRecord(
-            _LOGGER.name,
-            logging.WARNING,
-            path,
-            line,
-            "%s: %s; %s",
-            (self._title, crash, crash.next_step),
-            None,
-            function,
-        )
+    def _log(self, crash: Crash, stacks: str) -> None:
+        trace = ""
         if self._traces and crash.kind == "failed start":
-            record.exc_text = users_own(crash.stack) or None
+            trace = users_own(crash.stack)
         elif crash.kind == "hung":
-            record.stack_info = crash.stack or None
-        _LOGGER.handle(record)
+            stacks = crash.stack
+        args = self._title, crash, crash.next_step
+        warn(_LOGGER, "%s: %s; %s", *args, stacks=stacks, trace=trace)
+
+    def _log_late(self, end: Crash) -> None:
+        text = "%s: worker %s in slot %d had not ended in time, and was killed by %s"
+        args = self._title, end.pid, end.slot, end.signal
+        with contextlib.suppress(Exception):  # a handler or filter of the user's
+            warn(_LOGGER, text, *args, stacks=end.stack)
 
     @staticmethod
     async def _await(result: Awaitable[object]) -> None:
@@ -110,3 +112,21 @@ class Reporter:
             await result
         except Exception:
             _LOGGER.exception("on_crash raised; the pool goes on")
+
+
+def warn(
+    logger: logging.Logger,
+    text: str,
+    *args: object,
+    stacks: str = "",
+    trace: str = "",
+) -> None:
+    """Log a warning of the caller's with the *stacks* of a worker, or its *trace*."""
+    if not logger.isEnabledFor(logging.WARNING):
+        return
+    path, line, function, _ = logger.findCaller(stacklevel=2)
+    record = logger.makeRecord(
+        logger.name, logging.WARNING, path, line, text, args, None, function
+    )
+    record.exc_text, record.stack_info = trace or None, stacks or None
+    logger.handle(record)

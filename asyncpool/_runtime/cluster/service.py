@@ -18,6 +18,7 @@ from asyncpool._core.cluster.drain_limits import DrainLimit, drain_limit
 from asyncpool._core.slots.commands import Command
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
+from asyncpool._runtime.base.callbacks import warn
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.cluster.balancer import Spreader
 from asyncpool._runtime.cluster.line import Line, LineSetup, LineSocket
@@ -211,16 +212,17 @@ class Service:
             # Of one that was sent SIGKILL, the report says itself that it was killed.
             by = "" if handle.killed else "killed by SIGTERM since "
             handle.detail = handle.detail or by + why
-        if cut:
-            _LOGGER.warning(
-                "%s: worker %d in slot %d was killed since %s: %d of %d connections are "
-                "cut off",
+        if cut or handle.late_stacks:
+            cost = f": {cut} of {served} connections are cut off" if cut else ""
+            warn(
+                _LOGGER,
+                "%s: worker %d in slot %d was killed since %s%s",
                 self._state.config.title,
                 handle.pid,
                 handle.slot,
                 why,
-                cut,
-                served,
+                cost,
+                stacks=handle.late_stacks,
             )
 
     async def broadcast(self, key: Hashable, payload: bytes) -> None:

@@ -243,6 +243,7 @@ class Supervisor:
     def _stop(self, reason: PoolClosedError) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._last_words.stop()
         self._traffic.stop()
         self.rotator.stop()
         if self._health is not None:
@@ -501,6 +502,7 @@ class Supervisor:
         deadline = self._core.next_deadline()
         if deadline is not None:
             self._timer = self._loop.call_at(deadline, self._on_timer, deadline)
+        self._last_words.rearm()
 
     @decision
     def _on_timer(self, deadline: float) -> None:

@@ -77,6 +77,8 @@ class Burial:
         was_ready = slot.ready_at is not None
         losses = book.losses(handle, slot, kind)
         begun = [loss.job for loss in losses if loss.attempt]
+        if slot.is_late:
+            handle.read_late_stacks()
         silent, doomed = slot.silent, next(iter(slot.doomed), None) if planned else None
         blamed = bool(begun)
         if self._serving is not None:
@@ -121,14 +123,21 @@ class Burial:
         # The next worker is on its way before anybody hears of this one, by logging,
         # callback or future: that takes half a millisecond and more.
         self._perform(commands)
-        if crashed:
-            self._reporter.report(crash)
+        self._report(crash, handle, crashed=crashed)
         for loss in losses:
             self._settle(loss, crash)
         book.leases.worker_gone(handle.slot)
         if not planned and not was_ready:
             self._rotator.start_failed(crash)
         self._rotator.look()
+
+    def _report(
+        self, crash: events.Crash, handle: WorkerHandle, *, crashed: bool
+    ) -> None:
+        if crashed:
+            self._reporter.report(crash, stacks=handle.late_stacks)
+        elif handle.late_stacks and self._serving is None:  # which tells that itself
+            self._reporter.report_late(crash)
 
     async def finish(self) -> None:
         """Wait for who is told of crashes; see :meth:`Reporter.finish`.

@@ -102,7 +102,7 @@ class Coroner:
         """
         job = next(iter(jobs), None)
         status = handle.status
-        detail, stack = handle.detail, handle.traceback
+        detail, stack = handle.detail, handle.traceback or handle.late_stacks
         late = kind == "failed start" and handle.killed and not planned
         if late and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"

@@ -1,4 +1,4 @@
-"""Find out where a worker is that is about to be killed, and kill it then.
+"""Find out where a worker is that is about to be killed.
 
 Its control thread writes the stacks of all threads down when it is asked to.  If it is not
 let, since another thread holds the GIL, a signal handler in C does that.
@@ -6,6 +6,7 @@ let, since another thread holds the GIL, a signal handler in C does that.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from asyncpool._core.slots.commands import Command
@@ -35,6 +36,36 @@ class LastWords:
     ) -> None:
         self._state = state
         self._perform = perform
+        self._timer: asyncio.TimerHandle | None = None
+
+    def rearm(self) -> None:
+        """Watch the time of those that are to end, as it is now."""
+        self.stop()
+        when = self._state.core.late_looks.next_deadline()
+        if when is not None:
+            self._timer = self._state.loop.call_at(when, self._look_at_late, when)
+
+    def stop(self) -> None:
+        """Watch it no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @decision
+    def _look_at_late(self, when: float) -> None:
+        """Ask those where they are whose time to end is nearly over."""
+        now = max(when, self._state.loop.time())
+        for slot, due in self._state.core.late_looks.take(now):
+            handle = self._state.handles[slot]
+            handle.page.read_stacks()  # whatever was written before
+            handle.ask_for_stacks()
+            self._state.loop.call_at(_demand_at(due, now), self._demand_late, handle)
+        self.rearm()
+
+    def _demand_late(self, handle: WorkerHandle) -> None:
+        is_there = self._state.handles[handle.slot] is handle
+        if is_there and not handle.page.stacks_size:
+            handle.demand_stacks()
 
     def hang(self, handle: WorkerHandle, silence: str, job: int | None = None) -> None:
         """Have a worker killed that was silent for too long, or whose *job* was.
@@ -53,8 +84,7 @@ class LastWords:
         """Make a worker say where it is, which has been asked to, before its time is over."""
         due = self._state.core.slots[handle.slot].due
         if due is not None:
-            when = due - min(_LAST_WORDS, 0.8 * (due - now))
-            self._state.loop.call_at(when, self._demand, handle, job)
+            self._state.loop.call_at(_demand_at(due, now), self._demand, handle, job)
 
     def _demand(self, handle: WorkerHandle, job: int | None) -> None:
         # Its threads do not run then, so that their stacks can be read in a signal handler:
@@ -80,3 +110,7 @@ class LastWords:
         if self._state.handles[slot] is not handle:
             return False
         return core.head(slot) is None if job is None else core.runs(slot, job)
+
+
+def _demand_at(due: float, now: float) -> float:
+    return due - min(_LAST_WORDS, 0.8 * (due - now))

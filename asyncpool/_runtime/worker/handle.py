@@ -97,6 +97,7 @@ class WorkerHandle:
         detail: What is known of the reason, if anything.
         traceback: That of the exception which was the reason, if it is known.
         silence: What it has failed to say for too long, if it was found hung.
+        late_stacks: Where it was, if it was killed since it had not ended in time.
         broke_protocol: Whether it said something that a worker does not say.
         killed: Whether SIGKILL was sent to it from here.
         pressed_at: When it was first sent a signal that is to end it, if it was.
@@ -114,7 +115,7 @@ class WorkerHandle:
         self.process: Process | None = None
         self.page = Page(s.concurrency)
         self.status: int | None = None
-        self.detail = self.traceback = self.silence = ""
+        self.detail = self.traceback = self.silence = self.late_stacks = ""
         self.broke_protocol = False
         self.began_at = loop.time()
         self._loop = loop
@@ -239,6 +240,14 @@ class WorkerHandle:
         """Have it write them down though no thread of Python's can run there."""
         if self.process is not None:
             self.process.signal(STACKS)
+
+    def read_late_stacks(self) -> None:
+        """Read where it was, which it was asked when its time was nearly over.
+
+        What has ended by itself after that was not stuck there.
+        """
+        if self.pressed_at is not None and (self.status is None or self.status < 0):
+            self.late_stacks = self.page.read_stacks()
 
     def stop(self) -> None:
         """Tell it that no job will come any more."""
