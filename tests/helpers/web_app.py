@@ -68,6 +68,14 @@ async def broken(scope: Message, receive: Receive, send: Send) -> None:
     await send({"type": "lifespan.startup.failed", "message": "no database"})
 
 
+async def explaining(scope: Message, receive: Receive, send: Send) -> None:
+    """Refuse to start, for a reason that takes two lines."""
+    assert scope["type"] == "lifespan"
+    await receive()
+    text = "no database\nask for one"
+    await send({"type": "lifespan.startup.failed", "message": text})
+
+
 async def raising(scope: Message, receive: Receive, _send: Send) -> None:
     """Refuse to start, as an application does that knows nothing of lifespans."""
     assert scope["type"] == "lifespan"

@@ -162,6 +162,16 @@ def test_an_application_that_does_not_start(
     assert ("in raising\n" in failure.text) == (app == "raising")
     status, err = master.worker.ended()
     assert (status, "Traceback" in err) == (1, False), "the master tells of it"
+    assert Kind.RECORD not in [frame.kind for frame in frames], "so uvicorn need not"
+
+
+def test_a_reason_of_several_lines_is_not_cut_short(start: Start) -> None:
+    master = start(asgi("tests.helpers.web_app:explaining", lifespan="on"))
+    frames = list(iter(lambda: master.worker.heard(master.worker.control), None))
+    [record] = [frame.payload for frame in frames if frame.kind is Kind.RECORD]
+    assert LogEntry.unpack(bytes(record)).message == "no database\nask for one"
+    [failure] = [frame for frame in frames if frame.kind is Kind.FAILED]
+    assert Failure.unpack(failure.payload).summary.endswith("start: ask for one")
 
 
 def test_options_of_the_cluster_are_refused() -> None:

@@ -76,4 +76,4 @@ async def test_servers_have_them() -> None:
     assert {"connections", "default_headers", "tasks", "total_requests"} <= state.keys()
     assert list(inspect.signature(server.on_tick).parameters) == ["counter"]
     lifespan = LifespanOn(loaded("h11"))
-    assert {"should_exit", "state"} <= vars(lifespan).keys()
+    assert {"logger", "should_exit", "state"} <= vars(lifespan).keys()
