@@ -18,7 +18,7 @@ from tests.helpers.http import Browser
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.tls import client_context, write_certificate
-from tests.helpers.web_app import make_app_unless
+from tests.helpers.web_app import make_app_unless, make_flood
 from tests.worker.serves import Patient
 
 pytestmark = BOTH_LOOPS
@@ -99,6 +99,24 @@ async def test_a_websocket_is_told_to_come_back() -> None:
             await browser.open_websocket()
             assert await browser.echo(b"again") == b"again"
             assert (await reloading).replaced == 1
+
+
+@pytest.mark.parametrize("ws", ["auto", "wsproto"])
+@pytest.mark.parametrize("end", ["reload", "close"])
+async def test_who_takes_nothing_from_a_websocket_is_cut_off_in_time(
+    tmp_path: Path, ws: str, end: str
+) -> None:
+    counted = tmp_path / "KiB"
+    target = web(partial(make_flood, counted), factory=True, ws=ws)
+    cluster = cluster_with(target, workers=1, drain_timeout=0.3)
+    async with patience(), cluster, Browser(cluster) as browser:
+        await browser.open_websocket()
+        browser.take_nothing()
+        await getattr(cluster, end)()
+        stats = cluster.stats()
+    assert stats.crashes == 0
+    # What the kernel holds for both sides, and not what there was time to send.
+    assert 0 < int(counted.read_text()) < 64 * 1024
 
 
 async def test_a_slow_upload_ends_where_it_has_begun() -> None:

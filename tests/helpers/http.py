@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from asyncpool import Cluster
 
@@ -88,6 +88,10 @@ class Browser:
         )
         head = await self.reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 101 ")
+
+    def take_nothing(self) -> None:
+        """Read nothing any more, so that the other side can send only what buffers hold."""
+        cast("asyncio.Transport", self.writer.transport).pause_reading()
 
     async def echo(self, text: bytes) -> bytes:
         """Have a short text come back through the WebSocket."""

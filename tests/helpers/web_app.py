@@ -12,8 +12,10 @@ __all__ = [
     "VersionTwo",
     "app",
     "broken",
+    "explaining",
     "make_app",
     "make_app_unless",
+    "make_flood",
     "plain",
     "raising",
 ]
@@ -59,6 +61,29 @@ def make_app() -> Callable[..., Awaitable[None]]:
 def make_app_unless(path: Path) -> Callable[..., Awaitable[None]]:
     """Return the application, or a broken one if there is such a file."""
     return broken if path.exists() else app
+
+
+def make_flood(counted: Path) -> Callable[..., Awaitable[None]]:
+    """Return an application whose WebSockets send without end.
+
+    In the end it writes down how many KiB there were.
+    """
+
+    async def flood(scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await app(scope, receive, send)
+            return
+        await receive()
+        await send({"type": "websocket.accept"})
+        sent = 0
+        try:
+            while True:
+                await send({"type": "websocket.send", "bytes": bytes(65536)})
+                sent += 64
+        finally:
+            counted.write_text(str(sent))
+
+    return flood
 
 
 async def broken(scope: Message, receive: Receive, send: Send) -> None:
