@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -273,6 +274,26 @@ async def test_a_limited_restart_counts_every_crash() -> None:
     assert caught.value.crashes == tuple(crashes)
     assert [crash.next_step for crash in crashes[:3]] == ["restarting at once"] * 3
     assert crashes[3].next_step.startswith("giving up: 4 workers died")
+
+
+async def test_a_pool_that_never_was_up_tries_no_more_and_does_not_say_it_would(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    crashes: list[Crash] = []
+    fails: dict[str, Any] = {"initializer": jobs.fail, "initargs": (OSError("no"),)}
+    pool = Pool(1, restart=HASTY, on_crash=crashes.append, **fails)
+    events = pool.events()
+    async with patience():
+        with pytest.raises(PoolBrokenError, match="3 starts failed in a row") as caught:
+            await pool.start()
+    assert caught.value.retry_after is None
+    steps = [crash.next_step for crash in crashes]
+    assert "next try in" in steps[1]
+    assert steps[2] == "giving up: 3 starts failed in a row"
+    parked = [event.probe_in async for event in by_events(events, Parked)]
+    assert parked[2] is None
+    [broken] = [text for text in caplog.messages if "is broken" in text]
+    assert broken.endswith("3 starts failed in a row, given up")
 
 
 async def test_an_interpreter_that_cannot_be_started_is_named(

@@ -71,6 +71,18 @@ async def test_a_pool_that_breaks_tells_everybody(
     assert how(pool) == [BROKEN, BROKEN, None]
 
 
+async def test_one_that_breaks_before_it_is_up_has_no_next_try(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool, _ = standing()
+    pool.give_up(PoolBrokenError(reason="no hope", crashes=(), retry_after=2.0))
+    error = pool.up.exception()
+    assert isinstance(error, PoolBrokenError)
+    assert (error.reason, error.retry_after) == ("no hope", None)
+    assert pool.over.exception() is error
+    assert caplog.messages == ["pool x is broken: no hope, given up"]
+
+
 async def test_one_that_was_up_is_over_only_when_it_gives_up() -> None:
     pool, heard = standing()
     pool.begin()

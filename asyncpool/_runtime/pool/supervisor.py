@@ -186,6 +186,7 @@ class Supervisor:
             self.rotator,
             serving=self._serving,
             sessions=self.sessions,
+            standing=self.standing,
         )
         self._finished = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -468,6 +469,8 @@ class Supervisor:
             case cmd.ScheduleRestart(slot, delay):
                 self._hub.publish(events.Restarting(slot, delay))
             case cmd.ParkSlot(slot, reason, probe_in):
+                if self.standing.start_failed:
+                    probe_in = None
                 self._hub.publish(events.Parked(slot, reason, probe_in))
             case cmd.Retiring() | cmd.Resized() | cmd.Rolled():
                 self.rotator.carry_out(command)

@@ -18,6 +18,7 @@ from asyncpool._runtime.state.crash_report import (
 )
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.state.registry import Loss
+from asyncpool._runtime.state.status import Standing
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool._runtime.worker.serving import Serving
@@ -35,6 +36,7 @@ class Burial:
         rotator: What waits for those that are started.
         serving: What they do instead of jobs, if they serve.
         sessions: Whose own they are.
+        standing: Whether the pool is up, or has no hope to be.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Burial:
         *,
         serving: Serving | None,
         sessions: Sessions,
+        standing: Standing,
     ) -> None:
         config = state.config
         self._state = state
@@ -54,6 +57,7 @@ class Burial:
         self._rotator = rotator
         self._serving = serving
         self._sessions = sessions
+        self._standing = standing
         self._coroner = Coroner(config.start_timeout)
         self._reporter = Reporter(
             state.loop,
@@ -101,7 +105,9 @@ class Burial:
             jobs=sorted(begun, key=lambda job: job.id != silent),
             doomed=doomed,
             now=now,
-            next_step=describe_next_step(handle.slot, commands),
+            next_step=describe_next_step(
+                handle.slot, commands, is_last=self._standing.start_failed
+            ),
         )
         handle.page.close()
         if not crashed:

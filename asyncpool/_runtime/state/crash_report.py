@@ -218,8 +218,13 @@ def broken_error(
     return error
 
 
-def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
-    """Say in words what the supervisor does about the end of a worker."""
+def describe_next_step(
+    slot: int, commands: Iterable[cmd.Command], *, is_last: bool = False
+) -> str:
+    """Say in words what the supervisor does about the end of a worker.
+
+    If that *is_last* the pool was never up, and tries no more.
+    """
     for command in commands:
         match command:
             case cmd.ScheduleRestart(index, delay) if index == slot:
@@ -229,7 +234,7 @@ def describe_next_step(slot: int, commands: Iterable[cmd.Command]) -> str:
             case cmd.ParkSlot(index, reason, probe_in) if index == slot:
                 return (
                     f"giving up: {reason}"
-                    if probe_in is None
+                    if probe_in is None or is_last
                     else f"{reason}, next try in {probe_in:.2g} s"
                 )
             case cmd.LeaveEmpty(index) if index == slot:

@@ -33,6 +33,15 @@ class Standing:
         self.done: asyncio.Future[None] = state.loop.create_future()
         self.over: asyncio.Future[None] = state.loop.create_future()
 
+    @property
+    def start_failed(self) -> bool:
+        """Whether the pool was never up and has no hope to be: it ends, and tries no more."""
+        if self.up.done():
+            return False
+        core = self._state.core
+        hopeless = self._state.config.wait_for_all and core.failures is not None
+        return hopeless or core.broken is not None
+
     def begin(self) -> None:
         """Take note that a worker is ready."""
         if self._state.config.wait_for_all:
@@ -57,12 +66,16 @@ class Standing:
             )
 
     def give_up(self, error: PoolBrokenError) -> None:
-        """Take note that the pool is broken."""
+        """Take note that the pool is broken; for good, if it was never up."""
+        if error.retry_after is not None and not self.up.done():
+            error = PoolBrokenError(
+                reason=error.reason, crashes=error.crashes, retry_after=None
+            )
         state, again = self._state, error.retry_after
         then = "given up" if again is None else f"next try in {again:.2g} s"
         _LOGGER.error("%s is broken: %s, %s", state.config.title, error.reason, then)
         state.hub.publish(events.GaveUp(error.reason, error.crashes))
-        if again is None or not self.up.done():
+        if again is None:
             self._break(error)
 
     def recover(self, slot: int) -> None:
