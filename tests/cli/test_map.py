@@ -18,6 +18,7 @@ from tests.helpers.command import (
     finish_command,
     lines,
     numbers,
+    run_code,
     run_command,
     start_command,
     wait_until,
@@ -396,6 +397,45 @@ def test_two_runs_on_one_journal_are_refused(folder: Path) -> None:
     os.kill(first.pid, signal.SIGINT)
     os.kill(first.pid, signal.SIGTERM)
     assert finish_command(first).code in {128 + signal.SIGINT, 128 + signal.SIGTERM}
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["people", "machines"])
+@pytest.mark.parametrize(
+    "begins",
+    ["asyncpool._cli.map.map_command.open_input", "asyncio.run"],
+    ids=["opening", "starting"],
+)
+def test_an_interrupt_before_the_first_item_is_told_as_any(
+    folder: Path,
+    begins: str,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    numbers(folder, 3)
+    module, _, name = begins.rpartition(".")
+    code = f"""
+import sys
+from asyncpool._cli import main
+import {module} as module
+def interrupt(*args, **kwargs):
+    if module.__name__ == "asyncio":
+        args[0].close()
+    raise KeyboardInterrupt
+module.{name} = interrupt
+sys.argv = ["asyncpool", "map", "math:factorial", "in.jsonl", *sys.argv[1:]]
+main()
+"""
+    done = run_code(folder, code, *["--json"] * as_json)
+    assert (done.code, done.out) == (128 + signal.SIGINT, "")
+    if as_json:
+        told = json.loads(done.err)
+        assert (told["exit_code"], told["problem"]) == (130, "interrupted")
+        assert (told["done"], told["failed"]) == (0, 0)
+    else:
+        assert done.err.splitlines() == [
+            "asyncpool: interrupted",
+            "0 done in 0:00",
+            "with --journal FILE the next run could go on here",
+        ]
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from contextlib import ExitStack, suppress
@@ -54,6 +55,8 @@ _RETRY_ON: dict[str, Any] = {
 
 # More of them than any machine has use for would only be heard of when it is too late.
 _MOST_WORKERS = 4096
+
+_INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,8 @@ def _run(asked: Asked) -> int:
         except OSError as error:
             text = f"cannot write {error.filename}: {error.strerror}"
             raise Unfinished(text) from None
+        except KeyboardInterrupt:
+            return _say_end(asked, Ended(Exit.INTERRUPTED, _INTERRUPTED))
         began = time.monotonic()
         code, problem = _carry_out(asked, run, source)
         ended = Ended(
@@ -220,12 +225,17 @@ def _run(asked: Asked) -> int:
             output=asked.output,
             failures=asked.failures if run.tally.failed else None,
         )
-        if asked.as_json:
-            say(ended.as_json())
-        else:
-            for line in ended.lines(asked.journal):
-                say(line)
-    return code
+        return _say_end(asked, ended)
+
+
+def _say_end(asked: Asked, ended: Ended) -> int:
+    """Print the summary; return the exit code."""
+    if asked.as_json:
+        say(ended.as_json())
+    else:
+        for line in ended.lines(asked.journal):
+            say(line)
+    return ended.code
 
 
 def _check_paths(asked: Asked) -> None:
@@ -347,8 +357,10 @@ def _carry_out(asked: Asked, run: Run, source: Input) -> tuple[int, str]:
     try:
         with WorkerLines.on(console):
             asyncio.run(_execute(asked, run, source, console))
-    except Interrupted as signal:
-        return 128 + signal.number, "interrupted"
+    except (Interrupted, KeyboardInterrupt) as error:
+        # The latter comes before the run hears of signals.
+        number = error.number if isinstance(error, Interrupted) else signal.SIGINT
+        return 128 + number, _INTERRUPTED
     except (TargetError, InputError, JournalError) as error:
         return Exit.USAGE, str(error)
     except PoolBrokenError as error:
