@@ -405,7 +405,7 @@ def test_a_plain_function_that_holds_up_others_is_warned_of(
         road.lanes.blocked(lane)
     assert len(caplog.records) == warned
     if warned:
-        assert "it is a plain function, and 2 others run there" in caplog.text
+        assert "; 2 others are under way there" in caplog.text
 
 
 def test_a_copy_of_the_worker_is_mute(road: Road) -> None:

@@ -181,8 +181,8 @@ class Steps:
             if "/asyncio/" in frame.f_code.co_filename:
                 break
             before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
-        hint = "what computes is better submitted as a plain function"
-        warn(who, seconds, f" in {where}{before}: {hint}")
+        hint = ": what computes is better submitted as a plain function"
+        warn(who, seconds, f"in {where}{before}", hint)
 
 
 def tell_waiting(awaited: Any) -> str:
@@ -208,12 +208,21 @@ def _waiting(awaited: Any) -> Iterator[FrameType]:
             return
 
 
-def warn(who: str, seconds: float, where: str) -> None:
-    """Say that others had to wait for somebody."""
+def warn(who: str, seconds: float, where: str, hint: str) -> None:
+    """Say that others had to wait for somebody; why that took long is not known.
+
+    CPU time could not tell either: who blocks needs none, and who waits for a CPU neither.
+    And to ask for it costs 2 us, at each step.
+    """
     import logging  # noqa: PLC0415 - most jobs log nothing
 
     logging.getLogger(JOB_LOGGER).warning(
-        "%s has held up the event loop of its worker for %.3g s%s", who, seconds, where
+        "%s ran for %.3g s by the clock %s, and the event loop of its worker ran nothing "
+        "else meanwhile: it computed, or blocked, or the worker had to wait for a CPU%s",
+        who,
+        seconds,
+        where,
+        hint,
     )
 
 

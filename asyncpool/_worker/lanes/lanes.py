@@ -197,8 +197,11 @@ class Lanes:
         seconds = (perf_counter_ns() - lane.began) / 1e9
         others = len(self.by_job) - 1
         if others and self._opened and seconds > self.loop.slow_callback_duration:
-            text = f": it is a plain function, and {others} others run there"
-            lane.context.run(warn, f"job {lane.frame.job}", seconds, text)
+            who, hint = (
+                f"job {lane.frame.job}",
+                f"; {others} others are under way there",
+            )
+            lane.context.run(warn, who, seconds, "in a plain function", hint)
 
     def _leave(self, lane: Lane, kind: Kind, payload: bytes | Parcel) -> None:
         duration = min((perf_counter_ns() - lane.began) // 1000, MAX_TAG)
