@@ -58,6 +58,28 @@ async def test_it_is_tried_again(
     assert (trouble, refusals) == ([], 2)
 
 
+async def test_what_comes_into_use_before_the_first_start_is_imported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, begun = tmp_path / "script.py", tmp_path / "begun"
+    path.write_text(f"import os; open({str(begun)!r}, 'a').write(f'{{os.getpid()}} ')")
+    found = Launcher(asyncio.get_running_loop(), fork=True, preload=())
+    monkeypatch.setattr(launcher, "main_script", lambda: ("", str(path), ()))
+    found._on_use()
+    await asyncio.sleep(0)
+    async with patience():
+        with ends() as own, ends() as others:
+            both = [await start(found, own), await start(found, others)]
+            assert found._template is not None
+            importers = begun.read_text().split()
+            assert found._later is None
+            for process in both:
+                process.close()
+        await found.close()
+    assert len(importers) == 1
+    assert int(importers[0]) not in [process.pid for process in both]
+
+
 async def test_a_pool_that_is_closed_tries_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -145,7 +145,10 @@ class Launcher:
             self._loop.call_soon_threadsafe(self._prepare_soon)
 
     def _prepare_soon(self) -> None:
-        if self._template is not None and self._later is None:
+        if self._template is None:
+            # Nothing was started yet: the first launcher imports it before it forks.
+            self._config = self._config._replace(script=main_script())
+        elif self._later is None:
             self._later = self._loop.call_later(_SHORT_LIFE, self._prepare)
 
     def _prepare(self) -> None:
