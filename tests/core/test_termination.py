@@ -119,6 +119,17 @@ def test_a_job_that_was_late_and_has_begun_goes_on() -> None:
     core.outcome(0, 2)
 
 
+def test_a_late_job_that_has_begun_is_in_time_though_others_are_still_asked_for() -> (
+    None
+):
+    core = busy(1, 2, 3)
+    core.recall(2, 0)
+    core.recall(3, 0)
+    assert core.revoked(0, (), 1.0) == []
+    assert not core.recalled(2, 0)
+    assert core.recalled(3, 0)
+
+
 def test_a_job_that_is_asked_back_for_another_reason_fails_if_it_is_late() -> None:
     core = busy(1, 2, 3)
     core.look_for_stalls()

@@ -105,8 +105,7 @@ class Pressing:
         late = [job for job in back if job in slot.late and job not in slot.unwanted]
         gone = {*slot.unwanted, *late}
         wanted = {job: back[job] for job in back if job not in gone}
-        if not slot.flight.asking:
-            slot.late.clear()
+        slot.late.difference_update(back, kept)
         for job in back:
             self.forgive(slot, job)
         commands: list[Command] = [Unassign(tuple(back))] if back else []
