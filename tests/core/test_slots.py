@@ -8,11 +8,12 @@ import itertools
 import pytest
 
 from asyncpool._core.base.run_times import Profile
+from asyncpool._core.base.transitions import IllegalTransitionError
 from asyncpool._core.policies.job_limits import KILL
+from asyncpool._core.slots.job_ending import JobEnding, JobEndings
 from asyncpool._core.slots.slots import (
     TRANSITIONS,
     Ending,
-    IllegalTransitionError,
     Slot,
     SlotEvent,
     SlotState,
@@ -109,18 +110,15 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         generation=4,
         outcomes=5,
         seen=(17,),
-        unwanted={17: KILL},
-        asked={17: 1.0},
-        hopeless={17: True},
-        doomed={17: 1.0},
-        silent=17,
+        job_endings=JobEndings({17: JobEnding(press=KILL)}),
+        hung=True,
         ready_at=1.0,
         due=2.0,
         planned=True,
         faulty=True,
         ending=Ending.KILLED,
     )
-    flight, unwanted = slot.flight, slot.unwanted
+    flight, endings = slot.flight, slot.job_endings
     flight.add(17, Profile())
     slot.renew()
     fresh = Slot(3, state=SlotState.STARTING, generation=5, flight=slot.flight)
@@ -128,8 +126,8 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
     assert (slot.flight.jobs, slot.flight.asking) == ({}, False)
     # Who still looks at the last one finds it as it was.
     assert slot.flight is not flight
-    assert slot.unwanted is not unwanted
-    assert (list(flight.jobs), unwanted) == ([17], {17: KILL})
+    assert slot.job_endings is not endings
+    assert (list(flight.jobs), endings) == ([17], {17: JobEnding(press=KILL)})
 
 
 def test_a_probe_is_one_from_before_its_start() -> None:
@@ -141,19 +139,14 @@ def test_a_probe_is_one_from_before_its_start() -> None:
 def test_a_new_slot_has_nothing_in_hand() -> None:
     slot = Slot(0)
     assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
-    assert (slot.flight.jobs, slot.outcomes, slot.unwanted) == ({}, 0, {})
-    assert (slot.silent, slot.ready_at, slot.due) == (None,) * 3
-    assert (slot.asked, slot.hopeless, slot.doomed) == ({},) * 3
-    assert (slot.planned, slot.faulty, slot.probing, slot.seen) == (False,) * 3 + ((),)
+    assert (slot.flight.jobs, slot.outcomes, slot.job_endings) == ({}, 0, {})
+    assert (slot.ready_at, slot.due, slot.seen) == (None, None, ())
+    assert (slot.planned, slot.faulty, slot.hung, slot.probing) == (False,) * 4
     assert slot.ending is Ending.NO
 
 
 def test_no_two_slots_have_anything_in_common() -> None:
     first, second = Slot(0), Slot(1)
     first.flight.add(17, Profile())
-    first.unwanted[17] = KILL
-    assert (second.flight.jobs, second.unwanted) == ({}, {})
-
-
-def test_an_illegal_transition_is_a_bug_of_ours() -> None:
-    assert issubclass(IllegalTransitionError, AssertionError)
+    first.job_endings.of(17).press = KILL
+    assert (second.flight.jobs, second.job_endings) == ({}, {})

@@ -42,6 +42,7 @@ from asyncpool._core.slots.commands import (
     Terminate,
     Unassign,
 )
+from asyncpool._core.slots.job_ending import BY_ITSELF, EndingStage
 from asyncpool._core.slots.lifecycle import EMPTY
 from asyncpool._core.slots.slots import Ending, SlotState
 from asyncpool._core.supervision.closing import Finish
@@ -804,6 +805,20 @@ class SupervisionMachine(RuleBasedStateMachine):
                 press.how != "wait" for press in process.unwanted.values()
             ):
                 assert process.questions or process.answers
+
+    @invariant()
+    def each_end_of_a_job_is_at_a_stage_that_fits(self) -> None:
+        timed = {*BY_ITSELF, EndingStage.KILLING}
+        for slot in self.shell.core.slots:
+            if slot.state is not SlotState.BUSY:
+                continue
+            for job, ending in slot.job_endings.items():
+                assert job in slot.flight.jobs
+                assert (ending.due is not None) is (ending.stage in timed)
+                if ending.stage is EndingStage.REVOKING:
+                    assert slot.flight.asks_for(job)
+                if ending.stage is EndingStage.NONE:
+                    assert ending.press is not None, "nobody wants it to end"
 
     @invariant()
     def an_empty_slot_is_looked_at_again(self) -> None:

@@ -147,7 +147,7 @@ def test_who_is_not_there_any_more_is_not_asked_for_what_is_late() -> None:
     assert core.recall(1, 0) == []
     core.close(Finish.NONE, 5.0, 1.0)
     assert core.recall(2, 0) == []
-    assert not core.slots[0].late
+    assert not core.recalled(2, 0)
 
 
 def test_who_does_not_give_back_the_others_is_not_waited_for() -> None:
@@ -260,3 +260,55 @@ def test_nothing_is_sent_while_a_job_is_loading_and_more_when_it_is_sent() -> No
     assert core.submit(3, Profile()) is None
     assert core.loaded(0, 1.0) == [Assign(0, (3,))]
     assert core.loaded(0, 1.0) == []
+
+
+def test_a_caller_may_give_a_job_time_as_long_as_its_worker_lives() -> None:
+    core = busy(1, 2)
+    assert core.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (2,))]
+    commands = core.cancel(1, 1.05, index=0, begun=True, press=INTERRUPT)
+    assert commands == [Interrupt(0, 1)]
+    assert core.revoked(0, (2,), 1.06) == [Unassign((2,))]
+    assert core.next_deadline() == 3.05
+    assert core.on_timer(3.05) == [Kill(0)]
+
+
+def test_a_worker_that_was_to_write_its_stacks_dies_when_they_are_there() -> None:
+    core = busy(1, 2)
+    core.expire(1, 1.0, index=0, press=KILL)
+    assert core.on_timer(1.0 + STACK_GRACE) == []  # the second one may begin
+    commands = core.cancel(1, 1.3, index=0, begun=True, press=INTERRUPT)
+    assert commands == [Interrupt(0, 1)]
+    assert core.revoked(0, (2,), 1.31) == [Unassign((2,))]
+    assert core.stacks_written(0, 1.32, 1) == [Kill(0)]
+
+
+def test_a_worker_that_is_killed_for_a_job_is_not_saved_by_its_outcome() -> None:
+    core = busy(1)
+    core.cancel(1, 1.0, index=0, begun=True)
+    core.outcome(0, 1)
+    assert core.refill(0, 1.01) == []
+    assert core.slots[0].job_endings.killing == 1
+    assert core.slots[0].job_endings.is_wanted(1), "there is nothing to give up"
+
+
+def test_a_worker_dies_of_no_job_if_the_pool_ends_it_anyway() -> None:
+    core = busy(1, 2)
+    core.cancel(1, 1.0, index=0, begun=True)
+    assert core.slots[0].job_endings.killing == 1
+    core.close(Finish.NONE, 5.0, 1.01)
+    assert core.slots[0].job_endings.killing is None
+
+
+def test_how_long_a_cancelled_job_may_run_is_known_when_the_pool_has_closed() -> None:
+    core = busy(1)
+    core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    core.close(Finish.NONE, 5.0, 1.01)
+    assert core.grace == INTERRUPT.grace
+
+
+def test_no_deadline_of_a_job_counts_when_its_worker_ends() -> None:
+    core = busy(1)
+    core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    assert core.rotation.kill(core.slots[0], 1.1) == [Kill(0, "kill() was called")]
+    assert core.on_timer(3.0) == []
+    assert core.slots[0].job_endings.killing is None

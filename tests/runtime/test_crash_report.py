@@ -159,7 +159,7 @@ async def test_who_was_killed_by_somebody_else(
         kind=found,
         planned=False,
         jobs=[],
-        doomed=None,
+        killed_for=None,
         now=2.0,
         next_step="",
     )
@@ -212,7 +212,7 @@ async def test_a_start_has_taken_too_long_unless_it_was_called_off(
         kind="failed start",
         planned=planned,
         jobs=[],
-        doomed=None,
+        killed_for=None,
         now=2.0,
         next_step="",
     )

@@ -123,8 +123,8 @@ class Sessions:
         )
 
     def _may_come(self, slot: Slot) -> bool:
-        stays = slot.state in UP and not (slot.leaving or slot.faulty or slot.doomed)
-        return stays and self._may_have(slot)
+        stays = slot.state in UP and not (slot.leaving or slot.faulty)
+        return stays and slot.job_endings.killing is None and self._may_have(slot)
 
     # They go on.
 

@@ -178,7 +178,7 @@ class Lives:
         slot.planned = slot.planned or planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
-        slot.ending, slot.asked = how, {}
+        slot.ending = how
         slot.due = now + (self._grace[how] if grace is None else grace)
         if how is Ending.STOPPED:
             return [Stop(slot.index)]

@@ -21,15 +21,15 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
+from asyncpool._core.base.transitions import IllegalTransitionError
 from asyncpool._core.dispatch.in_flight import Flight
-from asyncpool._core.policies.job_limits import Press
 from asyncpool._core.policies.worker_limits import NEVER, Wear
+from asyncpool._core.slots.job_ending import JobEndings
 
 __all__ = [
     "TRANSITIONS",
     "UP",
     "Ending",
-    "IllegalTransitionError",
     "Slot",
     "SlotEvent",
     "SlotState",
@@ -75,10 +75,6 @@ class Ending(enum.IntEnum):
     STOPPED = 1
     TERMINATED = 2
     KILLED = 3
-
-
-class IllegalTransitionError(AssertionError):
-    """An event that cannot happen in this state: a bug in asyncpool."""
 
 
 _S, _E = SlotState, SlotEvent
@@ -135,16 +131,11 @@ class Slot:
         flight: The jobs that it has in hand.
         outcomes: How many outcomes it has delivered.
         width: How many jobs its workers run at once.
-        seen: The jobs that were running at the last look for a stall.
-        unwanted: Jobs in flight that were cancelled, each with how it is to end.
-        late: Jobs that it is asked to give back, since their time to begin is over.
-        asked: The jobs that are to end by themselves, each until when, or the worker dies
-            of it.
-        hopeless: Which of them nobody has told to, and whether the worker, which only has
-            that long, has said where they are.
-        doomed: The jobs that the worker must die of, each until when at the latest.
-        hung: It has been silent for too long, and dies of that.
-        silent: The job that it has been, if there is one.
+        job_endings: Its jobs that are made to end; see ``job_ending.py``.  All that is
+            about one such job is there; what follows is about the worker.
+        seen: The jobs that were running at the last look for a stall: if they still are,
+            it gives back those that wait behind them.
+        hung: It, or one of its jobs, has been silent for too long, and it dies of that.
         wear: When it is worn.
         worn: Why another worker is to take its place, if one is.
         replaces: The slot of the worker whose place it is to take when it is ready.
@@ -161,7 +152,7 @@ class Slot:
         due: When the supervisor must look at the slot again, whatever happens: to
             start, to probe, or to take the next step in ending a process.
         planned: Its end is the supervisor's own wish, hence not a crash.
-        faulty: It must not get another job, since something in it is broken.
+        faulty: It must not get another job, since something in the worker is broken.
         probing: It was started to find out whether starting is possible again.
         ending: How far the end of its process has been pressed.
         is_late: It was asked where it is, since its time to end is nearly over.
@@ -173,14 +164,9 @@ class Slot:
     flight: Flight = field(default_factory=Flight)
     width: int = 1
     outcomes: int = 0
+    job_endings: JobEndings = field(default_factory=JobEndings)
     seen: tuple[int, ...] = ()
-    unwanted: dict[int, Press] = field(default_factory=dict)
-    late: set[int] = field(default_factory=set)
-    asked: dict[int, float] = field(default_factory=dict)
-    hopeless: dict[int, bool] = field(default_factory=dict)
-    doomed: dict[int, float] = field(default_factory=dict)
     hung: bool = False
-    silent: int | None = None
     wear: Wear = _NEW
     worn: str | None = None
     replaces: int | None = None
@@ -218,9 +204,9 @@ class Slot:
         """Begin the next generation."""
         self.generation += 1
         self.flight = Flight(self.width)
-        self.unwanted, self.asked, self.hopeless, self.doomed = {}, {}, {}, {}
-        self.silent = self.ready_at = self.due = None
-        self.seen, self.late = (), set()
+        self.job_endings = JobEndings()
+        self.ready_at = self.due = None
+        self.seen = ()
         self.outcomes = 0
         self.planned = self.faulty = self.hung = False
         self.worn = self.replaces = self.leave_by = None

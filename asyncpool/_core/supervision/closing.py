@@ -15,6 +15,7 @@ from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.dispatch.in_flight import Flight
 from asyncpool._core.placement.pinned_jobs import Errands
 from asyncpool._core.slots.commands import Command, Finished
+from asyncpool._core.slots.job_ending import EndingEvent
 from asyncpool._core.slots.lifecycle import EMPTY, Lives, fail_jobs
 from asyncpool._core.slots.slots import Ending, SlotEvent, SlotState
 
@@ -166,8 +167,10 @@ class Closing:
         jobs: list[int] = []
         for slot in self._lives.slots:
             if slot.flight.jobs:
-                jobs += [job for job in slot.flight.jobs if job not in slot.unwanted]
-                slot.flight, slot.doomed = Flight(slot.width), {}
+                jobs += filter(slot.job_endings.is_wanted, slot.flight.jobs)
+                slot.flight = Flight(slot.width)
+                for ending in slot.job_endings.values():
+                    ending.apply(EndingEvent.CLOSE)
         jobs += self._landing
         self._landing.clear()
         return jobs

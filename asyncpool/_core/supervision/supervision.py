@@ -189,17 +189,19 @@ class Supervision:
         slot = self.slots[index]
         slot.flight.land(job)
         slot.outcomes += 1
-        if slot.unwanted or slot.asked or slot.doomed:
-            self._pressing.forgive(slot, job)
+        if slot.job_endings:
+            self._pressing.clear_ending(slot, job)
 
     def refill(self, index: int, now: float) -> list[Command]:
         """Give the worker in slot *index* more, or let it go, after its outcomes."""
         slot = self.slots[index]
         if slot.state is not SlotState.BUSY:
             return []  # it is on its way out already
-        if slot.faulty or slot.doomed or slot.leaving or self.broken:
-            commands = self._pressing.wind_up(slot, now)
-        elif slot.asked or not slot.flight.hungry:
+        endings = slot.job_endings
+        must_end = endings and endings.killing is not None
+        if must_end or slot.faulty or slot.leaving or self.broken:
+            commands = self._pressing.end_worker(slot, now)
+        elif (endings and endings.by_itself) or not slot.flight.hungry:
             commands = []
         else:
             if not slot.flight.jobs:
@@ -287,7 +289,7 @@ class Supervision:
         slot = self.slots[index]
         self.dispatcher.worker_gone(index)
         flight, slot.flight = slot.flight, Flight(slot.width)
-        slot.due, slot.asked = None, {}
+        slot.due = None
         slot.probing = False
         slot.apply(SlotEvent.EXITED)
         old = None if slot.replaces is None else self.slots[slot.replaces]
@@ -387,7 +389,7 @@ class Supervision:
 
     def recalled(self, job: int, index: int) -> bool:
         """Tell whether that was asked, and has not been answered."""
-        return job in self.slots[index].late
+        return self.slots[index].job_endings.is_late(job)
 
     def expire(
         self, job: int, now: float, *, index: int, press: Press
@@ -403,19 +405,19 @@ class Supervision:
 
         That has crashed with it; first, the worker is to say where it is.
         """
-        return self._pressing.hang(self.slots[index], now, job)
+        return self._pressing.declare_hung(self.slots[index], now, job)
 
     def stacks_written(
         self, index: int, now: float, job: int | None = None
     ) -> list[Command]:
         """Take note that the worker in slot *index* has said where it is, or *job* is."""
-        return self._pressing.stacks_written(self.slots[index], now, job)
+        return self._pressing.take_stacks(self.slots[index], now, job)
 
     def withdraw(self, index: int, job: int, now: float) -> list[Command]:
         """Take back *job*, which was assigned to slot *index* and was not sent yet."""
         slot = self.slots[index]
         slot.flight.withdraw(job)
-        self._pressing.forgive(slot, job)
+        self._pressing.clear_ending(slot, job)
         return [Unassign((job,)), *self.refill(index, now), *self._settle(now)]
 
     def look_for_stalls(self) -> list[Command]:
@@ -429,7 +431,7 @@ class Supervision:
             ProtocolError: If it is no answer to that.
         """
         slot = self.slots[index]
-        commands, wanted = self._pressing.revoked(slot, places, now)
+        commands, wanted = self._pressing.take_answer(slot, places, now)
         if self.closing.finish is not None and self.closing.finish >= Finish.RUNNING:
             commands += fail_jobs(list(wanted), "closed")
         else:
@@ -532,7 +534,8 @@ class Supervision:
     @property
     def grace(self) -> float:
         """For how many seconds a cancelled job may yet run."""
-        presses = (press for slot in self.slots for press in slot.unwanted.values())
+        endings = (it for slot in self.slots for it in slot.job_endings.values())
+        presses = [it.press for it in endings if it.press is not None]
         return max((it.grace for it in presses if it.how == "interrupt"), default=0.0)
 
     def hold(self) -> None:

@@ -1,10 +1,12 @@
 """Jobs that are not to go on where they are, and workers that must die of them.
 
-A job in a worker's hands can be unwanted (cancelled), out of time, or silent.  One that
-only waits there is asked back, as are those that wait behind one which turns out to be
-long; one that runs is *asked* to end by itself for a while, and then the worker is
-*doomed*: it is killed as soon as no other job can be spared that.  What ends in time is
-forgiven, and costs nothing.
+A job in a worker's hands may be cancelled, late, out of time, or silent.  How far it has
+been made to end is a stage in the table of ``job_ending.py``; here is what moves it from
+one stage to the next, and what the worker is told then.  A job that only waits in the
+worker is asked back, as are those that wait behind one which turns out to be long.  A job
+that runs has some time to end by itself.  When that is over, the pool kills the worker as
+soon as the worker has given back all other jobs that wait in it.  A job that ends in time
+costs nothing.
 
 Those that run beside such a job go on, but nothing else begins there meanwhile, since it
 might be hurt too.
@@ -14,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.policies.job_limits import Press
@@ -25,6 +26,7 @@ from asyncpool._core.slots.commands import (
     Unassign,
     WriteStacks,
 )
+from asyncpool._core.slots.job_ending import BY_ITSELF, EndingEvent, EndingStage
 from asyncpool._core.slots.lifecycle import Lives, fail_jobs
 from asyncpool._core.slots.slots import UP, Ending, Slot, SlotState
 
@@ -58,23 +60,19 @@ class Pressing:
         self, slot: Slot, job: int, now: float, *, begun: bool, press: Press
     ) -> list[Command]:
         """Give up *job*, which *slot*'s worker has in hand."""
-        slot.unwanted[job] = press
+        slot.job_endings.of(job).press = press
         if slot.state is not SlotState.BUSY:
             return []
         if begun:
-            return self._press(slot, job, press, now)
-        if slot.flight.asks_for(job):
-            return []  # the answer tells what has become of it
-        return [Revoke(slot.index, slot.flight.ask([job]))]
+            return self._make_end(slot, job, press, now)
+        return self._ask_back(slot, job)
 
     def recall(self, slot: Slot, job: int) -> list[Command]:
         """Have *job*, which is late, given back, if it has not begun."""
         if slot.state is not SlotState.BUSY or job not in slot.flight.jobs:
             return []
-        slot.late.add(job)
-        if slot.flight.asks_for(job):
-            return []
-        return [Revoke(slot.index, slot.flight.ask([job]))]
+        slot.job_endings.of(job).late = True
+        return self._ask_back(slot, job)
 
     def look_for_stalls(self) -> list[Command]:
         """Ask back what has waited behind the same jobs since the last look."""
@@ -90,7 +88,7 @@ class Pressing:
                 commands.append(Revoke(slot.index, flight.ask(behind)))
         return commands
 
-    def revoked(
+    def take_answer(
         self, slot: Slot, places: Iterable[int], now: float
     ) -> tuple[list[Command], dict[int, Profile]]:
         """Take the answer of *slot*'s worker to a :class:`Revoke`: what it will not begin.
@@ -102,14 +100,15 @@ class Pressing:
             ProtocolError: If it is no answer to that.
         """
         back, kept = slot.flight.answer(places)
-        late = [job for job in back if job in slot.late and job not in slot.unwanted]
-        gone = {*slot.unwanted, *late}
-        wanted = {job: back[job] for job in back if job not in gone}
-        slot.late.difference_update(back, kept)
+        endings = slot.job_endings
+        wanted = {job: back[job] for job in back if endings.is_wanted(job)}
+        late = [job for job in wanted if endings.is_late(job)]
+        for job in late:
+            del wanted[job]
         for job in back:
-            self.forgive(slot, job)
+            self.clear_ending(slot, job)
         commands: list[Command] = [Unassign(tuple(back))] if back else []
-        commands += self._kept(slot, kept, now)
+        commands += self._end_kept(slot, kept, now)
         return [*commands, *fail_jobs(late, "late")], wanted
 
     def expire(self, slot: Slot, job: int, now: float, press: Press) -> list[Command]:
@@ -120,59 +119,64 @@ class Pressing:
             press = Press("kill", STACK_GRACE)
         elif press.how == "wait":
             press = Press("interrupt", press.grace)
-        return [WriteStacks(slot.index, job), *self._press(slot, job, press, now)]
+        return [WriteStacks(slot.index, job), *self._make_end(slot, job, press, now)]
 
-    def hang(self, slot: Slot, now: float, job: int | None) -> list[Command]:
+    def declare_hung(self, slot: Slot, now: float, job: int | None) -> list[Command]:
         """Have a worker that is silent, or whose *job* is, say where it is, and killed."""
-        if slot.state not in UP or slot.hung or slot.doomed:
+        endings = slot.job_endings
+        if slot.state not in UP or slot.hung or endings.killing is not None:
             return []
         job = slot.flight.head if job is None else job
-        slot.hung, slot.silent = True, job
+        slot.hung = True
         due = now + STACK_GRACE
         commands: list[Command] = [WriteStacks(slot.index, job)]
         if job is None:
             slot.due = due
             self._dispatcher.worker_gone(slot.index)
             return commands
-        if job not in slot.asked:
-            commands += self._ask(slot, job, due)
-        elif due < slot.asked[job]:
-            slot.asked[job] = due
+        ending = endings.of(job)
+        ending.silent, ending.written = True, False
+        if ending.stage in BY_ITSELF:
+            endings.apply(job, EndingEvent.DUMP, due)
             _set_due(slot)
-        slot.hopeless[job] = False
+        else:
+            commands += self._give_time(slot, job, EndingEvent.DUMP, due)
         return commands
 
-    def stacks_written(self, slot: Slot, now: float, job: int | None) -> list[Command]:
+    def take_stacks(self, slot: Slot, now: float, job: int | None) -> list[Command]:
         """Take note that *slot*'s worker has said where it is, or where *job* is."""
         if slot.hung and slot.state is SlotState.IDLE:
             return self._lives.end(slot, Ending.KILLED, now)
-        if job in slot.hopeless:
-            slot.hopeless[job] = True
-        hopeless = [one for one in slot.hopeless if one in slot.asked]
-        if not hopeless or (job is not None and not all(slot.hopeless.values())):
-            return []
-        for one in hopeless:
-            self._doom(slot, one, now)
-        return self.wind_up(slot, now)
-
-    def forgive(self, slot: Slot, job: int) -> None:
-        """Let a worker live that has finished, or given back, a job which was to end."""
-        slot.unwanted.pop(job, None)
         if slot.state is not SlotState.BUSY:
-            return  # too late
-        if job not in slot.doomed and job not in slot.asked:
-            return
-        slot.doomed.pop(job, None)
-        slot.asked.pop(job, None)
-        slot.hopeless.pop(job, None)
-        _set_due(slot)
-        if slot.silent == job:
-            slot.hung, slot.silent = False, None
+            return []
+        endings = slot.job_endings
+        ending = None if job is None else endings.get(job)
+        if ending is not None and ending.written is False:
+            ending.written = True
+        dumping = endings.dumping
+        if not dumping or (job is not None and endings.unwritten):
+            return []
+        for one in dumping:
+            self._kill_for(slot, one, now)
+        return self.end_worker(slot, now)
 
-    def wind_up(self, slot: Slot, now: float) -> list[Command]:
-        """End a worker that gets no more jobs, as soon as that hurts no job."""
+    def clear_ending(self, slot: Slot, job: int) -> None:
+        """Forget the end of *job*, which has left: its worker need not die of it."""
+        ending = slot.job_endings.get(job)
+        if ending is None:
+            return
+        if slot.state is not SlotState.BUSY:
+            ending.press = None
+            return  # too late: the worker is on its way out, maybe for this job
+        del slot.job_endings[job]
+        if ending.silent:
+            slot.hung = False
+        _set_due(slot)
+
+    def end_worker(self, slot: Slot, now: float) -> list[Command]:
+        """End a worker that gets no more jobs, or first ask back those that wait in it."""
         flight = slot.flight
-        if slot.doomed:
+        if slot.job_endings.killing is not None:
             behind = flight.behind()
             if not behind:
                 planned = not slot.hung
@@ -188,46 +192,68 @@ class Pressing:
         """End those whose job had its time to end by itself."""
         commands: list[Command] = []
         for slot in self._lives.slots:
-            over = [job for job, due in slot.asked.items() if due <= now]
+            endings = slot.job_endings
+            if not endings or slot.state is not SlotState.BUSY:
+                continue
+            over = [job for job in endings.by_itself if endings.is_due(job, now)]
             for job in over:
-                self._doom(slot, job, now)
+                self._kill_for(slot, job, now)
             if over:
-                commands += self.wind_up(slot, now)
+                commands += self.end_worker(slot, now)
         return commands
 
-    def _kept(self, slot: Slot, jobs: list[int], now: float) -> list[Command]:
-        """Take note that these were asked back, and have begun."""
-        begun = [job for job in jobs if job in slot.unwanted]
-        if not begun or slot.state is not SlotState.BUSY:
+    def _ask_back(self, slot: Slot, job: int) -> list[Command]:
+        """Ask for *job*, unless its worker was asked for it and has not answered."""
+        slot.job_endings.apply(job, EndingEvent.REVOKE)
+        if slot.flight.asks_for(job):
+            return []  # the answer tells what has become of it
+        return [Revoke(slot.index, slot.flight.ask([job]))]
+
+    def _end_kept(self, slot: Slot, kept: list[int], now: float) -> list[Command]:
+        """Make cancelled jobs end that were asked back in vain, since they have begun."""
+        endings = slot.job_endings
+        for job in endings.keys() & kept:
+            endings.keep(job)
+        unwanted = [job for job in kept if not endings.is_wanted(job)]
+        if not unwanted or slot.state is not SlotState.BUSY:
             return []
         # Those before the last are done, and their outcomes are on their way.
         commands: list[Command] = []
-        for job in begun[-slot.width :]:
-            commands += self._press(slot, job, slot.unwanted[job], now)
+        for job in unwanted[-slot.width :]:
+            press = endings[job].press
+            assert press is not None
+            commands += self._make_end(slot, job, press, now)
         return commands
 
-    def _press(self, slot: Slot, job: int, press: Press, now: float) -> list[Command]:
+    def _make_end(
+        self, slot: Slot, job: int, press: Press, now: float
+    ) -> list[Command]:
         """Make *job*, which has begun, end as *press* says."""
-        if press.how == "wait" or job in slot.asked:
+        ending = slot.job_endings.of(job)
+        if press.how == "wait" or ending.stage in BY_ITSELF:
             return []
-        if slot.silent == job:
-            slot.hung, slot.silent = False, None
+        if ending.silent:
+            slot.hung = ending.silent = False
         if press.grace == 0:
-            self._doom(slot, job, now)
-            return self.wind_up(slot, now)
+            self._kill_for(slot, job, now)
+            return self.end_worker(slot, now)
         if press.how == "kill":
-            slot.hopeless[job] = False
-        commands = self._ask(slot, job, now + press.grace)
+            ending.written = False
+        # A worker that was to write its stacks is killed as soon as they are written.
+        dumps = ending.written is not None
+        event = EndingEvent.DUMP if dumps else EndingEvent.INTERRUPT
+        commands = self._give_time(slot, job, event, now + press.grace)
         if press.how == "interrupt":
             place = slot.flight.place(job)
             commands.insert(0, Interrupt(slot.index, place))
         return commands
 
-    def _ask(self, slot: Slot, job: int, due: float) -> list[Command]:
+    def _give_time(
+        self, slot: Slot, job: int, event: EndingEvent, due: float
+    ) -> list[Command]:
         """Give *job* until *due*; nothing may wait behind it meanwhile."""
         flight = slot.flight
-        slot.doomed.pop(job, None)
-        slot.asked[job] = due
+        slot.job_endings.apply(job, event, due)
         _set_due(slot)
         flight.stall((job,))
         self._dispatcher.worker_gone(slot.index)
@@ -236,13 +262,13 @@ class Pressing:
             return []
         return [Revoke(slot.index, flight.ask(behind))]
 
-    def _doom(self, slot: Slot, job: int, now: float) -> None:
+    def _kill_for(self, slot: Slot, job: int, now: float) -> None:
         """Have a worker killed for *job*, once nobody else's job can begin there."""
-        slot.doomed.setdefault(job, now + REVOKE_GRACE)
-        slot.asked.pop(job, None)
+        if slot.job_endings.of(job).stage is not EndingStage.KILLING:
+            slot.job_endings.apply(job, EndingEvent.KILL, now + REVOKE_GRACE)
         _set_due(slot)
         self._dispatcher.worker_gone(slot.index)
 
 
 def _set_due(slot: Slot) -> None:
-    slot.due = earliest(*slot.asked.values(), *slot.doomed.values())
+    slot.due = slot.job_endings.due

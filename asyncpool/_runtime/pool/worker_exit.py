@@ -83,7 +83,7 @@ class Burial:
         begun = [loss.job for loss in losses if loss.attempt]
         if slot.is_late:
             handle.read_late_stacks()
-        silent, doomed = slot.silent, next(iter(slot.doomed), None) if planned else None
+        silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
         blamed = bool(begun)
         if self._serving is not None:
             blamed = self._serving.ended(handle)
@@ -103,7 +103,7 @@ class Burial:
             kind=kind,
             planned=planned,
             jobs=sorted(begun, key=lambda job: job.id != silent),
-            doomed=doomed,
+            killed_for=killed_for if planned else None,
             now=now,
             next_step=describe_next_step(
                 handle.slot, commands, is_last=self._standing.start_failed

@@ -91,14 +91,14 @@ class Coroner:
         kind: CrashKind,
         planned: bool,
         jobs: Sequence[Job[object]],
-        doomed: int | None,
+        killed_for: int | None,
         now: float,
         next_step: str,
     ) -> Crash:
         """Return the report of a death.
 
-        It has cost *jobs* an attempt, and the pool killed the worker for *doomed*, if that
-        is one.  If it is *planned*, the worker was to end anyhow.
+        It has cost *jobs* an attempt, and the pool killed the worker for the job
+        *killed_for*, if that is one.  If it is *planned*, the worker was to end anyhow.
         """
         job = next(iter(jobs), None)
         status = handle.status
@@ -108,9 +108,9 @@ class Coroner:
             detail = f"it was not ready within {self._start_timeout:g} s"
         if self._was_killed(handle) and self._ledger is None:
             detail = detail or "not by the pool: perhaps for want of memory"
-        if doomed is not None and not detail:
+        if killed_for is not None and not detail:
             beside = ", which it ran too," if jobs else ""
-            detail = f"job {doomed}{beside} did not end"
+            detail = f"job {killed_for}{beside} did not end"
         killed_by_us = handle.killed and detail != ""
         if kind == "hung":
             stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)

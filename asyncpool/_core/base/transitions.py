@@ -1,0 +1,9 @@
+"""What every state machine of the core raises when its table has no arrow."""
+
+from __future__ import annotations
+
+__all__ = ["IllegalTransitionError"]
+
+
+class IllegalTransitionError(AssertionError):
+    """An event that cannot happen in this state: a bug in asyncpool."""
