@@ -72,6 +72,20 @@ def test_whoever_is_held_back_and_leaves_is_waited_for_no_more() -> None:
     assert finish(core, 1, core.running(1)[0]) == [], "and this one instead"
 
 
+def test_a_worker_that_must_die_of_a_job_is_not_what_somebody_waits_for() -> None:
+    core, short = pool(2, width=2), Profile()
+    short.note(10)
+    for job in range(8):
+        core.submit(job, short)
+    assert core.want_worker() == []
+    assert finish(core, 0, core.running(0)[0]) == [], "it is held back"
+    job = core.running(0)[0]
+    core.cancel(job, 9.0, index=0, begun=True)
+    assert core.slots[0].job_endings.killing == job, "others are to be given back first"
+    assert finish(core, 1, core.running(1)[0]) == [], "and this one instead"
+    assert core.submit(9, short) is None
+
+
 def test_who_is_held_back_in_vain_gets_jobs_again() -> None:
     core, short = pool(1), Profile()
     short.note(10)

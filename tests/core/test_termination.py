@@ -312,3 +312,24 @@ def test_no_deadline_of_a_job_counts_when_its_worker_ends() -> None:
     assert core.rotation.kill(core.slots[0], 1.1) == [Kill(0, "kill() was called")]
     assert core.on_timer(3.0) == []
     assert core.slots[0].job_endings.killing is None
+
+
+def test_stacks_that_come_when_the_worker_ends_anyway_change_nothing() -> None:
+    core = busy(1)
+    core.expire(1, 1.0, index=0, press=KILL)
+    core.rotation.kill(core.slots[0], 1.1)
+    due = core.next_deadline()
+    assert core.stacks_written(0, 1.2, 1) == []
+    assert core.slots[0].job_endings.killing is None
+    assert core.next_deadline() == due
+
+
+def test_a_silent_job_that_is_cancelled_is_no_crash() -> None:
+    core = busy(1, 2)
+    assert core.hang(0, 1.0, 1) == [WriteStacks(0, 1), Revoke(0, (2,))]
+    assert core.stacks_written(0, 1.01, 1) == []
+    assert core.slots[0].hung
+    assert core.cancel(1, 1.02, index=0, begun=True) == []
+    assert [core.slots[0].job_endings.silent] == [None]
+    assert core.revoked(0, (2,), 1.03) == [Unassign((2,)), Kill(0)]
+    assert core.slots[0].planned

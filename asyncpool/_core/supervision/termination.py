@@ -214,12 +214,12 @@ class Pressing:
         endings = slot.job_endings
         for job in endings.keys() & kept:
             endings.keep(job)
-        unwanted = [job for job in kept if not endings.is_wanted(job)]
-        if not unwanted or slot.state is not SlotState.BUSY:
+        cancelled = [job for job in kept if not endings.is_wanted(job)]
+        if not cancelled or slot.state is not SlotState.BUSY:
             return []
         # Those before the last are done, and their outcomes are on their way.
         commands: list[Command] = []
-        for job in unwanted[-slot.width :]:
+        for job in cancelled[-slot.width :]:
             press = endings[job].press
             assert press is not None
             commands += self._make_end(slot, job, press, now)
