@@ -144,12 +144,11 @@ def pool_options(function: F) -> F:
     """Add the options that say what a function may take."""
     for option in (
         click.option(
-            "--max-rss",
+            "--hard-rss",
             type=size,
             metavar="SIZE",
             help="Kill a worker that has more memory to itself, such as 512M or 2G; what it "
-            "ran fails.  (As --hard-rss of 'asyncpool serve', whose --max-rss has it "
-            "drain instead.)  Linux only.",
+            "ran fails (Linux).",
         ),
         click.option(
             "--timeout",

@@ -77,7 +77,7 @@ class Asked:
     timeout: float | None
     max_attempts: int
     retry_on: tuple[str, ...]
-    max_rss: int | None
+    hard_rss: int | None
     journal: str | None
     retry_failed: bool
     as_json: bool
@@ -298,7 +298,7 @@ def _prepare(asked: Asked, stack: ExitStack) -> tuple[Run, Input]:
         timeout=asked.timeout,
         max_attempts=asked.max_attempts,
         retry_on=tuple(_RETRY_ON[name] for name in asked.retry_on or ("crash", "hung")),
-        max_rss=asked.max_rss,
+        hard_rss=asked.hard_rss,
         ordered=ordered,
         loop=asked.loop,
         concurrency=asked.concurrency,

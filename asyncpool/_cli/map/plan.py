@@ -25,7 +25,7 @@ class Plan:
     timeout: float | None = None
     max_attempts: int = 1
     retry_on: tuple[Any, ...] = ("crash", "hung")
-    max_rss: int | None = None
+    hard_rss: int | None = None
     ordered: bool = True
     loop: Loop = "asyncio"
     concurrency: int = 1
@@ -38,7 +38,7 @@ def make_pool(plan: Plan) -> Pool:
         name="map",
         initializer=load,
         initargs=(plan.work, _only_async(plan)),
-        limits=WorkerLimits(hard_rss=plan.max_rss),
+        limits=WorkerLimits(hard_rss=plan.hard_rss),
         start_timeout=_START,
         loop=plan.loop,
         concurrency=plan.concurrency,
