@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import concurrent.futures
-import operator
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import (
-    Any,
-    Literal,
-    ParamSpec,
-    Protocol,
-    SupportsFloat,
-    SupportsIndex,
-    TypeVar,
-)
+from typing import Any, ParamSpec, SupportsFloat, TypeVar
 
 from asyncpool._core.base.validation import Kind, check_kind, or_none
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._futures.engine import Engine
+from asyncpool._futures.executor_options import INT, StartMethod, executor_options
 from asyncpool._futures.results import chunks_of, flatten, results_of
-from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
-from asyncpool._runtime.worker.output import OutputMode
+from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._worker.api.calls import call_chunk, call_counted
 from asyncpool.pool import Pool
 
@@ -37,20 +28,11 @@ R = TypeVar("R")
 # a third of a second, not after ten.
 _RESTART = RestartPolicy(max_failed_starts=3)
 
-# Whatever passes for one, as where this is dropped in: those of NumPy are none of Python's.
-_INT: Kind = ((SupportsIndex,), "an int")
+# Whatever passes for one, as with INT.
 _SECONDS: Kind = ((SupportsFloat,), "a number of seconds")
 
 # Long enough for a worker that is terminated to be killed if that does not end it.
 _TERMINATION = 30.0
-
-
-class StartMethod(Protocol):
-    """What is asked of a context of :mod:`multiprocessing`."""
-
-    def get_start_method(self) -> str:
-        """Return ``"fork"``, ``"forkserver"`` or ``"spawn"``."""
-        ...
 
 
 class Executor(concurrent.futures.Executor):
@@ -94,20 +76,10 @@ class Executor(concurrent.futures.Executor):
         max_tasks_per_child: int | None = None,
         output: OutputMode = "log",
     ) -> None:
-        check_kind("max_workers", max_workers, or_none(_INT))
-        if max_workers is not None and max_workers <= 0:
-            raise ValueError("max_workers must be greater than 0")
-        if initializer is not None and not callable(initializer):
-            raise TypeError("initializer must be a callable")
-        if max_tasks_per_child is not None:
-            if not isinstance(max_tasks_per_child, int):
-                raise TypeError("max_tasks_per_child must be an integer")
-            if max_tasks_per_child <= 0:
-                raise ValueError("max_tasks_per_child must be >= 1")
+        options = executor_options(locals())  # by the names of the signature
         # By this name dask finds out how many calls it should have under way.
-        workers = usable_cpus() if max_workers is None else max_workers
-        self._max_workers = operator.index(workers)
-        self._limit = max_tasks_per_child
+        self._max_workers = options.max_workers
+        self._limit = options.max_tasks_per_child
         # A worker whose time is over goes before its replacement comes, so that there are
         # never more calls at once than workers; none waits for another one's replacement.
         surge, unavailable = (1, 0) if self._limit is None else (0, self._max_workers)
@@ -116,10 +88,10 @@ class Executor(concurrent.futures.Executor):
             restart=_RESTART,
             surge=surge,
             unavailable=unavailable,
-            initializer=initializer,
-            initargs=initargs,
-            launcher=_launcher(mp_context),
-            output=output,
+            initializer=options.initializer,
+            initargs=options.initargs,
+            launcher=options.mp_context,
+            output=options.output,
             max_message=None,
         )
         self._engine: Engine | None = None
@@ -181,7 +153,7 @@ class Executor(concurrent.futures.Executor):
         pending.
         """
         check_kind("timeout", timeout, or_none(_SECONDS))
-        check_kind("chunksize", chunksize, _INT)
+        check_kind("chunksize", chunksize, INT)
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if buffersize is not None and not isinstance(buffersize, int):
@@ -258,18 +230,6 @@ class Executor(concurrent.futures.Executor):
     def __repr__(self) -> str:
         state = "shut down" if self._shut_down else "open"
         return f"<Executor {self._pool.name} {state}: {self._max_workers} workers>"
-
-
-def _launcher(mp_context: StartMethod | None) -> Literal["forkserver", "spawn"]:
-    if mp_context is None:
-        return DEFAULT_LAUNCHER
-    get_start_method = getattr(mp_context, "get_start_method", None)
-    if get_start_method is None:
-        raise TypeError(
-            f"mp_context must be a context of multiprocessing, not {mp_context!r}"
-        )
-    inherits = get_start_method() in {"fork", "forkserver"}
-    return "forkserver" if inherits else "spawn"
 
 
 def _after_shutdown() -> Exception:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,42 +17,28 @@ from typing import (
 )
 
 from asyncpool._caller import Caller
-from asyncpool._core.base.validation import several
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions, OnCancel
+from asyncpool._core.policies.job_limits import JobOptions, OnCancel
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.wire.frames import MAX_PAYLOAD
-from asyncpool._core.wire.messages import WorkerConfig
-from asyncpool._core.wire.page import MAX_LANES
 from asyncpool._runtime.base.arguments import (
-    check_callable,
     check_choice,
     check_int,
-    check_seconds,
     check_timeout,
     least_and_most,
     not_callable,
 )
 from asyncpool._runtime.base.callbacks import CrashCallback
 from asyncpool._runtime.base.event_hub import EventStream
-from asyncpool._runtime.base.machine import (
-    DEFAULT_LAUNCHER,
-    check_platform,
-    module_path,
-    usable_cpus,
-)
-from asyncpool._runtime.base.propagation import Propagation
-from asyncpool._runtime.base.script import main_script
+from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._runtime.base.shielding import shielded
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.options.common_options import check_crew
 from asyncpool._runtime.options.job_options import Options, changed
+from asyncpool._runtime.options.pool_options import pool_options
+from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import Life
 from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._runtime.state.config import SupervisorConfig
-from asyncpool._runtime.worker.handover import Handover
-from asyncpool._runtime.worker.output import OutputMode
+from asyncpool._runtime.state.config import pool_config
 from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
 
 __all__ = ["Pool", "PoolView"]
@@ -62,7 +47,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
-_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,81 +192,11 @@ class Pool(Caller):
         max_shared_memory: int = 1 << 30,
     ) -> None:
         check_platform()
-        least_most = least_and_most(usable_cpus() if workers is None else workers)
-        check_int("surge", surge, at_least=0)
-        check_int("unavailable", unavailable, at_least=0)
-        if not surge and not unavailable:
-            raise ValueError("surge and unavailable cannot both be 0")
-        check_seconds("idle_timeout", idle_timeout)
-        check_seconds("close_timeout", close_timeout, optional=True)
-        limits, restart, modules = check_crew(
-            name=name,
-            restart=restart,
-            limits=limits,
-            launcher=launcher,
-            loop=loop,
-            output=output,
-            on_crash=on_crash,
-            preload=preload,
-            start_timeout=start_timeout,
-            health_timeout=health_timeout,
-        )
-        check_choice("ready", ready, ("any", "all"))
-        if max_pending is not None:
-            check_int("max_pending", max_pending, at_least=0)
-        if max_message is not None:
-            check_int("max_message", max_message, at_least=1024)
-        check_int("max_shared_memory", max_shared_memory, at_least=0)
-        check_int("concurrency", concurrency, at_least=1)
-        if concurrency > MAX_LANES:
-            text = f"concurrency must be at most {MAX_LANES}, not {concurrency}"
-            raise ValueError(f"{text}: have more workers instead")
-        check_callable("initializer", initializer)
-        initargs = several("initargs", initargs, "a tuple of arguments")
-        script = main_script()  # before anything is pickled
-        handover = Handover(initializer, initargs)
-        self.name: str = name or f"pool-{next(_numbers)}"
-        self._config = SupervisorConfig(
-            workers=least_most,
-            name=self.name,
-            restart=restart,
-            on_crash=on_crash,
-            fork=launcher == "forkserver",
-            preload=modules,
-            max_pending=max_pending,
-            start_timeout=start_timeout,
-            wait_for_all=ready == "all",
-            health_timeout=health_timeout,
-            output=output,
-            max_shared_memory=max_shared_memory,
-            limits=limits,
-            idle_timeout=idle_timeout,
-            surge=surge,
-            unavailable=unavailable,
-            propagation=Propagation(propagate) if propagate else None,
-            worker=WorkerConfig(
-                sys_path=module_path(),
-                initializer=handover.payload,
-                max_payload=MAX_PAYLOAD if max_message is None else max_message,
-                nice=limits.nice,
-                cpus=limits.cpus,
-                rlimits=tuple(limits.rlimits.items()),
-                loop=loop,
-                script=script,
-                concurrency=concurrency,
-            ),
-            handover=handover,
-        )
-        self._options = JobOptions(
-            limits=JobLimits(
-                timeout=timeout,
-                queue_timeout=queue_timeout,
-                heartbeat_timeout=heartbeat_timeout,
-                on_cancel=on_cancel,
-                cancel_grace=cancel_grace,
-            )
-        )
-        self._close_timeout = close_timeout
+        options = pool_options(locals())  # by the names of the signature
+        self.name: str = options.name
+        self._config = pool_config(options)
+        self._options = JobOptions(limits=options.job_limits)
+        self._close_timeout = options.close_timeout
         self._life = Life("pool", self.name)
 
     async def start(self) -> None:

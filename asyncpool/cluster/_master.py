@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
 from io import IOBase
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from asyncpool._core.base.validation import TEXT, check_kind, or_none, several
-from asyncpool._core.cluster.addresses import parse_all
+from asyncpool._core.base.validation import TEXT, check_kind, or_none
 from asyncpool._core.pickling.out_of_band import dumps_call
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.messages import WorkerConfig
-from asyncpool._runtime.base.arguments import (
-    check_choice,
-    check_int,
-    check_seconds,
-    check_timeout,
-)
+from asyncpool._runtime.base.arguments import check_int, check_timeout
 from asyncpool._runtime.base.callbacks import CrashCallback
 from asyncpool._runtime.base.event_hub import EventStream
-from asyncpool._runtime.base.machine import (
-    DEFAULT_LAUNCHER,
-    check_platform,
-    module_path,
-    usable_cpus,
-)
-from asyncpool._runtime.base.script import main_script
+from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._runtime.base.shielding import shielded
 from asyncpool._runtime.cluster.line import MAX_MESSAGE
 from asyncpool._runtime.cluster.listeners import Listeners, open_listeners
 from asyncpool._runtime.cluster.service import Service, ServingConfig, Spread
-from asyncpool._runtime.options.common_options import check_crew
+from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import Life
 from asyncpool._runtime.state.config import SupervisorConfig
-from asyncpool._runtime.worker.output import OutputMode
 from asyncpool._system.descriptors import (
     ReceivedFile,
     ReceivedSocket,
@@ -50,9 +35,14 @@ from asyncpool._system.descriptors import (
 )
 from asyncpool.cluster._figures import cluster_stats
 from asyncpool.cluster._messages import Message, Messages, Parcels
+from asyncpool.cluster._options import (
+    DRAIN_GRACE,
+    cluster_config,
+    cluster_options,
+)
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.cluster._target import pack_target
-from asyncpool.errors import NoWorkerError, UnsupportedPlatformError
+from asyncpool.errors import NoWorkerError
 from asyncpool.events import CloseSummary, Event, RollResult
 
 if TYPE_CHECKING:
@@ -61,13 +51,6 @@ if TYPE_CHECKING:
     from asyncpool._worker.cluster.member import Worker
 
 __all__ = ["Cluster"]
-
-_ADDRESSES = "an address, or several, such as '127.0.0.1:8000'"
-
-# Seconds that a worker which is drained has beyond its own time.
-_GRACE = 1.0
-
-_numbers = itertools.count(1)
 
 
 class Cluster:
@@ -139,83 +122,10 @@ class Cluster:
         name: str | None = None,
     ) -> None:
         check_platform()
-        workers = usable_cpus() if workers is None else workers
-        check_int("workers", workers, at_least=1)
-        check_choice("spread", spread, ("handoff", "shared", "reuseport"))
-        if spread == "reuseport" and sys.platform == "darwin":
-            raise UnsupportedPlatformError(
-                "spread='reuseport': macOS gives all connections to one of the sockets; "
-                "use 'handoff' or 'shared'"
-            )
-        check_int("backlog", backlog, at_least=1)
-        check_int("surge", surge, at_least=1)
-        check_seconds("drain_timeout", drain_timeout)
-        if reload_drain_timeout is None:
-            reload_drain_timeout = drain_timeout
-        check_seconds("reload_drain_timeout", reload_drain_timeout)
-        check_choice("ready", ready, ("any", "all"))
-        limits, restart, modules = check_crew(
-            name=name,
-            restart=restart,
-            limits=limits,
-            launcher=launcher,
-            loop=loop,
-            output=output,
-            on_crash=on_crash,
-            preload=preload,
-            start_timeout=start_timeout,
-            health_timeout=health_timeout,
-        )
-        if limits.drain_timeout != WorkerLimits().drain_timeout:
-            raise ValueError(
-                "limits of a cluster take no drain_timeout: give it to the cluster itself"
-            )
-        if limits.exact:
-            raise ValueError(
-                "limits of a cluster cannot be exact: a worker serves until there is another"
-            )
-        self.name: str = name or f"cluster-{next(_numbers)}"
-        binds = (bind,) if isinstance(bind, str) else bind
-        self._binds = several("bind", binds, _ADDRESSES, each=str)
-        if self._binds:
-            parse_all(self._binds, once_per_place=spread == "reuseport")
-        script = main_script()  # before anything is pickled
-        self._target = pack_target(target)
-        self._spread: Spread = spread if self._binds else "handoff"
-        self._backlog = backlog
-        self._drain_timeout = drain_timeout
-        self._reload_drain_timeout = reload_drain_timeout
-        self._config = SupervisorConfig(
-            workers=(workers, workers),
-            name=self.name,
-            restart=restart,
-            on_crash=on_crash,
-            fork=launcher == "forkserver",
-            preload=modules,
-            max_pending=None,
-            start_timeout=start_timeout,
-            wait_for_all=ready == "all",
-            health_timeout=health_timeout,
-            output=output,
-            max_shared_memory=0,
-            limits=limits,
-            idle_timeout=60.0,
-            surge=surge,
-            unavailable=0,
-            propagation=None,
-            stop_grace=reload_drain_timeout + _GRACE,
-            end_grace=drain_timeout + _GRACE,
-            worker=WorkerConfig(
-                sys_path=module_path(),
-                initializer=None,
-                max_payload=MAX_MESSAGE,
-                nice=limits.nice,
-                cpus=limits.cpus,
-                rlimits=tuple(limits.rlimits.items()),
-                loop=loop,
-                script=script,
-            ),
-        )
+        options = self._options = cluster_options(locals())  # by the signature's names
+        self.name: str = options.name
+        self._config = cluster_config(options)
+        self._target = pack_target(options.target)
         self._life = Life("cluster", self.name)
         self._listeners: Listeners | None = None
         self._made: Service | None = None
@@ -247,18 +157,19 @@ class Cluster:
 
     def _listen(self) -> SupervisorConfig:
         workers, _ = self._config.workers
-        if self._binds:
+        options = self._options
+        if options.bind:
             self._listeners = open_listeners(
-                self._binds,
-                backlog=self._backlog,
-                reuseport_places=workers if self._spread == "reuseport" else 0,
+                options.bind,
+                backlog=options.backlog,
+                reuseport_places=workers if options.spread == "reuseport" else 0,
             )
             self.addresses = self._listeners.addresses
         serving = ServingConfig(
             target=self._target,
-            spread=self._spread,
-            drain_timeout=self._drain_timeout,
-            reload_drain_timeout=self._reload_drain_timeout,
+            spread=options.spread,
+            drain_timeout=options.drain_timeout,
+            reload_drain_timeout=options.reload_drain_timeout,
             listeners=self._listeners,
         )
 
@@ -337,7 +248,7 @@ class Cluster:
             tightens what the others asked for.
         """
         if timeout is None:
-            timeout = self._drain_timeout + _GRACE
+            timeout = self._options.drain_timeout + DRAIN_GRACE
         check_timeout(timeout)
         summary = await self._life.close(Finish.ALL, timeout)
         if self._made is None:
@@ -599,7 +510,7 @@ class Cluster:
             self._made,
             closed=self._life.closed_unused,
             workers=self._config.workers[0],
-            spread=self._spread,
+            spread=self._options.spread,
             addresses=self.addresses,
         )
 

@@ -14,7 +14,7 @@ from asyncpool import UnsupportedPlatformError
 from asyncpool._runtime.cluster import socket_files
 from asyncpool._runtime.cluster.control_places import peer_pid, peer_uid
 from asyncpool._runtime.cluster.socket_files import listen_at
-from asyncpool.cluster import Cluster, _master
+from asyncpool.cluster import Cluster, _options
 from tests.helpers.gate import short_folder
 
 
@@ -82,7 +82,7 @@ def test_a_system_that_does_not_say_who_connects_is_an_error(
 def test_no_sockets_are_to_share_a_port_on_macos(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_master, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(_options, "sys", SimpleNamespace(platform="darwin"))
     with pytest.raises(UnsupportedPlatformError) as caught:
         Cluster(serve, bind="127.0.0.1:0", spread="reuseport")
     assert str(caught.value) == (

@@ -1,1 +1,4 @@
-"""What the constructors of pools and clusters share, and the options of jobs."""
+"""The options of pools, clusters, executors and jobs.
+
+Each option has one row in a table of checks, and one field in a frozen record.
+"""

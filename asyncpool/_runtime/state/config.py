@@ -1,18 +1,19 @@
-"""What a supervisor is told about the pool that it is to keep."""
+"""What a supervisor is told of its pool or cluster, made of the options that these were given."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.lifecycle import STOP_GRACE
+from asyncpool._core.wire.frames import MAX_PAYLOAD
 from asyncpool._core.wire.messages import WorkerConfig
-from asyncpool._runtime.base.callbacks import CrashCallback
+from asyncpool._runtime.base.machine import module_path
 from asyncpool._runtime.base.propagation import Propagation
+from asyncpool._runtime.base.script import main_script
+from asyncpool._runtime.options.pool_options import PoolOptions
+from asyncpool._runtime.options.worker_options import WorkerOptions
 from asyncpool._runtime.worker.handover import Handover
-from asyncpool._runtime.worker.output import OutputMode
 from asyncpool._runtime.worker.serving import Serving
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from asyncpool._core.slots.commands import Command
     from asyncpool._runtime.state.pool_state import PoolState
 
-__all__ = ["MakesServing", "SupervisorConfig"]
+__all__ = ["MakesServing", "SupervisorConfig", "pool_config", "worker_config"]
 
 
 class MakesServing(Protocol):
@@ -44,33 +45,93 @@ class MakesServing(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorConfig:
-    """What a pool is made of; see :class:`asyncpool.Pool` for the meaning."""
+class SupervisorConfig(WorkerOptions):
+    """The options of the workers, and what a pool or a cluster adds.
+
+    See :class:`asyncpool.Pool` for the meaning of those that it has.
+
+    Attributes:
+        workers: The least and the most workers.
+        worker: How each of them begins.
+        propagation: The context variables that go along with jobs, if there are any.
+        stop_grace: Seconds that a worker has to end when it is asked to.
+        end_grace: Seconds that it has if the whole pool ends; ``None`` for as many.
+        serving: What makes the part that takes the place of jobs, in a cluster.
+        handover: What each worker calls first, with the descriptors that go along.
+    """
 
     workers: tuple[int, int]
-    name: str
-    restart: RestartPolicy
-    on_crash: CrashCallback | None
-    fork: bool
-    preload: tuple[str, ...]
-    max_pending: int | None
-    start_timeout: float
-    health_timeout: float | None
-    output: OutputMode
-    max_shared_memory: int
-    limits: WorkerLimits
-    idle_timeout: float
-    surge: int
-    unavailable: int
-    propagation: Propagation | None
     worker: WorkerConfig
-    wait_for_all: bool = False
+    unavailable: int = 0
+    idle_timeout: float = 60.0
+    max_pending: int | None = None
+    max_shared_memory: int = 0
+    propagation: Propagation | None = None
     stop_grace: float = STOP_GRACE
     end_grace: float | None = None
     serving: MakesServing | None = None
     handover: Handover | None = None
 
     @property
+    def fork(self) -> bool:
+        """Whether workers are forked from a launcher that has imported *preload*."""
+        return self.launcher == "forkserver"
+
+    @property
+    def wait_for_all(self) -> bool:
+        """Whether the start waits until all workers are ready."""
+        return self.ready == "all"
+
+    @property
     def title(self) -> str:
         """What logs and errors call it."""
         return f"{'pool' if self.serving is None else 'cluster'} {self.name}"
+
+
+def pool_config(options: PoolOptions) -> SupervisorConfig:
+    """Return what the supervisor of a pool is told.
+
+    Raises:
+        JobNotPicklableError: If the initializer or its arguments cannot be pickled.
+        ValueError: If these are too large, or a variable cannot be found.
+        TypeError: If what is to be propagated is no variable.
+    """
+    # First, since what is in __main__ decides how the initializer is pickled.
+    worker = worker_config(
+        options,
+        max_payload=MAX_PAYLOAD if options.max_message is None else options.max_message,
+    )
+    handover = Handover(options.initializer, options.initargs)
+    return SupervisorConfig(
+        **options.shared(),
+        workers=options.workers,
+        worker=worker._replace(
+            initializer=handover.payload, concurrency=options.concurrency
+        ),
+        unavailable=options.unavailable,
+        idle_timeout=options.idle_timeout,
+        max_pending=options.max_pending,
+        max_shared_memory=options.max_shared_memory,
+        propagation=Propagation(options.propagate) if options.propagate else None,
+        handover=handover,
+    )
+
+
+def worker_config(options: WorkerOptions, *, max_payload: int) -> WorkerConfig:
+    """Return how the workers of a pool or a cluster begin.
+
+    Args:
+        options: Their options.
+        max_payload: The most bytes that a frame may carry.
+    """
+    limits = options.limits
+    return WorkerConfig(
+        sys_path=module_path(),
+        initializer=None,
+        max_payload=max_payload,
+        nice=limits.nice,
+        cpus=limits.cpus,
+        rlimits=tuple(limits.rlimits.items()),
+        loop=options.loop,
+        script=main_script(),
+    )

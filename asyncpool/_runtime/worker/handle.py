@@ -36,8 +36,9 @@ from asyncpool._runtime.channel.page import Page
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError
 from asyncpool._runtime.launcher.process import Process
+from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.worker.log_records import Journal, Notes
-from asyncpool._runtime.worker.output import Output, OutputMode
+from asyncpool._runtime.worker.output import Output
 from asyncpool._runtime.worker.serving import Serving, ServingLine
 from asyncpool._system.signals import STACKS
 from asyncpool.errors import ProtocolError

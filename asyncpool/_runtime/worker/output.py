@@ -9,14 +9,13 @@ import os
 import select
 import sys
 from collections import deque
-from typing import Literal, TextIO
+from typing import TextIO
 
 from asyncpool._core.base.printable import printable
 from asyncpool._core.base.stderr_tail import Tail, text
+from asyncpool._runtime.options.worker_options import OutputMode
 
-__all__ = ["Output", "OutputMode"]
-
-OutputMode = Literal["log", "inherit"]
+__all__ = ["Output"]
 
 _LOGGER = logging.getLogger("asyncpool.worker")
 

@@ -1,0 +1,100 @@
+"""The options of an executor, refused in the words of the standard library's."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, SupportsIndex
+
+from asyncpool._core.base.validation import Kind, check_kind, or_none
+from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
+from asyncpool._runtime.options.checks import Check, anything, checked
+from asyncpool._runtime.options.worker_options import LauncherKind, OutputMode
+
+__all__ = [
+    "EXECUTOR_CHECKS",
+    "INT",
+    "ExecutorOptions",
+    "StartMethod",
+    "executor_options",
+]
+
+# Whatever passes for one, as where this is dropped in: those of NumPy are none of Python's.
+INT: Kind = ((SupportsIndex,), "an int")
+
+
+class StartMethod(Protocol):
+    """What is asked of a context of :mod:`multiprocessing`."""
+
+    def get_start_method(self) -> str:
+        """Return ``"fork"``, ``"forkserver"`` or ``"spawn"``."""
+        ...
+
+
+def _max_workers(name: str, value: SupportsIndex | None) -> int:
+    check_kind(name, value, or_none(INT))
+    workers = usable_cpus() if value is None else operator.index(value)
+    if workers <= 0:
+        raise ValueError(f"{name} must be greater than 0")
+    return workers
+
+
+def _initializer(name: str, value: object) -> object:
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a callable")
+    return value
+
+
+def _max_tasks(name: str, value: int | None) -> int | None:
+    if value is not None and not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer")
+    if value is not None and value <= 0:
+        raise ValueError(f"{name} must be >= 1")
+    return value
+
+
+def _mp_context(name: str, value: StartMethod | None) -> LauncherKind:
+    if value is None:
+        return DEFAULT_LAUNCHER
+    get_start_method = getattr(value, "get_start_method", None)
+    if get_start_method is None:
+        raise TypeError(f"{name} must be a context of multiprocessing, not {value!r}")
+    inherits = get_start_method() in {"fork", "forkserver"}
+    return "forkserver" if inherits else "spawn"
+
+
+EXECUTOR_CHECKS: dict[str, Check] = {
+    "max_workers": _max_workers,
+    "initializer": _initializer,
+    "max_tasks_per_child": _max_tasks,
+    "mp_context": _mp_context,
+    "initargs": anything,  # the executor's pool checks these two
+    "output": anything,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """What an executor is told, checked and in shape; see :class:`asyncpool.Executor`.
+
+    Attributes:
+        mp_context: What starts workers as that context of :mod:`multiprocessing` would.
+    """
+
+    max_workers: int
+    mp_context: LauncherKind
+    initializer: Callable[..., object] | None
+    initargs: Iterable[Any]
+    max_tasks_per_child: int | None
+    output: OutputMode
+
+
+def executor_options(given: Mapping[str, Any]) -> ExecutorOptions:
+    """Return the options of an executor, which its constructor was given.
+
+    Raises:
+        TypeError: If one is of the wrong kind.
+        ValueError: If a number is too low.
+    """
+    return ExecutorOptions(**checked(EXECUTOR_CHECKS, given))

@@ -1,0 +1,135 @@
+"""What the tables of options are made of: one check for each option."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+from asyncpool._core.base.validation import (
+    INT,
+    TEXT,
+    Kind,
+    check_kind,
+    or_none,
+    several,
+)
+from asyncpool._runtime.base.arguments import (
+    check_callable,
+    check_choice,
+    check_int,
+    check_seconds,
+)
+
+__all__ = [
+    "Check",
+    "anything",
+    "at_least",
+    "checked",
+    "function",
+    "instance",
+    "items",
+    "name_or_number",
+    "one_of",
+    "seconds",
+]
+
+T = TypeVar("T")
+
+# Takes an option's name and the value that was given; returns the value in the shape in
+# which it is kept.  It raises TypeError or ValueError with a text that names the option.
+Check: TypeAlias = Callable[[str, Any], Any]
+
+
+def checked(table: Mapping[str, Check], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of *table*, by name, each as its check returns it.
+
+    Args:
+        table: The check of each option, in the order in which they are made.
+        given: The values, by name.  It may hold more than the table names.
+
+    Raises:
+        TypeError: If a value is of the wrong kind.
+        ValueError: If a value is out of range.
+    """
+    return {name: check(name, given[name]) for name, check in table.items()}
+
+
+def anything(_: str, value: T) -> T:
+    """Accept every value: what makes use of it checks it."""
+    return value
+
+
+def at_least(least: int, *, optional: bool = False) -> Check:
+    """Return the check of an int with a lower bound; ``None`` passes if *optional*."""
+
+    def check(name: str, value: int | None) -> int | None:
+        check_kind(name, value, or_none(INT) if optional else INT)
+        if value is not None:
+            check_int(name, value, at_least=least)
+        return value
+
+    return check
+
+
+def seconds(*, optional: bool = False) -> Check:
+    """Return the check of a positive number of seconds; ``None`` passes if *optional*."""
+
+    def check(name: str, value: float | None) -> float | None:
+        check_seconds(name, value, optional=optional)
+        return value
+
+    return check
+
+
+def one_of(choices: tuple[str, ...]) -> Check:
+    """Return the check of an option that is one of some words."""
+
+    def check(name: str, value: str) -> str:
+        check_choice(name, value, choices)
+        return value
+
+    return check
+
+
+def function(name: str, value: T) -> T:
+    """Check an option that workers or the pool call, if it is given."""
+    check_callable(name, value)
+    return value
+
+
+def instance(kind: type[Any], words: str) -> Check:
+    """Return the check of an instance of *kind*; a plain one stands in for ``None``."""
+    described: Kind = (kind,), words
+
+    def check(name: str, value: object) -> Any:
+        value = kind() if value is None else value
+        check_kind(name, value, described)
+        return value
+
+    return check
+
+
+def items(words: str, *, each: type = object) -> Check:
+    """Return the check of an iterable, which becomes a tuple.
+
+    Args:
+        words: What the error says that the option takes.
+        each: The type of each item.
+    """
+
+    def check(name: str, value: object) -> tuple[Any, ...]:
+        return several(name, value, words, each=each)
+
+    return check
+
+
+def name_or_number(kind: str) -> Check:
+    """Return the check of a name; without one it is made up: ``"pool-1"``, ``"pool-2"``."""
+    numbers = itertools.count(1)
+
+    def check(name: str, value: str | None) -> str:
+        check_kind(name, value, or_none(TEXT))
+        return value or f"{kind}-{next(numbers)}"
+
+    return check

@@ -1,0 +1,108 @@
+"""The options of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from asyncpool._core.policies.job_limits import JobLimits
+from asyncpool._core.wire.page import MAX_LANES
+from asyncpool._runtime.base.arguments import check_int, least_and_most
+from asyncpool._runtime.base.machine import usable_cpus
+from asyncpool._runtime.options.checks import (
+    Check,
+    anything,
+    at_least,
+    checked,
+    function,
+    items,
+    name_or_number,
+    seconds,
+)
+from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
+
+__all__ = ["JOB_LIMITS", "POOL_CHECKS", "PoolOptions", "pool_options"]
+
+# What the jobs of a pool have if nothing else is said; JobLimits checks them.
+JOB_LIMITS = (
+    "timeout",
+    "queue_timeout",
+    "heartbeat_timeout",
+    "on_cancel",
+    "cancel_grace",
+)
+
+
+def _workers(_: str, value: int | tuple[int, int] | None) -> tuple[int, int]:
+    return least_and_most(usable_cpus() if value is None else value)
+
+
+def _concurrency(name: str, value: int) -> int:
+    check_int(name, value, at_least=1)
+    if value > MAX_LANES:
+        text = f"{name} must be at most {MAX_LANES}, not {value}"
+        raise ValueError(f"{text}: have more workers instead")
+    return value
+
+
+POOL_CHECKS: dict[str, Check] = {
+    "workers": _workers,
+    "surge": at_least(0),
+    "unavailable": at_least(0),
+    "idle_timeout": seconds(),
+    "close_timeout": seconds(optional=True),
+    **WORKER_CHECKS,
+    "max_pending": at_least(0, optional=True),
+    "max_message": at_least(1024, optional=True),
+    "max_shared_memory": at_least(0),
+    "concurrency": _concurrency,
+    "initializer": function,
+    "initargs": items("a tuple of arguments"),
+    "propagate": anything,  # Propagation checks it when it looks for the variables
+    "name": name_or_number("pool"),  # last: a pool that is refused takes no number
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOptions(WorkerOptions):
+    """What a pool is told, checked and in shape; see :class:`asyncpool.Pool`.
+
+    Attributes:
+        job_limits: What jobs have if nothing else is said.
+
+    Raises:
+        ValueError: If no worker could ever be replaced.
+    """
+
+    workers: tuple[int, int]
+    unavailable: int
+    idle_timeout: float
+    close_timeout: float | None
+    max_pending: int | None
+    max_message: int | None
+    max_shared_memory: int
+    concurrency: int
+    initializer: Callable[..., object] | None
+    initargs: tuple[Any, ...]
+    propagate: Iterable[ContextVar[Any] | str]
+    job_limits: JobLimits
+
+    def __post_init__(self) -> None:
+        if not self.surge and not self.unavailable:
+            raise ValueError("surge and unavailable cannot both be 0")
+
+
+def pool_options(given: Mapping[str, Any]) -> PoolOptions:
+    """Return the options of a pool, which its constructor was given.
+
+    Raises:
+        TypeError: If one is of the wrong kind.
+        ValueError: If one is out of range, or two do not go together.
+        UnsupportedPlatformError: If this machine lacks what one needs.
+    """
+    return PoolOptions(
+        **checked(POOL_CHECKS, given),
+        job_limits=JobLimits(**{name: given[name] for name in JOB_LIMITS}),
+    )

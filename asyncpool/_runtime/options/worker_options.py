@@ -1,0 +1,88 @@
+"""The options of workers that pools and clusters share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._runtime.base.callbacks import CrashCallback
+from asyncpool._runtime.base.machine import check_limits, check_loop
+from asyncpool._runtime.options.checks import (
+    Check,
+    function,
+    instance,
+    items,
+    one_of,
+    seconds,
+)
+
+__all__ = [
+    "WORKER_CHECKS",
+    "LauncherKind",
+    "LoopKind",
+    "OutputMode",
+    "ReadyWhen",
+    "WorkerOptions",
+]
+
+LauncherKind = Literal["forkserver", "spawn"]
+LoopKind = Literal["asyncio", "uvloop"]
+OutputMode = Literal["log", "inherit"]
+ReadyWhen = Literal["any", "all"]
+
+_limits = instance(WorkerLimits, "a WorkerLimits")
+
+
+def _limits_of_this_machine(name: str, value: object) -> WorkerLimits:
+    limits: WorkerLimits = _limits(name, value)
+    check_limits(limits)
+    return limits
+
+
+def _loop(_: str, value: str) -> str:
+    check_loop(value)
+    return value
+
+
+WORKER_CHECKS: dict[str, Check] = {
+    "restart": instance(RestartPolicy, "a RestartPolicy"),
+    "limits": _limits_of_this_machine,
+    "launcher": one_of(get_args(LauncherKind)),
+    "loop": _loop,
+    "output": one_of(get_args(OutputMode)),
+    "on_crash": function,
+    "preload": items("names of modules", each=str),
+    "start_timeout": seconds(),
+    "health_timeout": seconds(optional=True),
+    "ready": one_of(get_args(ReadyWhen)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What a pool and a cluster are told of their workers alike, checked and in shape.
+
+    See :class:`asyncpool.Pool` for the meaning of each.  The defaults stand in the
+    signatures of the constructors, where editors show them.
+    """
+
+    name: str
+    restart: RestartPolicy
+    limits: WorkerLimits
+    launcher: LauncherKind
+    loop: LoopKind
+    output: OutputMode
+    on_crash: CrashCallback | None
+    preload: tuple[str, ...]
+    start_timeout: float
+    health_timeout: float | None
+    ready: ReadyWhen
+    surge: int
+
+    def shared(self) -> dict[str, Any]:
+        """Return the options of this class, by name, without those of a subclass."""
+        return {
+            field.name: getattr(self, field.name) for field in fields(WorkerOptions)
+        }

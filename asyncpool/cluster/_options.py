@@ -1,0 +1,143 @@
+"""The options of a cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from asyncpool._core.base.validation import several
+from asyncpool._core.cluster.addresses import parse_all
+from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._runtime.base.arguments import check_int
+from asyncpool._runtime.base.machine import usable_cpus
+from asyncpool._runtime.cluster.line import MAX_MESSAGE
+from asyncpool._runtime.cluster.service import Spread
+from asyncpool._runtime.options.checks import (
+    Check,
+    anything,
+    at_least,
+    checked,
+    name_or_number,
+    one_of,
+    seconds,
+)
+from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
+from asyncpool._runtime.state.config import SupervisorConfig, worker_config
+from asyncpool.errors import UnsupportedPlatformError
+
+__all__ = [
+    "CLUSTER_CHECKS",
+    "DRAIN_GRACE",
+    "ClusterOptions",
+    "cluster_config",
+    "cluster_options",
+]
+
+# Seconds that a worker which is drained has beyond its own time.
+DRAIN_GRACE = 1.0
+
+_ADDRESSES = "an address, or several, such as '127.0.0.1:8000'"
+
+
+def _workers(name: str, value: int | None) -> int:
+    workers = usable_cpus() if value is None else value
+    check_int(name, workers, at_least=1)
+    return workers
+
+
+_spread = one_of(get_args(Spread))
+
+
+def _spread_of_this_machine(name: str, value: str) -> str:
+    _spread(name, value)
+    if value == "reuseport" and sys.platform == "darwin":
+        raise UnsupportedPlatformError(
+            "spread='reuseport': macOS gives all connections to one of the sockets; "
+            "use 'handoff' or 'shared'"
+        )
+    return value
+
+
+def _bind(name: str, value: object) -> tuple[str, ...]:
+    addresses = (value,) if isinstance(value, str) else value
+    return several(name, addresses, _ADDRESSES, each=str)
+
+
+_worker_limits = WORKER_CHECKS["limits"]
+
+
+def _limits(name: str, value: object) -> WorkerLimits:
+    limits: WorkerLimits = _worker_limits(name, value)
+    if limits.drain_timeout != WorkerLimits().drain_timeout:
+        raise ValueError(
+            "limits of a cluster take no drain_timeout: give it to the cluster itself"
+        )
+    if limits.exact:
+        raise ValueError(
+            "limits of a cluster cannot be exact: a worker serves until there is another"
+        )
+    return limits
+
+
+CLUSTER_CHECKS: dict[str, Check] = {
+    "workers": _workers,
+    "spread": _spread_of_this_machine,
+    "backlog": at_least(1),
+    "surge": at_least(1),  # a worker serves until there is another
+    "drain_timeout": seconds(),
+    "reload_drain_timeout": seconds(optional=True),
+    **WORKER_CHECKS,
+    "limits": _limits,
+    "bind": _bind,
+    "target": anything,  # pack_target() checks it
+    "name": name_or_number("cluster"),  # last: one that is refused takes no number
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions(WorkerOptions):
+    """What a cluster is told, checked and in shape; see :class:`asyncpool.Cluster`.
+
+    Attributes:
+        spread: How connections get to workers; without an address there are none, and
+            nothing but ``"handoff"`` makes sense.
+    """
+
+    target: str | Callable[..., object]
+    bind: tuple[str, ...]
+    workers: int
+    spread: Spread
+    backlog: int
+    drain_timeout: float
+    reload_drain_timeout: float
+
+
+def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
+    """Return the options of a cluster, which its constructor was given.
+
+    Raises:
+        TypeError: If one is of the wrong kind.
+        ValueError: If one is out of range, or an address makes no sense.
+        UnsupportedPlatformError: If this machine lacks what one needs.
+    """
+    values = checked(CLUSTER_CHECKS, given)
+    if values["reload_drain_timeout"] is None:
+        values["reload_drain_timeout"] = values["drain_timeout"]
+    if values["bind"]:
+        parse_all(values["bind"], once_per_place=values["spread"] == "reuseport")
+    else:
+        values["spread"] = "handoff"
+    return ClusterOptions(**values)
+
+
+def cluster_config(options: ClusterOptions) -> SupervisorConfig:
+    """Return what the supervisor of a cluster is told, before it listens."""
+    return SupervisorConfig(
+        **options.shared(),
+        workers=(options.workers, options.workers),
+        worker=worker_config(options, max_payload=MAX_MESSAGE),
+        stop_grace=options.reload_drain_timeout + DRAIN_GRACE,
+        end_grace=options.drain_timeout + DRAIN_GRACE,
+    )

@@ -1,0 +1,240 @@
+"""The options of pools, clusters and executors: declared once, and the same for all."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from asyncpool import Cluster, Executor, Pool, RestartPolicy, WorkerLimits
+from asyncpool._futures.executor_options import EXECUTOR_CHECKS, ExecutorOptions
+from asyncpool._runtime.options.checks import (
+    Check,
+    anything,
+    at_least,
+    checked,
+    function,
+    instance,
+    items,
+    name_or_number,
+    one_of,
+    seconds,
+)
+from asyncpool._runtime.options.pool_options import (
+    JOB_LIMITS,
+    POOL_CHECKS,
+    PoolOptions,
+    pool_options,
+)
+from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
+from asyncpool._runtime.state.config import pool_config
+from asyncpool.cluster import Worker
+from asyncpool.cluster._options import CLUSTER_CHECKS, ClusterOptions
+
+
+async def serve(*_: Worker) -> None: ...
+
+
+def parameters(kind: type[Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(kind).parameters)
+
+
+def names(record: type[Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(record)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "checks", "record"),
+    [
+        (Pool, POOL_CHECKS, PoolOptions),
+        (Cluster, CLUSTER_CHECKS, ClusterOptions),
+        (Executor, EXECUTOR_CHECKS, ExecutorOptions),
+    ],
+)
+def test_each_option_of_a_signature_has_one_check_and_one_field(
+    kind: type[Any], checks: Mapping[str, Check], record: type[Any]
+) -> None:
+    ours = parameters(kind).keys() - (set(JOB_LIMITS) if kind is Pool else set())
+    assert ours == checks.keys()
+    assert ours == names(record) - {"job_limits"}
+
+
+def test_what_pools_and_clusters_share_is_checked_by_the_same_checks() -> None:
+    shared = names(WorkerOptions)
+    assert shared == WORKER_CHECKS.keys() | {"name", "surge"}
+    assert shared == parameters(Pool).keys() & parameters(Cluster).keys() - {"workers"}
+    for name, check in WORKER_CHECKS.items():
+        assert POOL_CHECKS[name] is check
+        # A cluster has the same, and asks more of its limits.
+        assert (CLUSTER_CHECKS[name] is check) is (name != "limits")
+
+
+def test_pools_and_clusters_have_the_same_defaults() -> None:
+    pool, cluster = parameters(Pool), parameters(Cluster)
+    differ = {
+        name: (pool[name].default, cluster[name].default)
+        for name in pool.keys() & cluster.keys()
+        if pool[name].default != cluster[name].default
+    }
+    # A server imports an application before it is ready.
+    assert differ == {"start_timeout": (30.0, 60.0)}
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    """Return what a pool is given that is told no more than *changes*."""
+    defaults = {name: it.default for name, it in parameters(Pool).items()}
+    return {**defaults, **changes}
+
+
+def test_what_was_given_is_in_shape() -> None:
+    options = pool_options(given(workers=3, preload=["re"], initargs=[1], timeout=5.0))
+    assert options.workers == (3, 3)
+    assert options.restart == RestartPolicy()
+    assert options.limits == WorkerLimits()
+    assert (options.preload, options.initargs) == (("re",), (1,))
+    assert options.job_limits.timeout == 5.0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.surge = 2  # type: ignore[misc]
+
+
+def test_a_supervisor_is_told_what_the_pool_was() -> None:
+    limits = WorkerLimits(nice=3, rlimits={"RLIMIT_CORE": 0})
+    options = pool_options(
+        given(
+            limits=limits,
+            launcher="spawn",
+            ready="all",
+            concurrency=4,
+            max_message=None,
+            propagate=(),
+        )
+    )
+    config = pool_config(options)
+    assert config.shared() == options.shared()
+    assert (config.fork, config.wait_for_all) == (False, True)
+    assert config.worker.rlimits == (("RLIMIT_CORE", 0),)
+    assert (config.worker.nice, config.worker.concurrency) == (3, 4)
+    assert config.worker.max_payload > 1 << 30
+    assert config.propagation is None
+
+
+def test_a_pool_that_is_refused_takes_no_number() -> None:
+    number = int(Pool(1).name.removeprefix("pool-"))
+    for wrong in ({"surge": -1}, {"initializer": 3}, {"name": 3}):
+        with pytest.raises((TypeError, ValueError)):
+            pool_options(given(**wrong))
+    assert Pool(1).name == f"pool-{number + 1}"
+    assert Pool(1, name="shop").name == "shop"
+    assert Pool(1, name="").name == f"pool-{number + 2}"
+
+
+def test_a_pool_can_replace_workers_somehow() -> None:
+    text = r"^surge and unavailable cannot both be 0$"
+    with pytest.raises(ValueError, match=text):
+        Pool(1, surge=0)
+    assert Pool(1, surge=0, unavailable=1)._config.unavailable == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"workers": (2, 4)}, TypeError, "workers must be an int, not (2, 4)"),
+        ({"surge": 0}, ValueError, "surge must be at least 1, not 0"),
+        ({"backlog": 0}, ValueError, "backlog must be at least 1, not 0"),
+        (
+            {"spread": "all"},
+            ValueError,
+            "spread must be one of handoff, shared, reuseport, not 'all'",
+        ),
+        (
+            {"reload_drain_timeout": 0},
+            ValueError,
+            "reload_drain_timeout must be > 0 seconds or None, not 0",
+        ),
+        (
+            {"limits": WorkerLimits(drain_timeout=3.0)},
+            ValueError,
+            "limits of a cluster take no drain_timeout: give it to the cluster itself",
+        ),
+        (
+            {"limits": WorkerLimits(max_jobs=1, exact=True)},
+            ValueError,
+            "limits of a cluster cannot be exact: a worker serves until there is another",
+        ),
+    ],
+)
+def test_a_cluster_refuses_what_it_cannot_have(
+    options: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        Cluster(serve, **options)
+
+
+def test_a_cluster_has_as_long_for_a_reload_as_for_its_end() -> None:
+    options = Cluster(serve, drain_timeout=7.0)._options
+    assert options.reload_drain_timeout == 7.0
+    assert Cluster(serve, reload_drain_timeout=9.0)._options.reload_drain_timeout == 9.0
+
+
+def test_without_an_address_there_is_nothing_to_spread() -> None:
+    assert Cluster(serve, spread="shared")._options.spread == "handoff"
+    cluster = Cluster(serve, bind="127.0.0.1:0", spread="shared")
+    assert cluster._options.spread == "shared"
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "shape"),
+    [
+        (anything, 3, 3),
+        (at_least(0), 0, 0),
+        (at_least(5, optional=True), None, None),
+        (seconds(), 0.1, 0.1),
+        (seconds(optional=True), None, None),
+        (one_of(("any", "all")), "all", "all"),
+        (function, None, None),
+        (function, abs, abs),
+        (instance(RestartPolicy, "a RestartPolicy"), None, RestartPolicy()),
+        (items("names", each=str), ["a", "b"], ("a", "b")),
+        (name_or_number("fleet"), None, "fleet-1"),
+    ],
+)
+def test_a_check_returns_the_value_in_shape(
+    check: Check, value: object, shape: object
+) -> None:
+    assert checked({"it": check}, {"it": value, "other": 3}) == {"it": shape}
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "kind", "text"),
+    [
+        (at_least(5), 4, ValueError, "it must be at least 5, not 4"),
+        (at_least(5), None, TypeError, "it must be an int, not None"),
+        (
+            at_least(5, optional=True),
+            "5",
+            TypeError,
+            "it must be an int or None, not '5'",
+        ),
+        (seconds(), None, TypeError, "it must be a number of seconds, not None"),
+        (one_of(("any", "all")), 3, ValueError, "it must be one of any, all, not 3"),
+        (function, 3, TypeError, "it must be callable, not 3"),
+        (instance(WorkerLimits, "limits"), {}, TypeError, "it must be limits, not {}"),
+        (items("names", each=str), [3], TypeError, "it takes names, not 3"),
+        (name_or_number("pool"), 3, TypeError, "it must be a str or None, not 3"),
+    ],
+)
+def test_a_check_names_the_option(
+    check: Check, value: object, kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(text)}$"):
+        checked({"it": check}, {"it": value})
+
+
+def test_the_first_wrong_option_of_the_table_is_told() -> None:
+    table = {"one": at_least(1), "two": at_least(1)}
+    with pytest.raises(ValueError, match=r"^one must be at least 1, not 0$"):
+        checked(table, {"two": 0, "one": 0})
