@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from asyncpool.executor import Executor
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
-    from asyncpool.pool import Pool, PoolView
+    from asyncpool.pool import Pool
+    from asyncpool.poolview import PoolView
     from asyncpool.session import WorkerSession
     from asyncpool.stream import Stream
 
@@ -109,7 +110,8 @@ _HOMES = {
     "asyncpool.executor": ("Executor",),
     "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.mapping": ("Map", "Outcome"),
-    "asyncpool.pool": ("Pool", "PoolView"),
+    "asyncpool.pool": ("Pool",),
+    "asyncpool.poolview": ("PoolView",),
     "asyncpool.session": ("WorkerSession",),
     "asyncpool.stream": ("Stream",),
 }

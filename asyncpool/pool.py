@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import TracebackType
 from typing import (
     Any,
@@ -16,7 +15,7 @@ from typing import (
     Unpack,
 )
 
-from asyncpool._caller import Caller
+from asyncpool._api.caller import Caller
 from asyncpool._core.policies.job_limits import JobOptions, OnCancel
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
@@ -40,46 +39,14 @@ from asyncpool._runtime.pool.lifecycle import Life
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import pool_config
 from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
+from asyncpool.poolview import PoolView
 
-__all__ = ["Pool", "PoolView"]
+__all__ = ["Pool"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
-
-
-@dataclass(frozen=True, slots=True)
-class PoolView(Caller):
-    """A pool seen through a set of options; :meth:`Pool.options` makes them."""
-
-    _pool: Pool
-    _options: JobOptions
-
-    def options(self, **changes: Unpack[Options]) -> PoolView:
-        """Return a view that differs from this one in what is given."""
-        return PoolView(self._pool, changed(self._options, changes))
-
-    def _submit(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> Job[Any]:
-        return self._pool._submit(fn, args, kwargs, options)  # noqa: SLF001
-
-    def _crew(self) -> Supervisor:
-        return self._pool._crew()  # noqa: SLF001
-
-    async def _broadcast(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> dict[int, Any]:
-        return await self._pool._broadcast(fn, args, kwargs, options)  # noqa: SLF001
 
 
 class Pool(Caller):

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from asyncpool._cli.targets import Work, load
 from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool.pool import Pool, PoolView
+from asyncpool.pool import Pool
+from asyncpool.poolview import PoolView
 
 __all__ = ["Loop", "Plan", "make_pool", "options"]
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import (
-    Any,
-    ParamSpec,
-    TypeAlias,
-    TypeVar,
-    TypeVarTuple,
-    overload,
-)
+from typing import Any, ParamSpec, TypeVar, overload
 
-from asyncpool._core.base.names import OPTIONS
+from asyncpool._api.map_caller import MapCaller
 from asyncpool._core.policies.job_limits import JobOptions
-from asyncpool._runtime.base.arguments import check_int, not_callable
+from asyncpool._runtime.base.arguments import not_callable
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.map.batches import Task
-from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool.mapping import Map, Plan
 from asyncpool.session import WorkerSession
 from asyncpool.stream import Stream
 
@@ -29,29 +19,12 @@ __all__ = ["Caller"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-A = TypeVar("A")
-B = TypeVar("B")
-C = TypeVar("C")
-Ts = TypeVarTuple("Ts")
-AnyIterable: TypeAlias = Iterable[A] | AsyncIterable[A]
 
 
-class Caller(ABC):
+class Caller(MapCaller):
     """What calls functions: once, for many items, for what they yield, in every worker."""
 
     __slots__ = ()
-
-    _options: JobOptions
-
-    @abstractmethod
-    def _submit(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> Job[Any]:
-        """Submit a call."""
 
     @abstractmethod
     async def _broadcast(
@@ -62,14 +35,6 @@ class Caller(ABC):
         options: JobOptions,
     ) -> dict[int, Any]:
         """Make a call in every worker."""
-
-    @abstractmethod
-    def _crew(self) -> Supervisor:
-        """Return what makes the calls.
-
-        Raises:
-            PoolClosedError: If there is no pool that was started.
-        """
 
     @overload
     def submit(
@@ -124,186 +89,6 @@ class Caller(ABC):
             see *on_cancel* in :meth:`options`.
         """
         return self._submit(fn, args, kwargs, self._options)
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A], R],
-        items: AnyIterable[A],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A, B], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A, B], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A, B, C], Coroutine[Any, Any, R]],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        still_more: AnyIterable[C],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[[A, B, C], R],
-        items: AnyIterable[A],
-        more: AnyIterable[B],
-        still_more: AnyIterable[C],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[..., Coroutine[Any, Any, R]],
-        items: AnyIterable[Any],
-        more: AnyIterable[Any],
-        still_more: AnyIterable[Any],
-        even_more: AnyIterable[Any],
-        /,
-        *iterables: AnyIterable[Any],
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def map(
-        self,
-        fn: Callable[..., R],
-        items: AnyIterable[Any],
-        more: AnyIterable[Any],
-        still_more: AnyIterable[Any],
-        even_more: AnyIterable[Any],
-        /,
-        *iterables: AnyIterable[Any],
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    def map(
-        self,
-        fn: Callable[..., Any],
-        /,
-        *iterables: AnyIterable[Any],
-        window: int | None = None,
-        chunk: int | None = None,
-        **others: object,
-    ) -> Map[Any]:
-        """Run *fn* on each item; return what is awaited, or iterated over, for the results.
-
-        ``await pool.map(fn, items)`` is the list of all results, in order; ``async for
-        result in pool.map(fn, items)`` yields them one by one, as soon as it is their
-        turn, with :meth:`Map.unordered` as they come, and with :meth:`Map.outcomes`
-        together with errors.  With several iterables, *fn* gets an item of each, until
-        the shortest ends.
-
-        Each item is a call with the options of :meth:`Pool.options`: it has attempts, a
-        timeout and an error of its own.  Short ones travel together, but a crash costs
-        only the one that was running.
-
-        Args:
-            fn: Any callable.  One that travels by value (see :meth:`Pool.submit`) is pickled
-                once, when the iteration begins.
-            *iterables: The items; iterables or async iterables, which may be endless.
-                They are drawn from only as results are taken.
-            window: How many items may be drawn whose results were not taken yet; by
-                default as many as keep the workers busy.
-            chunk: How many items travel together at the most, and never more than 4096;
-                fewer do if they take long.  By default as many as take a millisecond.
-            **others: There are none; what is given is told where it belongs.
-
-        Raises:
-            TypeError: If *fn* is not callable, or there is no iterable.
-            ValueError: If *window* or *chunk* is not positive.
-            PoolClosedError: If the pool is closed or was never started.
-
-        Cancellation:
-            Cancels all that is under way; so does leaving the loop.
-        """
-        _refuse("map", others)
-        several = len(iterables) > 1
-        return self._map(fn, iterables, star=several, window=window, chunk=chunk)
-
-    @overload
-    def starmap(
-        self,
-        fn: Callable[[*Ts], Coroutine[Any, Any, R]],
-        items: AnyIterable[tuple[*Ts]],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    @overload
-    def starmap(
-        self,
-        fn: Callable[[*Ts], R],
-        items: AnyIterable[tuple[*Ts]],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-    ) -> Map[R]: ...
-
-    def starmap(
-        self,
-        fn: Callable[..., Any],
-        items: AnyIterable[tuple[Any, ...]],
-        /,
-        *,
-        window: int | None = None,
-        chunk: int | None = None,
-        **others: object,
-    ) -> Map[Any]:
-        """Like :meth:`map`, for items that are tuples of arguments."""
-        _refuse("starmap", others)
-        return self._map(fn, (items,), star=True, window=window, chunk=chunk)
 
     @overload
     def stream(
@@ -471,41 +256,3 @@ class Caller(ABC):
             fresh=fresh,
             on_restart=on_restart,
         )
-
-    def _map(
-        self,
-        fn: Callable[..., Any],
-        iterables: tuple[Any, ...],
-        *,
-        star: bool,
-        window: int | None,
-        chunk: int | None,
-    ) -> Map[Any]:
-        if not callable(fn):
-            raise not_callable("map", fn)
-        if not iterables:
-            raise TypeError("map() takes at least one iterable")
-        for items in iterables:
-            if not isinstance(items, Iterable | AsyncIterable):
-                raise TypeError(f"map() takes iterables, not {items!r}")
-        for name, value in (("window", window), ("chunk", chunk)):
-            if value is not None:
-                check_int(name, value, at_least=1)
-        task = Task(fn, star, self._options, self._submit)
-        return Map(Plan(self._crew(), task, iterables, chunk, window))
-
-
-def _refuse(verb: str, others: dict[str, object]) -> None:
-    """Refuse keywords that a map does not have, and say which it has instead.
-
-    Raises:
-        TypeError: If there are any.
-    """
-    for name in others:
-        hint = ""
-        if name in OPTIONS:
-            hint = f": as an option of each job it goes into options({name}=...)"
-        elif name in {"chunksize", "buffersize"}:
-            known = "chunk" if name == "chunksize" else "window"
-            hint = f": it is called {known} here"
-        raise TypeError(f"{verb}() takes no {name}={hint}")

@@ -1,0 +1,1 @@
+"""What the classes that users call are made of."""

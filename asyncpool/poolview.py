@@ -1,0 +1,48 @@
+"""A pool with options for the jobs that are submitted through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+from asyncpool._api.caller import Caller
+from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.options.job_options import Options, changed
+from asyncpool._runtime.pool.supervisor import Supervisor
+
+__all__ = ["PoolView"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView(Caller):
+    """A pool seen through a set of options; :meth:`Pool.options` makes them."""
+
+    _pool: Caller
+    _options: JobOptions
+
+    def options(self, **changes: Unpack[Options]) -> PoolView:
+        """Return a view that differs from this one in what is given."""
+        return PoolView(self._pool, changed(self._options, changes))
+
+    def _submit(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> Job[Any]:
+        return self._pool._submit(fn, args, kwargs, options)  # noqa: SLF001
+
+    def _crew(self) -> Supervisor:
+        return self._pool._crew()  # noqa: SLF001
+
+    async def _broadcast(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: JobOptions,
+    ) -> dict[int, Any]:
+        return await self._pool._broadcast(fn, args, kwargs, options)  # noqa: SLF001
