@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, ParamSpec, Protocol
 
 from asyncpool._core.cluster.control_protocol import Request
-from asyncpool._runtime.cluster.control_places import place_of
-from asyncpool._runtime.cluster.control_socket import ControlSocket
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
 from asyncpool._runtime.cluster.signals import Orders, name_of, obeyed
+from asyncpool.cluster._control import Control, open_control
 from asyncpool.cluster._life_log import LifeLog
 from asyncpool.cluster._stats import ClusterStats
+from asyncpool.cluster._words import number_of, outcome_of, status_line, trouble_of
 from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
@@ -143,7 +141,7 @@ class Operation:
             for task in self._tasks:
                 task.cancel()
             if control is not None:
-                await control.close()
+                await control.socket.close()
             self._notifier.close()
         if self.broken is not None:
             return GAVE_UP
@@ -222,7 +220,7 @@ class Operation:
                 ", ".join(self._cluster.stats().addresses) or "no address",
             )
             if not self._stops:
-                self._notifier.ready(self._status_line())
+                self._notifier.ready(status_line(self._cluster.stats()))
                 self._on_ready()
                 if self._notifier.listens:
                     self._soon(self._beat)
@@ -237,56 +235,13 @@ class Operation:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _open_control(self) -> ControlSocket | None:
-        """Open the control socket; where none can be made, there is only a warning.
-
-        Serving is more important.  But a path that was asked for must be had, and a name
-        that was given and is another one's is more likely to be a mistake.
-        """
-        if self._control == "":
-            return None
-        name = self._control or self._cluster.name
-        try:
-            control = self._control_at(name)
-        except (OSError, ValueError) as error:
-            in_use = getattr(error, "errno", None) == errno.EADDRINUSE
-            is_path = self._control is not None and "/" in self._control
-            if is_path or (in_use and self._control is not None):
-                raise
-            _LOGGER.warning(
-                "%s: there is no control socket, so commands cannot reach it: %s; "
-                "--control PATH has it elsewhere",
-                self._title,
-                error,
-            )
-            return None
-        self.control_path = path = control.path
-        self.which = f"--control {path}"
-        if (stem := _name_at(path)) is not None:
-            self._name = stem
-            self.which = f"--name {stem}"
-        if self._control is None and self._name != self._cluster.name:
-            _LOGGER.info(
-                "%s: another one has this name: commands find it by %s",
-                self._title,
-                self.which,
-            )
-        control.open()
+    def _open_control(self) -> Control | None:
+        control = open_control(self._cluster.name, self._control, self._answer)
+        if control is not None:
+            self.control_path = control.socket.path
+            self.which = control.which
+            self._name = control.name
         return control
-
-    def _control_at(self, name: str) -> ControlSocket:
-        path = place_of(name, make=True)
-        try:
-            return ControlSocket(path, self._answer)
-        except OSError as error:
-            if self._control is None and error.errno == errno.EADDRINUSE:
-                # Another one has the name, which nobody has chosen for us.
-                path = place_of(f"{name}-{os.getpid()}", make=True)
-                return ControlSocket(path, self._answer)
-            reason = error.strerror or error
-            raise OSError(
-                error.errno, f"cannot make the control socket {path}: {reason}"
-            ) from error
 
     async def _answer(self, request: Request) -> dict[str, Any]:
         """Do what a client asks for, and return what it is told."""
@@ -303,15 +258,15 @@ class Operation:
                 return {
                     "replaced": result.replaced,
                     "filled": result.filled,
-                    "trouble": "" if result.ok else _trouble(result),
-                    "text": _told(result),
+                    "trouble": "" if result.ok else trouble_of(result),
+                    "text": outcome_of(result),
                 }
             case "resize":
                 assert request.workers is not None
                 before = self._cluster.stats().workers
                 self._wanted = request.workers
                 await self._cluster.resize(request.workers)
-                text = f"{_workers(request.workers)} now, {before} before"
+                text = f"{number_of(request.workers)} now, {before} before"
                 _LOGGER.info("%s: resized by a command: %s", self._title, text)
                 return {"workers": request.workers, "text": text}
             case "stop":
@@ -365,9 +320,9 @@ class Operation:
         finally:
             self._reloading = False
             if not self._stops:
-                self._notifier.ready(self._status_line())
+                self._notifier.ready(status_line(self._cluster.stats()))
         level = logging.INFO if result.ok else logging.ERROR
-        _LOGGER.log(level, "%s: %s", self._title, _told(result))
+        _LOGGER.log(level, "%s: %s", self._title, outcome_of(result))
         return result
 
     def _resize_by(self, change: int) -> None:
@@ -384,7 +339,7 @@ class Operation:
             )
         else:
             _LOGGER.info(
-                "%s: resized by a signal: %s now", self._title, _workers(workers)
+                "%s: resized by a signal: %s now", self._title, number_of(workers)
             )
 
     async def _dump(self) -> None:
@@ -400,7 +355,7 @@ class Operation:
             if watchdog is not None and self._is_healthy():
                 self._notifier.alive()
             if not self._stops and not self._reloading:
-                self._notifier.status(self._status_line())
+                self._notifier.status(status_line(self._cluster.stats()))
 
     def _is_healthy(self) -> bool:
         """Tell whether anybody serves; while it drains, that it does is enough."""
@@ -408,14 +363,6 @@ class Operation:
         if self._stops:
             return True
         return stats.state == "running" and any(it.ready for it in stats.slots)
-
-    def _status_line(self) -> str:
-        stats = self._cluster.stats()
-        ready = sum(it.ready for it in stats.slots)
-        return (
-            f"{ready} of {stats.workers} workers, {stats.handed} connections, "
-            f"{stats.restarts} restarts"
-        )
 
     def _soon(
         self,
@@ -437,36 +384,3 @@ class Operation:
             pass  # it has ended meanwhile
         except Exception:
             _LOGGER.exception("an order to cluster %s has failed", self._cluster.name)
-
-
-def _name_at(path: str) -> str | None:
-    """Return the name that a control socket has among those of this user, if it does."""
-    stem = Path(path).stem
-    try:
-        return stem if path == place_of(stem) else None
-    except (OSError, ValueError):  # they cannot be had, or it is no name
-        return None
-
-
-def _told(result: RollResult) -> str:
-    """Return what a reload has done, and what it could not do."""
-    if not result.ok:
-        new = _workers(result.replaced + result.filled)
-        return (
-            f"the reload has ended after {new}, the others are as before: "
-            f"{_trouble(result)}"
-        )
-    are = "is" if result.replaced == 1 else "are"
-    text = f"reloaded: {_workers(result.replaced)} {are} new"
-    if result.filled:
-        text += f", {_workers(result.filled)} came where starts had failed"
-    return text
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'' if count == 1 else 's'}"
-
-
-def _trouble(result: RollResult) -> str:
-    """Return why a reload has ended early, with what has become of the new worker."""
-    return f"{result.trouble}{f': {result.crash}' if result.crash else ''}"
