@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from dataclasses import fields
 from types import TracebackType
 from typing import (
     Any,
@@ -16,19 +17,18 @@ from typing import (
 )
 
 from asyncpool._api.caller import Caller
+from asyncpool._api.supervised import Supervised
 from asyncpool._core.policies.job_limits import JobOptions, OnCancel
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.base.arguments import (
     check_choice,
-    check_int,
     check_timeout,
     least_and_most,
     not_callable,
 )
 from asyncpool._runtime.base.callbacks import CrashCallback
-from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._runtime.base.shielding import shielded
 from asyncpool._runtime.job.job import Job
@@ -38,7 +38,7 @@ from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import Life
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import pool_config
-from asyncpool.events import CloseSummary, Event, PoolStats, RollResult
+from asyncpool.events import CloseSummary, PoolStats, RollResult
 from asyncpool.poolview import PoolView
 
 __all__ = ["Pool"]
@@ -46,10 +46,17 @@ __all__ = ["Pool"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# What a pool that was never started has none of.
+_COUNTERS = [
+    field.name
+    for field in fields(PoolStats)
+    if field.name not in {"state", "workers", "slots"}
+]
+
 _FINISH = {"all": Finish.ALL, "running": Finish.RUNNING, "none": Finish.NONE}
 
 
-class Pool(Caller):
+class Pool(Caller, Supervised):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
@@ -236,19 +243,6 @@ class Pool(Caller):
         """
         return PoolView(self, changed(self._options, changes))
 
-    def events(self, *, buffer: int = 1000) -> EventStream[Event]:
-        """Return an async iterator over the pool's events from now on.
-
-        Who calls it before the pool is started gets all of them.  Each listener has a buffer
-        of its own for *buffer* events, which drops the oldest and counts them in ``dropped``.
-        The iterator ends with the pool.
-
-        Raises:
-            RuntimeError: If the pool was started in another event loop.
-        """
-        check_int("buffer", buffer, at_least=1)
-        return self._life.events(buffer)
-
     def stats(self) -> PoolStats:
         """Return the pool as it stands, and what it went through."""
         if self._supervisor is not None:
@@ -299,48 +293,6 @@ class Pool(Caller):
             Safe: the roll goes on.
         """
         return await shielded(self._life.trying().rotator.roll())
-
-    def retire(self, slot: int) -> None:
-        """Have a fresh worker take the place of the one in *slot*.
-
-        That one works on until its replacement is ready; then it gets no more jobs, finishes
-        what it has within ``drain_timeout`` of the *limits*, and ends.  So it is with workers
-        that reach a limit.  Returns at once: the events :class:`asyncpool.events.Retiring`
-        and :class:`asyncpool.events.Exited` tell the rest.  Who leaves already does that.
-        A worker that is somebody's own (:meth:`worker`) goes when that is over.
-
-        Raises:
-            NoWorkerError: If there is no worker that is ready in *slot*; it names those that
-                there are.
-            TypeError: If *slot* is no int.
-            ValueError: If it is negative.
-            PoolClosedError: If the pool is closed.
-            PoolBrokenError: If no worker can be kept alive.
-            RuntimeError: If the pool was started in another event loop.
-        """
-        check_int("slot", slot, at_least=0)
-        self._life.open().rotator.retire_from(slot)
-
-    def kill(self, slot: int) -> None:
-        """Kill the worker in *slot*, by SIGKILL, with all that it has started.
-
-        A fresh one takes its place at once.  That is no crash: nobody calls *on_crash*, no
-        restart policy counts it, and the event is :class:`asyncpool.events.Exited`, whose
-        *detail* says that it was asked for.  But the job that it runs ends as with a crash: it
-        has another attempt, if *max_attempts* and *retry_on* (``"crash"``) allow that, or
-        fails with :exc:`WorkerCrashedError`.  Whoever has the worker to himself
-        (:meth:`worker`) has lost it as by a crash.
-
-        Raises:
-            NoWorkerError: If there is no worker in *slot* that is ready, or was; it names
-                those that there are.
-            TypeError: If *slot* is no int.
-            ValueError: If it is negative.
-            PoolClosedError: If the pool was never started.
-            RuntimeError: If it was started in another event loop.
-        """
-        check_int("slot", slot, at_least=0)
-        self._life.here().rotator.kill(slot)
 
     async def close(
         self,
@@ -458,20 +410,3 @@ class Pool(Caller):
         if not callable(fn):
             raise not_callable("broadcast", fn)
         return await self._life.open().broadcasts.broadcast(fn, args, kwargs, options)
-
-
-_COUNTERS = (
-    "idle",
-    "busy",
-    "waiting",
-    "submitted",
-    "completed",
-    "failed",
-    "cancelled",
-    "crashes",
-    "restarts",
-    "takeovers",
-    "spawned",
-    "dropped_events",
-    "shared_memory",
-)

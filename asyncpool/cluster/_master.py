@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable
-from io import IOBase
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from asyncpool._api.supervised import Supervised
 from asyncpool._core.base.validation import TEXT, check_kind, or_none
-from asyncpool._core.pickling.out_of_band import dumps_call
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.arguments import check_int, check_timeout
 from asyncpool._runtime.base.callbacks import CrashCallback
-from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._runtime.base.shielding import shielded
-from asyncpool._runtime.cluster.line import MAX_MESSAGE
 from asyncpool._runtime.cluster.listeners import Listeners, open_listeners
 from asyncpool._runtime.cluster.service import Service, ServingConfig, Spread
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import Life
 from asyncpool._runtime.state.config import SupervisorConfig
-from asyncpool._system.descriptors import (
-    ReceivedFile,
-    ReceivedSocket,
-    check_beside,
-    file_descriptor,
-    socket_descriptor,
-)
 from asyncpool.cluster._figures import cluster_stats
-from asyncpool.cluster._messages import Message, Messages, Parcels
+from asyncpool.cluster._messenger import Messenger
 from asyncpool.cluster._options import (
     DRAIN_GRACE,
     cluster_config,
@@ -42,8 +31,7 @@ from asyncpool.cluster._options import (
 )
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.cluster._target import pack_target
-from asyncpool.errors import NoWorkerError
-from asyncpool.events import CloseSummary, Event, RollResult
+from asyncpool.events import CloseSummary, RollResult
 
 if TYPE_CHECKING:
     from asyncpool._core.slots.commands import Command
@@ -53,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster"]
 
 
-class Cluster:
+class Cluster(Messenger, Supervised):
     """Worker processes that serve, and the master that owns what they listen on.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`, from
@@ -295,187 +283,6 @@ class Cluster:
         rotator = self._life.open().rotator
         await shielded(rotator.resize(workers, workers))
 
-    def retire(self, slot: int) -> None:
-        """Have a fresh worker take the place of the one in *slot*.
-
-        That one serves on until its replacement is ready; then it drains, and ends.  Returns
-        at once: the events :class:`asyncpool.events.Retiring` and
-        :class:`asyncpool.events.Exited` tell the rest.  Who drains already goes on with that.
-
-        Raises:
-            NoWorkerError: If there is no worker that is ready in *slot*; it names those that
-                there are.
-            TypeError: If *slot* is no int.
-            ValueError: If it is negative.
-            PoolClosedError: If the cluster is closed.
-            PoolBrokenError: If no worker can be kept alive.
-            RuntimeError: If it was started in another event loop.
-        """
-        check_int("slot", slot, at_least=0)
-        self._life.open().rotator.retire_from(slot)
-
-    def kill(self, slot: int) -> None:
-        """Kill the worker in *slot*, by SIGKILL; its connections are cut.
-
-        A fresh one takes its place at once.  That is no crash, see
-        :meth:`asyncpool.Pool.kill`.
-
-        Raises:
-            NoWorkerError: If there is no worker in *slot* that is ready, or was; it names
-                those that there are.
-            TypeError: If *slot* is no int.
-            ValueError: If it is negative.
-            PoolClosedError: If the cluster was never started.
-            RuntimeError: If it was started in another event loop.
-        """
-        check_int("slot", slot, at_least=0)
-        self._life.here().rotator.kill(slot)
-
-    # What passes between the master and the workers.
-
-    async def send(self, worker: int, value: object) -> None:
-        """Send a message to the worker in a slot; wait while it has too many.
-
-        Raises:
-            NoWorkerError: If there is none that is ready, or it ends before the message
-                is sent.
-            ValueError: If the message is too large (1 MiB).
-            PoolClosedError: If the cluster is closed.
-            PoolBrokenError: If no worker can be kept alive.
-            Exception: Whatever pickling *value* raises.
-
-        Cancellation:
-            Safe: the message is sent whole, or not at all.
-        """
-        service = self._service()
-        payload = _message(value)
-        line = service.lines.get(worker)
-        if line is None or not await line.send(payload):
-            raise NoWorkerError(worker)
-
-    async def broadcast(self, value: object, *, key: Hashable = None) -> None:
-        """Send a message to every worker, and to all that come later.
-
-        Those that are ready or starting find it among their ``worker.messages()``; those that
-        come later, as replacements or since the cluster grows, find it there before all
-        others.  Those that drain get nothing.  Waits as long as one of them has too many
-        messages.
-
-        Args:
-            value: Anything that pickle takes.
-            key: Of several broadcasts with the same key, such as a topic, only the last
-                one is remembered for those that come later.  What is remembered of all keys
-                has 64 MiB at the most.
-
-        Raises:
-            ValueError: If the message is too large (1 MiB), or too much to remember.
-            TypeError: If *key* is not hashable.
-            PoolClosedError: If the cluster is closed.
-            PoolBrokenError: If no worker can be kept alive.
-            Exception: Whatever pickling *value* raises.
-
-        Cancellation:
-            Some workers may get it, and those that come later do.
-        """
-        service = self._service()
-        await service.broadcast(key, _message(value))
-
-    def messages(self) -> AsyncIterator[Message]:
-        """Return an iterator over what workers send, which waits for the next.
-
-        Each message is for one of those who iterate.  A worker that has sent 64 which
-        nobody has taken waits.  It ends with the cluster.
-
-        Raises:
-            PoolClosedError: If the cluster was never started.
-            RuntimeError: If it was started in another event loop.
-        """
-        return Messages(self._service_here().mail.messages, self.name)
-
-    async def send_socket(
-        self, worker: int, sock: socket.socket, value: object = None
-    ) -> None:
-        """Send a copy of a socket to the worker in a slot; return when it is there.
-
-        If that worker dies before it has it, or has no descriptor for it, it goes to
-        another one.
-
-        Args:
-            worker: The slot.
-            sock: A socket of any kind.
-            value: What goes beside it, 64 KiB at the most when pickled: the attribute
-                ``value`` of the socket that the worker receives.
-
-        Raises:
-            NoWorkerError: If there is no such worker, or no other.
-            TypeError: If *sock* is no socket.
-            OSError: If it is closed, or this process has no descriptor left for a copy.
-            ValueError: If *value* is too large.
-            PoolClosedError: If the cluster is closed.
-            PoolBrokenError: If no worker can be kept alive.
-            Exception: Whatever pickling *value* raises.
-
-        Cancellation:
-            The socket may arrive nevertheless.
-        """
-        await self._send_descriptor(worker, socket_descriptor(sock), value)
-
-    async def send_file(
-        self, worker: int, file: IOBase | int, value: object = None
-    ) -> None:
-        """Send a copy of a file to the worker in a slot; return when it is there.
-
-        The worker shares its offset and its flags, and gets it as a raw binary file.
-        Otherwise it is as with :meth:`send_socket`.
-
-        Args:
-            worker: The slot.
-            file: An open file or pipe, or any other descriptor but a socket's or a
-                directory's.
-            value: As of :meth:`send_socket`.
-
-        Raises:
-            NoWorkerError: If there is no such worker, or no other.
-            TypeError: If *file* is no such thing.
-            OSError: If it is closed, or this process has no descriptor left for a copy.
-            ValueError: If *value* is too large, or *file* a closed object.
-            PoolClosedError: If the cluster is closed.
-            PoolBrokenError: If no worker can be kept alive.
-            Exception: Whatever pickling *value* raises.
-
-        Cancellation:
-            The file may arrive nevertheless.
-        """
-        await self._send_descriptor(worker, file_descriptor(file), value)
-
-    async def _send_descriptor(self, worker: int, fd: int, value: object) -> None:
-        service = self._service()
-        payload = b"" if value is None else check_beside(dumps_call(value))
-        await service.spreader.send(worker, fd, payload)
-
-    def sockets(self) -> AsyncIterator[tuple[int, ReceivedSocket]]:
-        """Return an iterator over the sockets that workers send, each with its slot.
-
-        The attribute ``value`` of a socket is what it was sent with.  What nobody has
-        taken is closed with the cluster.
-
-        Raises:
-            PoolClosedError: If the cluster was never started.
-            RuntimeError: If it was started in another event loop.
-        """
-        return Parcels(self._service_here().mail.sockets, self.name)
-
-    def files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
-        """Return an iterator over the files that workers send, each with its slot.
-
-        It is like that of :meth:`sockets`.
-
-        Raises:
-            PoolClosedError: If the cluster was never started.
-            RuntimeError: If it was started in another event loop.
-        """
-        return Parcels(self._service_here().mail.files, self.name)
-
     async def stacks(self) -> dict[int, str]:
         """Return where the threads of all workers are, by slot.
 
@@ -489,19 +296,6 @@ class Cluster:
             Safe.
         """
         return await self._life.here().where()
-
-    # What it tells.
-
-    def events(self, *, buffer: int = 1000) -> EventStream[Event]:
-        """Return an async iterator over the cluster's events from now on.
-
-        See :meth:`asyncpool.Pool.events`.
-
-        Raises:
-            RuntimeError: If the cluster was started in another event loop.
-        """
-        check_int("buffer", buffer, at_least=1)
-        return self._life.events(buffer)
 
     def stats(self) -> ClusterStats:
         """Return the cluster as it stands, and what it went through."""
@@ -546,19 +340,3 @@ class Cluster:
         self._life.here()
         assert self._made is not None
         return self._made
-
-
-def _message(value: object) -> bytes:
-    """Return a message, pickled.
-
-    Raises:
-        ValueError: If it is too large.
-        Exception: Whatever pickling it raises.
-    """
-    payload = dumps_call(value)
-    if len(payload) > MAX_MESSAGE:
-        raise ValueError(
-            f"a message of {len(payload)} bytes is longer than the {MAX_MESSAGE} that may "
-            "be sent"
-        )
-    return payload

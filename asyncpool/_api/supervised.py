@@ -1,0 +1,81 @@
+"""What pools and clusters let their owner see of their workers, and do to them."""
+
+from __future__ import annotations
+
+from asyncpool._runtime.base.arguments import check_int
+from asyncpool._runtime.base.event_hub import EventStream
+from asyncpool._runtime.pool.lifecycle import Life
+from asyncpool.events import Event
+
+__all__ = ["Supervised"]
+
+
+class Supervised:
+    """Something that keeps workers alive: a pool or a cluster."""
+
+    __slots__ = ()
+
+    _life: Life
+
+    def events(self, *, buffer: int = 1000) -> EventStream[Event]:
+        """Return an async iterator over the events from now on.
+
+        Called before the start, it misses none.  Each listener has a buffer of its own for
+        *buffer* events, which drops the oldest and counts them in ``dropped``.  The iterator
+        ends with the pool or cluster.
+
+        Raises:
+            TypeError: If *buffer* is no int.
+            ValueError: If it is less than 1.
+            RuntimeError: If the pool or cluster was started in another event loop.
+        """
+        check_int("buffer", buffer, at_least=1)
+        return self._life.events(buffer)
+
+    def retire(self, slot: int) -> None:
+        """Have a fresh worker take the place of the one in *slot*.
+
+        The old worker goes on until its replacement is ready.  Then it gets nothing new,
+        finishes what it has, and ends.  In a pool it has the ``drain_timeout`` of the
+        *limits* for that, in a cluster the *reload_drain_timeout*.  Workers that reach a
+        limit are replaced in the same way.
+
+        The call returns at once: the events :class:`asyncpool.events.Retiring` and
+        :class:`asyncpool.events.Exited` tell the rest.  It changes nothing for a worker that
+        is leaving already.  The worker of a session (:meth:`asyncpool.Pool.worker`) leaves
+        when the session is over.
+
+        Raises:
+            NoWorkerError: If there is no worker that is ready in *slot*; it names those that
+                there are.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the pool or cluster is closed.
+            PoolBrokenError: If no worker can be kept alive.
+            RuntimeError: If the pool or cluster was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.open().rotator.retire_from(slot)
+
+    def kill(self, slot: int) -> None:
+        """Kill the worker in *slot* by SIGKILL, with all processes that it has started.
+
+        A fresh worker takes its place at once.  This is no crash: *on_crash* is not called,
+        the restart policy does not count it, and the event is
+        :class:`asyncpool.events.Exited`, whose *detail* says that it was asked for.
+
+        The work of the worker ends as with a crash.  A job has another attempt if
+        *max_attempts* and *retry_on* (``"crash"``) allow that, or fails with
+        :exc:`WorkerCrashedError`.  A session (:meth:`asyncpool.Pool.worker`) has lost its
+        worker.  The connections of a worker that serves are cut.
+
+        Raises:
+            NoWorkerError: If there is no worker in *slot* that is ready, or was; it names
+                those that there are.
+            TypeError: If *slot* is no int.
+            ValueError: If it is negative.
+            PoolClosedError: If the pool or cluster was never started.
+            RuntimeError: If it was started in another event loop.
+        """
+        check_int("slot", slot, at_least=0)
+        self._life.here().rotator.kill(slot)
