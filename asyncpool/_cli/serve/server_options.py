@@ -43,79 +43,84 @@ _OPTIONAL = {"limit_max_requests"}  # which may be given in both ways
 _FILE = click.Path(exists=True, dir_okay=False, readable=True)
 
 
+# In the order in which --help shows them.
+_OPTIONS = (
+    click.option(
+        "--ssl-certfile",
+        type=_FILE,
+        metavar="FILE",
+        help="Serve TLS, with this certificate and its chain (PEM).",
+    ),
+    click.option(
+        "--ssl-keyfile",
+        type=_FILE,
+        metavar="FILE",
+        help="The certificate's key, if that is not in the same file.",
+    ),
+    click.option(
+        "--ssl-keyfile-password-file",
+        type=_FILE,
+        metavar="FILE",
+        help="A file whose first line is the password of the key.",
+    ),
+    click.option(
+        "--root-path", metavar="PATH", help="What a proxy takes off each path."
+    ),
+    click.option(
+        "--env-file",
+        type=_FILE,
+        metavar="FILE",
+        help="Variables (NAME=VALUE) that workers have before they import the "
+        "application; those that are set already stay.",
+    ),
+    click.option(
+        "--factory",
+        is_flag=True,
+        help="NAME makes the application when it is called.",
+    ),
+    click.option(
+        "--forwarded-allow-ips",
+        metavar="ADDRESSES",
+        help="Believe X-Forwarded-For and -Proto of these peers, separated by commas; "
+        "'*' for all.  By default of none.",
+    ),
+    click.option(
+        "--limit-concurrency",
+        type=click.IntRange(min=1),
+        metavar="NUMBER",
+        help="Answer 503 while a worker has so many connections or requests.",
+    ),
+    click.option(
+        "--header-timeout",
+        type=seconds,
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long a client may take for the head of a request.",
+    ),
+    click.option(
+        "--header-size",
+        type=size,
+        default="64K",
+        show_default=True,
+        metavar="SIZE",
+        help="The most bytes of a head.",
+    ),
+    click.option(
+        "--threads",
+        type=click.IntRange(min=1),
+        default=10,
+        show_default=True,
+        metavar="NUMBER",
+        help="How many requests a worker runs at once, with --interface wsgi.",
+    ),
+)
+
+
 def server_options(function: F) -> F:
     """Add the options of uvicorn that servers need most."""
-    for option in (
-        click.option(
-            "--ssl-certfile",
-            type=_FILE,
-            metavar="FILE",
-            help="Serve TLS, with this certificate and its chain (PEM).",
-        ),
-        click.option(
-            "--ssl-keyfile",
-            type=_FILE,
-            metavar="FILE",
-            help="The certificate's key, if that is not in the same file.",
-        ),
-        click.option(
-            "--ssl-keyfile-password-file",
-            type=_FILE,
-            metavar="FILE",
-            help="A file whose first line is the password of the key.",
-        ),
-        click.option(
-            "--root-path", metavar="PATH", help="What a proxy takes off each path."
-        ),
-        click.option(
-            "--env-file",
-            type=_FILE,
-            metavar="FILE",
-            help="Variables (NAME=VALUE) that workers have before they import the "
-            "application; those that are set already stay.",
-        ),
-        click.option(
-            "--factory",
-            is_flag=True,
-            help="NAME makes the application when it is called.",
-        ),
-        click.option(
-            "--forwarded-allow-ips",
-            metavar="ADDRESSES",
-            help="Believe X-Forwarded-For and -Proto of these peers, separated by commas; "
-            "'*' for all.  By default of none.",
-        ),
-        click.option(
-            "--limit-concurrency",
-            type=click.IntRange(min=1),
-            metavar="NUMBER",
-            help="Answer 503 while a worker has so many connections or requests.",
-        ),
-        click.option(
-            "--header-timeout",
-            type=seconds,
-            default=30.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="How long a client may take for the head of a request.",
-        ),
-        click.option(
-            "--header-size",
-            type=size,
-            default="64K",
-            show_default=True,
-            metavar="SIZE",
-            help="The most bytes of a head.",
-        ),
-        click.option(
-            "--threads",
-            type=click.IntRange(min=1),
-            default=10,
-            show_default=True,
-            metavar="NUMBER",
-            help="How many requests a worker runs at once, with --interface wsgi.",
-        ),
-    ):
+    # The decorator that is applied last is shown first.
+    for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
