@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import fields
 from types import TracebackType
-from typing import (
-    Any,
-    Literal,
-    ParamSpec,
-    Self,
-    TypeVar,
-    Unpack,
-)
+from typing import Any, Literal, Self, Unpack
 
 from asyncpool._api.caller import Caller
 from asyncpool._api.supervised import Supervised
@@ -43,9 +36,6 @@ from asyncpool.poolview import PoolView
 
 __all__ = ["Pool"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 # What a pool that was never started has none of.
 _COUNTERS = [
     field.name
@@ -65,65 +55,73 @@ class Pool(Caller, Supervised):
     exception kills what is running.  A pool that is dropped without being closed finishes
     its jobs and ends, with a :exc:`ResourceWarning`.
 
-    Args:
-        workers: How many workers; ``None`` means the CPUs that this process may
-            use, by its affinity and its cgroup's quota.  A pair, such as ``(2, 16)``,
-            lets the pool grow while jobs wait, and shrink when workers have been idle
-            for *idle_timeout*.
-        idle_timeout: Seconds after which an idle worker goes, if there may be fewer.
-        name: What logs call the pool.
-        restart: When a dead worker is replaced, and when to give up.
-        limits: When workers are replaced by fresh ones, and what the kernel allows them.
-        surge: How many workers there may be beyond their number while some are replaced.
-        unavailable: How many may be missing meanwhile.  With ``surge=0, unavailable=1``
-            a worker ends before its replacement is started, where there is no memory
-            for both.
-        on_crash: Called with a :class:`asyncpool.Crash`, once for each unplanned
-            death of a worker.  May be async.  What it raises is logged.
-        initializer: Called in each new worker before its first job; what it puts into
-            :func:`asyncpool.worker_state`, jobs find there.  It may be async.
+    Args: Workers
+        workers: How many workers; ``None`` means the CPUs that this process may use, by its
+            affinity and its cgroup's quota.  A pair, such as ``(2, 16)``, lets the pool
+            grow while jobs wait, and shrink when workers have been idle.
+        idle_timeout: Seconds after which an idle worker ends, if there may be fewer.
+        concurrency: How many async functions each worker runs at once, 1 to 1024.  A plain
+            function holds up all others in its worker, and a crash takes all of them.
+        loop: The event loop that async functions run in, one in each worker.
+
+    Args: Start of workers
+        launcher: ``"forkserver"`` forks workers from a clean process that has imported
+            *preload*; ``"spawn"`` starts a new interpreter for each, which takes some
+            50 ms longer.  The default is ``"spawn"`` on macOS, else ``"forkserver"``.
+        preload: Modules that workers find already imported.  With ``"forkserver"`` they are
+            imported once and must not leave threads behind; with ``"spawn"`` each worker
+            imports them before it calls *initializer*.
+        initializer: Called in each new worker before its first job; may be async.  Jobs
+            find what it puts into :func:`asyncpool.worker_state`.
         initargs: The arguments of *initializer*.  Queues, locks, pipes and whatever else
             :mod:`multiprocessing` makes may be among them; the pool keeps them until it is
             closed.
-        launcher: ``"forkserver"`` forks workers from a clean process that has
-            imported *preload*; ``"spawn"`` starts a new interpreter for each,
-            which takes some 50 ms longer, and is the default on macOS.
-        preload: Modules that workers find already imported; with
-            ``"forkserver"`` they are imported once and must not start threads,
-            with ``"spawn"`` each worker imports them before it calls *initializer*.
-        max_pending: How many jobs may wait for a worker; ``None`` for no bound.
-        ready: What :meth:`start` and ``async with`` wait for: ``"any"`` worker that is ready, or
-            ``"all"``: as many as there are at the least.  Then the start fails, too, if so many
-            starts in a row fail that a pool without workers would be broken
-            (``max_failed_starts`` of *restart*).
         start_timeout: Seconds that a worker has to become ready.
-        close_timeout: Seconds that the jobs have when the context is left; then what is
-            left is killed, see :meth:`close`.  ``None`` for no limit.
-        health_timeout: Seconds that a worker which is up may go without answering the
-            pool's pings; then it counts as hung, is killed and replaced.  A thread of
-            its own answers, so a job may compute as long as it likes, but not hold the
-            GIL as long in one call of C code.  ``None`` for no pings.
-        loop: The event loop that async functions run in, one in each worker.
-        concurrency: How many async functions each worker runs at once, in that loop (1 to
-            1024).  A plain function begins when its turn comes, like any other job, and
-            all others in its worker wait for it.  A crash takes all that run there: each
-            loses an attempt, and its error names the others.
-        output: Where the lines go that workers print: ``"log"`` sends them to the
-            logger ``asyncpool.worker``, or to this process's own streams if logging
-            is not configured; ``"inherit"`` always to the streams.  What their loggers
-            record goes to the loggers of the same names here, with either.
-        timeout, queue_timeout, heartbeat_timeout, on_cancel, cancel_grace: What jobs
-            have if :meth:`options` says nothing else.
+        ready: What :meth:`start` and ``async with`` wait for: ``"any"`` worker that is
+            ready, or ``"all"``, the least number of them.  With ``"all"`` the start also
+            fails after ``max_failed_starts`` of *restart* in a row.
+
+    Args: Crashes and replacements
+        restart: When a dead worker is replaced, and when the pool gives up.
+        limits: When workers are replaced by fresh ones, and what the kernel allows them.
+        surge: How many workers there may be beyond their number while some are replaced.
+        unavailable: How many workers may be missing meanwhile.  With ``surge=0,
+            unavailable=1`` a worker ends before its replacement is started, where there is
+            no memory for both.
+        health_timeout: Seconds that a worker may go without answering the pool's pings; then
+            it counts as hung, is killed and replaced.  A thread of its own answers, so
+            only a call of C code that keeps the GIL for so long is in the way.  ``None``
+            for no pings.
+        on_crash: Called with a :class:`asyncpool.Crash` once for each unplanned death of a
+            worker; may be async.  What it raises is logged.
+
+    Args: Jobs
+        timeout: As of :meth:`options`, for all jobs that have none of their own.
+        queue_timeout: Likewise.
+        heartbeat_timeout: Likewise.
+        on_cancel: Likewise.
+        cancel_grace: Likewise.
+        max_pending: How many jobs may wait for a worker; ``None`` for no bound.
         propagate: Context variables that jobs find as they are when :meth:`submit` is
             called: each by itself, if it is an attribute of an importable module, or by
             name, ``"package.module:name"``.  Their values are pickled with each call
             (64 KiB at the most).
-        max_message: The most bytes that a call or a result may have when pickled;
-            ``None`` for no bound but memory.
-        max_shared_memory: The most bytes of memory that the pool shares with its
-            workers, for large arrays and the like in arguments and results, those
-            included that the callers keep; beyond it they are sent instead, which is
-            some ten times slower.  0 for none.
+        close_timeout: Seconds that jobs have when the context is left; then what is left is
+            killed, see :meth:`close`.  ``None`` for no limit.
+
+    Args: Memory
+        max_message: The most bytes that a call or a result may have when pickled; ``None``
+            for no bound but memory.
+        max_shared_memory: The most bytes that the pool shares with its workers, for large
+            arrays and the like in arguments and results, those included that callers keep.
+            What exceeds it is sent instead, some ten times slower.  0 for none.
+
+    Args: Logs
+        name: What logs call the pool; ``"pool-1"``, ``"pool-2"`` and so on by default.
+        output: Where the lines go that workers print: ``"log"`` sends them to the logger
+            ``asyncpool.worker``, or to this process's own streams if logging is not
+            configured; ``"inherit"`` always to the streams.  With either, what workers'
+            loggers record goes to the loggers of the same names here.
 
     Raises:
         UnsupportedPlatformError: If this platform cannot run a pool.
@@ -137,33 +135,33 @@ class Pool(Caller, Supervised):
         self,
         workers: int | tuple[int, int] | None = None,
         *,
-        name: str | None = None,
         idle_timeout: float = 60.0,
+        concurrency: int = 1,
+        loop: Literal["asyncio", "uvloop"] = "asyncio",
+        launcher: Literal["forkserver", "spawn"] = DEFAULT_LAUNCHER,
+        preload: Iterable[str] = (),
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        start_timeout: float = 30.0,
+        ready: Literal["any", "all"] = "any",
         restart: RestartPolicy | None = None,
         limits: WorkerLimits | None = None,
         surge: int = 1,
         unavailable: int = 0,
-        on_crash: CrashCallback | None = None,
-        initializer: Callable[..., object] | None = None,
-        initargs: Iterable[Any] = (),
-        launcher: Literal["forkserver", "spawn"] = DEFAULT_LAUNCHER,
-        preload: Iterable[str] = (),
-        max_pending: int | None = None,
-        ready: Literal["any", "all"] = "any",
-        start_timeout: float = 30.0,
-        close_timeout: float | None = None,
         health_timeout: float | None = 30.0,
-        loop: Literal["asyncio", "uvloop"] = "asyncio",
-        concurrency: int = 1,
-        output: OutputMode = "log",
+        on_crash: CrashCallback | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
         heartbeat_timeout: float | None = None,
         on_cancel: OnCancel = "interrupt",
         cancel_grace: float = 2.0,
+        max_pending: int | None = None,
         propagate: Iterable[ContextVar[Any] | str] = (),
+        close_timeout: float | None = None,
         max_message: int | None = 1 << 30,
         max_shared_memory: int = 1 << 30,
+        name: str | None = None,
+        output: OutputMode = "log",
     ) -> None:
         check_platform()
         options = pool_options(locals())  # by the names of the signature
@@ -194,42 +192,48 @@ class Pool(Caller, Supervised):
     def options(self, **changes: Unpack[Options]) -> PoolView:
         """Return a view of the pool whose ``submit`` uses these options.
 
-        Args:
-            max_attempts: How often a worker may start the job; 1 by default.  More
-                only for jobs that may safely run twice.
-            retry_on: What there is another attempt after: kinds of crash
-                (``"crash"`` and ``"hung"`` by default; an out-of-memory kill would
-                most likely happen again), and types of exceptions raised by *fn*;
-                :exc:`JobTimeoutError` stands for its *timeout*.
+        Args: Time
             timeout: Seconds that each attempt may run.
-            queue_timeout: Seconds that it may wait for its first attempt.
-            heartbeat_timeout: Seconds that may pass without a heartbeat
-                (:func:`asyncpool.heartbeat`) of a running attempt, from its begin on.
-                Then the job counts as hung: its worker is killed, and there is another
-                attempt, if *max_attempts* and *retry_on* (``"hung"``) allow that, or
-                :exc:`WorkerHungError`.
-            deadline: When it must be done, on the event loop's clock
+            queue_timeout: Seconds that the job may wait for its first attempt.
+            deadline: When the job must be done, on the event loop's clock
                 (``loop.time() + seconds``); no attempt begins or goes on after that.
+            heartbeat_timeout: Seconds that an attempt may go without a heartbeat
+                (:func:`asyncpool.heartbeat`), from its begin on.  Then it counts as hung, and
+                its worker is killed.  The job has another attempt if *max_attempts* and
+                *retry_on* (``"hung"``) allow that, or fails with :exc:`WorkerHungError`.
+
+        Args: Cancellation
             on_cancel: What becomes of a running job that is cancelled.  ``"interrupt"``
                 raises :exc:`JobCancelled` in it, and its worker is killed if it has not
                 ended after *cancel_grace*; ``"kill"`` kills the worker at once;
                 ``"wait"`` lets it run to its end, which nobody hears of.
             cancel_grace: Seconds that an interrupted job has to end; 2 by default.
-            priority: The lower number begins first, first come first served among
-                equals; but of every 64 jobs that leave the queue, at least one is the
-                one that has waited longest.  0 by default.
-            key: Ties the job to a worker: jobs with equal keys go to the same one, as long
-                as that lives, and to the one that replaces it; those with different keys
-                are spread over all.  Such a job waits for its worker, also while others
-                are idle.  When workers come or go for good, only those keys move that
-                must.  Any hashable value, such as a str, an int or a tuple of these; not
-                an object that equals nothing but itself.  ``None`` for no key.
-            lease: A pair, a :class:`LeaseKeeper` and a lease of it: it is kept as long as
-                the job is queued or running, and the job is cancelled if it is lost.  A
-                job that is cancelled and still runs (it cleans up, or *on_cancel* lets
-                it) has its lease until it has ended, or its worker is dead.  Only one
-                job at a time has it: for another one, ``submit`` raises
-                :exc:`ValueError`.
+
+        Args: Retry
+            max_attempts: How often a worker may start the job; 1 by default.  More only
+                for jobs that may safely run twice.
+            retry_on: What there is another attempt after: kinds of crash (``"crash"`` and
+                ``"hung"`` by default; an out-of-memory kill would most likely happen
+                again), and types of exceptions that the function raises.
+                :exc:`JobTimeoutError` stands for its *timeout*.
+
+        Args: Placement
+            priority: Jobs with a lower number begin first, those with equal ones in the
+                order of their calls.  But of every 64 jobs that leave the queue, at least
+                one is the one that has waited longest.  0 by default.
+            key: Ties the job to a worker: jobs with equal keys go to the same one as long
+                as it lives, and then to the one that replaces it; different keys are spread
+                over all.  Such a job waits for its worker even while others are idle.
+                When workers come or go for good, only those keys move that must.  Any
+                hashable value, such as a str, an int or a tuple of these, but no object
+                that equals nothing but itself.  ``None`` for no key.
+            lease: A pair, a :class:`LeaseKeeper` and a lease of it.  The keeper keeps the
+                lease as long as the job is queued or running, and the job is cancelled if
+                the lease is lost.  A job that is cancelled and still runs has its lease
+                until it has ended, or its worker is dead.  Only one job at a time has a
+                lease: for another one, ``submit`` raises :exc:`ValueError`.
+
+        Args: Streams
             buffer: How many items of a stream may wait for its caller; 16 by default.
 
         ``None`` stands for no limit.  A job whose time is over fails with

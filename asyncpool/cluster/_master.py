@@ -47,7 +47,9 @@ class Cluster(Messenger, Supervised):
     Use it as an async context manager, or call :meth:`start` and :meth:`close`, from
     whatever tasks you like, in one event loop.
 
-    Args:
+    What is explained here in a few words is as of :class:`asyncpool.Pool`.
+
+    Args: Server
         target: What each worker runs as long as it lives: an ``async def serve(worker)``,
             or its name, ``"package.module:serve"``, or what makes one of something else,
             such as :func:`asyncpool.cluster.asgi`.
@@ -55,26 +57,43 @@ class Cluster(Messenger, Supervised):
             ``"127.0.0.1:8000"`` for short, ``"tcp://[::1]:0"``, ``"unix:///run/x.sock"``,
             ``"fd://3"`` for a socket that was inherited, ``"systemd:"`` for all that the
             service manager has passed.
-        workers: How many workers; ``None`` means the CPUs that this process may use.
         spread: How connections get to workers.  ``"handoff"``: the master accepts, and
             hands each to the least busy worker.  ``"shared"``: all workers accept, and the
             kernel decides.  ``"reuseport"``: each has a socket of its own with the same
             port, among which the kernel divides connections.
         backlog: How many connections may wait in the kernel's queue.
+
+    Args: Workers
+        workers: How many workers; ``None`` means the CPUs that this process may use.
         loop: The event loop of the workers.
+
+    Args: Start of workers
+        launcher: How workers are started.
+        preload: Modules that workers find already imported; :meth:`reload` does not load
+            them anew.
+        start_timeout: Seconds that a worker has to become ready.
+        ready: What :meth:`start` and ``async with`` wait for, ``"any"`` worker or ``"all"``.
+
+    Args: Crashes and replacements
+        restart: When a dead worker is replaced, and when the cluster gives up.  The crash of
+            a worker that has served counts as one in the middle of a job.
+        limits: When workers are replaced by fresh ones, and what the kernel allows them.
+            ``max_jobs`` counts connections that are over; ``drain_timeout`` must be left
+            out, since the cluster has one.
+        surge: How many workers there may be beyond their number while some are replaced.
+        health_timeout: Seconds that a worker may go without answering the master's pings,
+            and that its event loop may be blocked; ``None`` for no pings.
+        on_crash: Called with a :class:`asyncpool.Crash` for each unplanned death.
+
+    Args: Connections at the end
         drain_timeout: Seconds that workers have for their connections when the cluster ends.
         reload_drain_timeout: Seconds that a worker has for its connections when it is
             replaced, or not needed any more, and others serve on; ``None`` means as many.
             If the cluster ends meanwhile, *drain_timeout* counts from then on.
-        ready: What :meth:`start` and ``async with`` wait for, ``"any"`` or ``"all"``, as of
-            :class:`asyncpool.Pool`.
-        start_timeout: Seconds that a worker has to become ready.
-        health_timeout, restart, on_crash, launcher, preload, limits, surge, output, name:
-            As of :class:`asyncpool.Pool`.  ``max_jobs`` of the *limits* counts connections
-            that are over, and they have no ``drain_timeout``, since the cluster has one; the
-            crash of a worker that has served counts as one in the middle of a job.  What is
-            preloaded is not loaded anew by :meth:`reload`.  *health_timeout* is for how long
-            a worker's event loop may be blocked, too.
+
+    Args: Logs
+        name: What logs call the cluster, and commands, unless :meth:`run` is told otherwise.
+        output: Where the lines go that workers print, ``"log"`` or ``"inherit"``.
 
     Attributes:
         name: What logs call it.
@@ -91,23 +110,23 @@ class Cluster(Messenger, Supervised):
         target: str | Callable[[Worker], Coroutine[Any, Any, object]],
         *,
         bind: str | Iterable[str] = (),
-        workers: int | None = None,
         spread: Spread = "handoff",
         backlog: int = 2048,
+        workers: int | None = None,
         loop: Literal["asyncio", "uvloop"] = "asyncio",
-        drain_timeout: float = 5.0,
-        reload_drain_timeout: float | None = None,
-        ready: Literal["any", "all"] = "any",
-        start_timeout: float = 60.0,
-        health_timeout: float | None = 30.0,
-        restart: RestartPolicy | None = None,
-        on_crash: CrashCallback | None = None,
         launcher: Literal["forkserver", "spawn"] = DEFAULT_LAUNCHER,
         preload: Iterable[str] = (),
+        start_timeout: float = 60.0,
+        ready: Literal["any", "all"] = "any",
+        restart: RestartPolicy | None = None,
         limits: WorkerLimits | None = None,
         surge: int = 1,
-        output: OutputMode = "log",
+        health_timeout: float | None = 30.0,
+        on_crash: CrashCallback | None = None,
+        drain_timeout: float = 5.0,
+        reload_drain_timeout: float | None = None,
         name: str | None = None,
+        output: OutputMode = "log",
     ) -> None:
         check_platform()
         options = self._options = cluster_options(locals())  # by the signature's names

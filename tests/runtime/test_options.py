@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from asyncpool._runtime.options.checks import (
     one_of,
     seconds,
 )
+from asyncpool._runtime.options.job_options import Options
 from asyncpool._runtime.options.pool_options import (
     JOB_LIMITS,
     POOL_CHECKS,
@@ -34,6 +36,9 @@ from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptio
 from asyncpool._runtime.state.config import pool_config
 from asyncpool.cluster import Worker
 from asyncpool.cluster._options import CLUSTER_CHECKS, ClusterOptions
+from tests.helpers.scripts import ROOT
+
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 
 
 async def serve(*_: Worker) -> None: ...
@@ -82,6 +87,59 @@ def test_pools_and_clusters_have_the_same_defaults() -> None:
     }
     # A server imports an application before it is ready.
     assert differ == {"start_timeout": (30.0, 60.0)}
+
+
+def groups_of(docstring: str | None) -> dict[str, list[str]]:
+    """Return the arguments of a docstring, by the titles of their sections."""
+    sections = re.findall(
+        r"^Args: (.*)\n((?:    .*\n|\n)+)", docstring or "", re.MULTILINE
+    )
+    return {
+        title: re.findall(r"^    (\w+): ", text, re.MULTILINE)
+        for title, text in sections
+    }
+
+
+def tables_of(part: str) -> dict[str, list[str]]:
+    """Return the first columns of the tables of a document, by what stands before each."""
+    tables = re.findall(
+        r"^(\w[\w ]*)(?:,[^\n]*)?:\n\n\|.*\n\|[-|]*\n((?:\|.*\n)+)", part, re.MULTILINE
+    )
+    return {
+        title: [
+            name
+            for line in rows.splitlines()
+            for name in re.findall(r"`(\w+)`", line.split("|")[1])
+        ]
+        for title, rows in tables
+    }
+
+
+@pytest.mark.parametrize("kind", [Pool, Cluster])
+def test_a_docstring_has_the_options_of_the_signature_in_groups(
+    kind: type[Any],
+) -> None:
+    groups = groups_of(inspect.getdoc(kind))
+    assert len(groups) > 1
+    assert list(chain(*groups.values())) == list(parameters(kind))
+
+
+def test_the_options_of_jobs_are_in_groups() -> None:
+    groups = groups_of(inspect.getdoc(Pool.options))
+    assert len(groups) > 1
+    assert sorted(chain(*groups.values())) == sorted(Options.__annotations__)
+
+
+@pytest.mark.parametrize(
+    ("thing", "begin", "end"),
+    [
+        (Pool, "## The pool\n", "What a pool does:"),
+        (Pool.options, "### Options of jobs\n", "## Closing"),
+    ],
+)
+def test_the_reference_has_the_same_groups(thing: object, begin: str, end: str) -> None:
+    part = REFERENCE.partition(begin)[2].partition(end)[0]
+    assert tables_of(part) == groups_of(inspect.getdoc(thing))
 
 
 def given(**changes: Any) -> dict[str, Any]:

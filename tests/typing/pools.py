@@ -91,7 +91,7 @@ def takes_text(text: str) -> None:
 def rejected() -> None:
     Pool("4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Pool((1, 2, 3))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    Pool(2, "images")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    Pool(2, 60.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     Pool(worker=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     Pool(max_attempts=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     Pool(on_crash=takes_no_crash)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
