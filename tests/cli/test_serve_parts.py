@@ -229,6 +229,14 @@ def test_a_service_has_the_options_of_a_cluster(
     assert config.limits == WorkerLimits(max_jobs=400, max_age=5.5, nice=3)
 
 
+def test_a_flag_with_the_name_of_a_limit_is_that_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = "--max-rss 1G --hard-rss 2G --max-age 5 --nice 1"
+    limits = planned(monkeypatch, *words.split()).cluster["limits"]
+    assert limits == WorkerLimits(max_rss=1 << 30, hard_rss=2 << 30, max_age=5, nice=1)
+
+
 def test_what_a_service_has_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(monkeypatch)
     ours, theirs = (
