@@ -140,12 +140,12 @@ async def test_an_answer_that_was_not_read_yet_counts() -> None:
         health, handle = supervisor._health, supervisor._state.handles[0]
         assert health is not None
         assert handle._control is not None
-        health._on_timer(health._ledger.due)
+        health._look(health._ledger.due)
         assert health._ledger._asked.keys() == {handle}
         health._ledger._asked[handle] -= LONG
         readable, _, _ = select.select([handle._control._fd], [], [], PATIENCE)
         assert readable
-        health._on_timer(health._ledger.due)
+        health._look(health._ledger.due)
         assert pool.stats().crashes == 0
         await assert_serves(pool)
         assert pool.stats().spawned == 1
@@ -158,10 +158,10 @@ async def test_an_answer_that_comes_too_late_is_no_offence() -> None:
         health, handle = supervisor._health, supervisor._state.handles[0]
         assert health is not None
         handle.catch_up = lambda: None  # type: ignore[method-assign]
-        health._on_timer(health._ledger.due)
+        health._look(health._ledger.due)
         health._ledger._asked[handle] -= LONG
         handle._heard_at -= LONG
-        health._on_timer(health._ledger.due)  # and its answer is read only now
+        health._look(health._ledger.due)  # and its answer is read only now
         assert (await next_crash(pool)).kind == "hung"
         await assert_serves(pool)
 
@@ -245,5 +245,5 @@ async def test_an_idle_pool_has_one_timer() -> None:
         assert supervisor._health is not None
         assert supervisor._core.next_deadline() is None
         assert not supervisor._traffic._rounds.on
-        assert supervisor._traffic.times._timeouts._timer is None
-        assert supervisor._heartbeats._timers == {}
+        assert not supervisor._traffic.times._timeouts._alarm.is_set
+        assert supervisor._heartbeats._alarms == {}

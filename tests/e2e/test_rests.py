@@ -36,7 +36,7 @@ async def go_on(pool: Pool, last: asyncio.Future[Any]) -> None:
     """Make rounds, which nobody else makes, until a job is done."""
     go_round = supervisor_of(pool)._traffic._rounds._go_round
     while not last.done():
-        go_round()
+        go_round(0.0)
         await asyncio.sleep(0)
 
 

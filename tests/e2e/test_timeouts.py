@@ -37,7 +37,9 @@ def ready_pool(workers: int = 1, **options: Any) -> Pool:
 
 def ring(pool: Pool, when: float) -> None:
     """Have the timer of the jobs' times fire as if it were *when* already."""
-    supervisor_of(pool)._traffic.times._timeouts._on_timer(when)
+    timeouts = supervisor_of(pool)._traffic.times._timeouts
+    timeouts._alarm.due = when
+    timeouts._on_alarm(when)
 
 
 def run_out(pool: Pool, job: Job[Any], limit: str = "timeout") -> None:

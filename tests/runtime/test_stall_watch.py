@@ -27,6 +27,9 @@ class Timers:
         self._callback = callback
         return SimpleNamespace(cancel=self.cancel)
 
+    def time(self) -> float:
+        return 0.0
+
     def cancel(self) -> None:
         self._callback = None
 

@@ -21,6 +21,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple
 
+from asyncpool._runtime.base.alarm import Alarm
+
 __all__ = ["AbandonedError", "Pause", "Threads"]
 
 P = ParamSpec("P")
@@ -190,7 +192,7 @@ class _Crew:
         self._waiting: deque[_Call] = deque()
         self._made: list[_Call] = []
         # Until when the last one of them is waited for.
-        self._until: asyncio.TimerHandle | None = None
+        self._until = Alarm(loop, self._wait_no_longer)
         self._threads: list[threading.Thread] = []
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self.running: set[asyncio.Future[None]] = set()
@@ -211,13 +213,13 @@ class _Crew:
 
     def _go_on(self) -> None:
         """Begin with the next ones if they may begin."""
-        while self._waiting and len(self._made) < self._most and not self._until:
+        while self._waiting and len(self._made) < self._most and not self._until.is_set:
             call = self._waiting.popleft()
             if call.pause:
                 call.pause.second = bool(self._made)
             self._made.append(call)
             if self._apart:
-                self._until = self._loop.call_later(self._apart, self._wait_no_longer)
+                self._until.set_in(self._apart)
             self._calls.put(call)
             if len(self._threads) < len(self._made):
                 self._start_one()
@@ -225,17 +227,15 @@ class _Crew:
                 self._calls.get()
                 self._settle(call, *_outcome_of(call.function))
 
-    def _wait_no_longer(self) -> None:
-        self._until = None
+    def _wait_no_longer(self, _: float) -> None:
         self._go_on()
 
     def _settle(self, call: _Call, value: Any, error: BaseException | None) -> None:
         _answer(call.answer, value, error)
         if not call.ended.done():
             call.ended.set_result(None)
-        if self._until and call is self._made[-1]:
+        if call is self._made[-1]:
             self._until.cancel()
-            self._until = None
         self._made.remove(call)
         if self._made and (pause := self._made[0].pause):
             pause.second = False
@@ -244,8 +244,7 @@ class _Crew:
     def close(self) -> None:
         """End the threads."""
         stuck = bool(self.running)
-        if self._until:
-            self._until.cancel()
+        self._until.cancel()
         for call in self._made:  # nobody would tell them of the end of a stuck one
             if call.pause:
                 call.pause.second = False

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 
 from asyncpool._core.wire.frames import Frame, FrameDecoder
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool.errors import ProtocolError
 
 __all__ = ["READ_SIZE", "Channel"]
@@ -89,7 +90,7 @@ class Channel:
         self._flushing = self._blocked = self._sending = False
         self._half_closed = False
         self._ended = False
-        self._retry: asyncio.TimerHandle | None = None
+        self._retry = Alarm(loop, self._send_again)
         sock.setblocking(False)
         loop.add_reader(self._fd, self._read_some)
 
@@ -181,8 +182,7 @@ class Channel:
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._give_up_sending()
-        if self._retry is not None:
-            self._retry.cancel()
+        self._retry.cancel()
         self._socket.close()
 
     def _read_some(self) -> int:
@@ -265,7 +265,8 @@ class Channel:
             return True
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:
-                self._send_later()
+                if not self._retry.is_set:
+                    self._retry.set_in(_TOO_MANY_PAUSE)
                 return False
             self._give_up_sending()
             if error.errno not in _PEER_IS_GONE:
@@ -282,12 +283,7 @@ class Channel:
             self.half_close()
         return False
 
-    def _send_later(self) -> None:
-        if self._retry is None:
-            self._retry = self._loop.call_later(_TOO_MANY_PAUSE, self._send_again)
-
-    def _send_again(self) -> None:
-        self._retry = None
+    def _send_again(self, _: float) -> None:
         self.flush()
 
     def _send(self, data: bytes | bytearray | memoryview) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from asyncpool._core.pickling.segments import SegmentLedger, size_class
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.shielding import shielded
 from asyncpool._runtime.base.threads import Threads
 from asyncpool.errors import ProtocolError
@@ -99,7 +100,7 @@ class Segments:
         self._threads = threads
         self._ledger = SegmentLedger(bound)
         self._segments: dict[int, Segment] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(loop, self._trim)
         _living.add(self)
 
     @property
@@ -181,8 +182,8 @@ class Segments:
             self._drop(segment.number)
             return
         self._ledger.free(segment.number, self._loop.time())
-        if self._timer is None:
-            self._timer = self._loop.call_later(_KEEP, self._trim)
+        if not self._alarm.is_set:
+            self._alarm.set_in(_KEEP)
 
     def forget(self, segment: Segment) -> None:
         """Give a segment up; its memory lasts as long as there are views of it."""
@@ -203,8 +204,7 @@ class Segments:
 
     def close(self) -> None:
         """Give up everything, and hear of nothing any more; threads may still do it."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         for segment in list(self._segments.values()):
             segment.memory.forget_view()
             self.forget(segment)
@@ -219,15 +219,14 @@ class Segments:
         if segment is not None:
             self.free(segment)
 
-    def _trim(self) -> None:
-        self._timer = None
-        for number in self._ledger.free_since(self._loop.time() - _KEEP):
+    def _trim(self, now: float) -> None:
+        for number in self._ledger.free_since(now - _KEEP):
             if self._segments[number].use is Use.NOBODY:
                 self._ledger.forget(number)
                 self._drop(number)
         since = self._ledger.next_free_since()
         if since is not None:
-            self._timer = self._loop.call_at(since + _KEEP, self._trim)
+            self._alarm.set_at(since + _KEEP)
 
     def _drop(self, number: int) -> None:
         """Have a free segment forgotten that the ledger has forgotten already."""

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from asyncpool._core.cluster.balancing import Spreading
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import is_scarce
 from asyncpool._runtime.cluster.line import FOR_USER, Line
 from asyncpool.errors import NoWorkerError, ProtocolError
@@ -84,9 +85,9 @@ class Spreader:
         self._lines = lines
         self._accepting = False
         self._ready: deque[socket.socket] = deque()
-        self._pause: asyncio.TimerHandle | None = None
+        self._pause = Alarm(loop, self._on_alarm)
         self._exhausted = self._stopped = False
-        self._look: asyncio.TimerHandle | None = None
+        self._look = Alarm(loop, self._on_alarm)
         self._paused: set[Line] = set()
         self.lost = 0
         self.core: Spreading[Handle] = Spreading()
@@ -234,7 +235,7 @@ class Spreader:
             worker = self.core.choose(now)
         self._listen(wanted=worker is not None)
         if worker is None:
-            self._look_at(self.core.next_look(now))
+            self._look.set_at(self.core.next_look(now))
 
     def stop(self) -> None:
         """Accept no more, and hand on what has come by now, to whomever there is.
@@ -242,8 +243,6 @@ class Spreader:
         What comes back later is closed.
         """
         self._listen(wanted=False)
-        if self._pause is not None:
-            self._pause.cancel()
         self._ready.extend(self._listeners)
         for _ in range(_ACCEPTS_AT_END):
             worker, handle = self.core.least_busy(), self._next()
@@ -253,6 +252,7 @@ class Spreader:
                 handle.close()
                 break
             self._hand(worker, handle, self._loop.time())
+        self._pause.cancel()
         self._listeners.clear()
         self._ready.clear()
         self._stopped = True
@@ -261,7 +261,7 @@ class Spreader:
     def close(self) -> None:
         """Let go of everything; there are no workers any more."""
         self.stop()
-        self._look_at(None)
+        self._look.cancel()
 
     def _next(self) -> Handle | None:
         return self.core.waiting.popleft() if self.core.waiting else self._accept()
@@ -297,7 +297,7 @@ class Spreader:
 
     def _listen(self, *, wanted: bool) -> None:
         """Watch the listening sockets, or leave connections in their queues."""
-        wanted = wanted and self._pause is None
+        wanted = wanted and not self._pause.is_set
         if wanted is self._accepting:
             return
         self._accepting = wanted
@@ -317,21 +317,9 @@ class Spreader:
             )
         self._exhausted = True
         self._ready.clear()
-        if self._pause is None:
-            self._pause = self._loop.call_later(_PAUSE, self._resume)
+        if not self._pause.is_set:
+            self._pause.set_in(_PAUSE)
         self._listen(wanted=False)
 
-    def _resume(self) -> None:
-        self._pause = None
-        self.pump()
-
-    def _look_at(self, when: float | None) -> None:
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
-        if when is not None:
-            self._look = self._loop.call_at(when, self._on_look)
-
-    def _on_look(self) -> None:
-        self._look = None
+    def _on_alarm(self, _: float) -> None:
         self.pump()

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asyncpool._core.cluster.control_protocol import MAX_REQUEST, Request, pack_reply
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.cluster.control_places import peer_uid
 from asyncpool._runtime.cluster.socket_files import (
     SocketFile,
@@ -48,7 +49,7 @@ class ControlSocket:
         self._answer = answer
         self._clients: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._pause: asyncio.TimerHandle | None = None
+        self._pause = Alarm(self._loop, lambda _: self.open())
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with closed_on_error(self._sock):
             self._sock.setblocking(False)
@@ -73,8 +74,7 @@ class ControlSocket:
         """
         self._file.remove()
         self._loop.remove_reader(self._sock)
-        if self._pause is not None:
-            self._pause.cancel()
+        self._pause.cancel()
         self._sock.close()
         # Who has just come gets as far as owning the connection.
         await asyncio.sleep(0)
@@ -93,7 +93,7 @@ class ControlSocket:
         except OSError as error:
             _LOGGER.warning("the control socket accepts nobody: %s", error)
             self._loop.remove_reader(self._sock)
-            self._pause = self._loop.call_later(_PAUSE, self.open)
+            self._pause.set_in(_PAUSE)
             return
         if len(self._clients) < _MOST_CLIENTS and self._is_welcome(sock):
             sock.setblocking(False)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from asyncpool._core.base.deadlines import Deadlines
 from asyncpool._core.slots.health import LATE
+from asyncpool._runtime.base.alarm import Alarm
 
 __all__ = ["Timeouts"]
 
@@ -36,11 +37,9 @@ class Timeouts:
         on_due: Callable[[list[int], float], None],
     ) -> None:
         self.resumed_at = -math.inf
-        self._loop = loop
         self._deadlines = deadlines
         self._on_due = on_due
-        self._timer: asyncio.TimerHandle | None = None
-        self._when = 0.0  # of that timer; uvloop's cannot tell
+        self._alarm = Alarm(loop, self._on_alarm)
 
     def watch(self, job: int, until: float | None) -> None:
         """Call back when it is *until*, instead of any time given before for *job*."""
@@ -48,30 +47,16 @@ class Timeouts:
             self._deadlines.discard(job)
             return
         self._deadlines.set(job, until)
-        if self._timer is None or until < self._when:
-            self._ring_by(until)
+        self._alarm.set_by(until)
 
     def stop(self) -> None:
         """Call back no more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
 
-    def _ring_by(self, when: float) -> None:
-        """Have the timer set to then, or to what is before."""
-        if self._timer is not None:
-            if self._when <= when:
-                return
-            self._timer.cancel()
-        self._when = when
-        self._timer = self._loop.call_at(when, self._on_timer, when)
-
-    def _on_timer(self, when: float) -> None:
-        # A timer may fire a clock tick early, as the loop sees it.
-        now = max(when, self._loop.time())
-        if now - when > LATE:
+    def _on_alarm(self, now: float) -> None:
+        if now - self._alarm.due > LATE:
             self.resumed_at = now
-        self._timer = None
         self._on_due(self._deadlines.pop(now), now)
         later = self._deadlines.next()
         if later is not None:
-            self._ring_by(later)
+            self._alarm.set_by(later)

@@ -23,6 +23,7 @@ from asyncpool._core.wire.messages import (
     unpack_exit,
     unpack_pid,
 )
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.shielding import shielded
 from asyncpool._runtime.launcher.interpreter import start_launcher
 from asyncpool._runtime.launcher.process import Process
@@ -96,7 +97,7 @@ class Template:
         self._processes: dict[int, Process] = {}
         self._ahead = config.fork
         self._spare: Spare | None = None
-        self._quiet: asyncio.TimerHandle | None = None
+        self._quiet = Alarm(loop, lambda _: self._ask_for_spare())
         self._unwanted: set[int] = set()
         self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
         self._socket, theirs = socket.socketpair()
@@ -174,10 +175,9 @@ class Template:
 
     def _have_spare(self) -> None:
         """See to it that there is one again, once nothing else is to be done."""
-        if self._quiet is not None:
-            self._quiet.cancel()
+        self._quiet.cancel()
         if self._ahead and not self.lost:
-            self._quiet = self._loop.call_later(_QUIET, self._ask_for_spare)
+            self._quiet.set_in(_QUIET)
 
     def _ask_for_spare(self) -> None:
         # On a busy machine the last one that was asked for may still be on its way.
@@ -324,8 +324,7 @@ class Template:
         for answer in list(self._requests.values()):
             _fail(answer, error)
         self.drop_spare()
-        if self._quiet is not None:
-            self._quiet.cancel()
+        self._quiet.cancel()
         for pid, process in self._processes.items():
             process.launcher_gone()
             if pid in self._unwanted:

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.refusals import is_refusal, tell_once
 
 __all__ = ["Process"]
@@ -39,7 +40,7 @@ class Process:
         self._report_grace = _REPORT_GRACE
         self._pidfd = pidfd
         self._end: asyncio.Future[int | None] = loop.create_future()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(loop, lambda _: self._ended_unreported())
         if pidfd is not None:
             loop.add_reader(pidfd, self._is_gone)
 
@@ -55,9 +56,7 @@ class Process:
 
     def ended(self, status: int | None) -> None:
         """Take note of its end."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
         if not self._end.done():
             self._end.set_result(status)
 
@@ -70,7 +69,7 @@ class Process:
         if self._pidfd is None:
             self.signal(signal.SIGKILL)
             self.ended(None)
-        elif self._timer is not None:
+        elif self._alarm.is_set:
             self._ended_unreported()
 
     def signal(self, number: int) -> None:
@@ -112,9 +111,7 @@ class Process:
         assert self._pidfd is not None
         self._loop.remove_reader(self._pidfd)
         if not self._end.done():
-            self._timer = self._loop.call_later(
-                self._report_grace, self._ended_unreported
-            )
+            self._alarm.set_in(self._report_grace)
 
     def _ended_unreported(self) -> None:
         # The launcher would have done this; the number is as good as unused still.

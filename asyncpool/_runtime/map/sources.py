@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from asyncpool._runtime.base.time_slice import Turn
+from asyncpool._runtime.map.time_slice import Turn
 
 __all__ = ["AsyncSource", "Source", "SyncSource", "open_source"]
 

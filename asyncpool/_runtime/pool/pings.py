@@ -7,10 +7,9 @@ serves has its event loop answer, without which it serves nobody.
 
 from __future__ import annotations
 
-import asyncio
-
 from asyncpool._core.slots.health import HealthLedger
 from asyncpool._core.slots.slots import UP
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.stack_dump import LastWords
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -34,21 +33,24 @@ class Health:
         self._ledger: HealthLedger[WorkerHandle] = HealthLedger(
             timeout, state.loop.time()
         )
-        self.answered = self._ledger.answered
-        self._timer = self._set_timer()
+        self._alarm = Alarm(state.loop, self._look)
+        self._alarm.set_at(self._ledger.due)
+
+    def answered(self, handle: WorkerHandle) -> None:
+        """Take note that a worker has answered a ping.
+
+        Raises:
+            ProtocolError: If it was not asked.
+        """
+        self._ledger.answered(handle)
 
     def stop(self) -> None:
         """Ping no more."""
-        self._timer.cancel()
-
-    def _set_timer(self) -> asyncio.TimerHandle:
-        due = self._ledger.due
-        return self._state.loop.call_at(due, self._on_timer, due)
+        self._alarm.cancel()
 
     @decision
-    def _on_timer(self, due: float) -> None:
-        # A timer may fire a clock tick early, as the loop sees it.
-        now, state = max(due, self._state.loop.time()), self._state
+    def _look(self, now: float) -> None:
+        state = self._state
         for handle in self._ledger.suspects(now):
             handle.catch_up()
             self._ledger.heard(handle, handle.heard_at)
@@ -58,7 +60,7 @@ class Health:
             if slot.state in UP and not slot.hung
         ]
         silent, asked = self._ledger.tick(up, now)
-        self._timer = self._set_timer()
+        self._alarm.set_at(self._ledger.due)
         for handle in asked:
             handle.ping()
         for handle in silent:

@@ -9,6 +9,7 @@ from asyncpool import events
 from asyncpool._core.base.units import in_units
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import UP, Slot, SlotState
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import private_memory
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -49,11 +50,11 @@ class Rotator:
         self._rotation = state.core.rotation
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._sized: asyncio.Future[None] | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        self._watch = Alarm(state.loop, self._look_at_memory)
         limits = state.config.limits
         self._hard = limits.hard_rss
         if limits.max_rss is not None or limits.hard_rss is not None:
-            self._look_later()
+            self._watch.set_in(_LOOK_EVERY)
 
     # What is asked.
 
@@ -202,8 +203,7 @@ class Rotator:
 
     def stop(self) -> None:
         """Wait for nothing any more."""
-        if self._watch is not None:
-            self._watch.cancel()
+        self._watch.cancel()
         self._rolled(0, "the pool was closed", 0)
         if self._sized is not None and not self._sized.done():
             self._sized.set_exception(PoolClosedError())
@@ -211,15 +211,12 @@ class Rotator:
 
     # Memory.
 
-    def _look_later(self) -> None:
-        self._watch = self._state.loop.call_later(_LOOK_EVERY, self._look_at_memory)
-
     @decision
-    def _look_at_memory(self) -> None:
+    def _look_at_memory(self, _: float) -> None:
         for slot in list(self._state.core.slots):
             if slot.state in UP:
                 self._weigh(slot)
-        self._look_later()
+        self._watch.set_in(_LOOK_EVERY)
 
     def _weigh(self, slot: Slot) -> None:
         handle, now = self._state.handles[slot.index], self._state.loop.time()

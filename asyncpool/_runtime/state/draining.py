@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from collections import Counter
@@ -10,6 +9,7 @@ from collections.abc import Callable
 
 from asyncpool._core.base.waiting import SAY_EVERY, names_of, say_what_it_waits_for
 from asyncpool._core.slots.commands import Command
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState, decision
 
 __all__ = ["Draining", "Hold", "SessionHold"]
@@ -102,7 +102,7 @@ class Draining:
         self._perform = perform
         self._holds: dict[Hold, None] = {}
         self._began: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(state.loop, self._say)
 
     def hold(self, hold: Hold) -> None:
         """Have *hold* keep the pool open from now on, unless it closes already."""
@@ -116,12 +116,11 @@ class Draining:
         """Take note that the pool closes."""
         if self._began is None:
             self._began = self._state.loop.time()
-            self._say_later()
+            self._alarm.set_in(SAY_EVERY)
 
     def stop(self) -> None:
         """Say for the last time what there is to say."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         unheard = self._state.book.unheard
         if unheard:
             count = unheard.total()
@@ -138,10 +137,7 @@ class Draining:
         del self._holds[hold]
         self._perform(self._state.core.release(self._state.loop.time()))
 
-    def _say_later(self) -> None:
-        self._timer = self._state.loop.call_later(SAY_EVERY, self._say)
-
-    def _say(self) -> None:
+    def _say(self, _: float) -> None:
         assert self._began is not None
         state, jobs = self._state, self._state.book.jobs
         names = (job.title for job in itertools.islice(jobs.values(), _LOOKED_AT))
@@ -158,4 +154,4 @@ class Draining:
             seconds,
             text,
         )
-        self._say_later()
+        self._alarm.set_in(SAY_EVERY)

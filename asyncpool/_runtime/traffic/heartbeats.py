@@ -6,10 +6,11 @@ is dead; the last one of each job also comes on the job channel, ahead of the ou
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 
 from asyncpool._core.wire.beat_records import INTERVAL, Beat, unpack
 from asyncpool._core.wire.frames import Frame
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import ProtocolError
@@ -26,16 +27,16 @@ class Heartbeats:
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
-        self._timers: dict[WorkerHandle, asyncio.TimerHandle] = {}
+        self._alarms: dict[WorkerHandle, Alarm] = {}
 
     def rung(self, handle: WorkerHandle) -> None:
         """Look at the page of a worker that has rung, and again when it may next ring."""
         self.look(handle)
-        before = self._timers.pop(handle, None)
-        if before is not None:
-            before.cancel()
-        again = self._state.loop.call_later(INTERVAL, self._look_again, handle)
-        self._timers[handle] = again
+        alarm = self._alarms.get(handle)
+        if alarm is None:
+            alarm = Alarm(self._state.loop, partial(self._look_again, handle))
+            self._alarms[handle] = alarm
+        alarm.set_in(INTERVAL)
 
     def look(self, handle: WorkerHandle) -> None:
         """Hear what is on the page of a worker, which may be dead."""
@@ -63,12 +64,12 @@ class Heartbeats:
 
     def stop(self) -> None:
         """Look no more."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        for alarm in self._alarms.values():
+            alarm.cancel()
+        self._alarms.clear()
 
-    def _look_again(self, handle: WorkerHandle) -> None:
-        del self._timers[handle]
+    def _look_again(self, handle: WorkerHandle, _: float) -> None:
+        del self._alarms[handle]
         self.look(handle)
 
     def _hear(self, handle: WorkerHandle, beat: Beat) -> None:

@@ -7,11 +7,11 @@ the cores from its own workers, see ``docs/architecture.md``.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from asyncpool._core.slots.commands import Command
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -53,31 +53,31 @@ class Rounds:
         self._balance = state.core.balance
         self._perform = perform
         self._begin_again = begin_again
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(state.loop, self._go_round)
         self._resting: list[WorkerHandle] = []
         self._soon = False
+        self._hearing = False
 
     @property
     def on(self) -> bool:
         """Whether there is a next round."""
-        return self._timer is not None
+        return self._alarm.is_set
 
     def go(self) -> None:
         """Make a round soon."""
-        if self._timer is None:
+        if not self._alarm.is_set and not self._hearing:
             state, resting = self._state, self._resting
             self._soon = self._balance.unbalanced
             every = REST if len(resting) == len(state.handles) else EVERY
             if self._soon:
                 every = SOON
-            self._timer = state.loop.call_later(every, self._go_round)
+            self._alarm.set_in(every)
 
     def hurry(self) -> None:
         """Make the next round sooner, if a worker has become idle meanwhile."""
-        if self._timer is None or self._soon or not self._balance.unbalanced:
+        if not self._alarm.is_set or self._soon or not self._balance.unbalanced:
             return
-        self._timer.cancel()
-        self._timer = None
+        self._alarm.cancel()
         self.go()
 
     def leave_alone(self, handle: WorkerHandle) -> None:
@@ -93,17 +93,16 @@ class Rounds:
 
     def stop(self) -> None:
         """Make no more rounds."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
 
-    def _go_round(self) -> None:
+    def _go_round(self, _: float) -> None:
         # First of all: whose outcomes have not been read does not hang.
         resting, self._resting = self._resting, []
+        self._hearing = True
         for handle in resting:
             handle.attend()
             handle.hear()
-        self._timer = None  # only now it is known who rests until the next one
+        self._hearing = False  # only now it is known who rests until the next round
         self._look_for_stalls()
 
     @decision

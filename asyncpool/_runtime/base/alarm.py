@@ -1,0 +1,65 @@
+"""One timer that can be set again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+__all__ = ["Alarm"]
+
+
+class Alarm:
+    """Calls back once, at the time that it is set to.
+
+    Args:
+        loop: Whose clock counts.
+        callback: Called with the time, which is never before *due*: a timer may fire a tick of
+            the clock early, as the loop sees it.  The alarm is not set any more then.
+
+    Attributes:
+        is_set: Whether it is going to call back.
+        due: The time on the loop's clock that it is set to, or was set to last.
+    """
+
+    __slots__ = ("_callback", "_loop", "_timer", "due", "is_set")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, callback: Callable[[float], object]
+    ) -> None:
+        self.is_set = False
+        self.due = 0.0
+        self._loop = loop
+        self._callback = callback
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set_at(self, when: float | None) -> None:
+        """Call back at *when*, if that is not ``None``, instead of any time set before."""
+        self.cancel()
+        if when is not None:
+            self._timer = self._loop.call_at(when, self._ring)
+            self.due, self.is_set = when, True
+
+    def set_by(self, when: float) -> None:
+        """Call back at *when*, unless it is set to an earlier time."""
+        if not self.is_set or when < self.due:
+            self.set_at(when)
+
+    def set_in(self, seconds: float) -> None:
+        """Call back in so many seconds, instead of at any time set before."""
+        self.cancel()
+        # Not call_at(): uvloop counts in whole milliseconds, and would round the difference
+        # of two times otherwise than the seconds themselves.
+        self._timer = self._loop.call_later(seconds, self._ring)
+        self.due, self.is_set = self._loop.time() + seconds, True
+
+    def cancel(self) -> None:
+        """Do not call back."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.is_set = False
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.is_set = False
+        self._callback(max(self.due, self._loop.time()))
