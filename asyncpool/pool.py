@@ -24,7 +24,6 @@ from asyncpool._runtime.base.arguments import (
 from asyncpool._runtime.base.callbacks import CrashCallback
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._runtime.base.shielding import shielded
-from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.options.job_options import Options, changed
 from asyncpool._runtime.options.pool_options import pool_options
 from asyncpool._runtime.options.worker_options import OutputMode
@@ -383,26 +382,8 @@ class Pool(Caller, Supervised):
     def _supervisor(self) -> Supervisor | None:
         return self._life.supervisor
 
-    def _submit(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> Job[Any]:
-        if not callable(fn):
-            raise not_callable("submit", fn)
-        supervisor = self._life.supervisor or self._life.running()
-        if options.lease is None:
-            return supervisor.submit(fn, args, kwargs, options)
-        submit = functools.partial(supervisor.submit, fn, args, kwargs, options)
-        return supervisor.leases.submit(options.lease, submit)
-
-    def _running(self) -> Supervisor:
-        return self._life.running()
-
     def _crew(self) -> Supervisor:
-        return self._running()
+        return self._life.supervisor or self._life.running()
 
     async def _broadcast(
         self,

@@ -8,7 +8,6 @@ from typing import Any, Unpack
 
 from asyncpool._api.caller import Caller
 from asyncpool._core.policies.job_limits import JobOptions
-from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.options.job_options import Options, changed
 from asyncpool._runtime.pool.supervisor import Supervisor
 
@@ -25,15 +24,6 @@ class PoolView(Caller):
     def options(self, **changes: Unpack[Options]) -> PoolView:
         """Return a view that differs from this one in what is given."""
         return PoolView(self._pool, changed(self._options, changes))
-
-    def _submit(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JobOptions,
-    ) -> Job[Any]:
-        return self._pool._submit(fn, args, kwargs, options)  # noqa: SLF001
 
     def _crew(self) -> Supervisor:
         return self._pool._crew()  # noqa: SLF001

@@ -166,7 +166,7 @@ class _Resident:
     @property
     def gone(self) -> bool:
         """Whether it has ended, or never came up."""
-        return self.up.done() and self.pool._running().standing.done.done()  # noqa: SLF001
+        return self.up.done() and self.pool._crew().standing.done.done()  # noqa: SLF001
 
     async def grow(self) -> None:
         """See to it that each call may have a worker: the limiter is the limit."""

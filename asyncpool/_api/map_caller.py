@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple, overload
 
 from asyncpool._core.base.names import OPTIONS
@@ -32,6 +33,13 @@ class MapCaller(ABC):
     _options: JobOptions
 
     @abstractmethod
+    def _crew(self) -> Supervisor:
+        """Return what makes the calls.
+
+        Raises:
+            PoolClosedError: If there is no pool that was started.
+        """
+
     def _submit(
         self,
         fn: Callable[..., Any],
@@ -39,15 +47,14 @@ class MapCaller(ABC):
         kwargs: dict[str, Any],
         options: JobOptions,
     ) -> Job[Any]:
-        """Submit a call."""
-
-    @abstractmethod
-    def _crew(self) -> Supervisor:
-        """Return what makes the calls.
-
-        Raises:
-            PoolClosedError: If there is no pool that was started.
-        """
+        """Submit a call with *options*, whatever those of this caller are."""
+        if not callable(fn):
+            raise not_callable("submit", fn)
+        supervisor = self._crew()
+        if options.lease is None:
+            return supervisor.traffic.submit(fn, args, kwargs, options)
+        submit = partial(supervisor.traffic.submit, fn, args, kwargs, options)
+        return supervisor.leases.submit(options.lease, submit)
 
     @overload
     def map(

@@ -208,8 +208,8 @@ class Engine:
                 )
             )
             return
-        self._supervisor = self._pool._running()  # noqa: SLF001
-        self._submit = self._supervisor.submit
+        self._supervisor = self._pool._crew()  # noqa: SLF001
+        self._traffic = self._supervisor.traffic
         self._hand_over()
         await self._finished
         self._delivery.finish()
@@ -217,7 +217,7 @@ class Engine:
 
     def _press(self) -> None:
         assert self._grace is not None
-        self._pool._running().close(Finish.NONE, self._grace)  # noqa: SLF001
+        self._pool._crew().close(Finish.NONE, self._grace)  # noqa: SLF001
 
     def _break(self, error: Callable[[], Exception]) -> None:
         self.refuse(error)
@@ -262,7 +262,7 @@ class Engine:
             return False
         function, args, kwargs = what
         try:
-            job = self._submit(function, args, kwargs, _OPTIONS)
+            job = self._traffic.submit(function, args, kwargs, _OPTIONS)
         except Exception as error:  # noqa: BLE001 - it belongs to this call
             _settle(call, error=error)
             return False

@@ -34,7 +34,6 @@ from asyncpool.cluster._target import pack_target
 from asyncpool.events import CloseSummary, RollResult
 
 if TYPE_CHECKING:
-    from asyncpool._core.slots.commands import Command
     from asyncpool._runtime.state.pool_state import PoolState
     from asyncpool._worker.cluster.member import Worker
 
@@ -180,12 +179,8 @@ class Cluster(Messenger, Supervised):
             listeners=self._listeners,
         )
 
-        def serve(
-            state: PoolState,
-            worker: WorkerConfig,
-            perform: Callable[[list[Command]], None],
-        ) -> Service:
-            self._made = Service(serving, state, worker, perform)
+        def serve(state: PoolState, worker: WorkerConfig) -> Service:
+            self._made = Service(serving, state, worker)
             return self._made
 
         return dataclasses.replace(self._config, serving=serve)

@@ -374,4 +374,4 @@ async def test_nothing_is_left_of_it_when_the_pool_is_closed() -> None:
             await job
         supervisor = pool._supervisor
         assert supervisor is not None
-        assert supervisor._heartbeats._alarms == {}
+        assert supervisor.traffic.heartbeats._alarms == {}

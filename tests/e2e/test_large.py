@@ -527,7 +527,7 @@ async def pickled(pool: Pool, queued: list[Any], count: int, job: Any) -> bool:
         await asyncio.sleep(0)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert not large.supervisor_of(pool)._traffic._large._packer._begun
+    assert not large.supervisor_of(pool).traffic._large._packer._begun
     return bool(job.payload)
 
 

@@ -105,14 +105,12 @@ async def assert_places(pool: Pool) -> None:
     """Check that the pool and its worker mean the same job by the same place."""
     async with Gate() as gate:
         # Until it is known to be short, so that others wait behind it.
-        profile = (
-            supervisor_of(pool)._traffic._functions.find(jobs.perhaps_wait).profile
-        )
+        profile = supervisor_of(pool).traffic._functions.find(jobs.perhaps_wait).profile
         while profile.cost >= 2 * LEAST:
             await pool.submit(jobs.perhaps_wait)
         first = pool.submit(jobs.perhaps_wait, gate.path)
         behind = [pool.submit(jobs.perhaps_wait) for _ in range(3)]
-        slot = supervisor_of(pool)._core.slots[0]
+        slot = supervisor_of(pool)._state.core.slots[0]
         visitor = await gate.visitor()
         if behind[0].id in slot.flight.jobs:
             behind[0].cancel()

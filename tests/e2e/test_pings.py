@@ -243,7 +243,7 @@ async def test_an_idle_pool_has_one_timer() -> None:
         await idle(pool)
         supervisor = supervisor_of(pool)
         assert supervisor._health is not None
-        assert supervisor._core.next_deadline() is None
-        assert not supervisor._traffic._rounds.on
-        assert not supervisor._traffic.times._timeouts._alarm.is_set
-        assert supervisor._heartbeats._alarms == {}
+        assert supervisor._state.core.next_deadline() is None
+        assert not supervisor.traffic._rounds.on
+        assert not supervisor.traffic.times._timeouts._alarm.is_set
+        assert supervisor.traffic.heartbeats._alarms == {}

@@ -47,7 +47,7 @@ async def learn(
 def cost_of(pool: Pool, function: Callable[..., Any]) -> float:
     supervisor = pool._supervisor
     assert supervisor is not None
-    return supervisor._traffic._functions.find(function).profile.cost
+    return supervisor.traffic._functions.find(function).profile.cost
 
 
 async def test_short_jobs_travel_ahead_and_unknown_ones_do_not() -> None:

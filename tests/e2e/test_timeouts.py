@@ -37,7 +37,7 @@ def ready_pool(workers: int = 1, **options: Any) -> Pool:
 
 def ring(pool: Pool, when: float) -> None:
     """Have the timer of the jobs' times fire as if it were *when* already."""
-    timeouts = supervisor_of(pool)._traffic.times._timeouts
+    timeouts = supervisor_of(pool).traffic.times._timeouts
     timeouts._alarm.due = when
     timeouts._on_alarm(when)
 
@@ -296,7 +296,7 @@ async def test_who_is_heard_to_have_ended_is_not_judged(
 
         def hear_both_end(handle: WorkerHandle) -> None:
             large = pickle.dumps(filler(2 * HEAVY))  # a thread loads it
-            supervisor_of(pool)._traffic.on_outcomes(
+            supervisor_of(pool).traffic.on_outcomes(
                 handle,
                 [
                     Frame(Kind.VALUE, job.id, 1, 0, large)

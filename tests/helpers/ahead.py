@@ -18,7 +18,7 @@ __all__ = ["expect", "in_hand", "never_look"]
 async def expect(pool: Pool, function: Callable[..., Any], cost: float) -> None:
     """Have the pool believe that a call of *function* takes so many microseconds."""
     await idle(pool)
-    profile = supervisor_of(pool)._traffic._functions.find(function).profile
+    profile = supervisor_of(pool).traffic._functions.find(function).profile
     profile.cost = profile.least = cost
 
 
@@ -30,5 +30,5 @@ def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_hand(pool: Pool, slot: int = 0, job: Job[Any] | None = None) -> int:
     """Return how many jobs a worker has in hand, or how many times it has *job*."""
-    flight = supervisor_of(pool)._core.slots[slot].flight.jobs
+    flight = supervisor_of(pool)._state.core.slots[slot].flight.jobs
     return len(flight) if job is None else int(job.id in flight)

@@ -181,7 +181,7 @@ def supervisor_of(pool: Pool) -> Supervisor:
 
 
 def segments_of(pool: Pool) -> Segments:
-    return supervisor_of(pool)._segments
+    return supervisor_of(pool)._workers.segments
 
 
 def numbers(pool: Pool) -> set[int]:

@@ -50,13 +50,13 @@ class Door:
             config=SimpleNamespace(max_pending=limit),
             hub=self.hub,
             crashes=deque[Any](),
+            deciding=False,
+            performer=SimpleNamespace(rearm=lambda: self.rearmed.append(0.0)),
         )
         self.rearmed: list[float] = []
         self.core.wanted = self.rearmed.append
         self.core.retry_in = lambda now: now - 93.0
-        self.admission = Admission(
-            cast("PoolState", state), lambda: self.rearmed.append(0.0)
-        )
+        self.admission = Admission(cast("PoolState", state))
 
     async def events(self) -> list[events.Event]:
         """Return what was heard, and end that."""
@@ -173,6 +173,17 @@ async def refused_at(door: Door) -> asyncio.Task[None]:
     waiter = asyncio.create_task(door.admission.room())
     await asyncio.sleep(0)
     return waiter
+
+
+async def test_that_a_job_waits_is_told_while_there_may_be_more_workers() -> None:
+    door, told = Door(), list[float]()
+    door.core.rotation = SimpleNamespace(sizing=SimpleNamespace(crowded=told.append))
+    door.dispatcher.crowd = 0
+    door.admission.crowded()
+    assert (told, door.rearmed) == ([], [])
+    door.dispatcher.crowd = 1
+    door.admission.crowded()
+    assert (told, door.rearmed) == ([100.0], [0.0])
 
 
 async def test_what_else_happens_does_not_hide_that_there_is_room() -> None:

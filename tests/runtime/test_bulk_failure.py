@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from asyncpool._core.pickling.functions import Function
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.bulk_failure import Failing
 from asyncpool._runtime.state.pool_state import PoolState
@@ -40,23 +40,22 @@ class Ending:
             loop=SimpleNamespace(time=lambda: 100.0),
             handles={0: handle},
         )
-        self.failing = Failing(cast("PoolState", state), self.spawn, self.late)
+        group = SimpleNamespace(create_task=self.spawn)
+        self.failing = Failing(
+            cast("PoolState", state), cast("asyncio.TaskGroup", group)
+        )
 
     def spawn(self, coro: Coroutine[Any, Any, None], /, *, name: str) -> object:
         self.tasks.append(asyncio.create_task(coro, name=name))
         return None
 
-    def late(self, job: Job[Any]) -> JobTimeoutError:
-        return JobTimeoutError(
-            job_id=job.id, attempt=0, limit="queue_timeout", seconds=1.0
-        )
-
     def jobs(self, count: int) -> list[Job[Any]]:
-        """Return jobs that are open."""
+        """Return jobs that are open, and wait no longer than a second."""
+        options = JobOptions(limits=JobLimits(queue_timeout=1.0))
         loop, made = asyncio.get_running_loop(), list[Job[Any]]()
         for _ in range(count):
             number = self.book.next_id()
-            job: Job[Any] = Job(number, Function(0, b""), JobOptions(), Owner(), loop)
+            job: Job[Any] = Job(number, Function(0, b""), options, Owner(), loop)
             self.book.enter(job)
             made.append(job)
         return made
@@ -92,7 +91,9 @@ async def test_few_need_no_other_turn() -> None:
     [job] = ending.jobs(1)
     ending.failing.fail((job.id,), "late")
     assert not ending.tasks
-    assert isinstance(job.exception(), JobTimeoutError)
+    error = job.exception()
+    assert isinstance(error, JobTimeoutError)
+    assert (error.limit, error.seconds) == ("queue_timeout", 1.0)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,9 @@ class Pool:
             book=self.book,
             config=SimpleNamespace(title="pool x"),
             deciding=False,
+            performer=SimpleNamespace(perform=self._perform),
         )
-        self.draining = Draining(cast("PoolState", self.state), self._perform)
+        self.draining = Draining(cast("PoolState", self.state))
 
     def add(self, kind: type[Job[Any]], name: str) -> Job[Any]:
         loop, function = asyncio.get_running_loop(), Function(0, b"", name)

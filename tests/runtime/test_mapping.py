@@ -76,6 +76,7 @@ class FakePool:
         self.others = 0
         self.let_go: list[Hold] = []
         self._most_open = most_open
+        self.admission = self.draining = self
 
     async def room(self) -> None:
         await asyncio.sleep(0)

@@ -11,6 +11,7 @@ import pytest
 from asyncpool._core.slots.commands import Command
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.pool_state import PoolState
+from asyncpool._runtime.traffic.job_times import Times
 from asyncpool._runtime.traffic.stall_watch import EVERY, REST, SOON, Rounds
 
 
@@ -61,12 +62,10 @@ class Crowd:
             core=core,
             book=SimpleNamespace(jobs={}),
             deciding=False,
+            performer=SimpleNamespace(perform=list[Command]().extend),
         )
-        commands: list[Command] = []
-        begun: list[Job[Any]] = []
-        self.rounds = Rounds(
-            cast("PoolState", state), commands.extend, begin_again=begun.append
-        )
+        times = SimpleNamespace(begin=list[Job[Any]]().append)
+        self.rounds = Rounds(cast("PoolState", state), cast("Times", times))
 
     def _handle(self, slot: int) -> Any:
         def hear() -> None:

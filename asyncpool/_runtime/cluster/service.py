@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from asyncpool._core.cluster.drain_limits import DrainLimit, drain_limit
-from asyncpool._core.slots.commands import Command
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._runtime.base.callbacks import warn
@@ -73,7 +72,6 @@ class Service:
         config: What they do.
         state: The pool of them.
         worker: How they begin.
-        perform: What carries out the core's commands.
 
     Attributes:
         spreader: The way of connections to them.
@@ -85,12 +83,10 @@ class Service:
         config: ServingConfig,
         state: PoolState,
         worker: WorkerConfig,
-        perform: Callable[[list[Command]], None],
     ) -> None:
         self._state = state
         self._config = config
         self._worker = worker
-        self._perform = perform
         self.lines: dict[int, Line] = {}
         self.mail = Mail(state.config.name)
         listeners, own = config.listeners, list[socket.socket]()
@@ -262,7 +258,7 @@ class Service:
             self._at_end += spread.had(line.slot) - had
             self._cut += cut - cut_before
         now = self._state.loop.time()
-        self._perform(self._state.core.served(line.slot, closed, now))
+        self._state.performer.perform(self._state.core.served(line.slot, closed, now))
 
     def figures(self, slot: int) -> Figures:
         """Return what there is to be known of a slot."""

@@ -42,6 +42,20 @@ __all__ = ["BatchRunner", "Crew"]
 _SHORTEST_TIMEOUT = 0.1
 
 
+class Room(Protocol):
+    """What a map needs of its pool's ``Admission``."""
+
+    async def room(self) -> None:
+        """Wait until the queue, which was full, is empty; or the pool is closed."""
+
+
+class Holds(Protocol):
+    """What a map needs of its pool's ``Draining``."""
+
+    def hold(self, hold: Hold, /) -> None:
+        """Keep the pool open: when it drains it takes more jobs with this *hold*."""
+
+
 class Crew(Protocol):
     """What a map needs of its pool."""
 
@@ -65,14 +79,19 @@ class Crew(Protocol):
         """The most bytes of a result."""
         ...
 
-    async def room(self) -> None:
-        """Wait until the queue, which was full, is empty; or the pool is closed."""
+    @property
+    def admission(self) -> Room:
+        """What tells when there is room in the queue."""
+        ...
+
+    @property
+    def draining(self) -> Holds:
+        """What keeps the pool open."""
+        ...
 
     def check_home(self) -> None:
         """Check that this is the pool's event loop."""
-
-    def hold(self, hold: Hold, /) -> None:
-        """Keep the pool open: when it drains it takes more jobs with this *hold*."""
+        ...
 
 
 class BatchRunner:

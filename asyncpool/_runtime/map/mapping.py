@@ -74,7 +74,7 @@ class Mapping:
         """
         source, turn = self._source, Turn()
         try:
-            self._crew.hold(self._hold)
+            self._crew.draining.hold(self._hold)
             while True:
                 if turn.over:
                     await asyncio.sleep(0)
@@ -129,7 +129,7 @@ class Mapping:
 
     async def _wait(self) -> None:
         if self._runner.full and not self._runner.running:
-            await self._crew.room()
+            await self._crew.admission.room()
             self._runner.send_held()
         else:
             self._news.clear()

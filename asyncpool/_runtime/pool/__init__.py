@@ -1,4 +1,4 @@
-"""The supervisor, and what it does for workers.
+"""The supervisor, and the parts of a pool that look after workers.
 
-Start them, ping them, replace them, see to their end.
+Start them, hear them, ping them, replace them, see to their end; carry out what is decided.
 """

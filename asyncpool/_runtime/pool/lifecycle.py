@@ -228,7 +228,7 @@ class Life:
             RuntimeError: If it was started in another event loop.
         """
         supervisor = self.here()
-        supervisor.check_open()
+        supervisor.admission.check_open()
         return supervisor
 
     def trying(self) -> Supervisor:
@@ -240,5 +240,5 @@ class Life:
             RuntimeError: If it was started in another event loop.
         """
         supervisor = self.here()
-        supervisor.check_trying()
+        supervisor.admission.check_trying()
         return supervisor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from asyncpool import events
 from asyncpool._core.base.units import in_units
@@ -34,19 +33,10 @@ class Rotator:
 
     Args:
         state: The pool.
-        perform: What carries out the core's commands.
-        rearm: What sets the timer after there may be an earlier deadline.
     """
 
-    def __init__(
-        self,
-        state: PoolState,
-        perform: Callable[[list[cmd.Command]], None],
-        rearm: Callable[[], None],
-    ) -> None:
+    def __init__(self, state: PoolState) -> None:
         self._state = state
-        self._perform = perform
-        self._rearm = rearm
         self._rotation = state.core.rotation
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._sized: asyncio.Future[None] | None = None
@@ -59,13 +49,6 @@ class Rotator:
     # What is asked.
 
     @decision
-    def crowded(self) -> None:
-        """Take note that a job waits, while it matters."""
-        if self._state.core.dispatcher.crowd:
-            self._rotation.sizing.crowded(self._state.loop.time())
-            self._rearm()
-
-    @decision
     def retire(self, handle: WorkerHandle, reason: str = "") -> None:
         """Have a worker begin no other job, since its job has asked for that."""
         core, book = self._state.core, self._state.book
@@ -73,18 +56,22 @@ class Rotator:
         unsent = core.last(slot.index) if handle.outbox.withdraw() else None
         jobs = self._state.config.serving is None
         why = _why("retire_worker()" if jobs else "retire()", reason)
-        self._perform(self._rotation.retire(slot, why, now, unsent=unsent))
+        self._state.performer.perform(
+            self._rotation.retire(slot, why, now, unsent=unsent)
+        )
         if unsent is not None:
-            self._perform(core.withdraw(slot.index, unsent, now))
+            self._state.performer.perform(core.withdraw(slot.index, unsent, now))
             profile = book.jobs[unsent].profile
-            self._perform(core.give_back({unsent: profile}, now))
+            self._state.performer.perform(core.give_back({unsent: profile}, now))
 
     @decision
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:
         """Have another worker take the place of one that has asked for it."""
         slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
-        self._perform(self._rotation.wear_out(slot, _why("replace()", reason), now))
-        self._rearm()
+        self._state.performer.perform(
+            self._rotation.wear_out(slot, _why("replace()", reason), now)
+        )
+        self._state.performer.rearm()
 
     @decision
     def retire_from(self, index: int) -> None:
@@ -94,8 +81,8 @@ class Rotator:
             NoWorkerError: If none is ready there.
         """
         slot, now = self._worker_in(index), self._state.loop.time()
-        self._perform(self._rotation.wear_out(slot, "retire", now))
-        self._rearm()
+        self._state.performer.perform(self._rotation.wear_out(slot, "retire", now))
+        self._state.performer.rearm()
 
     @decision
     def kill(self, index: int) -> None:
@@ -105,7 +92,7 @@ class Rotator:
             NoWorkerError: If none is ready there.
         """
         slot, now = self._worker_in(index), self._state.loop.time()
-        self._perform(self._rotation.kill(slot, now))
+        self._state.performer.perform(self._rotation.kill(slot, now))
 
     def _worker_in(self, index: int) -> Slot:
         slots = {
@@ -129,8 +116,8 @@ class Rotator:
     @decision
     def _resize(self, least: int, most: int) -> None:
         now = self._state.loop.time()
-        self._perform(self._rotation.resize(least, most, now))
-        self._rearm()
+        self._state.performer.perform(self._rotation.resize(least, most, now))
+        self._state.performer.rearm()
 
     def roll(self) -> asyncio.Future[events.RollResult]:
         """Have every worker replaced; return what becomes of that.
@@ -148,8 +135,8 @@ class Rotator:
 
     @decision
     def _begin_roll(self) -> None:
-        self._perform(self._rotation.roll(self._state.loop.time()))
-        self._rearm()
+        self._state.performer.perform(self._rotation.roll(self._state.loop.time()))
+        self._state.performer.rearm()
 
     # What comes of it.
 
@@ -226,9 +213,9 @@ class Rotator:
         if self._hard is not None and memory >= self._hard:
             had, most = in_units(memory), in_units(self._hard)
             reason = f"it had {had} of memory, and hard_rss is {most}"
-            self._perform(self._rotation.oversized(slot, reason, now))
+            self._state.performer.perform(self._rotation.oversized(slot, reason, now))
         elif slot.wear.rss is not None and memory >= slot.wear.rss:
-            self._perform(self._rotation.wear_out(slot, "max_rss", now))
+            self._state.performer.perform(self._rotation.wear_out(slot, "max_rss", now))
 
 
 def _why(call: str, reason: str) -> str:

@@ -11,31 +11,20 @@ import functools
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from asyncpool._core.base.run_times import Bound
 from asyncpool._core.policies.job_limits import JobOptions
-from asyncpool._core.slots.commands import Command
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.bulk_failure import broken_errors
-from asyncpool._runtime.state.draining import Hold, SessionHold
+from asyncpool._runtime.state.draining import Draining, SessionHold
 from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool.errors import AsyncPoolError, JobError, PoolClosedError, WorkerGoneError
 from asyncpool.events import Crash
 
 __all__ = ["Seat", "Sessions"]
-
-
-class _Submit(Protocol):
-    def __call__(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: JobOptions,
-        /,
-    ) -> Job[Any]: ...
 
 
 class Seat:
@@ -108,29 +97,22 @@ class Sessions:
 
     Args:
         state: The pool.
-        perform: What carries out the core's commands.
         admission: Who may come in.
-        submit: The way in for jobs.
-        on_crowd: Called when somebody waits and there may be more workers.
-        hold: What keeps the pool open while it drains.
+        draining: What keeps the pool open while it drains.
+        traffic: The way in for jobs.
     """
 
     def __init__(
         self,
         state: PoolState,
-        perform: Callable[[list[Command]], None],
         admission: Admission,
-        *,
-        submit: _Submit,
-        on_crowd: Callable[[], None],
-        hold: Callable[[Hold], None],
+        draining: Draining,
+        traffic: Traffic,
     ) -> None:
         self._state = state
-        self._perform = perform
         self._admission = admission
-        self._submit = submit
-        self._on_crowd = on_crowd
-        self._hold = hold
+        self._draining = draining
+        self._traffic = traffic
         self._line: deque[_Place] = deque()  # as many as the core has wanted
         self._seats: dict[int, Seat] = {}
 
@@ -145,7 +127,7 @@ class Sessions:
         """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
         self._admission.check_session()
         hold = SessionHold()
-        self._hold(hold)
+        self._draining.hold(hold)
         try:
             seat = await self._wait(timeout)
         except BaseException:
@@ -201,9 +183,9 @@ class Sessions:
         else:
             self._line.append(place)
         core = self._state.core
-        self._perform(core.want_worker())
+        self._state.performer.perform(core.want_worker())
         if core.dispatcher.wanted and core.rotation.sizing.watching:
-            self._on_crowd()
+            self._admission.crowded()
         return place
 
     @decision
@@ -211,7 +193,7 @@ class Sessions:
         if place in self._line:
             self._line.remove(place)
             core, now = self._state.core, self._state.loop.time()
-            self._perform(core.leave_line(now))
+            self._state.performer.perform(core.leave_line(now))
         elif isinstance(place.offer, Seat):
             # Just when it was his turn.
             self._end(place.offer, fresh=False)
@@ -244,7 +226,7 @@ class Sessions:
             raise seat.error()
         bound = Bound(seat.session)
         options = replace(options, bound=bound, hold=seat.hold)
-        job = self._submit(function, args, kwargs, options)
+        job = self._traffic.submit(function, args, kwargs, options)
         seat.add(job)
         return job
 
@@ -263,7 +245,7 @@ class Sessions:
         bound = Bound(session, first=True)
         options = replace(seat.options, bound=bound, hold=seat.hold)
         try:
-            job = self._submit(seat.on_restart, (), {}, options)
+            job = self._traffic.submit(seat.on_restart, (), {}, options)
         except AsyncPoolError as error:  # the pool is closed
             self._state.loop.call_soon(self._give_up, seat, error)
         else:
@@ -280,7 +262,7 @@ class Sessions:
 
     @decision
     def _go_on(self, seat: Seat, job: Job[Any]) -> None:
-        self._perform(self._state.core.rebuilt(seat.session, job.id))
+        self._state.performer.perform(self._state.core.rebuilt(seat.session, job.id))
 
     def _give_up(self, seat: Seat, error: BaseException | None) -> None:
         """End a session whose state cannot be rebuilt, and its calls."""
@@ -295,7 +277,9 @@ class Sessions:
 
     @decision
     def _take_out(self, job: Job[Any]) -> None:
-        self._perform(self._state.core.drop(job.id, self._state.loop.time()))
+        self._state.performer.perform(
+            self._state.core.drop(job.id, self._state.loop.time())
+        )
 
     def is_over(self, job: Job[Any]) -> bool:
         """Tell whether *job* is a call of a session that is over."""
@@ -349,4 +333,6 @@ class Sessions:
         core = self._state.core
         if not core.closing.over:
             now = self._state.loop.time()
-            self._perform(core.end_session(seat.session, now, fresh=fresh))
+            self._state.performer.perform(
+                core.end_session(seat.session, now, fresh=fresh)
+            )

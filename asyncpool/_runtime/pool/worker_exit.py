@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 from asyncpool import events
-from asyncpool._core.slots.commands import Command
 from asyncpool._runtime.base.callbacks import Reporter
-from asyncpool._runtime.pool.replacement import Rotator
-from asyncpool._runtime.pool.sessions import Sessions
+from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.state.crash_report import (
     Coroner,
     crash_error,
     describe_next_step,
     seen_by,
 )
-from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.state.registry import Loss
-from asyncpool._runtime.state.status import Standing
-from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool._runtime.worker.serving import Serving
 
 __all__ = ["Burial"]
 
@@ -30,41 +24,24 @@ class Burial:
     """Buries the workers of one pool.
 
     Args:
-        state: The pool.
-        perform: What carries out the core's commands.
-        heartbeats: What their jobs say.
-        rotator: What waits for those that are started.
-        serving: What they do instead of jobs, if they serve.
-        sessions: Whose own they are.
-        standing: Whether the pool is up, or has no hope to be.
+        parts: The parts of the pool.
     """
 
-    def __init__(
-        self,
-        state: PoolState,
-        perform: Callable[[list[Command]], None],
-        heartbeats: Heartbeats,
-        rotator: Rotator,
-        *,
-        serving: Serving | None,
-        sessions: Sessions,
-        standing: Standing,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
+        state = self._state = parts.state
         config = state.config
-        self._state = state
-        self._perform = perform
-        self._heartbeats = heartbeats
-        self._rotator = rotator
-        self._serving = serving
-        self._sessions = sessions
-        self._standing = standing
+        self._heartbeats = parts.traffic.heartbeats
+        self._rotator = parts.rotator
+        self._serving = parts.serving
+        self._sessions = parts.sessions
+        self._standing = parts.standing
         self._coroner = Coroner(config.start_timeout)
         self._reporter = Reporter(
             state.loop,
             config.title,
             config.on_crash,
             # Workers of pools print theirs.
-            traces=serving is not None,
+            traces=parts.serving is not None,
         )
 
     def born(self) -> None:
@@ -128,7 +105,7 @@ class Burial:
             hub.publish(events.Crashed(crash))
         # The next worker is on its way before anybody hears of this one, by logging,
         # callback or future: that takes half a millisecond and more.
-        self._perform(commands)
+        self._state.performer.perform(commands)
         self._report(crash, handle, crashed=crashed)
         for loss in losses:
             self._settle(loss, crash)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from asyncpool import events
 from asyncpool._core.policies.job_limits import Hold, JobOptions
 from asyncpool._runtime.state.bulk_failure import broken_errors
-from asyncpool._runtime.state.pool_state import PoolState
+from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool.errors import PoolClosedError, PoolFullError
 
 __all__ = ["Admission"]
@@ -19,16 +18,14 @@ class Admission:
 
     Args:
         state: The pool.
-        rearm: What sets the pool's timer anew.
 
     Attributes:
         saturated: Whether the queue was full, and has not been empty since.  Who makes it
             empty has to :meth:`relax`.
     """
 
-    def __init__(self, state: PoolState, rearm: Callable[[], None]) -> None:
+    def __init__(self, state: PoolState) -> None:
         self._state = state
-        self._rearm = rearm
         self._core = state.core
         self._limit = state.config.max_pending
         self.saturated = False
@@ -51,7 +48,7 @@ class Admission:
             raise PoolClosedError
         if self._core.broken is not None:
             self._core.wanted(self._state.loop.time())
-            self._rearm()
+            self._state.performer.rearm()
             raise broken_errors(self._state)(None)
 
     def check_trying(self) -> None:
@@ -109,6 +106,14 @@ class Admission:
         waiting = core.balance.waiting + core.dispatcher.wanted
         if limit is not None and not core.dispatcher.idle and waiting >= limit:
             raise PoolFullError(waiting=waiting, max_pending=limit)
+
+    @decision
+    def crowded(self) -> None:
+        """Take note that a job waits, while there may be more workers."""
+        core = self._core
+        if core.dispatcher.crowd:
+            core.rotation.sizing.crowded(self._state.loop.time())
+            self._state.performer.rearm()
 
     def relax(self) -> None:
         """Take note that jobs may have left a queue that was full."""

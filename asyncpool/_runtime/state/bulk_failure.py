@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from asyncpool import events
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.crash_report import broken_error, deliveries
+from asyncpool._runtime.state.crash_report import broken_error, deliveries, late_error
 from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool.errors import PoolBrokenError, PoolClosedError, job_text
+from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError, job_text
 
 __all__ = ["Failing", "broken_errors"]
 
@@ -20,28 +20,21 @@ __all__ = ["Failing", "broken_errors"]
 _FAILED_A_TURN = 500
 
 
-class _Spawn(Protocol):
-    def __call__(self, coro: Coroutine[Any, Any, None], /, *, name: str) -> object: ...
-
-
 class Failing:
     """Fails the jobs that the core has given up.
 
     Args:
         state: The pool.
-        spawn: What starts a task of the pool's.
-        late_error: What makes the error for a job that was to begin before now.
+        tasks: The pool's, which it waits for.
     """
 
     def __init__(
         self,
         state: PoolState,
-        spawn: _Spawn,
-        late_error: Callable[[Job[Any]], Exception],
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._state = state
-        self._spawn = spawn
-        self._late_error = late_error
+        self._tasks = tasks
 
     def fail(self, numbers: tuple[int, ...], why: str) -> None:
         """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
@@ -54,7 +47,7 @@ class Failing:
             error_for = self._late_error
         self._fail_some(jobs, error_for)
         if jobs:
-            self._spawn(
+            self._tasks.create_task(
                 self._fail_others(jobs, error_for), name="failing what is queued"
             )
 
@@ -71,6 +64,9 @@ class Failing:
         for _ in range(min(len(jobs), _FAILED_A_TURN)):
             job = jobs.popleft()
             self._state.book.fail(job, error_for(job))
+
+    def _late_error(self, job: Job[Any]) -> JobTimeoutError:
+        return late_error(job, self._state.loop.time())
 
     def _closed_error(self, job: Job[Any]) -> PoolClosedError:
         delivery: events.Delivery = "never sent"

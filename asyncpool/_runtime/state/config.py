@@ -17,9 +17,6 @@ from asyncpool._runtime.worker.handover import Handover
 from asyncpool._runtime.worker.serving import Serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncpool._core.slots.commands import Command
     from asyncpool._runtime.state.pool_state import PoolState
 
 __all__ = ["MakesServing", "SupervisorConfig", "pool_config", "worker_config"]
@@ -28,18 +25,12 @@ __all__ = ["MakesServing", "SupervisorConfig", "pool_config", "worker_config"]
 class MakesServing(Protocol):
     """What makes what workers do instead of jobs, once there is a supervisor."""
 
-    def __call__(
-        self,
-        state: PoolState,
-        worker: WorkerConfig,
-        perform: Callable[[list[Command]], None],
-    ) -> Serving:
+    def __call__(self, state: PoolState, worker: WorkerConfig) -> Serving:
         """Return what the workers of this supervisor do.
 
         Args:
             state: The supervisor's.
             worker: How its workers begin.
-            perform: What carries out the core's commands.
         """
         ...
 

@@ -29,6 +29,7 @@ __all__ = [
     "crash_error",
     "deliveries",
     "describe_next_step",
+    "late_error",
     "seen_by",
     "stacks_of",
     "timeout_error",
@@ -198,6 +199,12 @@ def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
         stack=stack,
         function=job.function.name,
     )
+
+
+def late_error(job: Job[object], now: float) -> JobTimeoutError:
+    """Return the error for a job that was to begin, or to be done, before *now*."""
+    job.exceeded = job.limits.exceeded(now, running=job.began is not None)
+    return timeout_error(job)
 
 
 def broken_error(

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from asyncpool._core.base.waiting import SAY_EVERY, names_of, say_what_it_waits_for
-from asyncpool._core.slots.commands import Command
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState, decision
 
@@ -92,14 +91,10 @@ class Draining:
 
     Args:
         state: The pool.
-        perform: What carries out the core's commands.
     """
 
-    def __init__(
-        self, state: PoolState, perform: Callable[[list[Command]], None]
-    ) -> None:
+    def __init__(self, state: PoolState) -> None:
         self._state = state
-        self._perform = perform
         self._holds: dict[Hold, None] = {}
         self._began: float | None = None
         self._alarm = Alarm(state.loop, self._say)
@@ -135,7 +130,7 @@ class Draining:
     @decision
     def _let_go(self, hold: Hold) -> None:
         del self._holds[hold]
-        self._perform(self._state.core.release(self._state.loop.time()))
+        self._state.performer.perform(self._state.core.release(self._state.loop.time()))
 
     def _say(self, _: float) -> None:
         assert self._began is not None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from asyncpool._core.slots.commands import Command
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._runtime.base.event_hub import EventHub
 from asyncpool._runtime.state.config import SupervisorConfig
@@ -16,9 +17,24 @@ from asyncpool._runtime.state.registry import JobBook
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.events import Crash, Event
 
-__all__ = ["PoolState", "decision"]
+__all__ = ["Performer", "PoolState", "decision"]
 
 _CRASHES_KEPT = 10
+
+
+class Performer(Protocol):
+    """What carries out the core's commands.
+
+    There is one: ``CommandPerformer`` in ``_runtime/pool/performer.py``.
+    """
+
+    def perform(self, commands: list[Command]) -> None:
+        """Carry out *commands*, which the core has just given, in their order."""
+        ...
+
+    def rearm(self) -> None:
+        """Set the pool's timer to the core's next deadline, which may be an earlier one now."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +50,8 @@ class PoolState:
         handles: The workers, by slot.
         crashes: The last ones, oldest first.
         deciding: Whether a decision is being made and carried out just now.
+        performer: What carries the decisions out; the supervisor sets it, before there is
+            anything to carry out.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -44,6 +62,7 @@ class PoolState:
     handles: dict[int, WorkerHandle] = field(default_factory=dict)
     crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=_CRASHES_KEPT))
     deciding: bool = False
+    performer: Performer = field(init=False, repr=False)
 
 
 class _Part(Protocol):

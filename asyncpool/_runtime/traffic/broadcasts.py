@@ -27,8 +27,10 @@ from asyncpool._core.slots.slots import UP, SlotState
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.traffic.packing import too_large, unpicklable
+from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool.errors import (
     BroadcastError,
     PoolBrokenError,
@@ -66,26 +68,26 @@ class Broadcaster:
 
     Args:
         state: The pool.
-        send: Has the worker of a slot run a pickled call; see ``Traffic.send_errand``.
+        admission: Who may come in.
+        traffic: The way to the workers.
         threads: Where calls are pickled.
         config: What workers are told that are started before any broadcast.
-        check_open: See ``Admission.check_open``.
     """
 
     def __init__(
         self,
         state: PoolState,
-        send: Callable[[int, bytes, JobOptions], Job[Any]],
+        admission: Admission,
+        traffic: Traffic,
         threads: Threads,
         config: WorkerConfig,
-        check_open: Callable[[], None],
     ) -> None:
         self._state = state
-        self._send = send
+        self._admission = admission
+        self._traffic = traffic
         self._threads = threads
         self._config = config
         self._packed: bytes | None = None
-        self._check_open = check_open
         self._remembered = Remembered(MAX_BROADCASTS)
         self._numbers = itertools.count(1)
         self._runs: list[_Run] = []
@@ -115,7 +117,7 @@ class Broadcaster:
         async with self._turn() as turn:
             payload = await self._pack(function, args, kwargs)
             await turn
-            self._check_open()
+            self._admission.check_open()
             broadcast = Broadcast.of(next(self._numbers), function, payload)
             self._remembered.check(broadcast, [run.broadcast for run in self._runs])
             run = self._begin(broadcast, options)
@@ -209,7 +211,7 @@ class Broadcaster:
             super(Job, errand).cancel()  # its owner knows
 
     def _run_in(self, slot: int, run: _Run) -> None:
-        errand = self._send(slot, run.broadcast.payload, run.options)
+        errand = self._traffic.send_errand(slot, run.broadcast.payload, run.options)
         run.errands[slot] = errand
         errand.add_done_callback(functools.partial(self._on_done, slot, run))
 

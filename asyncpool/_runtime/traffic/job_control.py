@@ -6,10 +6,8 @@ they yield, and their workers give back what they have not begun.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.slots.commands import Command
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.state.pool_state import PoolState, decision
@@ -25,18 +23,15 @@ class UnderWay:
 
     Args:
         state: The pool.
-        perform: What carries out the core's commands.
         large: Those that are with no worker, and are not in the queue either.
     """
 
     def __init__(
         self,
         state: PoolState,
-        perform: Callable[[list[Command]], None],
         large: LargeObjects,
     ) -> None:
         self._state = state
-        self._perform = perform
         self._large = large
 
     def is_running(self, job: Job[Any]) -> bool:
@@ -59,13 +54,13 @@ class UnderWay:
         """Have a job, which is settled, take up no place any more."""
         state, now = self._state, self._state.loop.time()
         if slot is None:
-            self._perform(state.core.drop(job.id, now))
-            self._perform(state.core.landed(job.id, now))
+            self._state.performer.perform(state.core.drop(job.id, now))
+            self._state.performer.perform(state.core.landed(job.id, now))
             self._large.go_on()
         elif state.core.last(slot) == job.id and state.handles[slot].outbox.withdraw():
-            self._perform(state.core.withdraw(slot, job.id, now))
+            self._state.performer.perform(state.core.withdraw(slot, job.id, now))
         else:
-            self._perform(
+            self._state.performer.perform(
                 state.core.cancel(
                     job.id,
                     now,
@@ -84,7 +79,7 @@ class UnderWay:
         except ProtocolError as error:
             handle.accuse(str(error))
         else:
-            self._perform(commands)
+            self._state.performer.perform(commands)
 
     # They yield items.
 

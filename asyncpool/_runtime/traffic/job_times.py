@@ -9,17 +9,15 @@ then made to end is the core's decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.slots.commands import Command
 from asyncpool._runtime.job.job import Job, StreamJob
 from asyncpool._runtime.job.timeouts import Timeouts
-from asyncpool._runtime.state.crash_report import timeout_error
+from asyncpool._runtime.state.crash_report import late_error, timeout_error
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
+from asyncpool._runtime.traffic.job_control import UnderWay
 from asyncpool._runtime.traffic.stack_dump import LastWords
-from asyncpool.errors import JobTimeoutError
 
 __all__ = ["Times"]
 
@@ -32,27 +30,23 @@ class Times:
 
     Args:
         state: The pool.
-        perform: What carries out the core's commands.
         heartbeats: What its jobs say.
         last_words: What its workers say before they are killed.
-        take_out: Has a job that is settled, and was with this slot or none, take up no
-            place any more.
+        under_way: What takes those out that are settled before their time.
     """
 
     def __init__(
         self,
         state: PoolState,
-        perform: Callable[[list[Command]], None],
         heartbeats: Heartbeats,
         last_words: LastWords,
-        take_out: Callable[[Job[Any], int | None], None],
+        under_way: UnderWay,
     ) -> None:
         self._state = state
         self._time = state.loop.time
-        self._perform = perform
         self._heartbeats = heartbeats
         self._last_words = last_words
-        self._take_out = take_out
+        self._under_way = under_way
         self._timeouts = Timeouts(state.loop, state.book.deadlines, self._on_due)
 
     def wait(self, job: Job[Any]) -> bool:
@@ -97,14 +91,6 @@ class Times:
         """Watch nothing any more."""
         self._timeouts.stop()
 
-    def late_error(self, job: Job[Any]) -> JobTimeoutError:
-        """Return the error for a job that was to begin before now."""
-        return self._late_error(job, self._time())
-
-    def _late_error(self, job: Job[Any], now: float) -> JobTimeoutError:
-        job.exceeded = job.limits.exceeded(now, running=job.began is not None)
-        return timeout_error(job)
-
     def _on_due(self, numbers: list[int], now: float) -> None:
         """Judge the jobs whose time may be over."""
         book, handles = self._state.book, self._state.handles
@@ -129,8 +115,8 @@ class Times:
             self._timeouts.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may be here, and take long to load.
-            state.book.fail(job, self._late_error(job, now))
-            self._take_out(job, slot)
+            state.book.fail(job, late_error(job, now))
+            self._under_way.take_out(job, slot)
         elif state.core.runs(slot, job.id):
             end = job.limits.run_end(began)
             if end is None or now < end:
@@ -138,7 +124,9 @@ class Times:
                 return
             job.exceeded = job.limits.exceeded(now, running=True)
             press = job.limits.press
-            self._perform(state.core.expire(job.id, now, index=slot, press=press))
+            self._state.performer.perform(
+                state.core.expire(job.id, now, index=slot, press=press)
+            )
             self._last_words.insist(state.handles[slot], now, job.id)
 
     def _must_go(self, job: Job[Any], slot: int) -> bool:
@@ -150,7 +138,7 @@ class Times:
         if handle.outbox.loading or core.recalled(job.id, slot):
             return True
         if not handle.page.begun(job.id, job.attempt):
-            self._perform(core.recall(job.id, slot))
+            self._state.performer.perform(core.recall(job.id, slot))
         return False
 
     def _judge(self, job: Job[Any], slot: int, now: float) -> None:

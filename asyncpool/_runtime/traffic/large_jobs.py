@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from asyncpool._core.pickling.out_of_band import Parcel
-from asyncpool._core.slots.commands import Command
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.job.job import Job, claim
+from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.packing import Packer, Unpacker, too_large
 from asyncpool.errors import JobNotPicklableError
@@ -29,23 +29,20 @@ class LargeObjects:
 
     Args:
         state: The pool.
-        perform: What carries out the core's commands.
         threads: Where that is done.
-        on_crowd: Called when a job waits and there may be more workers.
+        admission: What is told of those that wait for a worker.
     """
 
     def __init__(
         self,
         state: PoolState,
-        perform: Callable[[list[Command]], None],
         threads: Threads,
-        on_crowd: Callable[[], None],
+        admission: Admission,
     ) -> None:
         self._state = state
-        self._perform = perform
         self._max_payload = state.config.worker.max_payload
         self._sizing = state.core.rotation.sizing
-        self._on_crowd = on_crowd
+        self._admission = admission
         self._packer = Packer(
             threads,
             ahead=state.config.workers[1] + 1,
@@ -74,16 +71,20 @@ class LargeObjects:
             return
         job.payload = payload
         now = self._state.loop.time()
-        self._perform(self._state.core.arrive(job.id, job.profile, now, job.priority))
+        self._state.performer.perform(
+            self._state.core.arrive(job.id, job.profile, now, job.priority)
+        )
         if self._sizing.watching:
-            self._on_crowd()
+            self._admission.crowded()
 
     @decision
     def _on_refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job that cannot be sent."""
         claim(error, job)
         self._state.book.fail(job, error)
-        self._perform(self._state.core.drop(job.id, self._state.loop.time()))
+        self._state.performer.perform(
+            self._state.core.drop(job.id, self._state.loop.time())
+        )
 
     # From the worker.
 
@@ -100,5 +101,5 @@ class LargeObjects:
     def _on_loaded(self, job: Job[Any], loaded: Any) -> None:
         core, now = self._state.core, self._state.loop.time()
         if self._state.book.settle(job, loaded):
-            self._perform(core.give_back({job.id: job.profile}, now))
-        self._perform(core.landed(job.id, now))
+            self._state.performer.perform(core.give_back({job.id: job.profile}, now))
+        self._state.performer.perform(core.landed(job.id, now))

@@ -6,10 +6,7 @@ let, since another thread holds the GIL, a signal handler in C does that.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
-from asyncpool._core.slots.commands import Command
+from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.worker.handle import WorkerHandle
@@ -28,33 +25,23 @@ class LastWords:
 
     Args:
         state: The pool.
-        perform: What carries out the core's commands.
     """
 
-    def __init__(
-        self, state: PoolState, perform: Callable[[list[Command]], None]
-    ) -> None:
+    def __init__(self, state: PoolState) -> None:
         self._state = state
-        self._perform = perform
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(state.loop, self._look_at_late)
 
     def rearm(self) -> None:
         """Watch the time of those that are to end, as it is now."""
-        self.stop()
-        when = self._state.core.late_looks.next_deadline()
-        if when is not None:
-            self._timer = self._state.loop.call_at(when, self._look_at_late, when)
+        self._alarm.set_at(self._state.core.late_looks.next_deadline())
 
     def stop(self) -> None:
         """Watch it no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.cancel()
 
     @decision
-    def _look_at_late(self, when: float) -> None:
+    def _look_at_late(self, now: float) -> None:
         """Ask those where they are whose time to end is nearly over."""
-        now = max(when, self._state.loop.time())
         for slot, due in self._state.core.late_looks.take(now):
             handle = self._state.handles[slot]
             handle.page.read_stacks()  # whatever was written before
@@ -77,7 +64,7 @@ class LastWords:
         handle.silence = silence
         handle.page.read_stacks()  # whatever was written before
         now = self._state.loop.time()
-        self._perform(self._state.core.hang(handle.slot, now, job))
+        self._state.performer.perform(self._state.core.hang(handle.slot, now, job))
         self.insist(handle, now, job or self._state.core.head(handle.slot))
 
     def insist(self, handle: WorkerHandle, now: float, job: int | None) -> None:
@@ -100,7 +87,9 @@ class LastWords:
             return
         size, loop = handle.page.stacks_size, self._state.loop
         if size == seen > 0:
-            self._perform(self._state.core.stacks_written(handle.slot, loop.time()))
+            self._state.performer.perform(
+                self._state.core.stacks_written(handle.slot, loop.time())
+            )
         else:
             loop.call_later(_NEXT_LOOK, self._look, handle, job, size)
 

@@ -7,13 +7,10 @@ the cores from its own workers, see ``docs/architecture.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from asyncpool._core.slots.commands import Command
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.job.job import ChunkJob, Job
+from asyncpool._runtime.job.job import ChunkJob
 from asyncpool._runtime.state.pool_state import PoolState, decision
+from asyncpool._runtime.traffic.job_times import Times
 from asyncpool._runtime.worker.handle import WorkerHandle
 
 __all__ = ["EVERY", "REST", "Rounds"]
@@ -38,21 +35,17 @@ class Rounds:
 
     Args:
         state: The pool.
-        perform: What carries out the core's commands.
-        begin_again: Counts the time of a job from now on.
+        times: What counts the time of jobs.
     """
 
     def __init__(
         self,
         state: PoolState,
-        perform: Callable[[list[Command]], None],
-        *,
-        begin_again: Callable[[Job[Any]], None],
+        times: Times,
     ) -> None:
         self._state = state
         self._balance = state.core.balance
-        self._perform = perform
-        self._begin_again = begin_again
+        self._times = times
         self._alarm = Alarm(state.loop, self._go_round)
         self._resting: list[WorkerHandle] = []
         self._soon = False
@@ -60,12 +53,12 @@ class Rounds:
 
     @property
     def on(self) -> bool:
-        """Whether there is a next round."""
-        return self._alarm.is_set
+        """Whether there is a next round, or one is being made."""
+        return self._alarm.is_set or self._hearing
 
     def go(self) -> None:
         """Make a round soon."""
-        if not self._alarm.is_set and not self._hearing:
+        if not self.on:
             state, resting = self._state, self._resting
             self._soon = self._balance.unbalanced
             every = REST if len(resting) == len(state.handles) else EVERY
@@ -107,7 +100,7 @@ class Rounds:
 
     @decision
     def _look_for_stalls(self) -> None:
-        self._perform(self._state.core.look_for_stalls())
+        self._state.performer.perform(self._state.core.look_for_stalls())
         watched = self._look_for_long_chunks()
         if watched or self._resting or self._balance.pipelining:
             self.go()
@@ -125,5 +118,5 @@ class Rounds:
                 if job.rounds == _LONG:
                     handle.page.stop_chunk(job.id, job.attempt)
                     # Its time is that of the item that it is at, and ends with.
-                    self._begin_again(job)
+                    self._times.begin(job)
         return watched

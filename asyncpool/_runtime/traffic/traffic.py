@@ -22,7 +22,6 @@ from asyncpool._core.pickling.out_of_band import (
     is_heavy,
 )
 from asyncpool._core.policies.job_limits import Form, JobOptions
-from asyncpool._core.slots.commands import Command
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.loop_check import elsewhere
 from asyncpool._runtime.base.threads import Threads
@@ -57,44 +56,33 @@ class Traffic:
 
     Args:
         state: The pool.
-        perform: What carries out the core's commands.
         admission: Who may come in.
         threads: Where large objects are pickled.
-        heartbeats: What jobs say.
-        last_words: What workers say before they are killed.
-        on_crowd: Called when a job waits and there may be more workers.
 
     Attributes:
+        heartbeats: What they say.
+        last_words: What their workers say before they are killed.
         under_way: What else can happen to them.
         times: How long they may wait, run and be silent.
     """
 
     def __init__(
-        self,
-        state: PoolState,
-        perform: Callable[[list[Command]], None],
-        admission: Admission,
-        *,
-        threads: Threads,
-        heartbeats: Heartbeats,
-        last_words: LastWords,
-        on_crowd: Callable[[], None],
+        self, state: PoolState, admission: Admission, threads: Threads
     ) -> None:
         self._state = state
-        self._perform = perform
         self._admission = admission
         self._propagation = state.config.propagation
         self._max_payload = state.config.worker.max_payload
         self._sizing = state.core.rotation.sizing
         self._width = state.config.worker.concurrency
-        self._on_crowd = on_crowd
         self._functions = FunctionTable()
-        self._large = LargeObjects(state, perform, threads, on_crowd)
-        self.under_way = UnderWay(state, perform, self._large)
-        take_out = self.under_way.take_out
-        self.times = Times(state, perform, heartbeats, last_words, take_out)
+        self._large = LargeObjects(state, threads, admission)
+        self.heartbeats = Heartbeats(state)
+        self.last_words = LastWords(state)
+        self.under_way = UnderWay(state, self._large)
+        self.times = Times(state, self.heartbeats, self.last_words, self.under_way)
         state.book.leases.fence = self._fence
-        self._rounds = Rounds(state, perform, begin_again=self.times.begin)
+        self._rounds = Rounds(state, self.times)
 
     # A job's way in.
 
@@ -148,7 +136,7 @@ class Traffic:
             if slot is not None:
                 self.send(slot, (job,))
             elif self._sizing.watching:
-                self._on_crowd()
+                self._admission.crowded()
             return job
         finally:
             state.deciding = before
@@ -178,7 +166,7 @@ class Traffic:
         """Return the slot that gets a job, which is no plain one, or queue it."""
         core = self._state.core
         if job.bound is not None:
-            self._perform(core.call(job.id, job.bound))
+            self._state.performer.perform(core.call(job.id, job.bound))
             return None
         submit = core.submit if job.key is None else core.submit_keyed
         return submit(job.id, job.profile, job.priority)
@@ -193,7 +181,7 @@ class Traffic:
         job.payload = payload
         state.book.enter(job)
         if not options.limits.timed or self.times.wait(job):
-            self._perform(state.core.errand(slot, job.id))
+            self._state.performer.perform(state.core.errand(slot, job.id))
         return job
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
@@ -256,7 +244,9 @@ class Traffic:
             self.times.begin(job)
         outbox.flush()
         if self._width > 1:
-            self._perform(core.loaded(handle.slot, self._state.loop.time()))
+            self._state.performer.perform(
+                core.loaded(handle.slot, self._state.loop.time())
+            )
 
     def _fence(self, job: Job[Any], slot: int, until: float) -> None:
         """Have a worker know until when it may run a job, which it has or is to get."""
@@ -269,11 +259,33 @@ class Traffic:
 
     # Its way out.
 
-    @decision
     def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
-        """Settle jobs, and give their worker the next ones."""
+        """Settle jobs, and give their worker the next ones; within a decision."""
         core, book = self._state.core, self._state.book
-        settled: list[tuple[Job[Any], Frame]] = []
+        landed = self._land(handle, frames)
+        # The worker gets its next jobs before these outcomes are even looked at.
+        now = self._state.loop.time()
+        commands = core.refill(handle.slot, now)
+        # A worker that is idle now may be what others have waited for.
+        if commands or self._admission.saturated:
+            self._state.performer.perform(commands)
+        if self._rounds.on or core.dispatcher.waiting:
+            self._rounds.leave_alone(handle)
+            self._rounds.hurry()
+        if book.timed:
+            self.times.begin_first(handle.slot)
+        for job, frame in landed:
+            if book.settle(job, outcome_of(job, handle, frame)):
+                self._state.performer.perform(
+                    core.give_back({job.id: job.profile}, now)
+                )
+
+    def _land(
+        self, handle: WorkerHandle, frames: list[Frame]
+    ) -> list[tuple[Job[Any], Frame]]:
+        """Take jobs out of their worker's hands; return those that are yet to be settled."""
+        core, book = self._state.core, self._state.book
+        landed: list[tuple[Job[Any], Frame]] = []
         for frame in frames:
             job = book.jobs.get(frame.job)
             if job is not None and job.attempt != frame.attempt:
@@ -294,18 +306,10 @@ class Traffic:
                     self.times.end(job)
                     self._large.unpack(job, frame)
                 else:
-                    settled.append((job, frame))
-        # The worker gets its next jobs before these outcomes are even looked at.
-        now = self._state.loop.time()
-        self._perform(core.refill(handle.slot, now))
-        self._rounds.leave_alone(handle)
-        self._rounds.hurry()
-        if book.timed:
-            self.times.begin_first(handle.slot)
-        for job, frame in settled:
-            if book.settle(job, outcome_of(job, handle, frame)):
-                self._perform(core.give_back({job.id: job.profile}, now))
+                    landed.append((job, frame))
+        return landed
 
+    @decision
     def on_exit(self, handle: WorkerHandle) -> None:
         """Find outcomes that a worker has noted, and was killed before it sent them."""
         noted = handle.page.outcomes()
@@ -324,6 +328,7 @@ class Traffic:
         """Look for nothing any more."""
         self.times.stop()
         self._rounds.stop()
+        self.heartbeats.stop()
 
 
 def _keep(_args: object, _kwargs: object, _: object) -> None:

@@ -24,22 +24,25 @@ from asyncpool._core.wire.frames import Frame, Kind, header
 from asyncpool._core.wire.messages import (
     MAX_REASON,
     Failure,
-    Identity,
     pack_moment,
     pack_numbers,
     unpack_numbers,
 )
+from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.large_buffers import Cargo
 from asyncpool._runtime.channel.outbox import Outbox
 from asyncpool._runtime.channel.page import Page
+from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError
 from asyncpool._runtime.launcher.process import Process
 from asyncpool._runtime.options.worker_options import OutputMode
+from asyncpool._runtime.worker.identity import identity_of
 from asyncpool._runtime.worker.log_records import Journal, Notes
 from asyncpool._runtime.worker.output import Output
 from asyncpool._runtime.worker.serving import Serving, ServingLine
+from asyncpool._runtime.worker.worker_events import WorkerEvents
 from asyncpool._system.signals import STACKS
 from asyncpool.errors import ProtocolError
 
@@ -58,28 +61,17 @@ _ANSWERS = frozenset({Kind.REVOKED, Kind.STACKS, Kind.PONG, Kind.RETIRE})
 class WorkerSetup:
     """What all workers of a pool have in common."""
 
+    pool: str
     launcher: Launcher
-    config: Callable[[WorkerHandle], bytes]
-    identity: Callable[[int], Identity]
+    listener: WorkerEvents
     handed: Collection[int]
     buffer: memoryview
     max_payload: int
     concurrency: int
     output: OutputMode
-    on_ready: Callable[[WorkerHandle], None]
-    on_fault: Callable[[WorkerHandle], None]
-    on_outcomes: Callable[[WorkerHandle, list[Frame]], None]
-    on_items: Callable[[WorkerHandle, list[Frame]], None]
-    on_revoked: Callable[[WorkerHandle, tuple[int, ...]], None]
-    on_stacks: Callable[[WorkerHandle, int | None], None]
-    on_retire: Callable[[WorkerHandle, str], None]
-    on_worn: Callable[[WorkerHandle, str], None]
-    on_pong: Callable[[WorkerHandle], None]
-    on_heartbeat: Callable[[WorkerHandle], None]
-    on_last_beat: Callable[[WorkerHandle, Frame], None]
-    on_spawned: Callable[[WorkerHandle], None]
-    on_exit: Callable[[WorkerHandle], None]
-    make_cargo: Callable[[], Cargo]
+    tasks: asyncio.TaskGroup
+    threads: Threads
+    segments: Segments
     serving: Serving | None
     journal: Journal
 
@@ -121,7 +113,13 @@ class WorkerHandle:
         self.began_at = loop.time()
         self._loop = loop
         self._setup = s
-        self._cargo = s.make_cargo()
+        self._listener = s.listener
+        self._cargo = Cargo(
+            spawn=s.tasks.create_task,
+            segments=s.segments,
+            threads=s.threads,
+            max_payload=s.max_payload,
+        )
         self.outbox = Outbox(self._cargo)
         self.line: ServingLine | None = None
         self._jobs: Channel | None = None
@@ -320,9 +318,9 @@ class WorkerHandle:
             stream.label = f"worker {self.pid} in slot {self.slot}"
         if self._wanted is not None:  # while it was on its way
             self.process.signal(self._wanted)
-        self._setup.on_spawned(self)
+        self._listener.on_spawned(self)
         if self._said_hello:
-            self._setup.on_ready(self)
+            self._listener.on_ready(self)
 
     def _open(self, theirs: contextlib.ExitStack) -> list[int]:
         """Open both channels, the page and the pipes; return the worker's ends."""
@@ -346,9 +344,9 @@ class WorkerHandle:
         self._stderr = Output(self._loop, err, setup.output, err=True)
         for fd in setup.handed:
             self._control.put_descriptor(header(Kind.HANDED, 0), fd, keep=True)
-        identity = setup.identity(self.slot).pack()
+        identity = identity_of(setup.pool, self.slot).pack()
         self._control.put(header(Kind.IDENTITY, len(identity)), identity)
-        self._say(Kind.CONFIG, setup.config(self))
+        self._say(Kind.CONFIG, setup.listener.config_for(self))
         return [job_end, control_end, page, out_end, err_end]
 
     def _open_line_channel(self, sock: socket.socket) -> Channel:
@@ -381,7 +379,7 @@ class WorkerHandle:
         for channel in (self._jobs, self._control):
             if channel is not None:
                 channel.drain()
-        self._setup.on_exit(self)
+        self._listener.on_exit(self)
         self._exited.set()
         self._trouble.set()
 
@@ -407,7 +405,7 @@ class WorkerHandle:
                 break
         else:
             if not self._cargo.pending:
-                self._setup.on_outcomes(self, frames)
+                self._listener.on_outcomes(self, frames)
                 return
         frames, bad_beat = self._take_beats(frames)
         frames, trouble = self._cargo.unload(frames)
@@ -415,10 +413,10 @@ class WorkerHandle:
         if items:
             # A stream's outcome comes behind its items, and that of a job beside it has
             # nothing to do with them.
-            self._setup.on_items(self, items)
+            self._listener.on_items(self, items)
             frames = [frame for frame in frames if frame.kind is not Kind.ITEM]
         if frames and not self.broke_protocol:
-            self._setup.on_outcomes(self, frames)
+            self._listener.on_outcomes(self, frames)
         trouble = trouble or bad_beat
         if trouble is not None:
             self.accuse(trouble)
@@ -431,7 +429,7 @@ class WorkerHandle:
                 others.append(frame)
                 continue
             try:
-                self._setup.on_last_beat(self, frame)
+                self._listener.on_last_beat(self, frame)
             except ProtocolError as error:
                 return others, str(error)
         return others, None
@@ -463,7 +461,7 @@ class WorkerHandle:
                 self.accuse(str(error))
                 return
         if rung and not self._ignored:
-            self._setup.on_heartbeat(self)
+            self._listener.on_heartbeat(self)
 
     def _on_control_frame(self, frame: Frame) -> None:
         if frame.kind in _ANSWERS:
@@ -475,7 +473,7 @@ class WorkerHandle:
             self._said_hello = True
             # A quick worker's hello can overtake the launcher's word of its birth.
             if self.process is not None:
-                self._setup.on_ready(self)
+                self._listener.on_ready(self)
         elif frame.kind is Kind.FAILED:
             if self.detail:
                 return  # the first reason counts
@@ -485,21 +483,21 @@ class WorkerHandle:
             if failure.stage == "thread" or (
                 failure.stage == "serve" and self._said_hello
             ):
-                self._setup.on_fault(self)
+                self._listener.on_fault(self)
         else:
             raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
 
     def _on_answer(self, frame: Frame) -> None:
         if frame.kind is Kind.REVOKED:
-            self._setup.on_revoked(self, unpack_numbers(frame.payload))
+            self._listener.on_revoked(self, unpack_numbers(frame.payload))
         elif frame.kind is Kind.STACKS:
-            self._setup.on_stacks(self, frame.job or None)
+            self._listener.on_stacks(self, frame.job or None)
         elif frame.kind is Kind.RETIRE and frame.tag:
-            self._setup.on_worn(self, _reason_in(frame))
+            self._listener.on_worn(self, _reason_in(frame))
         elif frame.kind is Kind.RETIRE:
-            self._setup.on_retire(self, _reason_in(frame))
+            self._listener.on_retire(self, _reason_in(frame))
         else:
-            self._setup.on_pong(self)
+            self._listener.on_pong(self)
 
     def _on_end(self, error: ProtocolError | None) -> None:
         # A frame that was cut short is no offence: that is how sudden deaths look.

@@ -1,7 +1,7 @@
 """A shell whose processes exist only as dictionary entries.
 
-It does what :class:`asyncpool._runtime.pool.supervisor.Supervisor` does with the pure
-core, keeps books of its own, and checks every command against them.  What it checks
+It does what :class:`asyncpool._runtime.pool.performer.CommandPerformer` and the parts of a
+pool do with the pure core, keeps books of its own, and checks every command against them.  What it checks
 are the promises of the design, so a failure here is a broken promise.
 
 It is one class in layers, each of which knows those below it alone:

@@ -1,0 +1,113 @@
+"""The parts that a pool is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from asyncpool import events
+from asyncpool._core.supervision.supervision import Supervision
+from asyncpool._core.wire.messages import WorkerConfig
+from asyncpool._runtime.base.event_hub import EventHub
+from asyncpool._runtime.base.threads import Threads
+from asyncpool._runtime.pool.pings import Health
+from asyncpool._runtime.pool.replacement import Rotator
+from asyncpool._runtime.pool.sessions import Sessions
+from asyncpool._runtime.state.admission import Admission
+from asyncpool._runtime.state.config import SupervisorConfig
+from asyncpool._runtime.state.draining import Draining
+from asyncpool._runtime.state.pool_state import PoolState
+from asyncpool._runtime.state.status import Standing
+from asyncpool._runtime.traffic.broadcasts import Broadcaster
+from asyncpool._runtime.traffic.traffic import Traffic
+from asyncpool._runtime.worker.log_records import explicit_levels
+from asyncpool._runtime.worker.serving import Serving
+from asyncpool._runtime.worker.stacks import Stacks
+
+__all__ = ["Parts", "assemble"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one pool, each of which knows those above it at the most.
+
+    Attributes:
+        state: What all of them share.
+        threads: Where large objects are pickled and copied.
+        serving: What workers do instead of jobs, if they serve.
+        standing: Whether the pool is up, broken or over.
+        admission: Who may come in.
+        draining: What keeps the pool open while it drains.
+        traffic: The way of jobs, in and out.
+        rotator: The way to planned exits.
+        sessions: The way to workers to oneself.
+        broadcasts: The way to calls for every worker.
+        stacks: The way to where workers are.
+        health: The pings, if any are sent.
+    """
+
+    state: PoolState
+    threads: Threads
+    serving: Serving | None
+    standing: Standing
+    admission: Admission
+    draining: Draining
+    traffic: Traffic
+    rotator: Rotator
+    sessions: Sessions
+    broadcasts: Broadcaster
+    stacks: Stacks
+    health: Health | None
+
+
+def assemble(config: SupervisorConfig, hub: EventHub[events.Event]) -> Parts:
+    """Return the parts of a pool that lives in the running event loop.
+
+    Args:
+        config: What the user wants.
+        hub: Where its events go.
+    """
+    loop, worker = asyncio.get_running_loop(), _first_config(config)
+    state = PoolState(loop=loop, config=config, core=_core_of(config), hub=hub)
+    threads, admission, draining = Threads(loop), Admission(state), Draining(state)
+    traffic = Traffic(state, admission, threads)
+    timeout = config.health_timeout
+    return Parts(
+        state=state,
+        threads=threads,
+        serving=None if config.serving is None else config.serving(state, worker),
+        standing=Standing(state),
+        admission=admission,
+        draining=draining,
+        traffic=traffic,
+        rotator=Rotator(state),
+        sessions=Sessions(state, admission, draining, traffic),
+        broadcasts=Broadcaster(state, admission, traffic, threads, worker),
+        stacks=Stacks(),
+        health=None if timeout is None else Health(state, traffic.last_words, timeout),
+    )
+
+
+def _first_config(config: SupervisorConfig) -> WorkerConfig:
+    """Return what a worker is told that is started before any broadcast."""
+    levels, disabled = explicit_levels()
+    # What a launcher has imported is lost when it starts a fresh interpreter.
+    later = () if config.fork else config.preload
+    return config.worker._replace(levels=levels, disabled=disabled, preload=later)
+
+
+def _core_of(config: SupervisorConfig) -> Supervision:
+    """Return what decides for a pool that is to be as *config* says."""
+    return Supervision(
+        workers=config.workers,
+        policy=config.restart,
+        start_timeout=config.start_timeout,
+        limits=config.limits,
+        idle_timeout=config.idle_timeout,
+        width=config.worker.concurrency,
+        surge=config.surge,
+        unavailable=config.unavailable,
+        stop_grace=config.stop_grace,
+        end_grace=config.end_grace,
+        serving=config.serving is not None,
+    )

@@ -1,0 +1,129 @@
+"""Commands of the core become effects here, and nowhere else.
+
+The core decides (``_core/supervision``), and the parts of a pool hand its commands to the
+:class:`~asyncpool._runtime.state.pool_state.Performer` of their :class:`PoolState`, which is
+this one.  What comes of an effect returns to the core through the parts again: by a word of a
+worker (``worker_events.py``), by the end of one (``worker_exit.py``), or by the timer here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import assert_never
+
+from asyncpool import events
+from asyncpool._core.slots import commands as cmd
+from asyncpool._runtime.base.alarm import Alarm
+from asyncpool._runtime.pool.parts import Parts
+from asyncpool._runtime.pool.workers import Workers
+from asyncpool._runtime.state.bulk_failure import Failing, broken_errors
+from asyncpool._runtime.state.pool_state import Performer, decision
+
+__all__ = ["CommandPerformer"]
+
+
+class CommandPerformer(Performer):
+    """Carries out the commands of one pool's core.
+
+    Args:
+        parts: The parts of the pool, which the commands are for.
+        workers: What starts workers.
+        failing: The end of jobs that the core has given up.
+
+    Attributes:
+        finished: Set when the pool is closed and all its workers are gone.
+    """
+
+    def __init__(self, parts: Parts, workers: Workers, failing: Failing) -> None:
+        self._state = parts.state
+        self._parts = parts
+        self._workers = workers
+        self._failing = failing
+        self._alarm = Alarm(parts.state.loop, self._on_alarm)
+        self.finished = asyncio.Event()
+
+    def perform(self, commands: list[cmd.Command]) -> None:
+        """Carry out *commands*, in their order."""
+        lifecycle = False
+        for command in commands:
+            if isinstance(command, cmd.Assign):
+                jobs = self._state.book.jobs
+                self._parts.traffic.send(command.slot, [jobs[n] for n in command.jobs])
+            else:
+                lifecycle = True
+                self._carry_out(command)
+        if lifecycle:
+            self.rearm()
+        # Here, since no job leaves the queue on any other way.
+        if self._parts.admission.saturated:
+            self._parts.admission.relax()
+
+    def rearm(self) -> None:
+        """Set the pool's timer to the core's next deadline."""
+        self._alarm.set_at(self._state.core.next_deadline())
+        self._parts.traffic.last_words.rearm()
+
+    def stop(self) -> None:
+        """Forget the next deadline."""
+        self._alarm.cancel()
+
+    @decision
+    def _on_alarm(self, now: float) -> None:
+        self.perform(self._state.core.on_timer(now))
+        self.rearm()
+
+    def _carry_out(self, command: cmd.Command) -> None:  # noqa: C901, PLR0912, PLR0915 - a table
+        match command:
+            case cmd.Spawn(slot, generation):
+                self._workers.start(slot, generation)
+            case cmd.Unassign(jobs):
+                for number in jobs:
+                    self._state.book.give_back(number)
+            case cmd.DropErrands(jobs):
+                self._parts.broadcasts.on_dropped(jobs)
+            case cmd.Offer(slot, session):
+                self._parts.sessions.offer(slot, session)
+            case cmd.Rebuild(slot, session):
+                self._parts.sessions.rebuild(slot, session)
+            case cmd.EndSession(session, jobs):
+                self._parts.sessions.end(session, jobs)
+            case cmd.RefuseSessions():
+                self._parts.sessions.refuse()
+            case cmd.Revoke(slot, places):
+                self._state.handles[slot].revoke(places)
+            case cmd.Interrupt(slot, place):
+                self._state.handles[slot].interrupt(place)
+            case cmd.WriteStacks(slot, number):
+                job = self._state.book.jobs.get(number or 0)
+                attempt = 0 if job is None else job.attempt
+                self._state.handles[slot].ask_for_stacks(number or 0, attempt)
+            case cmd.Stop(slot):
+                self._state.handles[slot].stop()
+            case cmd.Terminate(slot):
+                self._state.handles[slot].terminate()
+            case cmd.Kill(slot, reason):
+                self._state.handles[slot].kill(reason)
+            case cmd.Abandon(slot):
+                self._state.handles[slot].abandon()
+            case cmd.FailJobs(jobs, why):
+                self._failing.fail(jobs, why)
+            case cmd.ScheduleRestart(slot, delay):
+                self._state.hub.publish(events.Restarting(slot, delay))
+            case cmd.ParkSlot(slot, reason, probe_in):
+                if self._parts.standing.start_failed:
+                    probe_in = None
+                self._state.hub.publish(events.Parked(slot, reason, probe_in))
+            case cmd.Retiring() | cmd.Resized() | cmd.Rolled():
+                self._parts.rotator.carry_out(command)
+            case cmd.LeaveEmpty() | cmd.Keep():
+                pass  # the crash report says so, if there is one
+            case cmd.GiveUp():
+                self._parts.standing.give_up(broken_errors(self._state)(None))
+            case cmd.Recover(slot):
+                self._parts.standing.recover(slot)
+            case cmd.Finished():
+                self.finished.set()
+            case cmd.Assign():
+                raise AssertionError("assignments take the short way")
+            case _:
+                assert_never(command)

@@ -1,0 +1,96 @@
+"""What a worker may tell the pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from asyncpool._core.wire.frames import Frame
+    from asyncpool._runtime.worker.handle import WorkerHandle
+
+__all__ = ["WorkerEvents"]
+
+
+class WorkerEvents(Protocol):
+    """What a worker tells the pool through its handle, and the one thing that the handle asks.
+
+    There is one: ``PoolWorkerEvents`` in ``_runtime/pool/worker_events.py``.
+
+    A method that reads what the worker has sent raises :exc:`ProtocolError` if no worker says
+    that.  The handle then accuses the worker.
+    """
+
+    # Its life.
+
+    def config_for(self, handle: WorkerHandle) -> bytes:
+        """Return what a worker is told that is being started, packed."""
+        ...
+
+    def on_spawned(self, handle: WorkerHandle) -> None:
+        """Hear that the worker has a process."""
+        ...
+
+    def on_ready(self, handle: WorkerHandle) -> None:
+        """Hear that the worker has begun to take jobs, or to serve."""
+        ...
+
+    def on_fault(self, handle: WorkerHandle) -> None:
+        """Hear that a thread of the worker has ended by an exception; it is to be replaced."""
+        ...
+
+    def on_exit(self, handle: WorkerHandle) -> None:
+        """Hear that the process has ended, and that all it has sent is read."""
+        ...
+
+    # Its jobs.
+
+    def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
+        """Hear of jobs that have ended: ``VALUE`` and ``ERROR`` frames, in their order."""
+        ...
+
+    def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
+        """Hear what streams have yielded: ``ITEM`` frames, in their order."""
+        ...
+
+    def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
+        """Hear that the worker will not begin the jobs it got in these places."""
+        ...
+
+    def on_heartbeat(self, handle: WorkerHandle) -> None:
+        """Hear that there are new heartbeats of jobs on the worker's page."""
+        ...
+
+    def on_last_beat(self, handle: WorkerHandle, frame: Frame) -> None:
+        """Hear the last heartbeat of a job, a ``BEAT`` frame; the job's outcome is next.
+
+        Raises:
+            ProtocolError: If it cannot be read, or is of a job that the worker has not.
+        """
+        ...
+
+    # What it asks for, and answers.
+
+    def on_retire(self, handle: WorkerHandle, reason: str) -> None:
+        """Hear that a job asks for the worker to end after it, and why."""
+        ...
+
+    def on_worn(self, handle: WorkerHandle, reason: str) -> None:
+        """Hear that the worker asks for a replacement, and works on until there is one."""
+        ...
+
+    def on_stacks(self, handle: WorkerHandle, job: int | None) -> None:
+        """Hear that the stacks of the worker's threads are on its page.
+
+        Args:
+            handle: The worker.
+            job: The job they were asked for; ``None`` if for none.
+        """
+        ...
+
+    def on_pong(self, handle: WorkerHandle) -> None:
+        """Hear that the worker has answered a ping.
+
+        Raises:
+            ProtocolError: If it was not asked.
+        """
+        ...
