@@ -23,7 +23,7 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
 .DELETE_ON_ERROR:
 # Two installations at once into one environment would break it.
 .NOTPARALLEL:
-.PHONY: help demo test lint types soak unit format test-all bench torture bytecode clean
+.PHONY: help demo test lint types docs soak unit format test-all bench torture bytecode clean
 
 help: ## Print the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=\"options of the program\"]"
@@ -33,7 +33,7 @@ help: ## Print the targets
 demo: $(VENV)/.installed-demo bytecode ## Parse the whole standard library in a pool; ARGS="--chaos 0.02"
 	@$(PY) examples/stdlib_census.py $(ARGS)
 
-test: lint types soak unit ## Everything a change must pass: lint, types and all tests
+test: lint types docs soak unit ## Everything a change must pass: lint, types, the site and all tests
 
 lint: $(VENV)/.installed-test ## Style, formatting and the direction of imports
 	$(PY) -m ruff check .
@@ -46,6 +46,11 @@ types: $(VENV)/.installed-test ## mypy and pyright in their strict modes
 	$(PY) -m mypy
 	$(PYRIGHT)
 	PYTHONPATH="$(CURDIR)" $(PYRIGHT) --ignoreexternal --verifytypes asyncpool
+
+# Without its cache, which does not know that a docstring has changed.
+docs: $(VENV)/.installed-docs ## The site, into build/site; a dead link or an unknown name fails
+	@mkdir -p build
+	$(BIN)/zensical build --strict --clean
 
 soak: $(VENV)/.installed-test bytecode ## Pools under random faults; SOAK="--seed 7 --minutes 10"
 	$(PY) -m tests.soak $(SOAK)
@@ -87,7 +92,7 @@ bytecode: | $(PY)
 
 clean: ## Remove the environments and everything that was generated
 	rm -rf .venv .venv-* .pythons .redis build dist .mypy_cache .ruff_cache .pytest_cache \
-	  .hypothesis .import_linter_cache
+	  .hypothesis .import_linter_cache .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each set of extras.  pip adds what is missing and leaves the
@@ -95,6 +100,7 @@ clean: ## Remove the environments and everything that was generated
 $(VENV)/.installed-demo: EXTRAS := demo
 $(VENV)/.installed-test: EXTRAS := demo,test,uvloop
 $(VENV)/.installed-bench: EXTRAS := demo,bench
+$(VENV)/.installed-docs: EXTRAS := docs
 $(VENV)/.installed-%: pyproject.toml | $(PY)
 	@echo "installing asyncpool-supervised[$(EXTRAS)] into $(VENV) ..."
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null

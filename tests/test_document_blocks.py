@@ -15,7 +15,13 @@ import pytest
 from asyncpool import Cluster
 from tests.helpers.clusters import all_ready
 from tests.helpers.patience import PATIENCE, patience
-from tests.helpers.scripts import ROOT, finish, run_script, start_script
+from tests.helpers.scripts import (
+    DOCUMENTS,
+    ROOT,
+    finish,
+    run_script,
+    start_script,
+)
 
 
 class Around(NamedTuple):
@@ -224,7 +230,6 @@ PROGRAMS = {
     "# jobs.py\n": "docs/web-service.md",
     "# app.py\n": "docs/web-service.md",
 }
-WHOLE = {"README.md", "docs/migrating.md"}
 
 
 def blocks(document: Path) -> list[str]:
@@ -237,22 +242,14 @@ def block_of(document: str, begin: str) -> str:
     return found
 
 
-SHOWN = [
-    (str(path.relative_to(ROOT)), block)
-    for path in [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("examples/**/*.md"),
-    ]
-    for block in blocks(path)
-]
+SHOWN = [(name, block) for name in DOCUMENTS for block in blocks(ROOT / name)]
 
 
 def test_every_block_is_run() -> None:
     left = [
         f"{document}: {block}"
         for document, block in SHOWN
-        if document not in WHOLE
+        if "# Output:\n" not in block  # test_documents.py runs what says what it prints
         and block.partition("\n")[0] not in FRAGMENTS
         and not any(
             block.startswith(begin) and document == where
@@ -260,6 +257,16 @@ def test_every_block_is_run() -> None:
         )
     ]
     assert left == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_block_hides(document: str) -> None:
+    """One that is indented, or says nothing of its language, would not be found."""
+    lines = re.findall(r"^ *```.*$", (ROOT / document).read_text(), re.MULTILINE)
+    languages = {"console", "ini", "mermaid", "python", "sh", "text", "toml"}
+    begins, ends = lines[::2], lines[1::2]
+    assert {line.removeprefix("```") for line in begins} <= languages
+    assert {*ends} <= {"```"}
 
 
 @pytest.mark.parametrize("first", FRAGMENTS)

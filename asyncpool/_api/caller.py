@@ -86,7 +86,7 @@ class Caller(MapCaller):
         Cancellation:
             Cancelling the job, or the task that awaits it, takes a queued job out
             of the queue at no cost.  In a running one :exc:`JobCancelled` is raised;
-            see *on_cancel* in :meth:`options`.
+            see *on_cancel* in :meth:`Pool.options`.
         """
         return self._submit(fn, args, kwargs, self._options)
 
@@ -247,7 +247,7 @@ class Caller(MapCaller):
 
         Cancellation:
             Of the wait: safe.  Whoever has just got a worker gives it to the next one.
-            Inside the context: cancels the calls, see :meth:`WorkerSession.__aexit__`.
+            Inside the context: cancels the calls of the session.
         """
         return WorkerSession(
             self._crew,

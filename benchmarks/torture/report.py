@@ -29,7 +29,7 @@ gives a worker up, counts as hanging. **pool dead**: every later call got an err
 stands for what the peer does not offer.
 
 The rules are the same for everybody and stand in one table,
-[`rules.py`](../benchmarks/torture/rules.py). They ask for what a caller needs and
+`benchmarks/torture/rules.py`. They ask for what a caller needs and
 leave the rest open: any error will do for the culprit, and whoever loses its
 supervisor has three seconds to notice. Below the table is all that was seen; where it
 is a race, Ctrl-C above all, the numbers differ from run to run.

@@ -11,9 +11,18 @@ from pathlib import Path
 
 from tests.helpers.patience import PATIENCE
 
-__all__ = ["ROOT", "finish", "promised", "run_script", "start_script"]
+__all__ = ["DOCUMENTS", "ROOT", "finish", "promised", "run_script", "start_script"]
 
 ROOT = Path(__file__).parents[2]
+
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for path in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/**/*.md"),
+    ]
+)
 
 # Python's own complaints at exit (a coroutine that was never awaited, a transport
 # that was never closed) count as output too.

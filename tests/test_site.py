@@ -1,0 +1,56 @@
+"""The site has every page and every public name; `make docs` finds links that are dead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import asyncpool
+from asyncpool import cluster, errors, events
+from tests.helpers.scripts import ROOT
+
+DOCS = ROOT / "docs"
+PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+DECISIONS = sorted(DOCS.glob("decisions/*.md"))
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    _, _, nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    assert sorted(re.findall(r"[\w/-]+\.md", nav)) == PAGES
+
+
+def documented() -> set[str]:
+    texts = [path.read_text() for path in (DOCS / "api").glob("*.md")]
+    return set(re.findall(r"^::: ([\w.]+)$", "\n".join(texts), re.MULTILINE))
+
+
+def public() -> dict[str, str]:
+    """Return which name to look for, for each public one; `events` and `errors` are wholes."""
+    names = {name: f"asyncpool.{name}" for name in asyncpool.__all__}
+    names |= {name: "asyncpool.events" for name in events.__all__ if name not in names}
+    names |= dict.fromkeys(errors.__all__, "asyncpool.errors")
+    names |= {name: f"asyncpool.cluster.{name}" for name in cluster.__all__}
+    return names | {"to_process": "asyncpool.to_process.run_sync"}
+
+
+@pytest.mark.parametrize(("name", "where"), public().items())
+def test_every_public_name_is_documented(name: str, where: str) -> None:
+    assert where in documented(), name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_link_leaves_the_site(page: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", (DOCS / page).read_text()):
+        if "://" not in link and not link.startswith("#"):
+            assert (DOCS / page).parent.joinpath(link).resolve().is_relative_to(DOCS)
+
+
+PARTS = ["Question", "What was tried", "Choice"]
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_says_what_was_asked_and_tried(path: Path) -> None:
+    headings = re.findall(r"^## (.*)$", path.read_text(), re.MULTILINE)
+    assert [heading for heading in headings if heading in PARTS] == PARTS
