@@ -53,7 +53,7 @@ def run_out(pool: Pool, job: Job[Any], limit: str = "timeout") -> None:
         job.began = now - LONG
     else:
         job.limits = replace(job.limits, deadline=now)
-    supervisor_of(pool)._traffic.times._timeouts.watch(job.id, now)
+    supervisor_of(pool).traffic.times._timeouts.watch(job.id, now)
 
 
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill", "wait"])

@@ -2,7 +2,7 @@
 
 One that has plenty of them may be left alone until the next round, when its outcomes are
 read together.  With one wake-up for each, a pool that is busy all the time takes much of
-the cores from its own workers, see ``docs/architecture.md``.
+the cores from its own workers, see ``docs/decisions/rest-for-busy-workers.md``.
 """
 
 from __future__ import annotations
