@@ -218,6 +218,33 @@ FRAGMENTS = {
         """,
         "one 300\nTEXT\n",
     ),
+    "pool = asyncpool.Pool(2)": Around(
+        """
+        import asyncio, asyncpool
+
+        async def main():
+            BLOCK
+            print(await pool.submit(len, "ab"))
+            await pool.close()
+
+        asyncio.run(main())
+        """,
+        "2\n",
+    ),
+    "sizes = await pool.map(measure, paths)": Around(
+        """
+        import asyncio, asyncpool
+
+        async def main():
+            measure, paths = len, ["a", "bb"]
+            async with asyncpool.Pool(2) as pool:
+                BLOCK
+            print(sizes)
+
+        asyncio.run(main())
+        """,
+        "[1, 2]\n",
+    ),
     "from asyncpool.cluster import Cluster, protocol, streams": Around("BLOCK", ""),
     "from asyncpool.cluster import Cluster, asgi": Around("BLOCK", ""),
 }
