@@ -255,7 +255,9 @@ PROGRAMS = {
     "import asyncio\n\nconversations = set()": "docs/cluster.md",
     "async def serve(worker):\n    servers = [": "docs/cluster.md",
     "# jobs.py\n": "docs/web-service.md",
+    "# service.py\n": "docs/web-service.md",
     "# app.py\n": "docs/web-service.md",
+    "# starlette_app.py\n": "docs/web-service.md",
 }
 
 

@@ -103,9 +103,10 @@ def test_what_the_guides_show_runs(document: str, tmp_path: Path) -> None:
 
 
 ASK = """
-import re, signal
+import importlib, sys
 from starlette.testclient import TestClient
-import app
+
+app = importlib.import_module(sys.argv[1])
 
 def ask(path, pattern, text):
     answer = client.post(path, json={"pattern": pattern, "text": text})
@@ -134,12 +135,15 @@ running
 """
 
 
-def test_the_service_of_the_guide_answers_as_it_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["app", "starlette_app"])
+def test_the_services_of_the_guide_answer_as_it_says(
+    module: str, tmp_path: Path
+) -> None:
     for language, text in blocks("docs/web-service.md"):
         if language == "python":
             name, _, _ = text.removeprefix("# ").partition("\n")
             (tmp_path / name).write_text(text)
-    assert Reader(tmp_path).run("python", "-c", ASK) == ANSWERS
+    assert Reader(tmp_path).run("python", "-c", ASK, module) == ANSWERS
 
 
 @pytest.mark.parametrize(
