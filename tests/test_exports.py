@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import typing
 from pathlib import Path
 
@@ -95,6 +96,23 @@ def test_the_reference_tells_what_a_crash_has() -> None:
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     told = [name.strip(" `") for row in rows for name in row.split(",")]
     assert sorted(told) == sorted(it.name for it in dataclasses.fields(events.Crash))
+
+
+def test_the_reference_has_the_tree_of_errors() -> None:
+    text = (PACKAGE.parent / "docs" / "reference.md").read_text()
+    tree = text.partition("```text\nAsyncPoolError")[2].partition("```")[0]
+    above, told = ["AsyncPoolError"], {"AsyncPoolError": "Exception"}
+    for line in tree.splitlines():
+        if branch := re.match(r"([│ ]*)[├└]── (\w+)", line):
+            depth = 1 + len(branch[1]) // 4
+            told[branch[2]] = above[depth - 1]
+            above[depth:] = [branch[2]]
+    found = {name: getattr(errors, name) for name in errors.__all__}
+    assert told == {
+        name: kind.__bases__[0].__name__
+        for name, kind in found.items()
+        if issubclass(kind, errors.AsyncPoolError)
+    }
 
 
 @pytest.mark.parametrize("name", events.__all__)
