@@ -25,7 +25,7 @@ from tests.helpers import jobs, several, streams
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, until
+from tests.helpers.pools import assert_serves, run_out, until
 
 pytestmark = BOTH_LOOPS
 
@@ -317,7 +317,7 @@ async def test_one_has_a_timeout_which_shows_where_it_waits(kind: Any) -> None:
         other = pool.submit(several.at, gate.path, "other")
         visitor = await gate.visitor("other")
         with pytest.raises(JobTimeoutError) as caught:
-            await pool.options(timeout=0.3).submit(streams.wait_for_ever, gate.path)
+            await pool.options(timeout=2.0).submit(streams.wait_for_ever, gate.path)
         stack = caught.value.stack
         assert stack is not None
         assert stack.index("in _event") < stack.index("in wait_for_ever")
@@ -329,13 +329,17 @@ async def test_one_has_a_timeout_which_shows_where_it_waits(kind: Any) -> None:
 
 async def test_all_have_a_timeout_and_each_shows_its_own_stack() -> None:
     async with patience(), Gate() as gate, Pool(1, concurrency=4) as pool:
-        view = pool.options(timeout=0.3)
+        view = pool.options(timeout=3600.0)
         found: list[Any] = [
             view.submit(streams.wait_for_ever, gate.path),
             view.submit(several.at, gate.path, "at"),
             view.submit(streams.wait_for_ever, gate.path),
             view.submit(several.at, gate.path, "at"),
         ]
+        for word in ("waiting", "at"):
+            await gate.visitor(word, nth=2)
+        for job in found:
+            run_out(pool, job)
         errors: Any = await asyncio.gather(*found, return_exceptions=True)
         for error, name in zip(errors, ("wait_for_ever", "at") * 2, strict=True):
             assert isinstance(error, JobTimeoutError)
@@ -345,11 +349,12 @@ async def test_all_have_a_timeout_and_each_shows_its_own_stack() -> None:
 
 async def test_a_blocked_loop_is_shown_to_whose_time_is_over() -> None:
     async with patience(), Gate() as gate, Pool(1, concurrency=2) as pool:
-        view = pool.options(timeout=0.5, cancel_grace=0.1)
+        view = pool.options(timeout=3600.0, cancel_grace=0.1)
         job = view.submit(several.at, gate.path, "waiting")
         await gate.visitor("waiting")
         blocker = pool.submit(several.block, gate.path)
         await gate.visitor("blocking")
+        run_out(pool, job)
         with pytest.raises(JobTimeoutError) as caught:
             await job
         assert "in at" in (caught.value.stack or "")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from asyncpool import JobRaisedError, JobTimeoutError, Pool, PoolBrokenError
+from asyncpool import Job, JobRaisedError, JobTimeoutError, Pool, PoolBrokenError
 from tests.helpers import jobs, streams
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves
+from tests.helpers.pools import assert_serves, run_out
 
 pytestmark = BOTH_LOOPS
 
@@ -155,7 +155,7 @@ async def test_a_timeout_shows_where_it_waited(kind: Any) -> None:
     async with patience(), Gate() as gate, Pool(1, loop=kind) as pool:
         worker = await pool.submit(jobs.pid)
         with pytest.raises(JobTimeoutError) as caught:
-            await pool.options(timeout=0.3).submit(streams.wait_for_ever, gate.path)
+            await pool.options(timeout=2.0).submit(streams.wait_for_ever, gate.path)
         stack = caught.value.stack or ""
         assert "Coroutine of the job" in stack
         assert stack.index("in _event") < stack.index("in wait_for_ever")
@@ -166,10 +166,12 @@ async def test_a_timeout_shows_where_it_waited(kind: Any) -> None:
 
 async def test_a_timeout_shows_where_it_blocked() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
+        view = pool.options(timeout=3600.0, cancel_grace=0.1)
+        job: Job[Any] = view.submit(streams.block_for_ever, gate.path)
+        await gate.visitor("blocking")
+        run_out(pool, job)
         with pytest.raises(JobTimeoutError) as caught:
-            await pool.options(timeout=0.3, cancel_grace=0.1).submit(
-                streams.block_for_ever, gate.path
-            )
+            await job
         assert "in block_for_ever" in (caught.value.stack or "")
 
 
@@ -257,7 +259,7 @@ async def test_who_leaves_an_async_map_ends_the_items_that_travel_together() -> 
 
 async def test_items_of_an_async_map_have_a_timeout_each() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
-        view = pool.options(timeout=0.3)
+        view = pool.options(timeout=1.0)
         outcomes = await view.map(
             streams.perhaps_wait_for_ever, [(gate.path, n) for n in range(12)], chunk=4
         ).outcomes()

@@ -379,7 +379,7 @@ async def test_who_has_taken_something_gets_the_crash(tmp_path: Path) -> None:
 
 async def test_its_timeout_is_for_all_of_it() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
-        stream = pool.options(timeout=0.3).stream(streams.silent_at, gate.path, 3)
+        stream = pool.options(timeout=1.0).stream(streams.silent_at, gate.path, 3)
         found: list[Any] = []
         with pytest.raises(JobTimeoutError) as caught:
             await collect(stream, found)

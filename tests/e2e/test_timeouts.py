@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from tests.helpers.gate import Gate
 from tests.helpers.large import Stop, crowd, filler, supervisor_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, idle, timeout_of
+from tests.helpers.pools import assert_serves, idle, run_out, timeout_of
 
 pytestmark = BOTH_LOOPS
 
@@ -40,20 +39,6 @@ def ring(pool: Pool, when: float) -> None:
     timeouts = supervisor_of(pool).traffic.times._timeouts
     timeouts._alarm.due = when
     timeouts._on_alarm(when)
-
-
-def run_out(pool: Pool, job: Job[Any], limit: str = "timeout") -> None:
-    """Have the time of a job be over now, that has LONG and has come to its gate.
-
-    With a limit that is short a busy machine may not have begun it when that is over.
-    """
-    now = asyncio.get_running_loop().time()
-    assert job.began is not None
-    if limit == "timeout":
-        job.began = now - LONG
-    else:
-        job.limits = replace(job.limits, deadline=now)
-    supervisor_of(pool).traffic.times._timeouts.watch(job.id, now)
 
 
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill", "wait"])
@@ -255,7 +240,7 @@ async def test_a_deadline_holds_at_every_stage(stage: str) -> None:
         job: Job[Any] = view.submit(jobs.sleep, gate.path, "late")
         if stage == "running":
             await gate.visitor("late")
-            run_out(pool, job, "deadline")
+            run_out(pool, job)
         error = await timeout_of(job)
         assert (error.limit, error.seconds) == ("deadline", job.limits.deadline)
         assert error.attempt == (stage == "running")

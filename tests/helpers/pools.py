@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import psutil
@@ -25,6 +26,7 @@ from asyncpool import (
 from asyncpool.events import Crashed, CrashKind, Delivery, Event
 from tests.helpers import jobs
 from tests.helpers.faults import Fault
+from tests.helpers.large import supervisor_of
 
 __all__ = [
     "assert_serves",
@@ -38,6 +40,7 @@ __all__ = [
     "kill_worker",
     "launcher_of",
     "next_of",
+    "run_out",
     "spare_of",
     "timeout_of",
     "until",
@@ -115,6 +118,20 @@ async def assert_serves(pool: Pool) -> None:
     await idle(pool)
     results = await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(20)))
     assert results == [n * n for n in range(20)]
+
+
+def run_out(pool: Pool, job: Job[Any]) -> None:
+    """Have the time of a job be over now, that has come to its gate and has plenty of it.
+
+    With a limit that is short a busy machine may not have begun it when that is over.
+    """
+    now, limits = asyncio.get_running_loop().time(), job.limits
+    assert job.began is not None
+    if limits.timeout is not None:
+        job.began = now - limits.timeout
+    else:
+        job.limits = replace(limits, deadline=now)
+    supervisor_of(pool)._traffic.times._timeouts.watch(job.id, now)
 
 
 async def timeout_of(job: Job[Any]) -> JobTimeoutError:
