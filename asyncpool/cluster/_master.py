@@ -25,7 +25,6 @@ from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool.cluster._figures import cluster_stats
 from asyncpool.cluster._messenger import Messenger
 from asyncpool.cluster._options import (
-    DRAIN_GRACE,
     cluster_config,
     cluster_options,
 )
@@ -250,7 +249,7 @@ class Cluster(Messenger, Supervised):
             tightens what the others asked for.
         """
         if timeout is None:
-            timeout = self._options.drain_timeout + DRAIN_GRACE
+            timeout = self._options.end_grace
         check_timeout(timeout)
         summary = await self._life.close(Finish.ALL, timeout)
         if self._made is None:

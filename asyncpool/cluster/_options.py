@@ -29,14 +29,13 @@ from asyncpool.errors import UnsupportedPlatformError
 
 __all__ = [
     "CLUSTER_CHECKS",
-    "DRAIN_GRACE",
     "ClusterOptions",
     "cluster_config",
     "cluster_options",
 ]
 
 # Seconds that a worker which is drained has beyond its own time.
-DRAIN_GRACE = 1.0
+_GRACE = 1.0
 
 _ADDRESSES = "an address, or several, such as '127.0.0.1:8000'"
 
@@ -113,6 +112,16 @@ class ClusterOptions(WorkerOptions):
     drain_timeout: float
     reload_drain_timeout: float
 
+    @property
+    def stop_grace(self) -> float:
+        """Seconds until a worker is killed that is to end while others serve on."""
+        return self.reload_drain_timeout + _GRACE
+
+    @property
+    def end_grace(self) -> float:
+        """Seconds until the workers are killed when the cluster ends."""
+        return self.drain_timeout + _GRACE
+
 
 def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
     """Return the options of a cluster, which its constructor was given.
@@ -138,6 +147,6 @@ def cluster_config(options: ClusterOptions) -> SupervisorConfig:
         **options.shared(),
         workers=(options.workers, options.workers),
         worker=worker_config(options, max_payload=MAX_MESSAGE),
-        stop_grace=options.reload_drain_timeout + DRAIN_GRACE,
-        end_grace=options.drain_timeout + DRAIN_GRACE,
+        stop_grace=options.stop_grace,
+        end_grace=options.end_grace,
     )

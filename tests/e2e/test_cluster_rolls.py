@@ -23,7 +23,7 @@ from asyncpool import (
     RollInProgressError,
 )
 from asyncpool._core.slots import lifecycle as lives
-from asyncpool.cluster import ClusterStats, _master
+from asyncpool.cluster import ClusterStats, _options
 from asyncpool.events import (
     Crashed,
     Exited,
@@ -272,7 +272,7 @@ async def test_a_reload_tells_of_who_cannot_tell_what_it_cuts_off(
     way: str,
 ) -> None:
     """One that is stopped takes no SIGTERM; one whose GIL is held dies of it."""
-    monkeypatch.setattr(_master, "_GRACE", 0.1)
+    monkeypatch.setattr(_options, "_GRACE", 0.1)
     monkeypatch.setattr(lives, "TERM_GRACE", 0.1 if way == "SIGKILL" else PATIENCE)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(patience())
