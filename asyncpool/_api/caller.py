@@ -15,8 +15,6 @@ from asyncpool._runtime.job.job import Job
 from asyncpool.session import WorkerSession
 from asyncpool.stream import Stream
 
-__all__ = ["Caller"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

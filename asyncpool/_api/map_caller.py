@@ -15,8 +15,6 @@ from asyncpool._runtime.map.batches import Task
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.mapping import Map, Plan
 
-__all__ = ["MapCaller"]
-
 R = TypeVar("R")
 A = TypeVar("A")
 B = TypeVar("B")

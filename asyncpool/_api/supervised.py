@@ -7,8 +7,6 @@ from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.pool.lifecycle import Life
 from asyncpool.events import Event
 
-__all__ = ["Supervised"]
-
 
 class Supervised:
     """Something that keeps workers alive: a pool or a cluster."""

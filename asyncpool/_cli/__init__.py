@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["main"]
-
 _NEEDED = frozenset(("click", "rich"))
 _USAGE = 2
 _INTERRUPTED = 130

@@ -25,8 +25,6 @@ from asyncpool._cli.serve.cluster_commands import (
 )
 from asyncpool._cli.serve.serve_command import serve_command
 
-__all__ = ["command"]
-
 
 class _Commands(click.Group):
     """The commands; what ends any of them is told in one way."""

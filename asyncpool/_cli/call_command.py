@@ -34,8 +34,6 @@ from asyncpool.errors import (
     WorkerCrashedError,
 )
 
-__all__ = ["call_command"]
-
 
 def _tell(problem: str, _: int) -> None:
     """Tell of a mistake as of a call that has failed."""

@@ -14,8 +14,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["TargetError", "find", "is_async"]
-
 
 class TargetError(Exception):
     """The function cannot be used; the text says why, and what to do."""

@@ -18,20 +18,6 @@ from rich.console import Console
 from asyncpool._core.base.printable import printable_lines
 from asyncpool._runtime.base.machine import check_loop
 
-__all__ = [
-    "Exit",
-    "JsonCommand",
-    "Refused",
-    "Trouble",
-    "Unfinished",
-    "add_current_folder",
-    "error_console",
-    "pool_options",
-    "say",
-    "seconds",
-    "size",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -16,18 +16,6 @@ from asyncpool import worker_state
 from asyncpool._cli.finding import TargetError, find, is_async
 from asyncpool.errors import JobCancelled
 
-__all__ = [
-    "Form",
-    "FunctionRaisedError",
-    "Work",
-    "call_item",
-    "call_once",
-    "load",
-    "shown",
-    "to_json",
-    "trouble",
-]
-
 # What an item is made of: one JSON value, keywords as a JSON object, text, a path.
 Form = Literal["json", "keywords", "text", "path"]
 

@@ -54,21 +54,6 @@ from typing import Generic, TypeVar
 from asyncpool._core.base.deadlines import Deadlines, earliest
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
-__all__ = [
-    "GIVE_UP",
-    "MAX_THROTTLES",
-    "SLACK",
-    "TICK",
-    "Gone",
-    "LeaseLedger",
-    "Missed",
-    "Outcome",
-    "Slower",
-    "Verdict",
-    "longest_gap",
-    "pause_before",
-]
-
 L = TypeVar("L", bound=Hashable)
 
 # Seconds of lateness that the next ticks make good.

@@ -36,8 +36,6 @@ from asyncpool.errors import (
 )
 from asyncpool.pool import Pool
 
-__all__ = ["Call", "Engine"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 # What the pool may have waiting for each worker, in the reckoning of profiles.py: as much

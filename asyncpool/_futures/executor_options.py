@@ -12,14 +12,6 @@ from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
 from asyncpool._runtime.options.checks import Check, anything, checked
 from asyncpool._runtime.options.worker_options import LauncherKind, OutputMode
 
-__all__ = [
-    "EXECUTOR_CHECKS",
-    "INT",
-    "ExecutorOptions",
-    "StartMethod",
-    "executor_options",
-]
-
 # Whatever passes for one, as where this is dropped in: those of NumPy are none of Python's.
 INT: Kind = ((SupportsIndex,), "an int")
 

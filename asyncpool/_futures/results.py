@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
-__all__ = ["chunks_of", "flatten", "results_of"]
-
 T = TypeVar("T")
 
 

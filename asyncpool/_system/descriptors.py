@@ -14,18 +14,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = [
-    "HANDED",
-    "Handed",
-    "ReceivedFile",
-    "ReceivedSocket",
-    "check_beside",
-    "file_descriptor",
-    "receive_fds",
-    "received",
-    "socket_descriptor",
-]
-
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 # The most bytes of a value beside a descriptor, when pickled: who gets it need not take it

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from asyncpool._system.descriptors import Handed
 
-__all__ = ["Mappings", "descriptor_of", "semaphore_at"]
-
 _CURE = "make what has it by multiprocessing.get_context('forkserver')"
 
 _PLACE = "/dev/shm/sem."  # noqa: S108 - glibc's

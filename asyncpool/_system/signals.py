@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["INTERRUPT", "STACKS"]
-
 _FIRST = getattr(signal, "SIGRTMIN", None)
 
 # Raises JobCancelled in the main thread, if that still runs the job that is meant.

@@ -13,8 +13,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
 
-__all__ = ["leave"]
-
 
 def leave(status: int, coroutines: Coroutines) -> NoReturn:
     """End this process with *status*, and its event loop before.

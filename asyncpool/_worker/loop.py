@@ -44,8 +44,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
 
-__all__ = ["Parts", "equip", "make_executor", "work"]
-
 _JOB = Kind.JOB
 
 

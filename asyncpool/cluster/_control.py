@@ -14,8 +14,6 @@ from asyncpool._core.cluster.control_protocol import Request
 from asyncpool._runtime.cluster.control_places import place_of
 from asyncpool._runtime.cluster.control_socket import ControlSocket
 
-__all__ = ["Control", "open_control"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 Answer: TypeAlias = Callable[[Request], Awaitable[dict[str, Any]]]

@@ -9,8 +9,6 @@ from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.cluster._stats import ClusterStats, WorkerStats
 from asyncpool.events import SlotStats
 
-__all__ = ["cluster_stats"]
-
 
 def cluster_stats(
     supervisor: Supervisor | None,

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 
 from asyncpool.events import Crashed, Event, Exited, Ready, Retiring
 
-__all__ = ["LifeLog"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 # Why workers retire, for those who do not know the names of the limits.

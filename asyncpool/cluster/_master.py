@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from asyncpool._runtime.state.pool_state import PoolState
     from asyncpool._worker.cluster.member import Worker
 
-__all__ = ["Cluster"]
-
 
 class Cluster(Messenger, Supervised):
     """Worker processes that serve, and the master that owns what they listen on.

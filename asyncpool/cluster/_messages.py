@@ -11,8 +11,6 @@ from asyncpool._runtime.cluster.line import Line
 from asyncpool._runtime.cluster.mailbox import Inbox
 from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
 
-__all__ = ["Message", "Messages", "Parcels"]
-
 H = TypeVar("H", bound=ReceivedSocket | ReceivedFile)
 
 _LOGGER = logging.getLogger("asyncpool")

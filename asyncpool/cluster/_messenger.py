@@ -20,8 +20,6 @@ from asyncpool._system.descriptors import (
 from asyncpool.cluster._messages import Message, Messages, Parcels
 from asyncpool.errors import NoWorkerError
 
-__all__ = ["Messenger"]
-
 
 class Messenger(ABC):
     """Sends messages, sockets and files to workers, and receives theirs."""

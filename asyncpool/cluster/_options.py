@@ -27,13 +27,6 @@ from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptio
 from asyncpool._runtime.state.config import SupervisorConfig, worker_config
 from asyncpool.errors import UnsupportedPlatformError
 
-__all__ = [
-    "CLUSTER_CHECKS",
-    "ClusterOptions",
-    "cluster_config",
-    "cluster_options",
-]
-
 # Seconds that a worker which is drained has beyond its own time.
 _GRACE = 1.0
 

@@ -27,8 +27,6 @@ from asyncpool.errors import (
 )
 from asyncpool.events import CloseSummary, Event, RollResult
 
-__all__ = ["GAVE_UP", "STOPPED", "Operated", "Operation", "run"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 # Exit codes.  A second signal gives 128 and its number, as a shell does.

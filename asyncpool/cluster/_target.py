@@ -9,8 +9,6 @@ from asyncpool._core.pickling.out_of_band import dumps_call
 from asyncpool._core.wire.messages import MAX_INITIALIZER
 from asyncpool.errors import JobNotPicklableError
 
-__all__ = ["pack_target"]
-
 
 def pack_target(target: str | Callable[..., object]) -> str | bytes:
     """Bring what workers are to run into the form in which they are told.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.events import RollResult
 
-__all__ = ["number_of", "outcome_of", "status_line", "trouble_of"]
-
 
 def status_line(stats: ClusterStats) -> str:
     """Return what the service manager shows of a cluster."""

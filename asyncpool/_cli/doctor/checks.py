@@ -32,8 +32,6 @@ from asyncpool.errors import (
 )
 from asyncpool.pool import Pool
 
-__all__ = ["Finding", "examine", "self_test"]
-
 _TEST_WITHIN = 20.0  # s, for each part of the test
 _LARGE = 8 << 20  # bytes
 

@@ -15,8 +15,6 @@ from asyncpool._cli.doctor.checks import Finding, examine, self_test
 from asyncpool._cli.map.progress import WorkerLines
 from asyncpool._cli.parameters import Exit
 
-__all__ = ["doctor_command"]
-
 _MARKS = {"ok": ("✓", "green"), "note": ("-", "yellow"), "bad": ("✗", "red")}
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncpool
 
-__all__ = ["CURE", "find_namesake", "is_intact"]
-
 CURE = (
     "pip uninstall asyncpool; "
     "pip install --force-reinstall --no-deps asyncpool-supervised"

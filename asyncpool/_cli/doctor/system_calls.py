@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from asyncpool._system.memory import available, create
 
-__all__ = ["TRIALS", "Trial", "UnavailableError"]
-
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 

@@ -10,9 +10,6 @@ from asyncpool._cli.map.inputs import Item
 from asyncpool._cli.targets import Form, FunctionRaisedError, shown
 from asyncpool.errors import JobTimeoutError, WorkerCrashedError
 
-__all__ = ["FAILURE", "describe", "failure_line"]
-
-
 # What each line in a file of failures begins with.
 FAILURE = b'{"index": '
 

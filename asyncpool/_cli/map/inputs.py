@@ -21,8 +21,6 @@ from zlib import crc32
 
 from asyncpool._cli.targets import Form
 
-__all__ = ["Format", "Input", "InputError", "Item", "open_input"]
-
 Format = Literal["jsonl", "csv", "lines"]
 
 _FORMS: dict[Format, Form] = {"jsonl": "json", "csv": "keywords", "lines": "text"}

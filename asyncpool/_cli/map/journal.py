@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields as fields_of
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["START", "Done", "Journal", "JournalError", "Position", "Row", "RunIdentity"]
-
 _APPLICATION = 0x61737079  # "aspy", so that no other database is taken for a journal
 _VERSION = 1
 

@@ -42,8 +42,6 @@ from asyncpool._cli.targets import FunctionRaisedError, Work
 from asyncpool._core.wire.page import MAX_LANES
 from asyncpool.errors import JobTimeoutError, PoolBrokenError
 
-__all__ = ["map_command"]
-
 _RETRY_ON: dict[str, Any] = {
     "crash": "crash",
     "hung": "hung",

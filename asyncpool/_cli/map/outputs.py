@@ -10,8 +10,6 @@ from pathlib import Path
 
 from asyncpool._cli.map.journal import START, Done, JournalError, Position
 
-__all__ = ["Outputs", "Sink", "usable"]
-
 
 class Sink:
     """A file that is written at its end, or stdout.

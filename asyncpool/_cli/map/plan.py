@@ -10,8 +10,6 @@ from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool.pool import Pool
 from asyncpool.poolview import PoolView
 
-__all__ = ["Loop", "Plan", "make_pool", "options"]
-
 _START = 300.0  # s that a worker may import what the function needs
 
 Loop = Literal["asyncio", "uvloop"]

@@ -23,8 +23,6 @@ from asyncpool._runtime.base.machine import private_memory
 from asyncpool._worker.api.context import JOB_LOGGER
 from asyncpool.events import PoolStats
 
-__all__ = ["Progress", "WorkerLines", "duration", "memory_of", "size_text"]
-
 _EVERY = 0.2  # s
 _ROUND = 1000  # what fits into three digits
 _RATE_OVER = 10.0  # s, of the newest past

@@ -23,8 +23,6 @@ from asyncpool.errors import PoolBrokenError, PoolClosedError
 from asyncpool.events import PoolStats
 from asyncpool.pool import Pool
 
-__all__ = ["Files", "Interrupted", "Run", "Tally", "interrupts"]
-
 _GRACE = 5.0  # s that running items have when a run is interrupted
 _LAST_WRITES = 5.0  # s for what is finished by then, if stdout is a pipe that stalls
 _FLUSH_ITEMS = 1000

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from asyncpool._cli.map.inputs import Input, Item
 from asyncpool._cli.map.journal import Done, Journal, JournalError, Position, Row
 
-__all__ = ["Drawn", "ReadAhead", "draw"]
-
 _AHEAD = 4  # portions that wait; a portion of a file has 64 KB
 
 

@@ -13,8 +13,6 @@ from asyncpool._cli.map.run import Tally
 from asyncpool._cli.parameters import Exit
 from asyncpool.events import PoolStats
 
-__all__ = ["Ended"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:

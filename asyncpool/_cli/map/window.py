@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from asyncpool._cli.map.inputs import Item
 
-__all__ = ["Window"]
-
 # In the pool, at the least; short jobs travel ahead to the workers, many at a time.
 _ITEMS = 2048
 _BYTES = 64 << 20  # of items in the pool

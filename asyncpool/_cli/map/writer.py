@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from asyncpool._cli.map.journal import Done, Journal
 from asyncpool._cli.map.outputs import Outputs
 
-__all__ = ["Writer"]
-
 _SYNC_EVERY = 1.0  # s; what the files hold beyond that is written again after a crash
 
 

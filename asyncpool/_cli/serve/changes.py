@@ -9,8 +9,6 @@ from typing import Self
 
 from watchfiles import PythonFilter, awatch
 
-__all__ = ["Changes"]
-
 
 class Changes:
     """The changes of Python files in a folder; a context manager that watches it.

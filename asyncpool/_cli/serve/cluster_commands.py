@@ -25,8 +25,6 @@ from asyncpool._runtime.cluster.control_places import (
 )
 from asyncpool.errors import ProtocolError
 
-__all__ = ["reload_command", "resize_command", "status_command", "stop_command"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PATIENCE = 10.0  # s, for a master that is stopped, or busy

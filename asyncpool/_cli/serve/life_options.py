@@ -10,8 +10,6 @@ import click
 from asyncpool._cli.parameters import seconds, size
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER
 
-__all__ = ["life_options"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -11,8 +11,6 @@ from typing import Any
 from asyncpool._core.base.printable import printable_lines
 from asyncpool._core.wire.log_records import plain_fields
 
-__all__ = ["JsonFormat", "TextFormat", "is_printed"]
-
 _LABEL = re.compile(r"worker (\d+) in slot (\d+)")
 
 # What every record has; the rest is what somebody has added as "extra".

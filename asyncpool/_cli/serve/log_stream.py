@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TextIO
 
-__all__ = ["LogStream"]
-
 # Bytes that wait for the reader: some seconds of a flood, and a minute of much traffic.
 _MOST = 4 * 2**20
 

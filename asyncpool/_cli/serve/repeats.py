@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-__all__ = ["Repeats"]
-
 # So many of a kind are shown in each window of so many seconds.
 _SHOWN = 5
 _WINDOW = 10.0

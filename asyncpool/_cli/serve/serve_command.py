@@ -23,8 +23,6 @@ from asyncpool._runtime.base.machine import raise_descriptor_limit
 from asyncpool._runtime.cluster.first_process import look_after_orphans
 from asyncpool.errors import AsyncPoolError
 
-__all__ = ["serve_command"]
-
 _BIND = "127.0.0.1:8000"
 
 # Seconds within which --max-restarts counts, if --within does not say.

@@ -17,8 +17,6 @@ from asyncpool._cli.serve.repeats import Repeats
 from asyncpool._core.base.printable import printable_lines
 from asyncpool.events import Crash
 
-__all__ = ["ServeLog", "cannot_be_loaded"]
-
 
 class ServeLog(logging.StreamHandler[TextIO]):
     """Prints records to stderr, and what workers print.

@@ -15,8 +15,6 @@ import click
 
 from asyncpool._cli.parameters import Trouble, seconds, size
 
-__all__ = ["read_options", "server_options"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _BOOLEANS = {

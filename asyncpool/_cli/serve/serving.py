@@ -19,8 +19,6 @@ from asyncpool.events import Crash
 if TYPE_CHECKING:
     from asyncpool._cli.serve.changes import Changes
 
-__all__ = ["Serving", "ServingPlan"]
-
 # How long the workers of a killed master may have its address, and a little more.
 _ADDRESS_PATIENCE = 2.0
 _ADDRESS_EVERY = 0.1

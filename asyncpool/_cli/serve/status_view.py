@@ -10,8 +10,6 @@ from rich.text import Text
 
 from asyncpool._cli.map.progress import duration, size_text
 
-__all__ = ["status_view"]
-
 _STYLES = {"running": "green", "closing": "yellow", "broken": "red"}
 
 

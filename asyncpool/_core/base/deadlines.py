@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-__all__ = ["Deadlines", "earliest"]
-
 # Below that, nothing is gained by cleaning up.
 _FEW = 64
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-__all__ = ["MAX_NAME", "OPTIONS", "function_name", "misplaced"]
-
 # A longer name is cut.
 MAX_NAME = 200
 

@@ -7,8 +7,6 @@ look like another.  All of them are written as Python would; nothing else change
 
 from __future__ import annotations
 
-__all__ = ["printable", "printable_lines"]
-
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _SEPARATORS = (0x2028, 0x2029)
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 
 from asyncpool._core.base.printable import printable
 
-__all__ = ["Tail", "text"]
-
 # How a fatal error of the interpreter begins.
 _FATAL = b"Fatal Python error"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["users_own"]
-
 # What says nothing about the user's code.
 _OURS = (
     "/asyncpool/_core/",

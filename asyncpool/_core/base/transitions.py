@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["IllegalTransitionError"]
-
 
 class IllegalTransitionError(AssertionError):
     """An event that cannot happen in this state: a bug in asyncpool."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["in_units"]
-
 _STEP = 1024
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
 

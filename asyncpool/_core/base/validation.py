@@ -12,20 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = [
-    "INT",
-    "NUMBER",
-    "SECONDS",
-    "SWITCH",
-    "TEXT",
-    "Kind",
-    "check_function",
-    "check_kind",
-    "check_kinds",
-    "or_none",
-    "several",
-]
-
 # What something may be, and in words.  A kind of its own may be made of any class.
 Kind = tuple[tuple[type, ...], str]
 INT: Kind = ((int,), "an int")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["SAY_EVERY", "names_of", "say_what_it_waits_for"]
-
 # Seconds between two records of a closing pool.
 SAY_EVERY = 10.0
 

@@ -10,17 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = [
-    "Bind",
-    "Inherited",
-    "Systemd",
-    "Tcp",
-    "Unix",
-    "parse",
-    "parse_all",
-    "passed",
-]
-
 MAX_PORT = 0xFFFF
 MAX_MODE = 0o777
 

@@ -20,8 +20,6 @@ from typing import Generic, TypeVar
 from asyncpool._core.base.deadlines import earliest
 from asyncpool.errors import ProtocolError
 
-__all__ = ["PASSED_OVER", "SLOW", "WINDOW", "Spreading"]
-
 # How many connections a worker may have that it has not taken.
 WINDOW = 16
 

@@ -12,17 +12,6 @@ from typing import Any, Literal, get_args
 
 from asyncpool.errors import ProtocolError
 
-__all__ = [
-    "MAX_REPLY",
-    "MAX_REQUEST",
-    "MAX_WORKERS",
-    "Action",
-    "Request",
-    "is_name",
-    "pack_reply",
-    "unpack_reply",
-]
-
 Action = Literal["status", "reload", "resize", "stop", "stacks"]
 
 # Bytes of a line, its end included.

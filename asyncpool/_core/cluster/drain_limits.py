@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from asyncpool._core.base.records import Record
 
-__all__ = ["DrainLimit", "drain_limit"]
-
 
 class DrainLimit(Record):
     """The end of a drain.

@@ -18,8 +18,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["choose", "hash_of", "weight"]
-
 _MASK = (1 << 64) - 1
 
 # The constants of SplitMix64 (Steele, Lea and Flood, 2014), and its last steps below.

@@ -19,8 +19,6 @@ from asyncpool._core.base.run_times import Profile
 from asyncpool._core.dispatch.affinity import choose
 from asyncpool._core.dispatch.queue import Entry, JobQueue
 
-__all__ = ["Lines"]
-
 
 class Lines:
     """A line for each place in which jobs wait.

@@ -33,8 +33,6 @@ from asyncpool._core.dispatch.affinity_queues import Lines
 from asyncpool._core.dispatch.in_flight import Flight
 from asyncpool._core.dispatch.queue import PATIENCE, JobQueue
 
-__all__ = ["Dispatcher"]
-
 
 class Dispatcher:
     """The jobs that wait and the workers that have room.

@@ -28,8 +28,6 @@ from asyncpool._core.base.run_times import (
 from asyncpool._core.policies.worker_limits import NEVER
 from asyncpool.errors import ProtocolError
 
-__all__ = ["Flight"]
-
 
 class Flight:
     """What one generation of a slot has in hand.

@@ -30,8 +30,6 @@ from typing import NamedTuple
 
 from asyncpool._core.base.run_times import Profile
 
-__all__ = ["PATIENCE", "Entry", "JobQueue"]
-
 # Of so many jobs that leave in a row, at least one is the oldest.  With 16 the urgent
 # ones would give up 6 % of all turns; with 1024, jobs of a second each, passed by all
 # others, would move once in a quarter of an hour.

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-__all__ = ["GlobalError", "Globals"]
-
 # As much of a large buffer is looked at at once.
 _CHUNK = 262_144
 

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-__all__ = [
-    "Unit",
-    "make_cached",
-    "own_object",
-    "pickler_of_results",
-    "space",
-    "unpack",
-]
-
 
 class Unit(Record):
     """Globals that are set together.

@@ -8,8 +8,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["mended"]
-
 
 def mended(obj: object, reduced: Any) -> Any:
     """Return how to reduce *obj*, which cloudpickle's ``reducer_override`` has *reduced*.

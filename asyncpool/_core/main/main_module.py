@@ -15,25 +15,6 @@ if TYPE_CHECKING:
 
     from asyncpool._core.main.scripts import Script
 
-__all__ = [
-    "CACHED",
-    "LAZY",
-    "Importing",
-    "find",
-    "forget",
-    "importing",
-    "is_at",
-    "is_definition",
-    "is_importable",
-    "is_in_use",
-    "is_local",
-    "know",
-    "listen",
-    "namespace",
-    "resolved",
-    "script",
-]
-
 # What functools.lru_cache makes of a function.
 CACHED: Any = type(functools.lru_cache(int))
 

@@ -11,8 +11,6 @@ import ast
 
 from asyncpool._core.base.records import Record
 
-__all__ = ["Origin", "Script", "recognise"]
-
 HERE, THERE = "__main__", "__mp_main__"
 
 

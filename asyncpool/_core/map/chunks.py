@@ -26,26 +26,6 @@ if TYPE_CHECKING:
 
     from asyncpool._core.wire.page import Readable, Writable
 
-__all__ = [
-    "CHUNK_SIZE",
-    "ENTRY",
-    "FLAT",
-    "LOG_HEAD",
-    "LOST",
-    "NUMBERS",
-    "NUMBER_SIZE",
-    "OPEN",
-    "ChunkResult",
-    "Failure",
-    "ask_to_stop",
-    "code_of",
-    "count_numbers",
-    "install",
-    "note",
-    "read_log",
-    "run_chunk",
-]
-
 # The most items of a chunk: those of no work at all take a millisecond.
 CHUNK_SIZE = 4096
 

@@ -7,8 +7,6 @@ import math
 from asyncpool._core.base.run_times import BUDGET
 from asyncpool._core.map.chunks import CHUNK_SIZE
 
-__all__ = ["TARGET", "Pace"]
-
 # What a job of several items is to take, in microseconds: a hundred times what the pool
 # adds to it, and a sixteenth of what a worker may have in hand.
 TARGET = BUDGET / 16

@@ -15,8 +15,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["LARGE", "reduce"]
-
 # Buffers from this size on, in bytes, stay out of a pickle.
 LARGE = 65_536
 

@@ -36,18 +36,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-__all__ = [
-    "describe",
-    "dumps",
-    "is_flat",
-    "load_details",
-    "load_job",
-    "load_value",
-    "pack_job",
-    "pack_value",
-    "text_of",
-]
-
 # What holds nothing else.
 _SCALARS: frozenset[type] = frozenset((int, float, bool, type(None)))
 

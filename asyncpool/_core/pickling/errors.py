@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-__all__ = ["format_error", "load_error", "pack_error"]
-
 
 def pack_error(error: BaseException, *, skip: int) -> bytes:
     """Return the payload of an ``ERROR`` frame, whatever *error* is like.

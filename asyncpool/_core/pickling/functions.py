@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 else:
     _Numbered = dict
 
-__all__ = ["KNOWN", "MEMORY", "Function", "FunctionTable", "Memory", "travels_by_name"]
-
 # As many functions as this are remembered by each worker.
 MEMORY = 256
 

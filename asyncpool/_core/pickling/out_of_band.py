@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-__all__ = [
-    "HEAVY",
-    "MAIN",
-    "Bundle",
-    "Parcel",
-    "StreamTooLongError",
-    "cut",
-    "dump",
-    "dumps_call",
-    "is_heavy",
-    "lay_out",
-    "loads",
-]
-
 # How the name of the main module looks inside a pickle.  A string that happens to
 # contain it costs a second pickling, and nothing else.
 MAIN = b"__main__"

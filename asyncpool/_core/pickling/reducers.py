@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Reducers: TypeAlias = dict[type, Callable[[Any], Any]]
 
-__all__ = ["possible", "teach"]
-
 _ARRAYS = "numpy"
 _CONNECTIONS = "multiprocessing.connection"
 

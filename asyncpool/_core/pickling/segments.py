@@ -12,8 +12,6 @@ is needed now.
 
 from __future__ import annotations
 
-__all__ = ["SegmentLedger", "size_class"]
-
 # Two segments that differ by less than a quarter might as well be the same.
 _STEPS = 4
 _SMALLEST = 1 << 16

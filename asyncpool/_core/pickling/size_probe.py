@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-__all__ = ["Lookout"]
-
 # What holds nothing else, and is written at once or in pieces.
 _PLAIN: frozenset[type] = frozenset((float, bool, type(None), bytes))
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-__all__ = ["pack_variables", "unpack_variables"]
-
 
 def pack_variables(values: Sequence[tuple[str, object]]) -> bytes:
     """Return what stands for variables with these values; nothing for none.

@@ -27,8 +27,6 @@ from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.slots.commands import Assign, Command
 from asyncpool._core.slots.slots import UP, Slot, SlotState
 
-__all__ = ["Seating"]
-
 # Whoever is in one of these is there, or comes at once, or is followed at once.
 _SEATED = UP | {SlotState.STARTING, SlotState.STOPPING}
 

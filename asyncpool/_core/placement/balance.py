@@ -9,8 +9,6 @@ from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.slots.sizing import Sizing
 from asyncpool._core.slots.slots import Slot
 
-__all__ = ["Balance"]
-
 
 class Balance:
     """What the workers of a pool have in hand, beside what waits for them.

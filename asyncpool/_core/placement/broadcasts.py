@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from asyncpool._core.base.names import function_name
 
-__all__ = ["Broadcast", "Remembered"]
-
 
 class Broadcast(NamedTuple):
     """A call for every worker.

@@ -13,8 +13,6 @@ from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.slots.commands import Assign, Command, DropErrands
 from asyncpool._core.slots.slots import Slot, SlotState
 
-__all__ = ["Errands"]
-
 
 class Errands:
     """The errands of a pool that have not begun.

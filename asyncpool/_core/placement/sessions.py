@@ -29,8 +29,6 @@ from asyncpool._core.slots.commands import (
 from asyncpool._core.slots.lifecycle import EMPTY
 from asyncpool._core.slots.slots import UP, Slot
 
-__all__ = ["Sessions"]
-
 
 class Sessions:
     """The sessions of a pool, and how many more are wanted.

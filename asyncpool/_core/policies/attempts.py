@@ -15,8 +15,6 @@ from asyncpool._core.base.validation import INT, check_kind
 from asyncpool._core.wire.frames import MAX_ATTEMPTS
 from asyncpool.events import CrashKind, Delivery
 
-__all__ = ["DEFAULT_RETRY_ON", "MAX_FREE_RETURNS", "RETRIED", "AttemptPolicy"]
-
 DEFAULT_RETRY_ON: tuple[CrashKind, ...] = ("crash", "hung")
 _KINDS: frozenset[str] = frozenset(
     ("crash", "failed start", "out of memory", "hung", "protocol")

@@ -13,18 +13,6 @@ from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.wire.context import Context, end_of
 from asyncpool._core.wire.frames import MAX_TAG
 
-__all__ = [
-    "KILL",
-    "Form",
-    "Hold",
-    "JobLimits",
-    "JobOptions",
-    "Keeper",
-    "Limit",
-    "OnCancel",
-    "Press",
-]
-
 Limit = Literal["timeout", "queue_timeout", "deadline"]
 OnCancel = Literal["interrupt", "kill", "wait"]
 Form = Literal["call", "chunk", "stream"]

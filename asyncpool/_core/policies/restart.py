@@ -27,8 +27,6 @@ from dataclasses import dataclass, field
 
 from asyncpool._core.base.validation import INT, SECONDS, check_kinds, or_none
 
-__all__ = ["GiveUp", "Restart", "RestartLedger", "RestartPolicy", "Retry", "Verdict"]
-
 _KINDS = {
     "initial_delay": SECONDS,
     "max_delay": SECONDS,

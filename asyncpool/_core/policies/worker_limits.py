@@ -27,8 +27,6 @@ from asyncpool._core.base.validation import (
 if TYPE_CHECKING:
     from asyncpool._core.wire.messages import KernelLimit
 
-__all__ = ["NEVER", "Wear", "WorkerLimits"]
-
 _POSITIVE = {
     "max_jobs": or_none(INT),
     "max_rss": or_none(INT),

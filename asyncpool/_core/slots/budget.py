@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from asyncpool._core.slots.sizing import Sizing
 from asyncpool._core.slots.slots import UP, Slot, SlotState
 
-__all__ = ["Budget", "counts"]
-
 _NOT_NEEDED = frozenset({SlotState.SPARE, SlotState.RETIRED})
 
 

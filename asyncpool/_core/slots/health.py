@@ -16,8 +16,6 @@ from typing import Generic, TypeVar
 
 from asyncpool.errors import ProtocolError
 
-__all__ = ["LATE", "HealthLedger"]
-
 W = TypeVar("W", bound=Hashable)
 
 # Seconds by which a timer of a healthy loop is not late.

@@ -56,16 +56,6 @@ from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.transitions import IllegalTransitionError
 from asyncpool._core.policies.job_limits import Press
 
-__all__ = [
-    "BY_ITSELF",
-    "TRANSITIONS",
-    "EndingEvent",
-    "EndingStage",
-    "JobEnding",
-    "JobEndings",
-    "next_stage",
-]
-
 
 class EndingStage(enum.Enum):
     """How far the pool has gone to make a job end."""

@@ -36,8 +36,6 @@ from asyncpool._core.slots.commands import (
 )
 from asyncpool._core.slots.slots import UP, Ending, Slot, SlotEvent, SlotState
 
-__all__ = ["EMPTY", "KILL_GRACE", "STOP_GRACE", "TERM_GRACE", "Lives", "fail_jobs"]
-
 # Seconds that a worker has to end after each step, before the next one is taken.
 STOP_GRACE = 2.0
 TERM_GRACE = 2.0

@@ -16,8 +16,6 @@ from collections.abc import Iterable
 
 from asyncpool._core.base.deadlines import earliest
 
-__all__ = ["GROW_EVERY", "Sizing"]
-
 # Seconds that jobs wait before there are more workers, and then more again.  A worker is
 # ready some 10 ms after it is wanted.
 GROW_EVERY = 0.02

@@ -26,17 +26,6 @@ from asyncpool._core.dispatch.in_flight import Flight
 from asyncpool._core.policies.worker_limits import NEVER, Wear
 from asyncpool._core.slots.job_ending import JobEndings
 
-__all__ = [
-    "TRANSITIONS",
-    "UP",
-    "Ending",
-    "Slot",
-    "SlotEvent",
-    "SlotState",
-    "next_state",
-]
-
-
 _NEW = Wear(jobs=NEVER, age=None, rss=None)
 
 

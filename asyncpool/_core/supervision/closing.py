@@ -19,8 +19,6 @@ from asyncpool._core.slots.job_ending import EndingEvent
 from asyncpool._core.slots.lifecycle import EMPTY, Lives, fail_jobs
 from asyncpool._core.slots.slots import Ending, SlotEvent, SlotState
 
-__all__ = ["Closing", "Finish"]
-
 
 class Finish(enum.IntEnum):
     """What a closing pool still does; a later, stricter close tightens it."""

@@ -15,8 +15,6 @@ from asyncpool._core.slots.commands import Command, Retiring, Revoke
 from asyncpool._core.slots.lifecycle import Lives
 from asyncpool._core.slots.slots import UP, Ending, Slot, SlotState
 
-__all__ = ["Leaving"]
-
 
 class Leaving:
     """Who leaves a pool.

@@ -13,8 +13,6 @@ from asyncpool._core.slots.slots import Ending, Slot, SlotState
 from asyncpool._core.supervision.closing import Closing
 from asyncpool._core.supervision.termination import STACK_GRACE
 
-__all__ = ["LateLooks"]
-
 
 class LateLooks:
     """Which workers are to be asked where they are, and when.

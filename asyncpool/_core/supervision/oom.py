@@ -9,8 +9,6 @@ started.  Such a kill would explain whatever happens much later; so each is forg
 
 from __future__ import annotations
 
-__all__ = ["FRESH", "OomLedger"]
-
 # Seconds for which a kill may explain a death.  A process that has much memory takes a while to
 # end.  If it is too long, a job is not retried that could be; if it is too short, one is that
 # takes the memory of the next worker as well.

@@ -30,8 +30,6 @@ from asyncpool._core.supervision.closing import Closing
 from asyncpool._core.supervision.draining import Leaving
 from asyncpool._core.supervision.rolling_restart import ROLL, Roll, may_fail_to_start
 
-__all__ = ["Rotation"]
-
 
 class Rotation:
     """Who goes, and who comes instead.

@@ -13,8 +13,6 @@ from asyncpool._core.slots.commands import Command, Rolled
 from asyncpool._core.slots.lifecycle import EMPTY
 from asyncpool._core.slots.slots import UP, Slot, SlotState
 
-__all__ = ["ROLL", "Roll", "may_fail_to_start"]
-
 # Why those are worn that are rolled.
 ROLL = "roll"
 

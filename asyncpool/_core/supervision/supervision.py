@@ -35,8 +35,6 @@ from asyncpool._core.supervision.late_looks import LateLooks
 from asyncpool._core.supervision.replacement import Rotation
 from asyncpool._core.supervision.termination import Pressing
 
-__all__ = ["Supervision"]
-
 _NO_LIMITS = WorkerLimits()
 _CLOSED = "the pool was closed"
 

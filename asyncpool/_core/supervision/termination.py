@@ -30,8 +30,6 @@ from asyncpool._core.slots.job_ending import BY_ITSELF, EndingEvent, EndingStage
 from asyncpool._core.slots.lifecycle import Lives, fail_jobs
 from asyncpool._core.slots.slots import UP, Ending, Slot, SlotState
 
-__all__ = ["LEAST_GRACE", "REVOKE_GRACE", "STACK_GRACE", "Pressing"]
-
 # Seconds that a worker, which is to be killed for one job, has to give back others.
 REVOKE_GRACE = 0.1
 

@@ -17,17 +17,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from asyncpool._core.wire.page import Readable
 
-__all__ = [
-    "BEATS_SIZE",
-    "INTERVAL",
-    "MAX_DETAILS",
-    "Beat",
-    "has_any",
-    "place_of",
-    "read",
-    "unpack",
-]
-
 # Seconds in which a worker rings only once, and after which the pool looks again.
 INTERVAL = 0.1
 

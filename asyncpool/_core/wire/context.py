@@ -20,16 +20,6 @@ from asyncpool._core.base.records import Record
 from asyncpool._core.wire.beat_records import MAX_DETAILS
 from asyncpool.errors import ProtocolError
 
-__all__ = [
-    "MAX_CONTEXT",
-    "MAX_VARIABLES",
-    "PLAIN",
-    "Context",
-    "end_of",
-    "with_details",
-    "with_variables",
-]
-
 # The most bytes of the variables, and of the whole.
 MAX_VARIABLES = 1 << 16
 

@@ -34,18 +34,6 @@ if TYPE_CHECKING:
     from mmap import mmap
     from typing import Any
 
-__all__ = [
-    "HEADER_SIZE",
-    "MAX_ATTEMPTS",
-    "MAX_PAYLOAD",
-    "MAX_TAG",
-    "VERSION",
-    "Frame",
-    "FrameDecoder",
-    "Kind",
-    "header",
-]
-
 VERSION = 2
 
 _HEADER = struct.Struct("!BBHIQQ")

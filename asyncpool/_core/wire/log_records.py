@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-__all__ = ["MAX_ENTRY", "MAX_LEVEL", "LogEntry", "plain_fields"]
-
 # So small that a socket of Linux's takes it as a whole or not at all: nothing that
 # interrupts a worker while it sends one can leave half of it behind.
 MAX_ENTRY = 32_768

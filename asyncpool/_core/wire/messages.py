@@ -15,26 +15,6 @@ from collections.abc import Collection
 from asyncpool._core.base.records import Record
 from asyncpool.errors import ProtocolError
 
-__all__ = [
-    "MAX_BROADCASTS",
-    "MAX_CONFIG",
-    "MAX_INITIALIZER",
-    "MAX_REASON",
-    "Failure",
-    "Identity",
-    "KernelLimit",
-    "LauncherConfig",
-    "WorkerConfig",
-    "pack_exit",
-    "pack_moment",
-    "pack_numbers",
-    "pack_pid",
-    "unpack_exit",
-    "unpack_moment",
-    "unpack_numbers",
-    "unpack_pid",
-]
-
 # A soft limit of the kernel's, or both, the soft and the hard one.
 KernelLimit = int | tuple[int, int]
 

@@ -32,21 +32,6 @@ if TYPE_CHECKING:
         def __setitem__(self, where: slice, data: bytes, /) -> None: ...
 
 
-__all__ = [
-    "BEATS_START",
-    "BEGUN",
-    "LANE_OUTCOME_SIZE",
-    "LANE_STACK_SIZE",
-    "LOG_SIZE",
-    "LOG_START",
-    "MAX_LANES",
-    "NOTED",
-    "PAGE_SIZE",
-    "STACKS_SIZE",
-    "STACKS_START",
-    "Layout",
-]
-
 # A job and an attempt.
 BEGUN = struct.Struct("=QQ")
 

@@ -7,8 +7,6 @@ behind that.  What belongs to the worker itself tells its user nothing.
 
 from __future__ import annotations
 
-__all__ = ["COROUTINE", "tidy"]
-
 # What the stack of a coroutine begins with.
 COROUTINE = "Coroutine of the job (most recent call first):"
 

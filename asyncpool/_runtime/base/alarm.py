@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["Alarm"]
-
 
 class Alarm:
     """Calls back once, at the time that it is set to.

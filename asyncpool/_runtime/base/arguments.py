@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from asyncpool._core.base.validation import INT, SECONDS, check_kind, or_none
 
-__all__ = [
-    "check_callable",
-    "check_choice",
-    "check_int",
-    "check_seconds",
-    "check_timeout",
-    "least_and_most",
-    "not_callable",
-]
-
 
 def not_callable(verb: str, function: object) -> TypeError:
     """Return the error for what the method named *verb* cannot have called."""

@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable
 from asyncpool._core.base.tracebacks import users_own
 from asyncpool.events import Crash
 
-__all__ = ["CrashCallback", "Reporter", "warn"]
-
 CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
 
 _LOGGER = logging.getLogger("asyncpool")

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 from asyncpool.errors import AsyncPoolError
 
-__all__ = ["also"]
-
 E = TypeVar("E", bound=AsyncPoolError)
 
 

@@ -9,8 +9,6 @@ from typing import Generic, Self, TypeVar
 
 from asyncpool._runtime.base.loop_check import check_home
 
-__all__ = ["EventHub", "EventStream"]
-
 E = TypeVar("E")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-__all__ = ["check_home", "elsewhere"]
-
 
 def elsewhere(what: str) -> RuntimeError:
     """Return the error for *what* is used in another event loop than its own."""

@@ -18,23 +18,6 @@ from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._runtime.base.arguments import check_choice
 from asyncpool.errors import UnsupportedPlatformError
 
-__all__ = [
-    "DEFAULT_LAUNCHER",
-    "OomKills",
-    "check_limits",
-    "check_loop",
-    "check_platform",
-    "is_scarce",
-    "is_stopped",
-    "memory_limit",
-    "module_path",
-    "private_memory",
-    "raise_descriptor_limit",
-    "umask_and_ignored",
-    "usable_cores",
-    "usable_cpus",
-]
-
 # On macOS a fork without exec breaks what the system's frameworks need: jobs that use
 # Accelerate, by way of NumPy, or look for a proxy crash or hang.
 DEFAULT_LAUNCHER: Literal["forkserver", "spawn"] = (

@@ -15,8 +15,6 @@ from asyncpool._core.pickling.variables import pack_variables
 from asyncpool._core.wire.context import MAX_VARIABLES, with_variables
 from asyncpool.errors import JobNotPicklableError
 
-__all__ = ["Propagation"]
-
 _UNSET = object()
 _OF_MAIN = ("__main__:", "__mp_main__:")
 _WORDS = "context variables and their names, such as 'package.module:name'"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 
-__all__ = ["is_refusal", "tell_once"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.ENOSYS})

@@ -10,8 +10,6 @@ from types import ModuleType
 from asyncpool._core.main import main_module
 from asyncpool._core.main.scripts import Origin, Script, recognise
 
-__all__ = ["check_not_imported", "main_script"]
-
 
 class _Seen:
     """The ``__main__`` that was looked at last."""

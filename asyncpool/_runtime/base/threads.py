@@ -23,8 +23,6 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, TypeVarTuple
 
 from asyncpool._runtime.base.alarm import Alarm
 
-__all__ = ["AbandonedError", "Pause", "Threads"]
-
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R")

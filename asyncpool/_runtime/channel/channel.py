@@ -24,8 +24,6 @@ from asyncpool._core.wire.frames import Frame, FrameDecoder
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool.errors import ProtocolError
 
-__all__ = ["READ_SIZE", "Channel"]
-
 # The reader hears of these as well, after what there is to read.
 _PEER_IS_GONE = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN}
 

@@ -17,8 +17,6 @@ from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.segments import Segment, Segments, Use
 from asyncpool.errors import ProtocolError
 
-__all__ = ["Cargo", "Load"]
-
 # Up to here it takes less time, 25 us, to copy into a warm segment than to have a
 # thread do it.
 _AT_ONCE = 1 << 20

@@ -10,8 +10,6 @@ from asyncpool._core.wire.frames import Kind, header
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.channel.large_buffers import Cargo, Load
 
-__all__ = ["Outbox"]
-
 
 class Outbox:
     """Puts jobs on a worker's job channel, behind all that they need.

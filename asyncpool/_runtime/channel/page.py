@@ -23,8 +23,6 @@ from asyncpool._core.wire.page import (
 from asyncpool._core.wire.stacks import tidy
 from asyncpool._runtime.channel.page_memory import PageMemory, make_memory
 
-__all__ = ["Page"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 _OUTCOMES = (Kind.VALUE, Kind.ERROR)

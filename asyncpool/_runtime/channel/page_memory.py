@@ -15,8 +15,6 @@ from typing import Protocol
 
 from asyncpool._runtime.base.refusals import is_refusal, tell_once
 
-__all__ = ["PageMemory", "make_memory"]
-
 # Files there are memory, on Linux.
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the file has no name
 

@@ -24,8 +24,6 @@ from asyncpool.errors import ProtocolError
 if TYPE_CHECKING:
     from asyncpool._system.memory import Memory
 
-__all__ = ["Segment", "SegmentOwner", "Segments", "Use"]
-
 # Seconds that a free segment is kept, since it is warm.
 _KEEP = 10.0
 

@@ -21,8 +21,6 @@ from asyncpool._runtime.base.machine import is_scarce
 from asyncpool._runtime.cluster.line import FOR_USER, Line
 from asyncpool.errors import NoWorkerError, ProtocolError
 
-__all__ = ["Handle", "Spreader"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 # The most that is accepted before the rest of the loop has its turn.

@@ -14,8 +14,6 @@ from asyncpool._runtime.cluster.control_places import peer_pid, peer_uid
 from asyncpool._runtime.cluster.socket_files import closed_on_error
 from asyncpool.errors import ProtocolError
 
-__all__ = ["ControlClient"]
-
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 
 

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from asyncpool._core.cluster.control_protocol import is_name
 
-__all__ = ["live_names", "peer_pid", "peer_uid", "place_of", "private_folder"]
-
 _SUFFIX = ".sock"
 _TMP = Path("/tmp")  # noqa: S108 - the folder in it is checked
 

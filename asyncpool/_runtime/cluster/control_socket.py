@@ -20,8 +20,6 @@ from asyncpool._runtime.cluster.socket_files import (
 )
 from asyncpool.errors import ProtocolError
 
-__all__ = ["ControlSocket"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 _BACKLOG = 16

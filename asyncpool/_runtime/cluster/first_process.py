@@ -13,8 +13,6 @@ import os
 import signal
 import sys
 
-__all__ = ["look_after_orphans"]
-
 # What a process does to itself cannot be passed on, and the kernel tells of children.
 _OWN = frozenset(
     (

@@ -25,15 +25,6 @@ from asyncpool._core.wire.messages import unpack_numbers
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool.errors import ProtocolError
 
-__all__ = [
-    "FOR_USER",
-    "MAX_MESSAGE",
-    "MOST_MESSAGES",
-    "Line",
-    "LineSetup",
-    "LineSocket",
-]
-
 # The most bytes of a message when pickled, and how many are out at the most.
 MAX_MESSAGE = 1 << 20
 MOST_MESSAGES = 64

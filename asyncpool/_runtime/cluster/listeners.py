@@ -24,8 +24,6 @@ from asyncpool._runtime.cluster.socket_files import (
     listen_at,
 )
 
-__all__ = ["Listeners", "open_listeners"]
-
 # What a machine says that has one of the versions of IP switched off.
 _NOT_HERE = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT))
 

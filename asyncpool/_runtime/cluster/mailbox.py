@@ -11,8 +11,6 @@ from asyncpool._runtime.base.loop_check import check_home
 from asyncpool._runtime.cluster.line import MOST_MESSAGES, Line
 from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket, received
 
-__all__ = ["Inbox", "Mail"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 # The most sockets that are kept here, and as many files: one more is refused, as if there

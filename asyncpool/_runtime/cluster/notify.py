@@ -8,8 +8,6 @@ import socket
 import time
 from collections.abc import Mapping
 
-__all__ = ["Notifier", "watchdog_interval"]
-
 
 class Notifier:
     """Sends states to the service manager; without one it does nothing.

@@ -26,8 +26,6 @@ from asyncpool._runtime.cluster.mailbox import Mail
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 
-__all__ = ["Figures", "Service", "ServingConfig", "Spread"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 # The module of a worker that serves.

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Orders", "meaningless", "name_of", "obeyed"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:

@@ -19,8 +19,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SocketFile", "closed_on_error", "listen_at"]
-
 # Somebody else may have the folder locked for ever, for reasons of their own.
 _LOCK_PATIENCE = 1.0
 _LOCK_EVERY = 0.01

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # a keeper needs no pool, which takes 0.1 s to import
     from asyncpool._runtime.job.job import Job
 
-__all__ = ["Holder"]
-
 
 class Holder(asyncio.Future[None]):
     """Who holds a lease: a job, and whichever worker still has it in hand.

@@ -17,8 +17,6 @@ from asyncpool._runtime.job.progress import Progress, Pulse
 from asyncpool.errors import JobError, ProtocolError, job_text
 from asyncpool.events import Crash
 
-__all__ = ["ChunkJob", "Job", "JobState", "StreamJob", "claim"]
-
 R = TypeVar("R")
 
 ONCE = AttemptPolicy()

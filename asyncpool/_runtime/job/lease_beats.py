@@ -11,8 +11,6 @@ from asyncpool._core.leases import LeaseLedger, Outcome, Verdict
 from asyncpool.errors import LeaseGoneError, ThrottledError
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
-__all__ = ["Beats", "Problem"]
-
 L = TypeVar("L", bound=Hashable)
 
 # What a beat may end with, if not with success.

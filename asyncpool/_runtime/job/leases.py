@@ -20,8 +20,6 @@ from asyncpool._core.policies.job_limits import Keeper
 from asyncpool._runtime.job.holder import Holder
 from asyncpool._runtime.job.job import Job
 
-__all__ = ["Leases"]
-
 
 class Leases:
     """Who holds leases, in one pool.

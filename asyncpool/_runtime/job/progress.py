@@ -9,8 +9,6 @@ from asyncpool._core.pickling.calls import load_details
 from asyncpool._core.wire.beat_records import Beat
 from asyncpool._runtime.base.loop_check import check_home
 
-__all__ = ["Progress", "Pulse"]
-
 
 class Pulse:
     """The newest beat of a job.

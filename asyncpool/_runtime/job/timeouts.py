@@ -14,8 +14,6 @@ from asyncpool._core.base.deadlines import Deadlines
 from asyncpool._core.slots.health import LATE
 from asyncpool._runtime.base.alarm import Alarm
 
-__all__ = ["Timeouts"]
-
 
 class Timeouts:
     """Watches the times of a pool's jobs.

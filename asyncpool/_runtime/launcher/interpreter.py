@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["start_launcher", "worker_command"]
-
 # The same asyncpool as this process has, also if another one is installed: hence in front,
 # but behind everything before anything else is imported.
 _BOOTSTRAP = (

@@ -30,8 +30,6 @@ from asyncpool._runtime.launcher.launcher_process import (
 )
 from asyncpool._runtime.launcher.process import Process
 
-__all__ = ["Launcher"]
-
 # Weak, so that a loop that is dropped with its pools takes their launchers along.
 _templates: WeakValueDictionary[tuple[object, ...], Template] = WeakValueDictionary()
 

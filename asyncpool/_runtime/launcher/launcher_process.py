@@ -31,8 +31,6 @@ from asyncpool._runtime.launcher.spare import Spare
 from asyncpool._system.descriptors import receive_fds
 from asyncpool.errors import ProtocolError
 
-__all__ = ["LaunchError", "ScriptError", "Template"]
-
 _MAX_REPORT = 1 << 20
 
 # What the launcher takes.

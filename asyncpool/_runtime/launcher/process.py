@@ -15,8 +15,6 @@ import signal
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.refusals import is_refusal, tell_once
 
-__all__ = ["Process"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 # Seconds that the launcher has to report an end that the pidfd shows.

@@ -9,8 +9,6 @@ import socket
 
 from asyncpool._runtime.launcher.process import Process
 
-__all__ = ["Spare"]
-
 
 class Spare:
     """The process, and the way of a worker's descriptors to it.

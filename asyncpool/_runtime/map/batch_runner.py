@@ -36,8 +36,6 @@ from asyncpool.errors import (
     WorkerCrashedError,
 )
 
-__all__ = ["BatchRunner", "Crew"]
-
 # With less time for each item, none may wait behind others until it is seen to be long.
 _SHORTEST_TIMEOUT = 0.1
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._runtime.job.job import Job
 
-__all__ = ["Batch", "Part", "Task"]
-
 
 class Task(NamedTuple):
     """What is done with each item.

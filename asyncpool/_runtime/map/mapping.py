@@ -14,8 +14,6 @@ from asyncpool._runtime.map.sources import Source
 from asyncpool._runtime.map.time_slice import Turn
 from asyncpool._runtime.state.draining import Hold
 
-__all__ = ["Mapping"]
-
 
 class Mapping:
     """One run of a map.

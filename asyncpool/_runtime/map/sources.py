@@ -10,8 +10,6 @@ from typing import Any, Protocol
 
 from asyncpool._runtime.map.time_slice import Turn
 
-__all__ = ["AsyncSource", "Source", "SyncSource", "open_source"]
-
 # Items of a plain iterator that are drawn between two looks at the clock.
 _AT_ONCE = 256
 

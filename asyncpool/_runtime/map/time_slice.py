@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["Turn"]
-
 # In seconds.  All that one round of the pool brings may take 40 ms to unpickle, and the
 # items for a whole window 15 ms to pickle.
 TURN = 0.001

@@ -21,19 +21,6 @@ from asyncpool._runtime.base.arguments import (
     check_seconds,
 )
 
-__all__ = [
-    "Check",
-    "anything",
-    "at_least",
-    "checked",
-    "function",
-    "instance",
-    "items",
-    "name_or_number",
-    "one_of",
-    "seconds",
-]
-
 T = TypeVar("T")
 
 # Takes an option's name and the value that was given; returns the value in the shape in

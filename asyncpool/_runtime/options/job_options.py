@@ -12,8 +12,6 @@ from asyncpool._core.policies.attempts import RETRIED, AttemptPolicy
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Keeper, OnCancel
 from asyncpool.events import CrashKind
 
-__all__ = ["Options", "changed"]
-
 
 class Options(TypedDict, total=False):
     """What may be given; see :meth:`asyncpool.Pool.options`."""

@@ -23,8 +23,6 @@ from asyncpool._runtime.options.checks import (
 )
 from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptions
 
-__all__ = ["JOB_LIMITS", "POOL_CHECKS", "PoolOptions", "pool_options"]
-
 # What the jobs of a pool have if nothing else is said; JobLimits checks them.
 JOB_LIMITS = (
     "timeout",

@@ -18,15 +18,6 @@ from asyncpool._runtime.options.checks import (
     seconds,
 )
 
-__all__ = [
-    "WORKER_CHECKS",
-    "LauncherKind",
-    "LoopKind",
-    "OutputMode",
-    "ReadyWhen",
-    "WorkerOptions",
-]
-
 LauncherKind = Literal["forkserver", "spawn"]
 LoopKind = Literal["asyncio", "uvloop"]
 OutputMode = Literal["log", "inherit"]

@@ -22,8 +22,6 @@ from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary, Event
 
-__all__ = ["Life"]
-
 
 class Life:
     """One supervisor, before, during and after its time.

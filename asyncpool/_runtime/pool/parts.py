@@ -24,8 +24,6 @@ from asyncpool._runtime.worker.log_records import explicit_levels
 from asyncpool._runtime.worker.serving import Serving
 from asyncpool._runtime.worker.stacks import Stacks
 
-__all__ = ["Parts", "assemble"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:

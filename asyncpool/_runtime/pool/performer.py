@@ -19,8 +19,6 @@ from asyncpool._runtime.pool.workers import Workers
 from asyncpool._runtime.state.bulk_failure import Failing, broken_errors
 from asyncpool._runtime.state.pool_state import Performer, decision
 
-__all__ = ["CommandPerformer"]
-
 
 class CommandPerformer(Performer):
     """Carries out the commands of one pool's core.

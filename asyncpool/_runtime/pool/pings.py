@@ -14,8 +14,6 @@ from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.stack_dump import LastWords
 from asyncpool._runtime.worker.handle import WorkerHandle
 
-__all__ = ["Health"]
-
 
 class Health:
     """The pings of one pool.

@@ -19,8 +19,6 @@ from asyncpool.errors import (
     RollInProgressError,
 )
 
-__all__ = ["Rotator"]
-
 # Seconds between two looks at the workers' memory.  One takes 10 us for each of them.
 _LOOK_EVERY = 0.25
 

@@ -24,8 +24,6 @@ from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool.errors import AsyncPoolError, JobError, PoolClosedError, WorkerGoneError
 from asyncpool.events import Crash
 
-__all__ = ["Seat", "Sessions"]
-
 
 class Seat:
     """A worker that is somebody's own.

@@ -31,8 +31,6 @@ from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.pool_state import decision
 from asyncpool.errors import PoolClosedError
 
-__all__ = ["Supervisor"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 _ALIVE = UP | {SlotState.STARTING, SlotState.STOPPING}

@@ -11,8 +11,6 @@ from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool._runtime.worker.worker_events import WorkerEvents
 from asyncpool.errors import ProtocolError
 
-__all__ = ["PoolWorkerEvents"]
-
 
 class PoolWorkerEvents(WorkerEvents):
     """Passes on what the workers of one pool say, each thing to the part that it is for.

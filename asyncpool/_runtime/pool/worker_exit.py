@@ -17,8 +17,6 @@ from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.state.registry import Loss
 from asyncpool._runtime.worker.handle import WorkerHandle
 
-__all__ = ["Burial"]
-
 
 class Burial:
     """Buries the workers of one pool.

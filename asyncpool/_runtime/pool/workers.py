@@ -15,8 +15,6 @@ from asyncpool._runtime.worker.handle import WorkerHandle, WorkerSetup
 from asyncpool._runtime.worker.log_records import Journal
 from asyncpool._runtime.worker.worker_events import WorkerEvents
 
-__all__ = ["Workers"]
-
 
 class Workers:
     """Starts workers, and sees each of them to its end.

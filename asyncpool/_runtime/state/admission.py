@@ -10,8 +10,6 @@ from asyncpool._runtime.state.bulk_failure import broken_errors
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool.errors import PoolClosedError, PoolFullError
 
-__all__ = ["Admission"]
-
 
 class Admission:
     """Admits jobs to a pool, or turns them away.

@@ -14,8 +14,6 @@ from asyncpool._runtime.state.crash_report import broken_error, deliveries, late
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError, job_text
 
-__all__ = ["Failing", "broken_errors"]
-
 # Failing a job takes some microseconds, and a queue may have a million of them.
 _FAILED_A_TURN = 500
 

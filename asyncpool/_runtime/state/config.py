@@ -19,8 +19,6 @@ from asyncpool._runtime.worker.serving import Serving
 if TYPE_CHECKING:
     from asyncpool._runtime.state.pool_state import PoolState
 
-__all__ = ["MakesServing", "SupervisorConfig", "pool_config", "worker_config"]
-
 
 class MakesServing(Protocol):
     """What makes what workers do instead of jobs, once there is a supervisor."""

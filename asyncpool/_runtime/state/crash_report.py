@@ -23,18 +23,6 @@ from asyncpool.errors import (
 )
 from asyncpool.events import Crash, CrashKind, Delivery
 
-__all__ = [
-    "Coroner",
-    "broken_error",
-    "crash_error",
-    "deliveries",
-    "describe_next_step",
-    "late_error",
-    "seen_by",
-    "stacks_of",
-    "timeout_error",
-]
-
 _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
     "crash": WorkerCrashedError,
     "protocol": WorkerCrashedError,

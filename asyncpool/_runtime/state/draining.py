@@ -11,8 +11,6 @@ from asyncpool._core.base.waiting import SAY_EVERY, names_of, say_what_it_waits_
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState, decision
 
-__all__ = ["Draining", "Hold", "SessionHold"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 # Of a queue of a million jobs only so many are looked at, which takes 0.3 ms.

@@ -17,8 +17,6 @@ from asyncpool._runtime.state.registry import JobBook
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.events import Crash, Event
 
-__all__ = ["Performer", "PoolState", "decision"]
-
 _CRASHES_KEPT = 10
 
 

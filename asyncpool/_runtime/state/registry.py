@@ -35,9 +35,6 @@ from asyncpool.events import (
     SlotStats,
 )
 
-__all__ = ["Failed", "JobBook", "Loss", "load_outcome", "outcome_of"]
-
-
 _VALUE = Kind.VALUE
 
 

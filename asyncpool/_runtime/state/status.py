@@ -9,8 +9,6 @@ from asyncpool import events
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool.errors import PoolBrokenError, PoolClosedError
 
-__all__ = ["Standing"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 

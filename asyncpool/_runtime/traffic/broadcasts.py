@@ -37,8 +37,6 @@ from asyncpool.errors import (
     PoolClosedError,
 )
 
-__all__ = ["Broadcaster"]
-
 _COMING = UP | {SlotState.STARTING}
 
 

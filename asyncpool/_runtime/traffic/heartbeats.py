@@ -15,8 +15,6 @@ from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import ProtocolError
 
-__all__ = ["Heartbeats"]
-
 
 class Heartbeats:
     """The heartbeats of a pool's jobs.

@@ -15,8 +15,6 @@ from asyncpool._runtime.traffic.large_jobs import LargeObjects
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import ProtocolError
 
-__all__ = ["UnderWay"]
-
 
 class UnderWay:
     """The jobs of one pool, for their callers.

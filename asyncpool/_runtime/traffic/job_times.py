@@ -19,8 +19,6 @@ from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import UnderWay
 from asyncpool._runtime.traffic.stack_dump import LastWords
 
-__all__ = ["Times"]
-
 # Seconds that a worker has to give back a job which is late.
 _AGAIN = 0.1
 

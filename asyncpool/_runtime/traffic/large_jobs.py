@@ -19,8 +19,6 @@ from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.packing import Packer, Unpacker, too_large
 from asyncpool.errors import JobNotPicklableError
 
-__all__ = ["Call", "LargeObjects"]
-
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
 

@@ -21,8 +21,6 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.registry import Failed, load_outcome
 from asyncpool.errors import JobNotPicklableError
 
-__all__ = ["Packer", "Unpacker", "too_large", "unpicklable"]
-
 _Call = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
 

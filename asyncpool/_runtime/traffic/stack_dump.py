@@ -11,8 +11,6 @@ from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.worker.handle import WorkerHandle
 
-__all__ = ["LastWords"]
-
 # Seconds before its end at which a worker is made to say where it is, and then is looked
 # at.  Before that its own thread had its turn, which comes every 5 ms.  24 ms were
 # too few now and then, on two cores that others computed on.

@@ -13,8 +13,6 @@ from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.job_times import Times
 from asyncpool._runtime.worker.handle import WorkerHandle
 
-__all__ = ["EVERY", "REST", "Rounds"]
-
 # Seconds from one round to the next.  A job that others wait behind, and that is the same
 # in two of them, is long.
 EVERY = 0.004

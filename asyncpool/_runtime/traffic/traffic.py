@@ -39,8 +39,6 @@ from asyncpool._runtime.traffic.stall_watch import Rounds
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 
-__all__ = ["Traffic"]
-
 _MANAGERS = "multiprocessing.managers"
 _modules = sys.modules
 

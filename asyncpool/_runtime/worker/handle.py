@@ -46,8 +46,6 @@ from asyncpool._runtime.worker.worker_events import WorkerEvents
 from asyncpool._system.signals import STACKS
 from asyncpool.errors import ProtocolError
 
-__all__ = ["WorkerHandle", "WorkerSetup"]
-
 # A process whose channel has ended is ending too; if it does not, it is killed.
 _EXIT_GRACE = 1.0
 

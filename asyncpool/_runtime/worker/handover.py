@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from asyncpool._core.pickling.reducers import Reducers
     from asyncpool._system.semaphores import Mappings
 
-__all__ = ["Handover"]
-
 
 class Handover:
     """An initializer with its arguments, packed, and the descriptors that go along.

@@ -8,8 +8,6 @@ import sys
 
 from asyncpool._core.wire.messages import Identity
 
-__all__ = ["identity_of"]
-
 
 def identity_of(pool: str, slot: int) -> Identity:
     """Return who a worker is that is started now.

@@ -19,8 +19,6 @@ from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool.errors import ProtocolError
 
-__all__ = ["Journal", "Notes", "explicit_levels"]
-
 _LOGGER = logging.getLogger("asyncpool")
 
 _TURN = 0.00025  # s

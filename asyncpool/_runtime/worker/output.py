@@ -15,8 +15,6 @@ from asyncpool._core.base.printable import printable
 from asyncpool._core.base.stderr_tail import Tail, text
 from asyncpool._runtime.options.worker_options import OutputMode
 
-__all__ = ["Output"]
-
 _LOGGER = logging.getLogger("asyncpool.worker")
 
 # A line longer than this is cut into several; a turn of the loop reads no more, so

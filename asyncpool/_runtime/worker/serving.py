@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from asyncpool._runtime.channel.channel import Channel
     from asyncpool._runtime.worker.handle import WorkerHandle
 
-__all__ = ["Serving", "ServingLine"]
-
 
 class ServingLine(Protocol):
     """What reads and writes the job channel of a worker that serves."""

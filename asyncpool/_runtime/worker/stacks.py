@@ -7,8 +7,6 @@ from collections.abc import Iterable
 
 from asyncpool._runtime.worker.handle import WorkerHandle
 
-__all__ = ["Stacks"]
-
 # Seconds that a worker's own thread has to write them down, before a signal makes it; and
 # that it is looked at after that.
 _PATIENCE = 1.0

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from asyncpool._core.wire.frames import Frame
     from asyncpool._runtime.worker.handle import WorkerHandle
 
-__all__ = ["WorkerEvents"]
-
 
 class WorkerEvents(Protocol):
     """What a worker tells the pool through its handle, and the one thing that the handle asks.

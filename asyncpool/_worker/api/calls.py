@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-__all__ = ["call_chunk", "call_counted", "call_packed"]
-
 _begun = 0
 
 

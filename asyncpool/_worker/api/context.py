@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     import logging
     from typing import Any
 
-__all__ = [
-    "JOB_LOGGER",
-    "NO_JOB",
-    "CurrentJob",
-    "current_job",
-    "running",
-    "set_variables",
-]
-
 JOB_LOGGER = "asyncpool.job"
 
 

@@ -8,8 +8,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["on_retire", "retire_worker"]
-
 # What tells the pool, in a worker.
 _tell: list[Callable[[], None]] = []
 

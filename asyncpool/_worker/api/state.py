@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-__all__ = ["in_worker", "open_state", "worker_state"]
-
 # The one of this process, if it is a worker.
 _states: list[SimpleNamespace] = []
 

@@ -10,8 +10,6 @@ from asyncpool._core.wire.frames import Frame, Kind, header
 from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
 from asyncpool._worker.channel.segments import Segments
 
-__all__ = ["Cargo"]
-
 
 class Cargo:
     """The large objects of one worker's jobs.

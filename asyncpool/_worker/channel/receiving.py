@@ -7,8 +7,6 @@ import socket
 
 from asyncpool._core.wire.frames import Frame, FrameDecoder
 
-__all__ = ["decoder", "receive", "receive_some"]
-
 
 def decoder(max_payload: int) -> FrameDecoder:
     """Return a decoder for :func:`receive`."""

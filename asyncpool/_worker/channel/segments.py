@@ -16,8 +16,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from asyncpool._system.memory import Memory
 
-__all__ = ["Segments"]
-
 
 class Segments:
     """The segments of a worker, by number.

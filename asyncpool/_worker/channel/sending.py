@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["SMALL", "send"]
-
 # Up to here one system call and a copy are cheaper than two system calls.
 SMALL = 65_536
 

@@ -12,8 +12,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Acceptor", "Want"]
-
 # What passes when others let go of something.
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 0.1  # seconds

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from typing import Any
 
-__all__ = ["Arrivals"]
-
 
 class Arrivals:
     """A queue with an end, which those that iterate over it reach.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-__all__ = ["Connection", "Load"]
-
 # More addresses are too many for a line in a log.
 _MOST_SHOWN = 10
 

@@ -11,8 +11,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-__all__ = ["DrainTime"]
-
 
 class DrainTime:
     """The time that a worker has, from when it begins to drain.

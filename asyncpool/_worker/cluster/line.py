@@ -27,8 +27,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Line"]
-
 _READ_SIZE = 65_536
 # Each of them brings one descriptor at most; then the rest of the loop has its turn.
 _READS_PER_TURN = 16

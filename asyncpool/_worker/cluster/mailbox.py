@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from asyncpool._worker.cluster.line import Line
 
-__all__ = ["MOST_UNTAKEN", "Mail", "Parcels"]
-
 # As many messages are on their way, or wait to be taken out, in each direction.
 MOST_UNTAKEN = 64
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from asyncpool._worker.cluster.connections import Connection
     from asyncpool._worker.cluster.membership import Member
 
-__all__ = ["Worker"]
-
 
 class Worker:
     """One worker of a cluster, as its ``serve(worker)`` sees it.

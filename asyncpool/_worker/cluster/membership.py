@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from asyncpool._worker.cluster.drain_time import DrainTime
     from asyncpool._worker.job.control import Control
 
-__all__ = ["Member"]
-
 # As many accepted connections wait here for the user's code; others wait in the backlog.
 _MOST_WAITING = 16
 

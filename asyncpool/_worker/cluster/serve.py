@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     Target = Callable[[Worker], Awaitable[object]]
 
-__all__ = ["find_object", "serve"]
-
 # What the service manager tells the master.  A program that a worker starts would take
 # itself for the one that is meant.
 _MASTERS = (

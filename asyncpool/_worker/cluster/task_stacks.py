@@ -7,8 +7,6 @@ from itertools import islice
 
 from asyncpool._core.wire.stacks import COROUTINE
 
-__all__ = ["task_stacks"]
-
 # So many tasks are told, so many calls of each, and so much text.
 _MOST = 100
 _DEEPEST = 20

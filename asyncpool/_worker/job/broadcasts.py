@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from asyncpool._worker.job.heartbeats import Beats
     from asyncpool._worker.job.interrupts import Interrupts
 
-__all__ = ["Broadcasts"]
-
 
 class Broadcasts:
     """What runs them.

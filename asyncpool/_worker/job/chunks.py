@@ -46,8 +46,6 @@ if TYPE_CHECKING:
         def seek(self, where: int, /) -> object: ...
 
 
-__all__ = ["Chunk", "Log", "run_chunk"]
-
 # So many functions of maps are remembered.
 _MEMORY = 32
 

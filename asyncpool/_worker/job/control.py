@@ -47,8 +47,6 @@ if TYPE_CHECKING:
             """Hear how many items may be sent in all; the job may be over."""
 
 
-__all__ = ["Control"]
-
 # Seconds after which a job that has not heard that it is to end is told again.
 _AGAIN = 0.02
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-__all__ = ["Coroutines", "Steps", "inner", "tell_waiting", "warn"]
-
 # The longest stack that is told, and its longest text.
 _DEEPEST = 100
 _LONGEST = 16_384

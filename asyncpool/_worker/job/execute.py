@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["Executor", "pack_failure"]
-
 
 class Executor:
     """Runs jobs, and remembers the functions that they call by number.

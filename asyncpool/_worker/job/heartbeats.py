@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from asyncpool._worker.job.interrupts import Interrupts
 
-__all__ = ["Beats", "heartbeat", "install"]
-
 _NONE = dumps(None)
 
 _installed: Beats | None = None

@@ -61,8 +61,6 @@ else:
     # The C part of signal, whose own signal() touches many pages: see _worker/__init__.py.
     import _signal
 
-__all__ = ["Interrupts"]
-
 _IMPORT = vars(sys.modules["_frozen_importlib"])
 
 

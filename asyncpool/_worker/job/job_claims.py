@@ -11,8 +11,6 @@ from __future__ import annotations
 from _thread import allocate_lock  # threading would do, see _worker/__init__.py
 from collections.abc import Iterable
 
-__all__ = ["Turns"]
-
 
 class Turns:
     """The places that were taken, and those that were revoked before.

@@ -18,8 +18,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Fences"]
-
 
 class Fences:
     """Until when jobs may run, by their places.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterator
     from typing import Any
 
-__all__ = ["Credit", "StreamClosed", "Streams", "close", "not_iterable"]
-
 
 class StreamClosed(JobCancelled, GeneratorExit):
     """Raised in a generator that is to end while it runs, not while it waits at a ``yield``.

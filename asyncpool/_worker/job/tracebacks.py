@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from asyncpool._worker.job.control import Control
 
-__all__ = ["announce", "failure_of", "print_error"]
-
 # What calls the user's code: the packages of such modules.
 _CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
 

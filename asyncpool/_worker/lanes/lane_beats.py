@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from asyncpool._worker.job.interrupts import Interrupts
     from asyncpool._worker.lanes.lanes import Lanes
 
-__all__ = ["LaneBeats"]
-
 
 class LaneBeats(Beats):
     """The beats of the jobs of a worker that runs several at once.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from asyncpool._core.wire.page import Layout
 
-__all__ = ["run_chunk"]
-
 
 class _Pen:
     """Writes a log beside others, as an ``mmap`` does that has only one.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from asyncpool._worker.lanes.lanes import Lane
 
-__all__ = ["LaneCredits", "LaneStreams"]
-
 
 class LaneCredit:
     """How many items the pool takes of one stream.

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from asyncpool._core.pickling.out_of_band import Parcel
     from asyncpool._worker.job.heartbeats import Beats
 
-__all__ = ["Lane", "Lanes"]
-
 
 class Lane(Steps):
     """A job that runs: to the loop, if it is asked, a coroutine like any other.

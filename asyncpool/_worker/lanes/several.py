@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     _Prepare = Callable[[Frame, Executor, Cargo], None]
 
-__all__ = ["Several"]
-
 
 class Several:
     """The main thread of a worker that runs several jobs at once.

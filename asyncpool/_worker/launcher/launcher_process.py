@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import NoReturn
 
-__all__ = ["FDS_PER_WORKER", "main"]
-
 # Job channel, control channel, page, stdout, stderr.
 FDS_PER_WORKER = 5
 

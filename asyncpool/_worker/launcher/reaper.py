@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 
 from asyncpool._worker.process.kernel import children
 
-__all__ = ["Reaper"]
-
 # A process in an uninterruptible sleep cannot be waited for any longer than this.
 _PATIENCE = 5.0
 

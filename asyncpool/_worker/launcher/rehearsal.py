@@ -18,8 +18,6 @@ from asyncpool._core.wire.page import STACKS_SIZE, STACKS_START
 from asyncpool._worker.channel.large_buffers import Cargo
 from asyncpool._worker.loop import equip, make_executor
 
-__all__ = ["rehearse"]
-
 
 def rehearse() -> None:
     """Make the parts of a worker, with descriptors that lead nowhere, and drop them.

@@ -17,8 +17,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["fork_spare"]
-
 # More than a worker gets.
 _MOST = 16
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from logging import Handler, LogRecord
     from typing import Any
 
-__all__ = ["Journal"]
-
 _LOGGING = "logging"
 
 

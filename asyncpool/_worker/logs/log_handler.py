@@ -14,8 +14,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RecordHandler"]
-
 _FORMATTER = logging.Formatter()
 
 # What is no extra field; the last two are a formatter's.

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from asyncpool._core.wire.messages import KernelLimit
 
-__all__ = ["apply_bounds"]
-
 
 def apply_bounds(
     nice: int,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from asyncpool._core.wire.messages import Identity
 
-__all__ = ["assume"]
-
 # With it come the names that are changed, and nobody has looked at them yet.
 _CONTEXT = "multiprocessing.context"
 

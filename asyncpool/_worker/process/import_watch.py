@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-__all__ = ["Lookout"]
-
 
 class Lookout:
     """An entry of ``sys.meta_path`` that sees when a module is imported.

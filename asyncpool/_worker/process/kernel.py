@@ -7,8 +7,6 @@ import os
 import signal
 import sys
 
-__all__ = ["adopt_orphans", "children", "die_with_parent"]
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 

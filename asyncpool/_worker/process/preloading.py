@@ -11,8 +11,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["threads_left"]
-
 # Seconds between looks whether a thread has ended; each is twice the last.
 _FIRST_LOOK = 0.001
 _LAST_LOOK = 1.0

@@ -20,8 +20,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-__all__ = ["install", "load"]
-
 _NAME = "__mp_main__"  # as with multiprocessing, whose children may import it in turn
 
 _before: list[ModuleType] = []

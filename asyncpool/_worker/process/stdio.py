@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 else:
     import _signal  # the C part of signal, see _worker/__init__.py
 
-__all__ = ["reset_signals", "take_stdio"]
-
 
 def take_stdio(out: int, err: int) -> None:
     """Make *out* and *err* descriptors 1 and 2, and read nothing from 0."""

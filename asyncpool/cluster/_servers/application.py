@@ -9,13 +9,6 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = [
-    "asgi_application",
-    "asgi_version",
-    "load_environment",
-    "wsgi_application",
-]
-
 # How many arguments each kind is called with.
 _ASGI3, _WSGI, _ASGI2, _FACTORY = 3, 2, 1, 0
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from asyncpool._worker.cluster.member import Worker
 
-__all__ = ["asgi", "wsgi"]
-
 # What the cluster decides, and what makes sense for one process only.
 _NOT_OURS = {
     "app",

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 else:
     _Protocol = object
 
-__all__ = ["bounded", "close_late"]
-
 _TOO_LARGE = "431 Request Header Fields Too Large"
 _TOO_LARGE_STATUS = 431
 _TOO_LATE = "408 Request Timeout"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from asyncpool._worker.cluster.member import Worker
 
-__all__ = ["Drain"]
-
 # How often connections are looked at, besides the moments when a response is complete.
 _INTERVAL = 0.02  # seconds
 

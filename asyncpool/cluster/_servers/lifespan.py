@@ -9,8 +9,6 @@ import uvicorn
 
 from asyncpool._core.pickling.calls import describe
 
-__all__ = ["begin_lifespan"]
-
 # Characters of a reason; a line of a traceback is shorter, a line of an application may not be.
 _MOST = 500
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     Factory = Callable[[], asyncio.BaseProtocol]
     Ssl = Callable[[], ssl_module.SSLContext]
 
-__all__ = ["protocol", "streams"]
-
 
 def streams(handler: Handler | str, *, ssl: Ssl | str | None = None) -> _Streams:
     """Serve with a stream handler, as ``asyncio.start_server()`` takes it.

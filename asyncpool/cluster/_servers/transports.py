@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from asyncpool._worker.cluster.connections import Connection
     from asyncpool._worker.cluster.member import Worker
 
-__all__ = ["connect"]
-
 
 async def connect(
     worker: Worker,
