@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from asyncpool._runtime.base.event_hub import EventStream
     from asyncpool._runtime.job.job import Job
     from asyncpool._worker.api.context import CurrentJob, current_job
-    from asyncpool._worker.api.retiring import retire_worker
-    from asyncpool._worker.api.state import in_worker, worker_state
+    from asyncpool._worker.api.state import in_worker, retire_worker, worker_state
     from asyncpool._worker.job.heartbeats import heartbeat
+    from asyncpool.boundpool import PoolView
     from asyncpool.cluster import Cluster
     from asyncpool.errors import (
         AsyncPoolError,
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
     from asyncpool.pool import Pool
-    from asyncpool.poolview import PoolView
     from asyncpool.session import WorkerSession
     from asyncpool.stream import Stream
 
@@ -71,7 +70,7 @@ _HOMES = {
     "asyncpool._runtime.job.job": ("Job",),
     "asyncpool._worker.job.heartbeats": ("heartbeat",),
     "asyncpool._worker.api.context": ("CurrentJob", "current_job"),
-    "asyncpool._worker.api.retiring": ("retire_worker",),
+    "asyncpool._worker.api.state": ("retire_worker",),
     "asyncpool._worker.api.state": ("in_worker", "worker_state"),
     "asyncpool.cluster": ("Cluster",),
     "asyncpool.errors": (
@@ -111,7 +110,7 @@ _HOMES = {
     "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.mapping": ("Map", "Outcome"),
     "asyncpool.pool": ("Pool",),
-    "asyncpool.poolview": ("PoolView",),
+    "asyncpool.boundpool": ("PoolView",),
     "asyncpool.session": ("WorkerSession",),
     "asyncpool.stream": ("Stream",),
 }

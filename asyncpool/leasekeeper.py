@@ -26,9 +26,9 @@ from asyncpool._core.leases import (
 )
 from asyncpool._runtime.base.arguments import check_callable, check_int
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
-from asyncpool._runtime.base.loop_check import check_home
-from asyncpool._runtime.job.holder import Holder
-from asyncpool._runtime.job.lease_beats import Beats, Problem
+from asyncpool._runtime.base.event_loop import check_home
+from asyncpool._runtime.job.lease_holder import Holder
+from asyncpool._runtime.job.lease_renewals import Beats, Problem
 from asyncpool.events import (
     LeaseEvent,
     LeaseLapsed,

@@ -22,16 +22,16 @@ from asyncpool._runtime.base.arguments import (
     not_callable,
 )
 from asyncpool._runtime.base.callbacks import CrashCallback
+from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
-from asyncpool._runtime.base.shielding import shielded
 from asyncpool._runtime.options.job_options import Options, changed
 from asyncpool._runtime.options.pool_options import pool_options
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import Life
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import pool_config
+from asyncpool.boundpool import PoolView
 from asyncpool.events import CloseSummary, PoolStats, RollResult
-from asyncpool.poolview import PoolView
 
 __all__ = ["Pool"]
 

@@ -22,9 +22,9 @@ from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._runtime.base.arguments import not_callable
 from asyncpool._runtime.base.error_aliases import also
-from asyncpool._runtime.base.shielding import shielded
+from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.traffic.packing import unpicklable
+from asyncpool._runtime.traffic.large_jobs import unpicklable
 from asyncpool._worker.api.calls import call_packed
 from asyncpool.errors import (
     JobNotPicklableError,

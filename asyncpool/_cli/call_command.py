@@ -26,7 +26,7 @@ from asyncpool._cli.parameters import (
 )
 from asyncpool._cli.targets import FunctionRaisedError, Work, call_once, trouble
 from asyncpool._core.base.names import function_name
-from asyncpool._core.base.printable import printable_lines
+from asyncpool._core.base.text import printable_lines
 from asyncpool.errors import (
     AsyncPoolError,
     JobTimeoutError,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import click
 from rich.console import Console
 
-from asyncpool._core.base.printable import printable_lines
+from asyncpool._core.base.text import printable_lines
 from asyncpool._runtime.base.machine import check_loop
 
 F = TypeVar("F", bound=Callable[..., Any])

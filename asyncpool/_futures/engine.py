@@ -27,7 +27,7 @@ from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.base.error_aliases import also
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.supervisor import Supervisor
-from asyncpool._runtime.traffic.packing import unpicklable
+from asyncpool._runtime.traffic.large_jobs import unpicklable
 from asyncpool.errors import (
     JobRaisedError,
     PoolBrokenError,

@@ -17,12 +17,10 @@ from asyncpool._core.wire.context import MAX_CONTEXT, Context
 from asyncpool._core.wire.frames import Frame, Kind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
-from asyncpool._worker.api.retiring import on_retire
-from asyncpool._worker.api.state import open_state
+from asyncpool._worker.api.state import on_retire, open_state
+from asyncpool._worker.channel.frames_io import SMALL, decoder, receive, send
 from asyncpool._worker.channel.large_buffers import Cargo
-from asyncpool._worker.channel.receiving import decoder, receive
 from asyncpool._worker.channel.segments import Segments
-from asyncpool._worker.channel.sending import SMALL, send
 from asyncpool._worker.job.broadcasts import Broadcasts
 from asyncpool._worker.job.chunks import Log, run_chunk
 from asyncpool._worker.job.control import Control
@@ -33,12 +31,11 @@ from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool._worker.job.job_claims import Turns
 from asyncpool._worker.job.streams import Credit, Streams
 from asyncpool._worker.job.tracebacks import announce, print_error
-from asyncpool._worker.leaving import leave
 from asyncpool._worker.logs.forwarding import Journal
 from asyncpool._worker.process import script
-from asyncpool._worker.process.bounds import apply_bounds
 from asyncpool._worker.process.identity import assume
-from asyncpool._worker.process.kernel import adopt_orphans
+from asyncpool._worker.process.os_setup import adopt_orphans, apply_bounds
+from asyncpool._worker.process_exit import leave
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -133,7 +130,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         on_retire(partial(_retire, turns, control))
         cargo = Cargo(jobs, segments)
         if config.concurrency > 1:
-            from asyncpool._worker.lanes.several import Several  # noqa: PLC0415 - most need none
+            from asyncpool._worker.lanes.concurrent_jobs import Several  # noqa: PLC0415 - most need none
 
             several = Several(config, page_fd, jobs, control, turns, cargo, coroutines)
             several.serve(_prepare)

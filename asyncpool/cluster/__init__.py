@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
     from asyncpool._worker.cluster.connections import Connection
-    from asyncpool._worker.cluster.member import Worker
+    from asyncpool._worker.cluster.worker import Worker
     from asyncpool.cluster._master import Cluster
     from asyncpool.cluster._messages import Message
     from asyncpool.cluster._servers.asgi import asgi, wsgi
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "asyncpool._system.descriptors": ("ReceivedFile", "ReceivedSocket"),
     "asyncpool._worker.cluster.connections": ("Connection",),
-    "asyncpool._worker.cluster.member": ("Worker",),
+    "asyncpool._worker.cluster.worker": ("Worker",),
     "asyncpool.cluster._servers.asgi": ("asgi", "wsgi"),
     "asyncpool.cluster._master": ("Cluster",),
     "asyncpool.cluster._messages": ("Message",),

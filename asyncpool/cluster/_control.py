@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from asyncpool._core.cluster.control_protocol import Request
-from asyncpool._runtime.cluster.control_places import place_of
+from asyncpool._runtime.cluster.control_paths import place_of
 from asyncpool._runtime.cluster.control_socket import ControlSocket
 
 _LOGGER = logging.getLogger("asyncpool")

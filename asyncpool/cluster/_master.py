@@ -15,26 +15,25 @@ from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.arguments import check_int, check_timeout
 from asyncpool._runtime.base.callbacks import CrashCallback
+from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
-from asyncpool._runtime.base.shielding import shielded
 from asyncpool._runtime.cluster.listeners import Listeners, open_listeners
 from asyncpool._runtime.cluster.service import Service, ServingConfig, Spread
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import Life
 from asyncpool._runtime.state.config import SupervisorConfig
-from asyncpool.cluster._figures import cluster_stats
 from asyncpool.cluster._messenger import Messenger
 from asyncpool.cluster._options import (
     cluster_config,
     cluster_options,
 )
-from asyncpool.cluster._stats import ClusterStats
+from asyncpool.cluster._stats import ClusterStats, cluster_stats
 from asyncpool.cluster._target import pack_target
 from asyncpool.events import CloseSummary, RollResult
 
 if TYPE_CHECKING:
     from asyncpool._runtime.state.pool_state import PoolState
-    from asyncpool._worker.cluster.member import Worker
+    from asyncpool._worker.cluster.worker import Worker
 
 
 class Cluster(Messenger, Supervised):

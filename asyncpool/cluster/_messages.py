@@ -7,8 +7,8 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from asyncpool._runtime.cluster.line import Line
-from asyncpool._runtime.cluster.mailbox import Inbox
+from asyncpool._runtime.cluster.link import Line
+from asyncpool._runtime.cluster.message_queues import Inbox
 from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
 
 H = TypeVar("H", bound=ReceivedSocket | ReceivedFile)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Hashable
 from io import IOBase
 
 from asyncpool._core.pickling.out_of_band import dumps_call
-from asyncpool._runtime.cluster.line import MAX_MESSAGE
+from asyncpool._runtime.cluster.link import MAX_MESSAGE
 from asyncpool._runtime.cluster.service import Service
 from asyncpool._system.descriptors import (
     ReceivedFile,

@@ -12,7 +12,7 @@ from asyncpool._core.cluster.addresses import parse_all
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._runtime.base.arguments import check_int
 from asyncpool._runtime.base.machine import usable_cpus
-from asyncpool._runtime.cluster.line import MAX_MESSAGE
+from asyncpool._runtime.cluster.link import MAX_MESSAGE
 from asyncpool._runtime.cluster.service import Spread
 from asyncpool._runtime.options.checks import (
     Check,

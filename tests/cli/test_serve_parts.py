@@ -21,8 +21,8 @@ import pytest_asyncio
 from rich.console import Console
 
 from asyncpool import Cluster, WorkerLimits
-from asyncpool._cli.serve import changes, serve_command, serving
-from asyncpool._cli.serve.changes import Changes
+from asyncpool._cli.serve import file_changes, serve_command, serving
+from asyncpool._cli.serve.file_changes import Changes
 from asyncpool._cli.serve.log_formats import TextFormat
 from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
 from asyncpool._cli.serve.serving import Serving, ServingPlan
@@ -154,7 +154,7 @@ async def watched(
 ) -> AsyncIterator[asyncio.Task[int]]:
     monkeypatch.setattr(serving, "_Unread", lambda _, **options: Described(options))
     monkeypatch.setattr(serving, "Operation", Told)
-    monkeypatch.setattr(changes, "Changes", ByHand)
+    monkeypatch.setattr(file_changes, "Changes", ByHand)
     Told.made, Told.news, ByHand.made = [], asyncio.Condition(), []
     plan = dataclasses.replace(PLAN, watch=True)
     task = asyncio.create_task(Serving(plan, ServeLog()).run())
@@ -292,7 +292,7 @@ def test_lines_of_workers_are_printed_as_they_are() -> None:
     )
 
 
-def crash(**changes: Any) -> Crash:
+def crash(**file_changes: Any) -> Crash:
     """Log a crash, and return it."""
     known: dict[str, Any] = {
         "slot": 0,
@@ -308,7 +308,7 @@ def crash(**changes: Any) -> Crash:
         "stderr_tail": (),
         "next_step": "next",
     }
-    crash = Crash(**{**known, **changes})
+    crash = Crash(**{**known, **file_changes})
     logging.getLogger("asyncpool").warning("%s: %s; %s", "app", crash, crash.next_step)
     return crash
 
@@ -449,7 +449,7 @@ def test_uvicorn_is_not_to_tell_of_each_worker() -> None:
     assert logging.getLogger().level == logging.WARNING
 
 
-def slot(**changes: Any) -> dict[str, Any]:
+def slot(**file_changes: Any) -> dict[str, Any]:
     return {
         "slot": 0,
         "generation": 1,
@@ -460,7 +460,7 @@ def slot(**changes: Any) -> dict[str, Any]:
         "handed": 20_000,
         "uptime": 3725.0,
         "memory": 52_428_800,
-        **changes,
+        **file_changes,
     }
 
 

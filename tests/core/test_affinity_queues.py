@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from asyncpool._core.base.run_times import Keyed, Profile
-from asyncpool._core.dispatch.affinity import choose
-from asyncpool._core.dispatch.affinity_queues import Lines
+from asyncpool._core.dispatch.affinity_queues import Lines, choose
 from asyncpool._core.dispatch.queue import PATIENCE
 
 SEATS = {0: 10, 1: 11, 2: 12}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from asyncpool._core.base.run_times import Keyed, Profile
-from asyncpool._core.dispatch.affinity import choose
+from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.policies.restart import RestartPolicy
+from asyncpool._core.slots.capacity import GROW_EVERY
 from asyncpool._core.slots.commands import Assign, Recover, Resized
-from asyncpool._core.slots.sizing import GROW_EVERY
 from asyncpool._core.supervision.supervision import Supervision
 
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.pickling import reducers
-from asyncpool._core.pickling.arrays import LARGE
 from asyncpool._core.pickling.calls import pack_job, pack_value
 from asyncpool._core.pickling.out_of_band import Parcel, dump, loads
+from asyncpool._core.pickling.reducers import LARGE
 from tests.helpers.parcels import arrived
 
 ODD = ["M8[ns]", ">M8[25s]", "m8[D]", [("when", "M8[us]"), ("what", "f4")]]

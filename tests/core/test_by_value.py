@@ -12,7 +12,6 @@ import pytest
 from asyncpool._core.main import by_value, by_value_loading as arrivals, main_module
 from asyncpool._core.main.scripts import Script
 from asyncpool._core.pickling import out_of_band as parcels
-from asyncpool._core.pickling.arrays import LARGE
 from asyncpool._core.pickling.out_of_band import (
     Bundle,
     StreamTooLongError,
@@ -20,6 +19,7 @@ from asyncpool._core.pickling.out_of_band import (
     dumps_call,
     loads,
 )
+from asyncpool._core.pickling.reducers import LARGE
 from tests.core.specimens import LOCK
 from tests.helpers.parcels import Array
 

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.pickling import calls as outcome
-from asyncpool._core.pickling.arrays import LARGE
 from asyncpool._core.pickling.calls import (
     dumps,
     load_job,
@@ -32,6 +31,7 @@ from asyncpool._core.pickling.out_of_band import (
     Parcel,
     StreamTooLongError,
 )
+from asyncpool._core.pickling.reducers import LARGE
 from asyncpool.errors import JobNotPicklableError
 from tests.core import specimens
 from tests.core.specimens import LOCK, Counter, FailsTwice, FailsWhenSaved, add

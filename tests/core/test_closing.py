@@ -7,6 +7,7 @@ import pytest
 from asyncpool._core.base.run_times import ALONE, Profile
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool._core.slots.capacity import GROW_EVERY
 from asyncpool._core.slots.commands import (
     Assign,
     Command,
@@ -21,7 +22,6 @@ from asyncpool._core.slots.commands import (
     Stop,
     Unassign,
 )
-from asyncpool._core.slots.sizing import GROW_EVERY
 from asyncpool._core.slots.slots import SlotState
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.rolling_restart import ROLL

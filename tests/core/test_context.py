@@ -8,7 +8,6 @@ import pickle
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.wire.beat_records import MAX_DETAILS
 from asyncpool._core.wire.context import (
     MAX_CONTEXT,
     MAX_VARIABLES,
@@ -17,6 +16,7 @@ from asyncpool._core.wire.context import (
     with_details,
     with_variables,
 )
+from asyncpool._core.wire.heartbeat_records import MAX_DETAILS
 from asyncpool.errors import ProtocolError
 
 times = st.none() | st.floats(allow_nan=False)

@@ -23,7 +23,7 @@ from asyncpool._core.base.run_times import (
     Keyed,
     Profile,
 )
-from asyncpool._core.dispatch.affinity import choose
+from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.dispatch.in_flight import Flight
 from asyncpool._core.dispatch.queue import PATIENCE

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.pickling.arrays import LARGE
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
     MAIN,
@@ -23,6 +22,7 @@ from asyncpool._core.pickling.out_of_band import (
     lay_out,
     loads,
 )
+from asyncpool._core.pickling.reducers import LARGE
 from tests.core.specimens import LOCK, FailsWhenSaved
 from tests.helpers.parcels import Array, GivenUpError, Pause, arrived
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.wire.beat_records import BEATS_SIZE
+from asyncpool._core.wire.heartbeat_records import BEATS_SIZE
 from asyncpool._core.wire.page import (
     BEATS_START,
     BEGUN,

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from asyncpool._core.base.run_times import ALONE, UNKNOWN, Profile
-from asyncpool._core.dispatch.affinity import choose
+from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.policies.job_limits import KILL, Press
 from asyncpool._core.policies.restart import BURST, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.units import in_units
+from asyncpool._core.base.text import in_units
 
 
 @pytest.mark.parametrize(

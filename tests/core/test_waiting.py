@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from asyncpool._core.base.waiting import names_of, say_what_it_waits_for
+from asyncpool._core.base.names import names_of, say_what_it_waits_for
 
 
 @pytest.mark.parametrize(

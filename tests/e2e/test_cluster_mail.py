@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 
 from asyncpool import Cluster, NoWorkerError, PoolClosedError
-from asyncpool._runtime.cluster.line import MAX_MESSAGE, MOST_MESSAGES
+from asyncpool._runtime.cluster.link import MAX_MESSAGE, MOST_MESSAGES
 from asyncpool.events import Crashed, Retiring
 from tests.helpers import serves
 from tests.helpers.clusters import Client, all_ready, cluster_of, come_true
@@ -92,7 +92,7 @@ async def test_what_a_worker_has_sent_before_its_death_arrives() -> None:
 async def test_of_dead_workers_the_last_messages_are_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.cluster.mailbox.MOST_MESSAGES", 4)
+    monkeypatch.setattr("asyncpool._runtime.cluster.message_queues.MOST_MESSAGES", 4)
     async with (
         patience(),
         cluster_of(serves.send_and_die, bind=(), workers=1, name="mine") as cluster,

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import asyncpool
 from asyncpool import JobCancelled, heartbeat
-from asyncpool._core.wire.beat_records import Beat, place_of
 from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.heartbeat_records import Beat, place_of
 from asyncpool._core.wire.page import BEATS_START
 from asyncpool._system.signals import INTERRUPT
 from tests.helpers import faults

@@ -399,11 +399,11 @@ class _Note:
 def die_between(moment: str) -> str:
     """Return, and die on the way to the next job."""
     from asyncpool._worker import loop
-    from asyncpool._worker.channel import sending
+    from asyncpool._worker.channel import frames_io
     from asyncpool._worker.job.job_claims import Turns
 
     def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
-        sending.send(jobs, head, payload)
+        frames_io.send(jobs, head, payload)
         if moment == "written":
             os._exit(3)
 

@@ -13,8 +13,8 @@ from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameDecoder, Kind, 
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._runtime.channel.channel import READ_SIZE, Channel
 from asyncpool._runtime.cluster.balancer import Spreader
-from asyncpool._runtime.cluster.line import MAX_MESSAGE, Line, LineSetup, LineSocket
-from asyncpool._runtime.cluster.mailbox import Mail
+from asyncpool._runtime.cluster.link import MAX_MESSAGE, Line, LineSetup, LineSocket
+from asyncpool._runtime.cluster.message_queues import Mail
 from asyncpool.errors import ProtocolError
 
 __all__ = ["FakeWorker", "Master"]

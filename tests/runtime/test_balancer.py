@@ -14,7 +14,7 @@ import pytest
 from asyncpool._core.cluster.balancing import WINDOW
 from asyncpool._core.wire.frames import Kind
 from asyncpool._runtime.cluster.balancer import Spreader
-from asyncpool._runtime.cluster.line import FOR_USER
+from asyncpool._runtime.cluster.link import FOR_USER
 from asyncpool.errors import NoWorkerError
 from tests.helpers.clusters import come_true
 from tests.helpers.guards import open_fds

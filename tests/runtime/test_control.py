@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from asyncpool._core.cluster.control_protocol import MAX_REQUEST, Request
-from asyncpool._runtime.cluster import control_client, control_places, control_socket
+from asyncpool._runtime.cluster import control_client, control_paths, control_socket
 from asyncpool._runtime.cluster.control_client import ControlClient
-from asyncpool._runtime.cluster.control_places import (
+from asyncpool._runtime.cluster.control_paths import (
     live_names,
     peer_uid,
     place_of,
@@ -44,7 +44,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def tmp(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have a folder in place of /tmp, and no other."""
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr(control_places, "_TMP", runtime)
+    monkeypatch.setattr(control_paths, "_TMP", runtime)
     return runtime
 
 

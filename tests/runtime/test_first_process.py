@@ -21,7 +21,7 @@ WORK = f"""
 import os, pathlib, signal, subprocess, sys, time
 
 from asyncpool._runtime.cluster.first_process import look_after_orphans
-from asyncpool._worker.process.kernel import adopt_orphans
+from asyncpool._worker.process.os_setup import adopt_orphans
 
 adopt_orphans()
 look_after_orphans()

@@ -13,7 +13,7 @@ import pytest
 
 from asyncpool._core.wire.frames import Frame, Kind, header
 from asyncpool._core.wire.messages import pack_numbers
-from asyncpool._runtime.cluster.line import MAX_MESSAGE, MOST_MESSAGES, LineSocket
+from asyncpool._runtime.cluster.link import MAX_MESSAGE, MOST_MESSAGES, LineSocket
 from tests.helpers.clusters import come_true
 from tests.helpers.guards import few_descriptors, open_fds
 from tests.helpers.loops import BOTH_LOOPS
@@ -404,7 +404,7 @@ async def test_nothing_is_sent_to_who_is_not_ready() -> None:
 async def test_who_does_not_read_its_answers_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.cluster.line._MOST_UNSENT", 1000)
+    monkeypatch.setattr("asyncpool._runtime.cluster.link._MOST_UNSENT", 1000)
     with Master() as master, pair() as (_, theirs):
         worker = master.worker()
         worker.channel.put(bytes(500_000))  # more than the socket takes

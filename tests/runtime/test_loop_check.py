@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from asyncpool._runtime.base.loop_check import check_home
+from asyncpool._runtime.base.event_loop import check_home
 
 TEXT = r"^it belongs to another event loop: from another thread use asyncio\.run_"
 

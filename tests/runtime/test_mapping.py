@@ -27,7 +27,7 @@ from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._runtime.job.job import ChunkJob, Job
-from asyncpool._runtime.map import time_slice as turn_module
+from asyncpool._runtime.map import batches as turn_module
 from asyncpool._runtime.map.batches import Task
 from asyncpool._runtime.state.draining import Hold
 from asyncpool.mapping import Map, Outcome, Plan

@@ -17,7 +17,7 @@ import pytest
 
 from asyncpool._core.cluster.control_protocol import Request
 from asyncpool._runtime.cluster.control_client import ControlClient
-from asyncpool._runtime.cluster.control_places import live_names, place_of
+from asyncpool._runtime.cluster.control_paths import live_names, place_of
 from asyncpool.cluster import _run
 from asyncpool.cluster._run import Operation, run
 from asyncpool.errors import ProtocolError, ResizeError

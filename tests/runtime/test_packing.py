@@ -17,7 +17,7 @@ from asyncpool._core.wire.frames import Frame, Kind
 from asyncpool._runtime.base.threads import AbandonedError, Pause
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.registry import Failed
-from asyncpool._runtime.traffic.packing import Packer, Unpacker
+from asyncpool._runtime.traffic.large_jobs import Packer, Unpacker
 from asyncpool.errors import JobNotPicklableError
 from tests.helpers import large, values
 from tests.helpers.large import Passenger

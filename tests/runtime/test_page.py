@@ -12,8 +12,8 @@ from typing import NoReturn
 import pytest
 
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, LOST
-from asyncpool._core.wire.beat_records import Beat, place_of
 from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.heartbeat_records import Beat, place_of
 from asyncpool._core.wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, Layout
 from asyncpool._runtime.channel import page
 from asyncpool._runtime.channel.page import Page

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_runtime/base/shielding.py."""
+"""Tests of asyncpool/_runtime/base/event_loop.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncpool._runtime.base.shielding import shielded
+from asyncpool._runtime.base.event_loop import shielded
 from tests.helpers.loops import BOTH_LOOPS
 
 pytestmark = BOTH_LOOPS

@@ -6,8 +6,8 @@ import pickle
 from collections.abc import Callable
 from time import monotonic
 
-from asyncpool._core.wire.beat_records import MAX_DETAILS
 from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.heartbeat_records import MAX_DETAILS
 from tests.helpers import jobs
 from tests.worker.by_hand import Door, Worker, context_frame, encode, job_frame
 

@@ -14,10 +14,10 @@ import pytest
 
 import asyncpool
 from asyncpool import JobNotPicklableError, JobRaisedError
-from asyncpool._core.pickling.arrays import LARGE
 from asyncpool._core.pickling.calls import load_value, pack_job
 from asyncpool._core.pickling.errors import load_error
 from asyncpool._core.pickling.out_of_band import Bundle, Parcel
+from asyncpool._core.pickling.reducers import LARGE
 from asyncpool._core.wire.frames import MAX_TAG, Frame, Kind
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.execute import Executor

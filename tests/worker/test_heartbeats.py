@@ -22,9 +22,15 @@ from asyncpool import (
     heartbeat,
 )
 from asyncpool._core.pickling.errors import load_error
-from asyncpool._core.wire.beat_records import INTERVAL, MAX_DETAILS, Beat, read, unpack
 from asyncpool._core.wire.context import PLAIN
 from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.heartbeat_records import (
+    INTERVAL,
+    MAX_DETAILS,
+    Beat,
+    read,
+    unpack,
+)
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._core.wire.page import BEATS_START, BEGUN, PAGE_SIZE, STACKS_START
 from asyncpool._system.signals import INTERRUPT

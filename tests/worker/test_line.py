@@ -1,4 +1,4 @@
-"""The line of a worker that serves: frames and descriptors stay together."""
+"""The link of a worker that serves: frames and descriptors stay together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._system.descriptors import receive_fds
-from asyncpool._worker.cluster import line as line_module
-from asyncpool._worker.cluster.line import Line
+from asyncpool._worker.cluster import link as line_module
+from asyncpool._worker.cluster.link import Line
 from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE, patience
 
@@ -328,13 +328,13 @@ def test_what_the_pool_does_not_read_waits_and_so_does_the_pool() -> None:
     payload = bytes(60_000)
 
     async def test(peer: Peer) -> None:
-        line, count = peer.line, 0
-        while line.unsent <= 262_144:
-            line.put(header(Kind.MESSAGE, len(payload), count) + payload)
-            line.put(header(Kind.HANDLE, 0, count), marked(count))
+        link, count = peer.line, 0
+        while link.unsent <= 262_144:
+            link.put(header(Kind.MESSAGE, len(payload), count) + payload)
+            link.put(header(Kind.HANDLE, 0, count), marked(count))
             count += 1
-        waiting = asyncio.ensure_future(line.until_sent())
-        flushing = asyncio.ensure_future(line.flushed())
+        waiting = asyncio.ensure_future(link.until_sent())
+        flushing = asyncio.ensure_future(link.flushed())
         # One read, after which it is seen that nothing more can be answered.
         peer.sock.sendall(header(Kind.MESSAGE, 0, 1))
         await peer.until(lambda: len(peer.frames) == 1)
@@ -348,7 +348,7 @@ def test_what_the_pool_does_not_read_waits_and_so_does_the_pool() -> None:
             found = await asyncio.to_thread(peer.read, 2 * count)
             await waiting
             await flushing
-        assert line.unsent == 0
+        assert link.unsent == 0
         assert [frame.job for frame, _ in found] == [
             number for number in range(count) for _ in "ab"
         ]

@@ -11,7 +11,7 @@ from tests.helpers.scripts import run_script
 # The reaper looks at all children of its process, so it gets one of its own.
 PREAMBLE = """
 import os, select, signal, socket, sys, time
-from asyncpool._worker.process.kernel import adopt_orphans, children
+from asyncpool._worker.process.os_setup import adopt_orphans, children
 from asyncpool._worker.launcher.reaper import Reaper
 
 adopt_orphans()
@@ -83,18 +83,18 @@ def program():
 # As in gVisor, and in kernels that were built without CONFIG_PROC_CHILDREN.
 NO_LIST = """
 import builtins
-from asyncpool._worker.process import kernel
+from asyncpool._worker.process import os_setup
 
 def open_others(path, *args):
     if path.endswith("/children"):
         raise FileNotFoundError(path)
     return builtins.open(path, *args)
 
-kernel.open = open_others
+os_setup.open = open_others
 """
 NO_PROC = """
-from asyncpool._worker.process import kernel
-kernel._PROC = "/nowhere"
+from asyncpool._worker.process import os_setup
+os_setup._PROC = "/nowhere"
 """
 
 

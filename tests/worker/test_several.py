@@ -19,7 +19,7 @@ from asyncpool._worker.channel.large_buffers import Cargo
 from asyncpool._worker.channel.segments import Segments
 from asyncpool._worker.job.job_claims import Turns
 from asyncpool._worker.job.streams import Credit
-from asyncpool._worker.lanes.several import Several
+from asyncpool._worker.lanes.concurrent_jobs import Several
 from asyncpool._worker.loop import _prepare
 from asyncpool.errors import ProtocolError
 from tests.worker.by_hand import context_frame, function_frame, job_frame
@@ -109,7 +109,9 @@ class Hand:
 @pytest.fixture
 def hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hand]:
     # What a worker has for itself in its process.
-    monkeypatch.setattr("asyncpool._worker.lanes.several.install", lambda _: None)
+    monkeypatch.setattr(
+        "asyncpool._worker.lanes.concurrent_jobs.install", lambda _: None
+    )
     monkeypatch.setattr(chunks, "install", lambda _: None)
     control = Control()
     loops = Loops(control.interrupts)

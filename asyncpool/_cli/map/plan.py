@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from asyncpool._cli.targets import Work, load
 from asyncpool._core.policies.worker_limits import WorkerLimits
+from asyncpool.boundpool import PoolView
 from asyncpool.pool import Pool
-from asyncpool.poolview import PoolView
 
 _START = 300.0  # s that a worker may import what the function needs
 

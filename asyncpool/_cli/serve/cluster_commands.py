@@ -18,7 +18,7 @@ from asyncpool._cli.serve.status_view import status_view
 from asyncpool._core.cluster.control_protocol import MAX_WORKERS, Request
 from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.cluster.control_client import ControlClient
-from asyncpool._runtime.cluster.control_places import (
+from asyncpool._runtime.cluster.control_paths import (
     live_names,
     place_of,
     private_folder,

@@ -8,7 +8,7 @@ import re
 import time
 from typing import Any
 
-from asyncpool._core.base.printable import printable_lines
+from asyncpool._core.base.text import printable_lines
 from asyncpool._core.wire.log_records import plain_fields
 
 _LABEL = re.compile(r"worker (\d+) in slot (\d+)")

@@ -1,4 +1,7 @@
-"""What ``asyncpool serve`` prints: log records, and the lines of workers."""
+"""What ``asyncpool serve`` prints: log records, and the lines of workers.
+
+Messages that come again and again, of which a log needs a few, and their number.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,13 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 from asyncpool._cli.serve.log_formats import JsonFormat, TextFormat, is_printed
 from asyncpool._cli.serve.log_stream import LogStream
-from asyncpool._cli.serve.repeats import Repeats
-from asyncpool._core.base.printable import printable_lines
+from asyncpool._core.base.text import printable_lines
 from asyncpool.events import Crash
 
 
@@ -124,3 +126,37 @@ def cannot_be_loaded(crash: Crash) -> bool:
     """Tell whether a worker has not got as far as serving, since its code has raised."""
     raised = crash.exit_code == 1 or "cannot be preloaded" in crash.detail
     return crash.kind == "failed start" and raised and bool(crash.detail)
+
+
+# So many of a kind are shown in each window of so many seconds.
+_SHOWN = 5
+_WINDOW = 10.0
+
+# Kinds that are remembered; who has more to say than that does not repeat itself.
+_KINDS = 1000
+
+
+class Repeats:
+    """Counts messages of a kind, and tells which of them to leave out."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[Hashable, tuple[float, int]] = {}
+
+    def admits(self, kind: Hashable, now: float) -> bool:
+        """Tell whether one more of this kind is to be shown."""
+        began, count = self._kinds.get(kind, (now, 0))
+        if len(self._kinds) >= _KINDS and not count:
+            return True
+        self._kinds[kind] = began, count + 1
+        return count < _SHOWN
+
+    def over(self, now: float) -> list[tuple[Hashable, int]]:
+        """Return the kinds whose window is over, with how many were left out; forget them."""
+        over = {
+            kind: count
+            for kind, (began, count) in self._kinds.items()
+            if now - began >= _WINDOW
+        }
+        for kind in over:
+            del self._kinds[kind]
+        return [(kind, n - _SHOWN) for kind, n in over.items() if n > _SHOWN]

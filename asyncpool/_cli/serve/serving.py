@@ -17,7 +17,7 @@ from asyncpool.cluster._run import GAVE_UP, Operation
 from asyncpool.events import Crash
 
 if TYPE_CHECKING:
-    from asyncpool._cli.serve.changes import Changes
+    from asyncpool._cli.serve.file_changes import Changes
 
 # How long the workers of a killed master may have its address, and a little more.
 _ADDRESS_PATIENCE = 2.0
@@ -85,7 +85,7 @@ class Serving:
         if not self._plan.watch:
             return await self._serve()
         # Imported here since it is an extra, which few need.
-        from asyncpool._cli.serve.changes import Changes  # noqa: PLC0415
+        from asyncpool._cli.serve.file_changes import Changes  # noqa: PLC0415
 
         async with Changes(Path.cwd()) as changes:
             while True:

@@ -1,7 +1,12 @@
-"""What functions are called in errors, reports and logs."""
+"""What functions are called in errors, reports and logs.
+
+What is said of jobs by the names of their functions, many or few.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from types import FunctionType, MethodType
 
@@ -9,6 +14,7 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
+
 
 # A longer name is cut.
 MAX_NAME = 200
@@ -113,3 +119,42 @@ def _visible(character: str) -> str:
     if character.isprintable():
         return character
     return character.encode("unicode_escape").decode()
+
+
+# Seconds between two records of a closing pool.
+SAY_EVERY = 10.0
+
+_MOST = 5  # that are named
+
+
+def say_what_it_waits_for(
+    *, jobs: int, queued: int, names: Counter[str], maps: Sequence[str]
+) -> str:
+    """Return what a closing pool waits for, in words.
+
+    Args:
+        jobs: How many jobs are open.
+        queued: How many of them have not begun.
+        names: The functions of the oldest of them, and how many call each.
+        maps: What is to be said of the maps that are under way.
+    """
+    parts: list[str] = []
+    if jobs:
+        in_queue = f", {min(queued, jobs)} of them in the queue" if queued else ""
+        oldest = "" if names.total() == jobs else f"of the oldest {names.total()}: "
+        parts.append(f"{_count(jobs)}{in_queue} ({oldest}{names_of(names)})")
+    parts += maps[:_MOST]
+    if len(maps) > _MOST:
+        parts.append(f"{len(maps) - _MOST} more maps")
+    return "; ".join(parts) or "its workers to end"
+
+
+def names_of(names: Counter[str]) -> str:
+    """Return the names of functions, the most frequent first, and how many call each."""
+    parts = [f"{count} x {name}" for name, count in names.most_common(_MOST)]
+    others = names.total() - sum(count for _, count in names.most_common(_MOST))
+    return ", ".join([*parts, f"{others} of others"] if others else parts)
+
+
+def _count(jobs: int) -> str:
+    return "1 job" if jobs == 1 else f"{jobs} jobs"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from asyncpool._core.base.printable import printable
+from asyncpool._core.base.text import printable
 
 # How a fatal error of the interpreter begins.
 _FATAL = b"Fatal Python error"

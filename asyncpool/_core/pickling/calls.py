@@ -17,7 +17,6 @@ from io import BytesIO
 from asyncpool._core.main.by_value import GlobalError
 from asyncpool._core.main.by_value_loading import pickler_of_results
 from asyncpool._core.pickling import reducers
-from asyncpool._core.pickling.arrays import LARGE
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
     MAIN,
@@ -28,6 +27,7 @@ from asyncpool._core.pickling.out_of_band import (
     keep_large,
     loads,
 )
+from asyncpool._core.pickling.reducers import LARGE
 from asyncpool._core.pickling.size_probe import Lookout
 from asyncpool.errors import JobNotPicklableError
 

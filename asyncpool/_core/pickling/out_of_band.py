@@ -16,7 +16,7 @@ import pickle
 
 from asyncpool._core.main import by_value, main_module
 from asyncpool._core.pickling import reducers
-from asyncpool._core.pickling.arrays import LARGE
+from asyncpool._core.pickling.reducers import LARGE
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

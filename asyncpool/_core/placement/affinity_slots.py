@@ -1,7 +1,7 @@
 """Who has which place, so that jobs with the same key find the same worker.
 
 A *place* is a number that belongs to whoever does the work that is meant for it: the keys
-are divided among places (``affinity.py``), and a place goes from a worker to the one that
+are divided among places (``affinity_queues.py``), and a place goes from a worker to the one that
 comes after it:
 
 * A worker that has ended and is followed at once, in its slot, leaves its place to that

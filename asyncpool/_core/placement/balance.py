@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from asyncpool._core.base.run_times import REFILL
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.slots.sizing import Sizing
+from asyncpool._core.slots.capacity import Sizing
 from asyncpool._core.slots.slots import Slot
 
 

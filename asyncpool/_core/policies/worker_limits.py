@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncpool._core.base.units import in_units
+from asyncpool._core.base.text import in_units
 from asyncpool._core.base.validation import (
     INT,
     NUMBER,

@@ -2,7 +2,7 @@
 
 There are four reasons: a worker is worn, has been idle for too long, is one too many since
 the pool was resized, or is rolled.  All of them are granted here, out of one *budget*
-(``budget.py``): how many workers there may be beyond the pool's size (*surge*), and how many
+(``capacity.py``): how many workers there may be beyond the pool's size (*surge*), and how many
 may be missing (*unavailable*).  So planned exits never coincide.
 
 Whoever is to be replaced goes on working until the other one is ready; then it *leaves*
@@ -21,10 +21,9 @@ from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.affinity_slots import Seating
 from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.slots.budget import Budget, counts
+from asyncpool._core.slots.capacity import Budget, Sizing, counts
 from asyncpool._core.slots.commands import Command, Keep, Resized
 from asyncpool._core.slots.lifecycle import EMPTY, Lives
-from asyncpool._core.slots.sizing import Sizing
 from asyncpool._core.slots.slots import UP, Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.supervision.closing import Closing
 from asyncpool._core.supervision.draining import Leaving

@@ -24,14 +24,13 @@ from asyncpool._core.placement.sessions import Sessions
 from asyncpool._core.policies.job_limits import KILL, Press
 from asyncpool._core.policies.restart import Restart, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.slots.budget import Budget
+from asyncpool._core.slots.capacity import Budget, Sizing
 from asyncpool._core.slots.commands import Assign, Command, DropErrands, Unassign
 from asyncpool._core.slots.lifecycle import STOP_GRACE, Lives, fail_jobs
-from asyncpool._core.slots.sizing import Sizing
 from asyncpool._core.slots.slots import UP, Ending, Slot, SlotEvent, SlotState
 from asyncpool._core.supervision.closing import Closing, Finish
 from asyncpool._core.supervision.draining import Leaving
-from asyncpool._core.supervision.late_looks import LateLooks
+from asyncpool._core.supervision.late_workers import LateLooks
 from asyncpool._core.supervision.replacement import Rotation
 from asyncpool._core.supervision.termination import Pressing
 

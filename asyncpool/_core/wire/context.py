@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 
 from asyncpool._core.base.records import Record
-from asyncpool._core.wire.beat_records import MAX_DETAILS
+from asyncpool._core.wire.heartbeat_records import MAX_DETAILS
 from asyncpool.errors import ProtocolError
 
 # The most bytes of the variables, and of the whole.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 
-from asyncpool._core.wire.beat_records import BEATS_SIZE
+from asyncpool._core.wire.heartbeat_records import BEATS_SIZE
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from typing import Generic, Self, TypeVar
 
-from asyncpool._runtime.base.loop_check import check_home
+from asyncpool._runtime.base.event_loop import check_home
 
 E = TypeVar("E")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from asyncpool._core.pickling.arrays import LARGE
 from asyncpool._core.pickling.out_of_band import Bundle, Parcel, cut, lay_out
+from asyncpool._core.pickling.reducers import LARGE
 from asyncpool._core.wire.frames import Frame, Kind, header
 from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
 from asyncpool._runtime.base.threads import Threads

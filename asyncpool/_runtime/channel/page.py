@@ -8,10 +8,10 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from asyncpool._core.base.printable import printable_lines
+from asyncpool._core.base.text import printable_lines
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, ask_to_stop, read_log
-from asyncpool._core.wire.beat_records import Beat, has_any, read
 from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.heartbeat_records import Beat, has_any, read
 from asyncpool._core.wire.page import (
     BEGUN,
     LANE_OUTCOME_SIZE,

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from asyncpool._core.pickling.segments import SegmentLedger, size_class
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.shielding import shielded
+from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.threads import Threads
 from asyncpool.errors import ProtocolError
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from asyncpool._core.cluster.balancing import Spreading
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import is_scarce
-from asyncpool._runtime.cluster.line import FOR_USER, Line
+from asyncpool._runtime.cluster.link import FOR_USER, Line
 from asyncpool.errors import NoWorkerError, ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")

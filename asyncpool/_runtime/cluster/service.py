@@ -20,9 +20,9 @@ from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._runtime.base.callbacks import warn
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.cluster.balancer import Spreader
-from asyncpool._runtime.cluster.line import Line, LineSetup, LineSocket
+from asyncpool._runtime.cluster.link import Line, LineSetup, LineSocket
 from asyncpool._runtime.cluster.listeners import Listeners
-from asyncpool._runtime.cluster.mailbox import Mail
+from asyncpool._runtime.cluster.message_queues import Mail
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 

@@ -12,7 +12,7 @@ from asyncpool._core.pickling.out_of_band import Parcel
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Limit
 from asyncpool._core.wire.frames import Frame
-from asyncpool._runtime.base.loop_check import check_home
+from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.job.progress import Progress, Pulse
 from asyncpool.errors import JobError, ProtocolError, job_text
 from asyncpool.events import Crash

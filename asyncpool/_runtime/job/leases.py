@@ -17,8 +17,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from asyncpool._core.policies.job_limits import Keeper
-from asyncpool._runtime.job.holder import Holder
 from asyncpool._runtime.job.job import Job
+from asyncpool._runtime.job.lease_holder import Holder
 
 
 class Leases:

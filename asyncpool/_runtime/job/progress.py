@@ -6,8 +6,8 @@ import asyncio
 from typing import Any, Self
 
 from asyncpool._core.pickling.calls import load_details
-from asyncpool._core.wire.beat_records import Beat
-from asyncpool._runtime.base.loop_check import check_home
+from asyncpool._core.wire.heartbeat_records import Beat
+from asyncpool._runtime.base.event_loop import check_home
 
 
 class Pulse:

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 
-from asyncpool._core.base.printable import printable_lines
+from asyncpool._core.base.text import printable_lines
 from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
 from asyncpool._core.wire.messages import (
     Failure,
@@ -24,7 +24,7 @@ from asyncpool._core.wire.messages import (
     unpack_pid,
 )
 from asyncpool._runtime.base.alarm import Alarm
-from asyncpool._runtime.base.shielding import shielded
+from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.launcher.interpreter import start_launcher
 from asyncpool._runtime.launcher.process import Process
 from asyncpool._runtime.launcher.spare import Spare

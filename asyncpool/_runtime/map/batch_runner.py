@@ -24,10 +24,9 @@ from asyncpool._core.pickling.out_of_band import dumps_call
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._runtime.job.job import ChunkJob, Job
-from asyncpool._runtime.map.batches import Batch, Part, Task
-from asyncpool._runtime.map.time_slice import Turn
+from asyncpool._runtime.map.batches import Batch, Part, Task, Turn
 from asyncpool._runtime.state.draining import Hold
-from asyncpool._runtime.traffic.packing import unpicklable
+from asyncpool._runtime.traffic.large_jobs import unpicklable
 from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,

@@ -9,9 +9,8 @@ from functools import partial
 
 from asyncpool._core.base.names import function_name
 from asyncpool._runtime.map.batch_runner import BatchRunner, Crew
-from asyncpool._runtime.map.batches import Batch, Part, Task
+from asyncpool._runtime.map.batches import Batch, Part, Task, Turn
 from asyncpool._runtime.map.sources import Source
-from asyncpool._runtime.map.time_slice import Turn
 from asyncpool._runtime.state.draining import Hold
 
 

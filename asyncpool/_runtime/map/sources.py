@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from asyncpool._runtime.map.time_slice import Turn
+from asyncpool._runtime.map.batches import Turn
 
 # Items of a plain iterator that are drawn between two looks at the clock.
 _AT_ONCE = 256

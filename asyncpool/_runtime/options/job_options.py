@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, TypedDict
 
 from asyncpool._core.base.validation import several
-from asyncpool._core.dispatch.affinity import hash_of
+from asyncpool._core.dispatch.affinity_queues import hash_of
 from asyncpool._core.policies.attempts import RETRIED, AttemptPolicy
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Keeper, OnCancel
 from asyncpool.events import CrashKind

@@ -14,9 +14,8 @@ import anyio
 
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
-from asyncpool._runtime.base.loop_check import check_home
+from asyncpool._runtime.base.event_loop import check_home, shielded
 from asyncpool._runtime.base.script import check_not_imported
-from asyncpool._runtime.base.shielding import shielded
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool.errors import PoolClosedError

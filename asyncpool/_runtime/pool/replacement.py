@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from asyncpool import events
-from asyncpool._core.base.units import in_units
+from asyncpool._core.base.text import in_units
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import UP, Slot, SlotState
 from asyncpool._runtime.base.alarm import Alarm

@@ -19,7 +19,7 @@ from asyncpool._core.slots.slots import UP, SlotState
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_hub import EventHub
-from asyncpool._runtime.base.loop_check import check_home
+from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.parts import assemble
 from asyncpool._runtime.pool.performer import CommandPerformer

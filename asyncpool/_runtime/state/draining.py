@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from asyncpool._core.base.waiting import SAY_EVERY, names_of, say_what_it_waits_for
+from asyncpool._core.base.names import SAY_EVERY, names_of, say_what_it_waits_for
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState, decision
 

@@ -29,7 +29,7 @@ from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.traffic.packing import too_large, unpicklable
+from asyncpool._runtime.traffic.large_jobs import too_large, unpicklable
 from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool.errors import (
     BroadcastError,

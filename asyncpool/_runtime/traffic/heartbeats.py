@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from asyncpool._core.wire.beat_records import INTERVAL, Beat, unpack
 from asyncpool._core.wire.frames import Frame
+from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat, unpack
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle

@@ -23,7 +23,7 @@ from asyncpool._core.pickling.out_of_band import (
 )
 from asyncpool._core.policies.job_limits import Form, JobOptions
 from asyncpool._core.wire.frames import Frame
-from asyncpool._runtime.base.loop_check import elsewhere
+from asyncpool._runtime.base.event_loop import elsewhere
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
 from asyncpool._runtime.state.admission import Admission
@@ -32,8 +32,12 @@ from asyncpool._runtime.state.registry import outcome_of
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
 from asyncpool._runtime.traffic.job_control import UnderWay
 from asyncpool._runtime.traffic.job_times import Times
-from asyncpool._runtime.traffic.large_jobs import Call, LargeObjects
-from asyncpool._runtime.traffic.packing import too_large, unpicklable
+from asyncpool._runtime.traffic.large_jobs import (
+    Call,
+    LargeObjects,
+    too_large,
+    unpicklable,
+)
 from asyncpool._runtime.traffic.stack_dump import LastWords
 from asyncpool._runtime.traffic.stall_watch import Rounds
 from asyncpool._runtime.worker.handle import WorkerHandle

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from asyncpool._core.base.printable import printable, printable_lines
+from asyncpool._core.base.text import printable, printable_lines
 from asyncpool._core.wire.frames import Frame, Kind, header
 from asyncpool._core.wire.messages import (
     MAX_REASON,

@@ -14,7 +14,7 @@ from pathlib import PurePath
 from time import perf_counter
 from typing import Protocol
 
-from asyncpool._core.base.printable import printable, printable_lines
+from asyncpool._core.base.text import printable, printable_lines
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool.errors import ProtocolError

@@ -11,8 +11,8 @@ import sys
 from collections import deque
 from typing import TextIO
 
-from asyncpool._core.base.printable import printable
 from asyncpool._core.base.stderr_tail import Tail, text
+from asyncpool._core.base.text import printable
 from asyncpool._runtime.options.worker_options import OutputMode
 
 _LOGGER = logging.getLogger("asyncpool.worker")

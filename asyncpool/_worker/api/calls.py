@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncpool._core.pickling.calls import load_job
-from asyncpool._worker.api.retiring import retire_worker
+from asyncpool._worker.api.state import retire_worker
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from functools import partial
 
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._worker.cluster.drain_time import DrainTime
-from asyncpool._worker.cluster.member import Worker
-from asyncpool._worker.cluster.membership import Member
+from asyncpool._worker.cluster.server_worker import Member
 from asyncpool._worker.cluster.task_stacks import task_stacks
+from asyncpool._worker.cluster.worker import Worker
 from asyncpool._worker.job.control import Control
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.tracebacks import announce, print_error

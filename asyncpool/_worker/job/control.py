@@ -27,7 +27,7 @@ from asyncpool._core.wire.messages import (
     unpack_numbers,
 )
 from asyncpool._system.descriptors import HANDED, receive_fds
-from asyncpool._worker.channel.receiving import decoder, receive
+from asyncpool._worker.channel.frames_io import decoder, receive
 from asyncpool._worker.channel.segments import Segments
 from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool._worker.job.job_claims import Turns

@@ -11,8 +11,8 @@ from _thread import RLock  # threading would do, see _worker/__init__.py
 from time import monotonic
 
 from asyncpool._core.pickling.calls import describe, dumps
-from asyncpool._core.wire.beat_records import INTERVAL, MAX_DETAILS, Beat, place_of
 from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.heartbeat_records import INTERVAL, MAX_DETAILS, Beat, place_of
 from asyncpool._core.wire.page import BEATS_START, BEGUN
 from asyncpool._worker.api.context import running
 from asyncpool.errors import JobNotPicklableError

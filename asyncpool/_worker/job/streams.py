@@ -13,8 +13,8 @@ from itertools import count
 from asyncpool._core.pickling.calls import pack_value
 from asyncpool._core.pickling.out_of_band import Parcel
 from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._worker.channel.frames_io import send
 from asyncpool._worker.channel.large_buffers import Cargo
-from asyncpool._worker.channel.sending import send
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool.errors import JobCancelled, JobNotPicklableError

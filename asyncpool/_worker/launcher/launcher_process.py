@@ -36,9 +36,13 @@ from asyncpool._worker.launcher.reaper import Reaper
 from asyncpool._worker.launcher.spare import fork_spare
 from asyncpool._worker.loop import work
 from asyncpool._worker.process import script
-from asyncpool._worker.process.kernel import adopt_orphans, die_with_parent
+from asyncpool._worker.process.os_setup import (
+    adopt_orphans,
+    die_with_parent,
+    reset_signals,
+    take_stdio,
+)
 from asyncpool._worker.process.preloading import threads_left
-from asyncpool._worker.process.stdio import reset_signals, take_stdio
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
-from asyncpool._worker.process.kernel import children
+from asyncpool._worker.process.os_setup import children
 
 # A process in an uninterruptible sleep cannot be waited for any longer than this.
 _PATIENCE = 5.0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import uvicorn
 
-    from asyncpool._worker.cluster.member import Worker
+    from asyncpool._worker.cluster.worker import Worker
 
 # What the cluster decides, and what makes sense for one process only.
 _NOT_OURS = {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import uvicorn
     from uvicorn.server import ServerState
 
-    from asyncpool._worker.cluster.member import Worker
+    from asyncpool._worker.cluster.worker import Worker
 
 # How often connections are looked at, besides the moments when a response is complete.
 _INTERVAL = 0.02  # seconds

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Any
 
-    from asyncpool._worker.cluster.member import Worker
+    from asyncpool._worker.cluster.worker import Worker
 
     Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
     Factory = Callable[[], asyncio.BaseProtocol]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncpool._worker.cluster.connections import Connection
-    from asyncpool._worker.cluster.member import Worker
+    from asyncpool._worker.cluster.worker import Worker
 
 
 async def connect(

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 
 from asyncpool._core.base.run_times import LEAST, REFILL, UNKNOWN, Profile
-from asyncpool._core.dispatch.affinity import choose
+from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.slots import Ending

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from asyncpool._core.base.run_times import BUDGET, REFILL
-from asyncpool._core.dispatch.affinity import choose
+from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.slots.slots import Ending
 from tests.core.imaginary.books import Books
 

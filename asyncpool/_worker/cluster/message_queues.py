@@ -2,6 +2,8 @@
 
 Messages are acknowledged when they are taken out, so that who sends faster than the other
 side takes has to wait.  Sockets and files are acknowledged when they arrive.
+
+Things that arrive, for one task after the other to take out in their order.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+from collections import deque
 
 from asyncpool._core.wire.frames import Kind, header
 from asyncpool._system.descriptors import (
@@ -19,7 +22,6 @@ from asyncpool._system.descriptors import (
     received,
     socket_descriptor,
 )
-from asyncpool._worker.cluster.arrivals import Arrivals
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from io import IOBase
     from typing import Any
 
-    from asyncpool._worker.cluster.line import Line
+    from asyncpool._worker.cluster.link import Line
+
 
 # As many messages are on their way, or wait to be taken out, in each direction.
 MOST_UNTAKEN = 64
@@ -246,3 +249,52 @@ def _tell_dropped(what: str, error: Exception) -> None:
     logging.getLogger("asyncpool").error(
         "this worker cannot read %s and drops it", what, exc_info=error
     )
+
+
+class Arrivals:
+    """A queue with an end, which those that iterate over it reach.
+
+    Attributes:
+        waiting: What nobody has taken out yet.
+        ended: Whether nothing more arrives.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[Any] = deque()
+        self.ended = False
+        self._takers: deque[asyncio.Future[None]] = deque()
+
+    def put(self, item: Any) -> None:
+        """Let *item* arrive."""
+        self.waiting.append(item)
+        self._wake(1)
+
+    def end(self) -> None:
+        """Let nothing more arrive."""
+        self.ended = True
+        self._wake(len(self._takers))
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while True:
+            while not self.waiting:
+                if self.ended:
+                    return
+                taker = asyncio.get_running_loop().create_future()
+                self._takers.append(taker)
+                try:
+                    await taker
+                except BaseException:
+                    # What has woken it is for another one.
+                    if taker in self._takers:
+                        self._takers.remove(taker)
+                    elif self.waiting:
+                        self._wake(1)
+                    raise
+            yield self.waiting.popleft()
+
+    def _wake(self, count: int) -> None:
+        while count and self._takers:
+            taker = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                count -= 1

@@ -1,4 +1,4 @@
-"""Tests of asyncpool/_core/base/printable.py: what may reach a terminal."""
+"""Tests of asyncpool/_core/base/text.py: what may reach a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.printable import printable, printable_lines
+from asyncpool._core.base.text import printable, printable_lines
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 Control characters move the cursor, clear the screen, set its title; separators of lines
 begin what looks like a line of ours; and what turns the direction of writing makes one text
 look like another.  All of them are written as Python would; nothing else changes.
+
+Amounts of memory, for people: who wants to compute with them finds them as integers.
 """
 
 from __future__ import annotations
@@ -28,3 +30,20 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Return *text*, which may have several lines."""
     return text if text.isprintable() else text.translate(_LINES)
+
+
+_STEP = 1024
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def in_units(size: int) -> str:
+    """Return a number of bytes as a text, such as ``512 MiB``.
+
+    What has a decimal place is rounded, what has none is exact.
+    """
+    if size < _STEP:
+        return f"{size} byte{'' if size == 1 else 's'}"
+    power = min((size.bit_length() - 1) // 10, len(_UNITS))
+    whole, rest = divmod(size, _STEP**power)
+    number = f"{size / _STEP**power:.1f}" if rest else f"{whole}"
+    return f"{number} {_UNITS[power - 1]}"

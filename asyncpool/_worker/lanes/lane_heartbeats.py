@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from time import monotonic
 
-from asyncpool._core.wire.beat_records import INTERVAL, Beat, place_of
 from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat, place_of
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job.heartbeats import Beats
 from asyncpool.errors import JobCancelled

@@ -7,8 +7,8 @@ import logging
 from collections import deque
 from typing import Generic, Self, TypeVar
 
-from asyncpool._runtime.base.loop_check import check_home
-from asyncpool._runtime.cluster.line import MOST_MESSAGES, Line
+from asyncpool._runtime.base.event_loop import check_home
+from asyncpool._runtime.cluster.link import MOST_MESSAGES, Line
 from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket, received
 
 _LOGGER = logging.getLogger("asyncpool")

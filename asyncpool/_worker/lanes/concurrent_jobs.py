@@ -18,13 +18,12 @@ from asyncpool._core.map import chunks
 from asyncpool._core.wire.context import MAX_CONTEXT
 from asyncpool._core.wire.frames import Frame, Kind, header
 from asyncpool._core.wire.page import Layout
-from asyncpool._worker.channel.receiving import decoder, receive, receive_some
-from asyncpool._worker.channel.sending import send
+from asyncpool._worker.channel.frames_io import decoder, receive, receive_some, send
 from asyncpool._worker.job.execute import Executor
 from asyncpool._worker.job.heartbeats import install
 from asyncpool._worker.job.streams import Credit
-from asyncpool._worker.lanes.lane_beats import LaneBeats
 from asyncpool._worker.lanes.lane_chunks import run_chunk
+from asyncpool._worker.lanes.lane_heartbeats import LaneBeats
 from asyncpool._worker.lanes.lane_streams import LaneStreams
 from asyncpool._worker.lanes.lanes import Lane, Lanes
 

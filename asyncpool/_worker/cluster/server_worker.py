@@ -11,10 +11,9 @@ from _thread import get_ident  # threading would do, see _worker/__init__.py
 from asyncpool._core.wire.frames import Frame, Kind, header
 from asyncpool._core.wire.messages import MAX_REASON, pack_numbers
 from asyncpool._worker.cluster.acceptor import Acceptor, Want
-from asyncpool._worker.cluster.arrivals import Arrivals
 from asyncpool._worker.cluster.connections import Connection, Load
-from asyncpool._worker.cluster.line import Line
-from asyncpool._worker.cluster.mailbox import Mail, Parcels
+from asyncpool._worker.cluster.link import Line
+from asyncpool._worker.cluster.message_queues import Arrivals, Mail, Parcels
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py

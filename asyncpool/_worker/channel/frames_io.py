@@ -1,4 +1,7 @@
-"""Receive whole frames, in a process that has nothing else to do meanwhile."""
+"""Receive whole frames, in a process that has nothing else to do meanwhile.
+
+Send frames, in a process that has nothing else to do meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -37,3 +40,16 @@ def receive_some(sock: socket.socket, decoder: FrameDecoder) -> list[Frame] | No
         return decoder.fill(size) if size else None
     data = sock.recv(65536)
     return decoder.feed(data) if data else None
+
+
+# Up to here one system call and a copy are cheaper than two system calls.
+SMALL = 65_536
+
+
+def send(sock: socket.socket, head: bytes, payload: bytes) -> None:
+    """Send a frame, and what its head begins with."""
+    if len(payload) <= SMALL:
+        sock.sendall(head + payload)
+    else:
+        sock.sendall(head)
+        sock.sendall(payload)

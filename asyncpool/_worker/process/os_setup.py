@@ -1,4 +1,9 @@
-"""What only Linux offers to those who look after processes; elsewhere, nothing."""
+"""What only Linux offers to those who look after processes; elsewhere, nothing.
+
+Arrange descriptors and signals of a process that has just been forked.
+
+What the kernel is to allow a worker.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,13 @@ import contextlib
 import os
 import signal
 import sys
+
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asyncpool._core.wire.messages import KernelLimit
+
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -68,3 +80,53 @@ def _prctl(option: int, value: int) -> None:
         program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type] # this one
         prctl = _ctypes.dlsym(program, "prctl")
         _ctypes.call_cdeclfunction(prctl, (option, value, 0, 0, 0))
+
+
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal  # the C part of signal, see _worker/__init__.py
+
+
+def take_stdio(out: int, err: int) -> None:
+    """Make *out* and *err* descriptors 1 and 2, and read nothing from 0."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for fd in {null, out, err} - {0, 1, 2}:
+        os.close(fd)
+
+
+def reset_signals() -> None:
+    """Give a forked process the signal handling of a fresh interpreter."""
+    _signal.set_wakeup_fd(-1)
+    for number in (_signal.SIGCHLD, _signal.SIGTERM, _signal.SIGHUP):
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def apply_bounds(
+    nice: int,
+    cpus: tuple[int, ...] | None,
+    rlimits: Iterable[tuple[str, KernelLimit]],
+) -> None:
+    """Bind this process; see :class:`asyncpool.WorkerLimits`.
+
+    Raises:
+        OSError, ValueError: If the kernel does not allow that.
+    """
+    if nice:
+        os.nice(nice)
+    if cpus is not None:
+        os.sched_setaffinity(0, cpus)
+    for name, limit in rlimits:
+        import resource  # noqa: PLC0415 - few workers need it
+
+        kind = getattr(resource, name)
+        both = (limit, resource.getrlimit(kind)[1]) if isinstance(limit, int) else limit
+        try:
+            resource.setrlimit(kind, both)
+        except (OSError, ValueError) as error:
+            raise type(error)(f"{name} cannot be set to {both}: {error}") from error

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
     from asyncpool._worker.cluster.connections import Connection
-    from asyncpool._worker.cluster.membership import Member
+    from asyncpool._worker.cluster.server_worker import Member
 
 
 class Worker:

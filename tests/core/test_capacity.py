@@ -1,11 +1,10 @@
-"""Tests of asyncpool/_core/slots/budget.py."""
+"""Tests of asyncpool/_core/slots/capacity.py."""
 
 from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.slots.budget import Budget, counts
-from asyncpool._core.slots.sizing import Sizing
+from asyncpool._core.slots.capacity import Budget, Sizing, counts
 from asyncpool._core.slots.slots import Slot, SlotState
 
 S = SlotState

@@ -7,7 +7,7 @@ import struct
 
 from hypothesis import given, strategies as st
 
-from asyncpool._core.wire.beat_records import (
+from asyncpool._core.wire.heartbeat_records import (
     BEATS_SIZE,
     MAX_DETAILS,
     Beat,
