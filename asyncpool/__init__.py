@@ -70,8 +70,7 @@ _HOMES = {
     "asyncpool._runtime.job.job": ("Job",),
     "asyncpool._worker.job.heartbeats": ("heartbeat",),
     "asyncpool._worker.api.context": ("CurrentJob", "current_job"),
-    "asyncpool._worker.api.state": ("retire_worker",),
-    "asyncpool._worker.api.state": ("in_worker", "worker_state"),
+    "asyncpool._worker.api.state": ("in_worker", "retire_worker", "worker_state"),
     "asyncpool.cluster": ("Cluster",),
     "asyncpool.errors": (
         "AsyncPoolError",

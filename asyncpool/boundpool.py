@@ -25,8 +25,8 @@ class PoolView(Caller):
         """Return a view that differs from this one in what is given."""
         return PoolView(self._pool, changed(self._options, changes))
 
-    def _crew(self) -> Supervisor:
-        return self._pool._crew()  # noqa: SLF001
+    def _running_supervisor(self) -> Supervisor:
+        return self._pool._running_supervisor()  # noqa: SLF001
 
     async def _broadcast(
         self,

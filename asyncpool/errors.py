@@ -246,7 +246,7 @@ class PoolBrokenError(AsyncPoolError):
         self, *, reason: str, crashes: tuple[Crash, ...], retry_after: float | None
     ) -> None:
         last = f"; last: {crashes[-1]}" if crashes else ""
-        tail = _last_words(crashes[-1]) if crashes else ""
+        tail = _last_lines(crashes[-1]) if crashes else ""
         super().__init__(
             f"the pool is broken: {reason}{last}{tail}",
             reason=reason,
@@ -292,7 +292,7 @@ class ResizeError(AsyncPoolError):
 
     def __init__(self, crash: Crash) -> None:
         super().__init__(
-            f"there are not as many workers yet: {crash}{_last_words(crash)}",
+            f"there are not as many workers yet: {crash}{_last_lines(crash)}",
             crash=crash,
         )
 
@@ -497,7 +497,7 @@ class WorkerCrashedError(JobError):
         }[delivery]
         hung = last.kind == "hung"  # or it is a traceback, which is in the other, too
         tail = _innermost_calls(last.stack) if hung else ""
-        tail = tail or _last_words(last)
+        tail = tail or _last_lines(last)
         super().__init__(
             f"{last}; {state}{tail}",
             job_id=job_id,
@@ -521,7 +521,7 @@ def job_text(number: int, function: str) -> str:
     return f"job {number} ({function})" if function else f"job {number}"
 
 
-def _last_words(crash: Crash) -> str:
+def _last_lines(crash: Crash) -> str:
     """Return the lines that say most about the end of a worker, each on its own.
 
     Of a start that has failed they may be those of its traceback: a worker that serves

@@ -378,15 +378,15 @@ class RollResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSaturated:
-    """There are more leases than a cycle has beats: the turns are further apart.
+    """There are more leases than an interval has beats: the turns are further apart.
 
-    It is told at once, and told again whenever the number of leases has changed a cycle
+    It is told at once, and told again whenever the number of leases has changed an interval
     later.
 
     Attributes:
         leases: How many there are.
-        capacity: How many beats a cycle has, ``rate * cycle``.
-        cycle: The cycle, in seconds.
+        capacity: How many beats an interval has, ``rate * interval``.
+        interval: The interval, in seconds.
         rate: Beats a second: the keeper's rate, or fewer if beats take so long that too
             few of them can be under way at a time.
         worst_gap: Seconds between two beats of one lease, ``leases / rate``; they
@@ -395,13 +395,13 @@ class LeaseSaturated:
 
     leases: int
     capacity: int
-    cycle: float
+    interval: float
     rate: float
     worst_gap: float
 
     def __str__(self) -> str:
         return (
-            f"{self.leases} leases, but {self.rate:g} beats/s * {self.cycle:g} s = "
+            f"{self.leases} leases, but {self.rate:g} beats/s * {self.interval:g} s = "
             f"{self.capacity}: each is extended every {self.leases} / "
             f"{self.rate:g} = {self.worst_gap:g} s"
         )
@@ -409,11 +409,11 @@ class LeaseSaturated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRelieved:
-    """There are no more leases than a cycle has beats, after a :class:`LeaseSaturated`.
+    """There are no more leases than an interval has beats, after a :class:`LeaseSaturated`.
 
     Attributes:
         leases: How many there are.
-        capacity: How many beats a cycle has.
+        capacity: How many beats an interval has.
     """
 
     leases: int
@@ -428,7 +428,7 @@ class LeaseMissed:
     """A lease was not extended for *gap* seconds.
 
     A beat of it has failed, and was the last one of its turn, or *gap* is more than a
-    cycle and a tenth by now; this is told once a cycle.  Or a beat came so late, and
+    interval and a tenth by now; this is told once an interval.  Or a beat came so late, and
     succeeded.
 
     *error* is what the beat raised, or ``None`` if it succeeded.
@@ -478,7 +478,7 @@ class LeaseStats:
 
     Attributes:
         leases: How many leases it keeps.
-        capacity: How many it can extend in each cycle.
+        capacity: How many it can extend in each interval.
         saturated: Whether these are more than those.
         under_way: Beats that the outside system has not answered yet.
         beats: Beats that were sent; each is counted once below, or under way.

@@ -19,7 +19,7 @@ from asyncpool._core.leases import (
     Gone,
     LeaseLedger,
     Missed,
-    Outcome,
+    RenewalOutcome,
     Slower,
     Verdict,
     longest_gap,
@@ -28,7 +28,7 @@ from asyncpool._runtime.base.arguments import check_callable, check_int
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.job.lease_holder import Holder
-from asyncpool._runtime.job.lease_renewals import Beats, Problem
+from asyncpool._runtime.job.lease_renewals import LeaseRenewals, Problem
 from asyncpool.events import (
     LeaseEvent,
     LeaseLapsed,
@@ -85,11 +85,11 @@ class LeaseKeeper(Generic[L]):
             view = pool.options(lease=(keeper, message.id))
             job = view.submit(work, message.body)
 
-    In each cycle every lease gets a beat: ``await send(lease)``.  No more than *rate*
+    In each interval every lease gets a beat: ``await send(lease)``.  No more than *rate*
     of them begin in a second, one at a time; from 40 a second on, those of 50 ms
     together.  (Any n + 1 in a row take n / *rate* seconds, or (n + 1 - b) / *rate* if b
     come together, less 2 ms for the lateness of timers.)  Nothing is made good after a
-    stall.  When there are more leases than ``rate * cycle``, events and the log say so
+    stall.  When there are more leases than ``rate * interval``, events and the log say so
     at once, and the one that is due first goes first, so that all wait equally longer.
 
     Beats of several leases overlap if *send* takes long: as many as *rate* asks for, up to
@@ -100,19 +100,19 @@ class LeaseKeeper(Generic[L]):
         send: Extends one lease.  It raises :exc:`LeaseGoneError` if the lease is lost:
             it is forgotten, and its job cancelled; and :exc:`ThrottledError` if the
             outside system wants fewer beats: it is repeated before all others, after a
-            pause that doubles each time, up to an eighth of a cycle, and after six
+            pause that doubles each time, up to an eighth of an interval, and after six
             times in a row behind the others.  If it raises anything else, it is
-            repeated after pauses of, by default, 1/16, 1/8 and 1/4 of a cycle, and then
-            in the next cycle.  Repeats take half of the ticks at the most while other
+            repeated after pauses of, by default, 1/16, 1/8 and 1/4 of an interval, and then
+            in the next interval.  Repeats take half of the ticks at the most while other
             leases wait.
         rate: The most beats a second.
-        cycle: Seconds in which every lease gets a beat.  The outside system has to
+        interval: Seconds in which every lease gets a beat.  The outside system has to
             grant more than that: what its answers take, and what your event loop
             stalls.
-        max_retries: How often a beat that has failed is repeated in a cycle.
+        max_retries: How often a beat that has failed is repeated in an interval.
         timeout: Seconds that *send* may take; then it is cancelled and has failed.
-            ``None`` means ``cycle / (2 * (1 + max_retries))``, 15 s by default: then
-            all attempts at a lease that hangs take half a cycle, and the pauses
+            ``None`` means ``interval / (2 * (1 + max_retries))``, 15 s by default: then
+            all attempts at a lease that hangs take half an interval, and the pauses
             between them the other half.
         ttl: Seconds that a lease lasts after an extension.  If it is known, a job does
             not outlast its lease: after nine tenths of it without an extension the job
@@ -123,7 +123,7 @@ class LeaseKeeper(Generic[L]):
             first one from the moment in which the lease came here.
 
     Raises:
-        ValueError: If an argument is out of range, or a cycle too short for one beat, or
+        ValueError: If an argument is out of range, or an interval too short for one beat, or
             so long that all attempts of a turn do not fit into nine tenths of the *ttl*.
         TypeError: If *send* is not callable, or a number is of the wrong kind.
     """
@@ -132,7 +132,7 @@ class LeaseKeeper(Generic[L]):
         self,
         send: Callable[[L], Awaitable[object]],
         rate: float = 1.0,
-        cycle: float = 120.0,
+        interval: float = 120.0,
         max_retries: int = 3,
         *,
         timeout: float | None = None,
@@ -142,19 +142,19 @@ class LeaseKeeper(Generic[L]):
             raise TypeError(f"send must be callable, not {send!r}")
         check_int("max_retries", max_retries, at_least=0)
         check_kind("rate", rate, NUMBER)
-        check_kind("cycle", cycle, SECONDS)
+        check_kind("cycle", interval, SECONDS)
         check_kind("timeout", timeout, or_none(SECONDS))
         check_kind("ttl", ttl, or_none(SECONDS))
         if timeout is None:
-            timeout = cycle / (2 * (1 + max_retries))
-        for name, value in (("rate", rate), ("cycle", cycle), ("timeout", timeout)):
+            timeout = interval / (2 * (1 + max_retries))
+        for name, value in (("rate", rate), ("cycle", interval), ("timeout", timeout)):
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be > 0 and finite, not {value}")
         if ttl is not None:
-            _check_ttl(ttl, cycle, max_retries, timeout)
+            _check_ttl(ttl, interval, max_retries, timeout)
         self._ledger: LeaseLedger[L] = LeaseLedger(
             rate=rate,
-            cycle=cycle,
+            interval=interval,
             max_retries=max_retries,
             overlap=max(_MIN_OVERLAP, min(_MAX_OVERLAP, math.ceil(rate))),
             max_overlap=_MAX_OVERLAP,
@@ -163,10 +163,10 @@ class LeaseKeeper(Generic[L]):
         )
         if not self._ledger.capacity:
             raise ValueError(
-                f"rate={rate:g} beats/s for cycle={cycle:g} s make {rate * cycle:g} "
+                f"rate={rate:g} beats/s for cycle={interval:g} s make {rate * interval:g} "
                 "beats: one at least is needed"
             )
-        self._beats = Beats(
+        self._beats = LeaseRenewals(
             self._ledger,
             send,
             timeout,
@@ -182,7 +182,7 @@ class LeaseKeeper(Generic[L]):
         self._task: asyncio.Task[None] | None = None
 
     def add(self, lease: L, *, on_gone: Callable[[L], object] | None = None) -> None:
-        """Keep *lease* until :meth:`remove`.  Its first beat is within a cycle.
+        """Keep *lease* until :meth:`remove`.  Its first beat is within an interval.
 
         Args:
             lease: Any hashable value that tells it from the others.
@@ -256,7 +256,7 @@ class LeaseKeeper(Generic[L]):
     def stats(self) -> LeaseStats:
         """Return the keeper as it stands, and what it went through."""
         # What its end has cancelled is under way no more.
-        under_way = self._ledger.flying if self._task is not None else 0
+        under_way = self._ledger.in_progress if self._task is not None else 0
         return LeaseStats(
             leases=len(self._holds),
             capacity=self._ledger.capacity,
@@ -317,10 +317,10 @@ class LeaseKeeper(Generic[L]):
         return f"<LeaseKeeper {state}: {len(ledger)} leases of {ledger.capacity}>"
 
     def _on_settled(
-        self, lease: L, outcome: Outcome, verdict: Verdict, problem: Problem
+        self, lease: L, outcome: RenewalOutcome, verdict: Verdict, problem: Problem
     ) -> None:
         self._counts[_COUNTED[outcome]] += 1
-        if outcome is Outcome.EXTENDED:
+        if outcome is RenewalOutcome.EXTENDED:
             self._tell_holder(lease)
         match verdict:
             case Gone():
@@ -407,21 +407,21 @@ class LeaseKeeper(Generic[L]):
 
 
 _COUNTED = {
-    Outcome.EXTENDED: "extended",
-    Outcome.THROTTLED: "throttled",
-    Outcome.FAILED: "failed",
-    Outcome.GONE: "lost",
+    RenewalOutcome.EXTENDED: "extended",
+    RenewalOutcome.THROTTLED: "throttled",
+    RenewalOutcome.FAILED: "failed",
+    RenewalOutcome.GONE: "lost",
 }
 _COUNTERS = (*_COUNTED.values(), "missed", "lapsed")
 
 
-def _check_ttl(ttl: float, cycle: float, max_retries: int, timeout: float) -> None:
+def _check_ttl(ttl: float, interval: float, max_retries: int, timeout: float) -> None:
     if not 0 < ttl < math.inf:
         raise ValueError(f"ttl must be > 0 and finite, not {ttl}")
-    gap, most = longest_gap(cycle, max_retries, timeout), GIVE_UP * ttl
+    gap, most = longest_gap(interval, max_retries, timeout), GIVE_UP * ttl
     if gap > most:
         raise ValueError(
-            f"a cycle of {cycle:g} s and {max_retries} retries, of {timeout:g} s each, can "
+            f"a cycle of {interval:g} s and {max_retries} retries, of {timeout:g} s each, can "
             f"take {gap:g} s until a lease is extended, and it is given up after {most:g} s, "
             f"nine tenths of ttl={ttl:g}: choose a shorter cycle, a shorter timeout, or "
             "fewer retries"

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from asyncpool._core.map.chunks import Failure
-from asyncpool._runtime.map.batch_runner import Crew
+from asyncpool._runtime.map.batch_runner import MapBackend
 from asyncpool._runtime.map.batches import Batch, Task
-from asyncpool._runtime.map.mapping import Mapping
+from asyncpool._runtime.map.mapping import MapRun
 from asyncpool._runtime.map.sources import open_source
 
 __all__ = ["Map", "Outcome", "Plan"]
@@ -63,7 +63,7 @@ class Outcome(Generic[R]):
 class Plan:
     """All that a map needs to begin."""
 
-    crew: Crew
+    backend: MapBackend
     task: Task
     iterables: tuple[Any, ...]
     chunk: int | None
@@ -102,14 +102,14 @@ class Map(Generic[R]):
         return Map(self._plan, ordered=False, telling=self._telling)
 
     def outcomes(self) -> Map[Outcome[R]]:
-        """Return the same, but yielding an :class:`Outcome` for each item.
+        """Return the same, but yielding an :class:`RenewalOutcome` for each item.
 
         So an error ends nothing, and each can be told from the others.
         """
         return Map(self._plan, ordered=self._ordered, telling=True)
 
     def __aiter__(self) -> AsyncIterator[R]:
-        self._plan.crew.check_home()
+        self._plan.backend.check_home()
         iteration = self._iteration
         if iteration is None or self._looped:
             iteration = self._begin()
@@ -123,14 +123,14 @@ class Map(Generic[R]):
 
     def __anext__(self) -> Awaitable[R]:
         """Return an awaitable of the next result."""
-        self._plan.crew.check_home()
+        self._plan.backend.check_home()
         if self._iteration is None:
             self._begin()
         assert self._iteration is not None
         return self._iteration.__anext__()
 
     def __await__(self) -> Generator[Any, None, list[R]]:
-        self._plan.crew.check_home()
+        self._plan.backend.check_home()
         return _all(self._pieces()).__await__()
 
     async def aclose(self) -> None:
@@ -139,7 +139,7 @@ class Map(Generic[R]):
         Cancellation:
             Safe: what is left is done when the iteration is dropped.
         """
-        self._plan.crew.check_home()
+        self._plan.backend.check_home()
         if self._iteration is not None:
             await self._iteration.aclose()
 
@@ -198,8 +198,8 @@ async def _read(
     plan: Plan, *, ordered: bool, telling: bool
 ) -> AsyncGenerator[Iterable[Any], None]:
     news = asyncio.Event()
-    mapping = Mapping(
-        plan.crew,
+    mapping = MapRun(
+        plan.backend,
         plan.task,
         open_source(plan.iterables, news.set),
         news,

@@ -27,7 +27,7 @@ from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._runtime.options.job_options import Options, changed
 from asyncpool._runtime.options.pool_options import pool_options
 from asyncpool._runtime.options.worker_options import OutputMode
-from asyncpool._runtime.pool.lifecycle import Life
+from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import pool_config
 from asyncpool.boundpool import PoolView
@@ -168,7 +168,7 @@ class Pool(Caller, Supervised):
         self._config = pool_config(options)
         self._options = JobOptions(limits=options.job_limits)
         self._close_timeout = options.close_timeout
-        self._life = Life("pool", self.name)
+        self._life = SupervisorRunner("pool", self.name)
 
     async def start(self) -> None:
         """Start the workers, and return when the first one is ready, or all are (*ready*).
@@ -276,7 +276,7 @@ class Pool(Caller, Supervised):
         """
         least, most = least_and_most(workers)
         supervisor = self._life.open()
-        await shielded(supervisor.rotator.resize(least, most))
+        await shielded(supervisor.replacement.resize(least, most))
 
     async def roll(self) -> RollResult:
         """Replace every worker by a fresh one, as many at a time as *surge* allows.
@@ -295,7 +295,7 @@ class Pool(Caller, Supervised):
         Cancellation:
             Safe: the roll goes on.
         """
-        return await shielded(self._life.trying().rotator.roll())
+        return await shielded(self._life.trying().replacement.roll())
 
     async def close(
         self,
@@ -367,7 +367,7 @@ class Pool(Caller, Supervised):
         )
 
     def __del__(self) -> None:
-        life: Life | None = getattr(self, "_life", None)
+        life: SupervisorRunner | None = getattr(self, "_life", None)
         if life is not None:  # or an argument was refused
             life.dropped(self)
 
@@ -382,7 +382,7 @@ class Pool(Caller, Supervised):
     def _supervisor(self) -> Supervisor | None:
         return self._life.supervisor
 
-    def _crew(self) -> Supervisor:
+    def _running_supervisor(self) -> Supervisor:
         return self._life.supervisor or self._life.running()
 
     async def _broadcast(

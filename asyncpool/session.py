@@ -18,7 +18,7 @@ from asyncpool._runtime.base.arguments import (
 )
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.options.job_options import Options, changed
-from asyncpool._runtime.pool.sessions import Seat
+from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.stream import Stream
 
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class _State:
-    seat: Seat | None = None
+    session_worker: SessionWorker | None = None
     entered: bool = False
     left: bool = False
 
@@ -45,7 +45,7 @@ class WorkerSession:
 
     def __init__(
         self,
-        crew: Callable[[], Supervisor],
+        supervisor: Callable[[], Supervisor],
         options: JobOptions,
         *,
         timeout: float | None,
@@ -54,7 +54,7 @@ class WorkerSession:
     ) -> None:
         check_timeout(timeout)
         check_callable("on_restart", on_restart)
-        self._crew = crew
+        self._running_supervisor = supervisor
         self._options = _checked(options)
         self._timeout = timeout
         self._fresh = fresh
@@ -69,7 +69,7 @@ class WorkerSession:
         Raises:
             RuntimeError: If the context has not been entered.
         """
-        return self._seat.slot
+        return self._session_worker.slot
 
     @property
     def pid(self) -> int:
@@ -78,7 +78,7 @@ class WorkerSession:
         Raises:
             RuntimeError: If the context has not been entered.
         """
-        return self._seat.pid
+        return self._session_worker.pid
 
     def options(self, **changes: Unpack[Options]) -> WorkerSession:
         """Return a view of the session whose calls have these options.
@@ -185,10 +185,10 @@ class WorkerSession:
         """
         if self._state.entered:
             raise RuntimeError("a session can be entered only once: ask for another")
-        supervisor = self._crew()
+        supervisor = self._running_supervisor()
         supervisor.check_home()
         self._state.entered = True
-        self._state.seat = await supervisor.sessions.take(
+        self._state.session_worker = await supervisor.sessions.take(
             self._timeout, self._on_restart, self._options
         )
         return self
@@ -208,17 +208,17 @@ class WorkerSession:
             there ends before anybody else's job begins.
         """
         try:
-            await self._crew().sessions.leave(
-                self._seat, fresh=self._fresh, failed=error is not None
+            await self._running_supervisor().sessions.leave(
+                self._session_worker, fresh=self._fresh, failed=error is not None
             )
         finally:
             self._state.left = True
 
     @property
-    def _seat(self) -> Seat:
-        if self._state.seat is None:
+    def _session_worker(self) -> SessionWorker:
+        if self._state.session_worker is None:
             raise RuntimeError("the session has no worker: use 'async with'")
-        return self._state.seat
+        return self._state.session_worker
 
     def _submit(
         self,
@@ -229,10 +229,12 @@ class WorkerSession:
     ) -> Job[Any]:
         if not callable(fn):
             raise not_callable("submit", fn)
-        seat = self._seat
+        session_worker = self._session_worker
         if self._state.left:
             raise RuntimeError("the session is over: its context was left")
-        return self._crew().sessions.call(seat, fn, args, kwargs, options)
+        return self._running_supervisor().sessions.call(
+            session_worker, fn, args, kwargs, options
+        )
 
     def _stream(
         self,
@@ -244,10 +246,12 @@ class WorkerSession:
         if not callable(fn):
             raise not_callable("stream", fn)
         options = replace(options, form="stream")
-        return Stream(self._crew(), partial(self._submit, fn, args, kwargs, options))
+        return Stream(
+            self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)
+        )
 
     def __repr__(self) -> str:
-        if self._state.seat is None:
+        if self._state.session_worker is None:
             return "<WorkerSession, not begun>"
         over = ", over" if self._state.left else ""
         return f"<WorkerSession: worker {self.pid} in slot {self.slot}{over}>"

@@ -21,7 +21,7 @@ from asyncpool._core.pickling.functions import travels_by_name
 from asyncpool._core.pickling.out_of_band import HEAVY, StreamTooLongError
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._runtime.base.arguments import not_callable
-from asyncpool._runtime.base.error_aliases import also
+from asyncpool._runtime.base.error_aliases import with_base
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.traffic.large_jobs import unpicklable
@@ -103,7 +103,7 @@ async def run_sync(
                 raise
             raised = error.exception
         except (WorkerCrashedError, PoolBrokenError, PoolClosedError) as error:
-            also(error, anyio.BrokenWorkerProcess)
+            with_base(error, anyio.BrokenWorkerProcess)
             raise
         finally:
             resident.calls -= 1
@@ -166,7 +166,7 @@ class _Resident:
     @property
     def gone(self) -> bool:
         """Whether it has ended, or never came up."""
-        return self.up.done() and self.pool._crew().standing.done.done()  # noqa: SLF001
+        return self.up.done() and self.pool._running_supervisor().status.done.done()  # noqa: SLF001
 
     async def grow(self) -> None:
         """See to it that each call may have a worker: the limiter is the limit."""

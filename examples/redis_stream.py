@@ -112,7 +112,7 @@ class Consumer:
         self.keeper = asyncpool.LeaseKeeper(
             self.extend,
             rate=max(10.0, 2 * self.in_hand / cycle),
-            cycle=cycle,
+            interval=cycle,
             ttl=(1 - LATENESS) * options.lease,
         )
         self.redis: Any = redis.asyncio.Redis(

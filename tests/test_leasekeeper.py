@@ -75,7 +75,7 @@ def job() -> asyncio.Future[None]:
 def test_each_lease_has_a_beat_in_each_cycle_until_it_is_removed() -> None:
     async def main() -> None:
         outside = Outside()
-        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
             keeper.add("a")
             keeper.add("b")
             await reach(5)
@@ -94,7 +94,7 @@ def test_each_lease_has_a_beat_in_each_cycle_until_it_is_removed() -> None:
 def test_no_beat_begins_after_a_lease_was_removed(*, again: bool) -> None:
     async def main() -> None:
         outside = Outside()
-        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
             await reach(1)
             keeper.add("a")
             await asyncio.sleep(0)  # its beat is decided, and begins in the next turn
@@ -126,7 +126,7 @@ def test_a_lease_is_kept_as_long_as_its_job_is_not_done() -> None:
     async def main() -> None:
         outside = Outside()
         done, failed, cancelled = job(), job(), job()
-        async with LeaseKeeper(outside.extend, rate=10.0, cycle=10.0) as keeper:
+        async with LeaseKeeper(outside.extend, rate=10.0, interval=10.0) as keeper:
             for name, each in (("a", done), ("b", failed), ("c", cancelled)):
                 keeper.keep(name, each)
             await reach(15)
@@ -160,7 +160,7 @@ def test_the_next_job_may_take_a_lease_over_in_the_turn_in_which_the_last_one_en
 ):
     async def main() -> None:
         outside, first, second = Outside(), job(), job()
-        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
             keeper.keep("a", first)
             first.set_result(None)
             keeper.keep("a", second)
@@ -178,7 +178,7 @@ def test_a_lease_that_is_gone_costs_its_job() -> None:
     async def main() -> None:
         outside = Outside(a=[0.0, LeaseGoneError()])
         lost, safe = job(), job()
-        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
             events = keeper.events()
             keeper.keep("a", lost)
             keeper.keep("b", safe)
@@ -202,7 +202,7 @@ def test_a_job_is_cancelled_before_its_lease_lapses(
         down = OSError("down")
         outside = Outside(a=[0.0, 0.0, down], b=[down])
         lost, late = job(), list[str]()
-        async with LeaseKeeper(outside.extend, cycle=10.0, ttl=40.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=10.0, ttl=40.0) as keeper:
             events = keeper.events()
             keeper.keep("a", lost)
             keeper.add("b", on_gone=late.append)
@@ -237,7 +237,7 @@ def test_who_hears_of_a_lapsed_lease_may_remove_others() -> None:
                     keeper.add(other)
 
         outside = Outside(a=[OSError("down")], b=[OSError("down")])
-        async with LeaseKeeper(outside.extend, cycle=10.0, ttl=40.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=10.0, ttl=40.0) as keeper:
             keeper.add("a", on_gone=on_gone)
             keeper.add("b", on_gone=on_gone)
             await reach(40)
@@ -250,7 +250,7 @@ def test_who_hears_of_a_lapsed_lease_may_remove_others() -> None:
 def test_a_loop_that_stalled_for_too_long_gives_its_leases_up_before_any_beat() -> None:
     async def main() -> None:
         outside, lost = Outside(), job()
-        async with LeaseKeeper(outside.extend, cycle=10.0, ttl=40.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=10.0, ttl=40.0) as keeper:
             keeper.keep("a", lost)
             await reach(5)
             loop = asyncio.get_running_loop()
@@ -365,7 +365,7 @@ def test_an_outside_system_that_is_down_does_not_fill_the_log(
 def test_what_cancels_itself_inside_has_failed() -> None:
     async def main() -> None:
         outside = Outside(a=[asyncio.CancelledError(), 0.0])
-        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
             keeper.add("a")
             await reach(5)
             assert (keeper.stats().failed, keeper.stats().extended) == (1, 1)
@@ -377,7 +377,7 @@ def test_what_cancels_itself_inside_has_failed() -> None:
 def test_a_beat_that_hangs_ends_in_time_for_its_retries() -> None:
     async def main() -> None:
         outside = Outside(a=[9e9])
-        async with LeaseKeeper(outside.extend, cycle=120.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=120.0) as keeper:
             events = keeper.events()
             keeper.add("a")
             keeper.add("b")
@@ -414,14 +414,14 @@ def test_more_leases_than_a_cycle_has_beats_are_told_at_once(
 ) -> None:
     async def main() -> None:
         outside = Outside()
-        async with LeaseKeeper(outside.extend, cycle=3.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=3.0) as keeper:
             events = keeper.events()
             for name in "abcd":
                 keeper.add(name)
             assert keeper.stats().saturated
             # One event of all that came together.
             assert await anext(events) == LeaseSaturated(
-                leases=4, capacity=3, cycle=3.0, rate=1.0, worst_gap=4.0
+                leases=4, capacity=3, interval=3.0, rate=1.0, worst_gap=4.0
             )
             assert now() == 0
             await reach(7.5)
@@ -438,7 +438,7 @@ def test_more_leases_than_a_cycle_has_beats_are_told_at_once(
 def test_a_loop_that_stalled_sends_no_burst() -> None:
     async def main() -> None:
         outside = Outside()
-        async with LeaseKeeper(outside.extend, cycle=10.0) as keeper:
+        async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
             for name in "abcde":
                 keeper.add(name)
             await reach(1.5)
@@ -545,7 +545,7 @@ def test_nothing_is_held_on_to() -> None:
         async def send(lease: Lease) -> None:
             pass
 
-        keeper = LeaseKeeper(send, rate=100.0, cycle=1.0)
+        keeper = LeaseKeeper(send, rate=100.0, interval=1.0)
         seen: weakref.WeakSet[Any] = weakref.WeakSet()
         forever = job()
         async with keeper:
@@ -660,7 +660,7 @@ def test_a_quiet_keeper_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "asyncpool")
 
     async def main() -> None:
-        async with LeaseKeeper(Outside().extend, cycle=10.0) as keeper:
+        async with LeaseKeeper(Outside().extend, interval=10.0) as keeper:
             done = job()
             keeper.keep("a", done)
             await reach(50)

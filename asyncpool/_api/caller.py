@@ -143,7 +143,9 @@ class Caller(MapCaller):
         if not callable(fn):
             raise not_callable("stream", fn)
         options = replace(self._options, form="stream")
-        return Stream(self._crew(), partial(self._submit, fn, args, kwargs, options))
+        return Stream(
+            self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)
+        )
 
     @overload
     async def broadcast(
@@ -165,7 +167,7 @@ class Caller(MapCaller):
         """Run ``fn(*args, **kwargs)`` once in every worker, those to come included.
 
         In a worker that is there it runs between two jobs: after what the worker has in
-        hand, before anything else.  A worker that is started later runs it after the
+        flight, before anything else.  A worker that is started later runs it after the
         initializer, before it is ready; a broadcast that fails there is a failed start.  In
         each, broadcasts run in their order, but *of the same function only the last one is
         remembered*: the same by module, name and line, whatever the arguments.
@@ -248,7 +250,7 @@ class Caller(MapCaller):
             Inside the context: cancels the calls of the session.
         """
         return WorkerSession(
-            self._crew,
+            self._running_supervisor,
             self._options,
             timeout=timeout,
             fresh=fresh,

@@ -31,7 +31,7 @@ class MapCaller(ABC):
     _options: JobOptions
 
     @abstractmethod
-    def _crew(self) -> Supervisor:
+    def _running_supervisor(self) -> Supervisor:
         """Return what makes the calls.
 
         Raises:
@@ -48,7 +48,7 @@ class MapCaller(ABC):
         """Submit a call with *options*, whatever those of this caller are."""
         if not callable(fn):
             raise not_callable("submit", fn)
-        supervisor = self._crew()
+        supervisor = self._running_supervisor()
         if options.lease is None:
             return supervisor.traffic.submit(fn, args, kwargs, options)
         submit = partial(supervisor.traffic.submit, fn, args, kwargs, options)
@@ -254,7 +254,7 @@ class MapCaller(ABC):
             if value is not None:
                 check_int(name, value, at_least=1)
         task = Task(fn, star, self._options, self._submit)
-        return Map(Plan(self._crew(), task, iterables, chunk, window))
+        return Map(Plan(self._running_supervisor(), task, iterables, chunk, window))
 
 
 def _refuse(verb: str, others: dict[str, object]) -> None:

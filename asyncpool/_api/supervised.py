@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncpool._runtime.base.arguments import check_int
 from asyncpool._runtime.base.event_hub import EventStream
-from asyncpool._runtime.pool.lifecycle import Life
+from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool.events import Event
 
 
@@ -13,7 +13,7 @@ class Supervised:
 
     __slots__ = ()
 
-    _life: Life
+    _life: SupervisorRunner
 
     def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the events from now on.
@@ -53,7 +53,7 @@ class Supervised:
             RuntimeError: If the pool or cluster was started in another event loop.
         """
         check_int("slot", slot, at_least=0)
-        self._life.open().rotator.retire_from(slot)
+        self._life.open().replacement.retire_from(slot)
 
     def kill(self, slot: int) -> None:
         """Kill the worker in *slot* by SIGKILL, with all processes that it has started.
@@ -76,4 +76,4 @@ class Supervised:
             RuntimeError: If it was started in another event loop.
         """
         check_int("slot", slot, at_least=0)
-        self._life.here().rotator.kill(slot)
+        self._life.running_here().replacement.kill(slot)

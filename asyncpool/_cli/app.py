@@ -16,7 +16,12 @@ from asyncpool import __version__
 from asyncpool._cli.call_command import call_command
 from asyncpool._cli.doctor.doctor_command import doctor_command
 from asyncpool._cli.map.map_command import map_command
-from asyncpool._cli.parameters import Exit, Trouble, Unfinished, add_current_folder
+from asyncpool._cli.parameters import (
+    CommandError,
+    Exit,
+    UnfinishedError,
+    add_current_folder,
+)
 from asyncpool._cli.serve.cluster_commands import (
     reload_command,
     resize_command,
@@ -54,7 +59,7 @@ def _ends_told() -> Generator[None]:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         _drop_stdout()
-        raise Unfinished(f"cannot write stdout: {error.strerror}") from None
+        raise UnfinishedError(f"cannot write stdout: {error.strerror}") from None
 
 
 def _drop_stdout() -> None:
@@ -86,7 +91,9 @@ def command() -> None:
     try:
         add_current_folder()
     except FileNotFoundError:
-        raise Trouble("the current folder was removed: change to another") from None
+        raise CommandError(
+            "the current folder was removed: change to another"
+        ) from None
 
 
 @command.command("completion", short_help="Print what completes asyncpool in a shell.")

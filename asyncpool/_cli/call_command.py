@@ -17,9 +17,9 @@ from asyncpool._cli.map.plan import Loop, Plan, make_pool, options
 from asyncpool._cli.map.progress import WorkerLines
 from asyncpool._cli.map.run import Interrupted, interrupts
 from asyncpool._cli.parameters import (
+    CommandError,
     Exit,
     JsonCommand,
-    Trouble,
     error_console,
     pool_options,
     say,
@@ -78,7 +78,7 @@ def call_command(
             result = asyncio.run(_call(plan, positional, keywords))
     except TargetError as error:
         if not as_json:
-            raise Trouble(str(error)) from None
+            raise CommandError(str(error)) from None
         _show_failure(error, target, as_json=True, seconds=time.monotonic() - began)
         sys.exit(Exit.USAGE)
     except Interrupted as ended:
@@ -113,7 +113,7 @@ def _value(word: str) -> Any:
     except ValueError:
         return word
     except RecursionError:
-        raise Trouble(f"an argument is nested too deeply: {word[:20]}…") from None
+        raise CommandError(f"an argument is nested too deeply: {word[:20]}…") from None
 
 
 async def _call(

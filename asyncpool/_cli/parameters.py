@@ -35,7 +35,7 @@ class Exit(enum.IntEnum):
     BROKEN_PIPE = 141
 
 
-class Trouble(click.ClickException):
+class CommandError(click.ClickException):
     """A mistake of the user's, told without a traceback."""
 
     exit_code: ClassVar[int] = Exit.USAGE
@@ -45,13 +45,13 @@ class Trouble(click.ClickException):
         click.echo(f"asyncpool: {self.message}", err=True, file=file)
 
 
-class Refused(Trouble):
+class RefusedError(CommandError):
     """The command is right, but there is no such cluster, or the system says no."""
 
     exit_code: ClassVar[int] = Exit.FAILED
 
 
-class Unfinished(Trouble):
+class UnfinishedError(CommandError):
     """The command is right, but there is no room, or no right to write."""
 
     exit_code: ClassVar[int] = Exit.UNFINISHED

@@ -2,29 +2,29 @@
 
 A lease that is held in an outside system lapses unless it is extended in time, and
 the outside system takes only so many extensions a second.  So there is one beat per
-*tick*, a tick every ``1 / rate`` seconds, and one turn per lease in each *cycle*.
+*tick*, a tick every ``1 / rate`` seconds, and one turn per lease in each *interval*.
 (From 40 a second on, a tick is for as many beats as there are in :data:`TICK`: it costs
 more to wake up for a beat than to send it, and at 100 a second 1 % of a core.)
 
-* ``main`` holds those that wait for their turn of this cycle, ``backup`` those that
-  had it.  At the end of the cycle backup becomes main.
-* ``arrivals`` holds those that came in the middle of a cycle, and those whose beat of
-  the last cycle was answered only in this one.
+* ``main`` holds those that wait for their turn of this interval, ``backup`` those that
+  had it.  At the end of the interval backup becomes main.
+* ``arrivals`` holds those that came in the middle of an interval, and those whose beat of
+  the last interval was answered only in this one.
 * ``repeats`` holds those whose beat failed, and whose pause before the next attempt is
   over.  One of them goes before all others, but never two in a row while others wait:
   leases that fail again and again cannot take more than half of the ticks, and one
-  that has failed once need not wait for a whole cycle.  The pauses double from one
-  attempt to the next and make up less than half a cycle (see :func:`pause_before`), so
+  that has failed once need not wait for a whole interval.  The pauses double from one
+  attempt to the next and make up less than half an interval (see :func:`pause_before`), so
   that one short outage does not hit all attempts of a lease.
 
-Each lease is *due* one cycle after it last came to a queue.  Every queue is sorted by
+Each lease is *due* one interval after it last came to a queue.  Every queue is sorted by
 that without any sorting, since what joins one joins at its end, with the latest due of
 all; so the earliest of all is at one of two heads, and a tick costs the same with ten
 leases as with a hundred thousand.  Taking the earlier head is *earliest deadline
-first*, which is optimal: as long as there are no more leases than ticks in a cycle,
-every one has its turn within a cycle and a tick of the last (and of coming), however
-many come and go meanwhile; each repeat in between makes that one tick more.  (With *b* beats at a tick it is a cycle and ``2b - 1`` beats:
-those that came just before the end of the cycle can have had a whole tick, and the next
+first*, which is optimal: as long as there are no more leases than ticks in an interval,
+every one has its turn within an interval and a tick of the last (and of coming), however
+many come and go meanwhile; each repeat in between makes that one tick more.  (With *b* beats at a tick it is an interval and ``2b - 1`` beats:
+those that came just before the end of the interval can have had a whole tick, and the next
 one has no place for whoever had its last turn as one too many for a tick.)  With more
 of them the turns are just further apart, the same for all.
 A plain deque without the dues would not do: with many short jobs, those that come
@@ -59,20 +59,20 @@ L = TypeVar("L", bound=Hashable)
 # Seconds of lateness that the next ticks make good.
 SLACK = 0.002
 
-# Seconds between two ticks, if a tick is for several beats; less if a cycle is short.
+# Seconds between two ticks, if a tick is for several beats; less if an interval is short.
 TICK = 0.05
 
 # How often in a row one lease may be throttled and keep its place at the front.  More
 # often, and it is most likely throttled for itself, and must not hold up the others.
 MAX_THROTTLES = 5
 
-# The longest pause after a beat that was throttled, as a share of the cycle.
+# The longest pause after a beat that was throttled, as a share of the interval.
 _MAX_PAUSE = 1 / 8
 
 # Before all time; who is due then, is due before all others: at the front.
 _NEVER = _AT_ONCE = float("-inf")
 
-# How many cycles without an extension are too long.  A little more than one, since
+# How many intervals without an extension are too long.  A little more than one, since
 # every turn waits for its tick, for the loop, and for the outside system's answer.
 _TOO_LONG = 1.1
 
@@ -84,26 +84,26 @@ GIVE_UP = 0.9
 _WEIGHT = 1 / 8
 
 
-def pause_before(retry: int, max_retries: int, cycle: float) -> float:
+def pause_before(retry: int, max_retries: int, interval: float) -> float:
     """Return the seconds between a failed beat and its *retry*, counted from 1.
 
-    Each is twice as long as the one before.  The last one is a quarter of the cycle, so
+    Each is twice as long as the one before.  The last one is a quarter of the interval, so
     all of them are less than a half; the other half is for the attempts themselves.
     """
-    return math.ldexp(cycle, retry - max_retries - 2)
+    return math.ldexp(interval, retry - max_retries - 2)
 
 
-def longest_gap(cycle: float, max_retries: int, timeout: float) -> float:
+def longest_gap(interval: float, max_retries: int, timeout: float) -> float:
     """Return how long a lease can go without extension if only its last attempt succeeds.
 
     That is from the begin of a beat to the end of that attempt, if each takes *timeout*,
-    and there are no more leases than a cycle has beats.
+    and there are no more leases than an interval has beats.
     """
-    pauses = cycle / 2 - math.ldexp(cycle, -1 - max_retries)
-    return cycle + pauses + (2 + max_retries) * timeout
+    pauses = interval / 2 - math.ldexp(interval, -1 - max_retries)
+    return interval + pauses + (2 + max_retries) * timeout
 
 
-class Outcome(enum.Enum):
+class RenewalOutcome(enum.Enum):
     """How a beat ended."""
 
     EXTENDED = enum.auto()
@@ -175,14 +175,14 @@ class LeaseLedger(Generic[L]):
     """Every lease, in the order of the turns, and when the next beat may be.
 
     Each call takes the time, on a clock that never goes backwards, and costs the same
-    however many leases there are.  Only the end of a cycle that was too short for all
+    however many leases there are.  Only the end of an interval that was too short for all
     costs time for each beat that was made in it.
 
     Args:
         rate: The most beats a second.
-        cycle: Seconds in which each lease has a turn.
+        interval: Seconds in which each lease has a turn.
         max_retries: How often a beat that failed is repeated before the lease waits
-            for the next cycle.
+            for the next interval.
         overlap: How many beats may be under way at a time, however short they are.
         max_overlap: The most that may, if they take so long that *rate* asks for it.
         now: Current time.
@@ -193,7 +193,7 @@ class LeaseLedger(Generic[L]):
         self,
         *,
         rate: float,
-        cycle: float,
+        interval: float,
         max_retries: int,
         overlap: int,
         max_overlap: int,
@@ -201,7 +201,7 @@ class LeaseLedger(Generic[L]):
         ttl: float | None = None,
     ) -> None:
         self.rate = rate
-        self.cycle = cycle
+        self.interval = interval
         self._max_retries = max_retries
         self._overlap, self._max_overlap = overlap, max_overlap
         self._latency: float | None = (
@@ -222,10 +222,10 @@ class LeaseLedger(Generic[L]):
         self._flying: dict[L, _Record[L]] = {}
         # The next tick is a full one, for so many beats: with 40 a second it is two,
         # whatever floats make of that.  Those but the last may come before it.
-        self._at_a_tick = max(1, int(rate * min(TICK, cycle / 4) + 1e-9))
+        self._at_a_tick = max(1, int(rate * min(TICK, interval / 4) + 1e-9))
         self._next_tick = now
         self._not_before = now  # because of a beat that was throttled
-        self._ends = now + cycle
+        self._ends = now + interval
         self._streak = 0  # pauses in a row, without a success between them
         self._slowed = _NEVER  # when the latest of them began
         self._told, self._told_at = 0, _NEVER  # of how many leases, or 0, and when
@@ -237,7 +237,7 @@ class LeaseLedger(Generic[L]):
         return lease in self._records
 
     @property
-    def flying(self) -> int:
+    def in_progress(self) -> int:
         """How many beats are under way."""
         return len(self._flying)
 
@@ -253,24 +253,24 @@ class LeaseLedger(Generic[L]):
 
     @property
     def capacity(self) -> int:
-        """How many beats a cycle has."""
+        """How many beats an interval has."""
         # With 0.1 a second and 30 s it is three, whatever floats make of that.
-        return int(self.pace * self.cycle + 1e-9)
+        return int(self.pace * self.interval + 1e-9)
 
     @property
     def saturated(self) -> bool:
-        """Whether there are more leases than a cycle has beats."""
+        """Whether there are more leases than an interval has beats."""
         return len(self._records) > self.capacity
 
     def news(self, now: float) -> LeaseSaturated | LeaseRelieved | None:
         """Return what is to be told of the number of leases, once.
 
         That is at once if there are too many of them, and then whenever that has changed
-        a cycle after it was told.
+        an interval after it was told.
         """
         leases, capacity = len(self._records), self.capacity
         excess = leases if leases > capacity else 0
-        if excess == self._told or now < self._told_at + self.cycle:
+        if excess == self._told or now < self._told_at + self.interval:
             return None
         self._told, self._told_at = excess, now
         if not excess:
@@ -278,7 +278,7 @@ class LeaseLedger(Generic[L]):
         return LeaseSaturated(
             leases=leases,
             capacity=capacity,
-            cycle=self.cycle,
+            interval=self.interval,
             rate=self.pace,
             worst_gap=leases / self.pace,
         )
@@ -286,10 +286,10 @@ class LeaseLedger(Generic[L]):
     def next_news(self) -> float | None:
         """Return when to ask for news again, if nothing else happens before."""
         excess = len(self._records) if self.saturated else 0
-        return None if excess == self._told else self._told_at + self.cycle
+        return None if excess == self._told else self._told_at + self.interval
 
     def add(self, lease: L, now: float) -> None:
-        """Take a lease that is not here; its first beat is within a cycle from now."""
+        """Take a lease that is not here; its first beat is within an interval from now."""
         self._number += 1
         record = self._records[lease] = _Record(lease, self._number, now)
         self._by_number[record.number] = record
@@ -344,7 +344,7 @@ class LeaseLedger(Generic[L]):
         due = earliest(self._pauses.next(), self._ends if self._backup else None)
         return None if due is None else max(self._next_tick, due)
 
-    def beat(self, now: float) -> L | None:
+    def begin_renewal(self, now: float) -> L | None:
         """Begin a beat, if there is one to begin: return its lease.
 
         The caller reports every such beat to :meth:`outcome`, once, unless it was taken
@@ -352,7 +352,7 @@ class LeaseLedger(Generic[L]):
         """
         self._end_pauses(now)
         if now >= self._ends:
-            self._end_cycle(now)
+            self._end_interval(now)
         early = (self._at_a_tick - 1) / self.rate + 1e-9
         if now < max(self._next_tick - early, self._not_before):
             return None
@@ -366,7 +366,7 @@ class LeaseLedger(Generic[L]):
         self._next_tick = max(self._next_tick, now - SLACK) + 1 / self.rate
         return lease
 
-    def recall(self, lease: L, now: float) -> bool:
+    def withdraw(self, lease: L, now: float) -> bool:
         """Take a beat back that was not sent yet, if nobody wants it any more.
 
         Returns:
@@ -380,8 +380,8 @@ class LeaseLedger(Generic[L]):
             self._to_front(lease, current, now)
         return True
 
-    def outcome(
-        self, lease: L, outcome: Outcome, now: float, *, retry_after: float = 0.0
+    def end_renewal(
+        self, lease: L, outcome: RenewalOutcome, now: float, *, retry_after: float = 0.0
     ) -> Verdict:
         """Enter how the beat of *lease* ended.
 
@@ -390,7 +390,7 @@ class LeaseLedger(Generic[L]):
             outcome: The end.
             now: Current time.
             retry_after: The pause that the outside system has asked for, in seconds;
-                a cycle at the most is granted.
+                an interval at the most is granted.
         """
         record = self._flying.pop(lease)
         self._measure(now - record.begun)
@@ -403,14 +403,14 @@ class LeaseLedger(Generic[L]):
                 self._to_front(lease, current, now)
             return Slower(pause) if pause else None
         match outcome:
-            case Outcome.GONE:
+            case RenewalOutcome.GONE:
                 self.discard(lease)
                 return Gone()
-            case Outcome.THROTTLED:
+            case RenewalOutcome.THROTTLED:
                 return self._throttled(lease, record, now, pause)
-            case Outcome.FAILED:
+            case RenewalOutcome.FAILED:
                 return self._failed(lease, record, now)
-            case Outcome.EXTENDED:
+            case RenewalOutcome.EXTENDED:
                 return self._extended(lease, record, now)
 
     @property
@@ -440,8 +440,8 @@ class LeaseLedger(Generic[L]):
             self._rouse(record.due)
             self._repeats[record.lease] = record
 
-    def _end_cycle(self, now: float) -> None:
-        # Whoever is left in main had no turn in this cycle, and so is due before all
+    def _end_interval(self, now: float) -> None:
+        # Whoever is left in main had no turn in this interval, and so is due before all
         # those who had.
         self._rouse(self._ends)
         if self._main:
@@ -449,26 +449,32 @@ class LeaseLedger(Generic[L]):
             self._backup.clear()
         else:
             self._main, self._backup = self._backup, self._main
-        # Cycles that a stall has swallowed are not made good either.
-        self._ends += self.cycle * (1 + (now - self._ends) // self.cycle)
+        # Intervals that a stall has swallowed are not made good either.
+        self._ends += self.interval * (1 + (now - self._ends) // self.interval)
 
     def _slow_down(
-        self, record: _Record[L], now: float, retry_after: float, outcome: Outcome
+        self,
+        record: _Record[L],
+        now: float,
+        retry_after: float,
+        outcome: RenewalOutcome,
     ) -> float:
         """Return for how long there is no beat, after this outcome of *record*'s."""
         # Of the beats that were under way together only the first one counts, in the
         # one way or the other: they all tell of the same moment.
         news = record.begun > self._slowed
-        if outcome is not Outcome.THROTTLED:
-            if news and outcome is Outcome.EXTENDED:
+        if outcome is not RenewalOutcome.THROTTLED:
+            if news and outcome is RenewalOutcome.EXTENDED:
                 self._streak = 0
             return 0.0
         if news:
             self._streak += 1
             self._slowed = now
         # Twice as slow with each; no more than 2**30 times, which is beyond any cap.
-        pause = min(2.0 ** min(self._streak, 30) / self.rate, self.cycle * _MAX_PAUSE)
-        pause = max(pause, 1 / self.rate, min(retry_after, self.cycle))
+        pause = min(
+            2.0 ** min(self._streak, 30) / self.rate, self.interval * _MAX_PAUSE
+        )
+        pause = max(pause, 1 / self.rate, min(retry_after, self.interval))
         self._not_before = max(self._not_before, now + pause)
         self._next_tick = max(self._next_tick, self._not_before)
         return pause
@@ -497,12 +503,12 @@ class LeaseLedger(Generic[L]):
             record.failures = 0
             self._to_end(self._backup, lease, record, now)
         else:
-            pause = pause_before(record.failures, self._max_retries, self.cycle)
+            pause = pause_before(record.failures, self._max_retries, self.interval)
             record.due = now + pause
             self._pauses.set(record.number, record.due)
-        # Each cycle tells of it once, and the first one as soon as it is too long.
-        too_long = is_last or gap > self.cycle * _TOO_LONG
-        if not too_long or now - record.told < self.cycle:
+        # Each interval tells of it once, and the first one as soon as it is too long.
+        too_long = is_last or gap > self.interval * _TOO_LONG
+        if not too_long or now - record.told < self.interval:
             return None
         record.told = now
         return Missed(gap)
@@ -512,12 +518,12 @@ class LeaseLedger(Generic[L]):
         record.extended = record.begun
         record.failures = record.throttles = 0
         self._set_lapse(record)
-        # What began before this cycle was its turn of the last one.  Then the lease joins
-        # those that come now, and not main: what is left of main at the end of the cycle
+        # What began before this interval was its turn of the last one.  Then the lease joins
+        # those that come now, and not main: what is left of main at the end of the interval
         # goes before backup, which may hold leases that are due before this one.
-        had = record.begun >= self._ends - self.cycle
+        had = record.begun >= self._ends - self.interval
         self._to_end(self._backup if had else self._arrivals, lease, record, now)
-        return Missed(gap) if gap > self.cycle * _TOO_LONG else None
+        return Missed(gap) if gap > self.interval * _TOO_LONG else None
 
     def _set_lapse(self, record: _Record[L]) -> None:
         if self._ttl is not None:
@@ -537,7 +543,7 @@ class LeaseLedger(Generic[L]):
         now: float,
     ) -> None:
         self._rouse(now)
-        record.due = now + self.cycle
+        record.due = now + self.interval
         queue[lease] = record
 
     def _rouse(self, now: float) -> None:

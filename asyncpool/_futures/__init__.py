@@ -1,1 +1,1 @@
-"""What ``Executor`` is made of: a loop in a thread, and the results that it hands out."""
+"""What ``JobRunner`` is made of: a loop in a thread, and the results that it hands out."""

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from asyncpool._core.base.run_times import BUDGET
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._runtime.base.error_aliases import also
+from asyncpool._runtime.base.error_aliases import with_base
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.traffic.large_jobs import unpicklable
@@ -39,7 +39,7 @@ from asyncpool.pool import Pool
 _LOGGER = logging.getLogger("asyncpool")
 
 # What the pool may have waiting for each worker, in the reckoning of profiles.py: as much
-# as a worker may have in hand, and once more, so that none runs dry meanwhile.
+# as a worker may have in flight, and once more, so that none runs dry meanwhile.
 _AHEAD = 2 * BUDGET
 
 # Calls that are handed over in one turn of the loop: half a millisecond or so.
@@ -180,7 +180,7 @@ class Engine:
         except BaseException as error:
             _LOGGER.exception("the thread of %s failed", self._pool.name)
             text = f"the executor failed: {error!r}"
-            self._break(lambda: also(PoolClosedError(text), BrokenProcessPool))
+            self._break(lambda: with_base(PoolClosedError(text), BrokenProcessPool))
         finally:
             self._on_end(self)
 
@@ -200,13 +200,13 @@ class Engine:
             # The pool is gone, and does not try again.
             reason, crashes = error.reason, error.crashes
             self._break(
-                lambda: also(
+                lambda: with_base(
                     PoolBrokenError(reason=reason, crashes=crashes, retry_after=None),
                     BrokenProcessPool,
                 )
             )
             return
-        self._supervisor = self._pool._crew()  # noqa: SLF001
+        self._supervisor = self._pool._running_supervisor()  # noqa: SLF001
         self._traffic = self._supervisor.traffic
         self._hand_over()
         await self._finished
@@ -215,7 +215,7 @@ class Engine:
 
     def _press(self) -> None:
         assert self._grace is not None
-        self._pool._crew().close(Finish.NONE, self._grace)  # noqa: SLF001
+        self._pool._running_supervisor().close(Finish.NONE, self._grace)  # noqa: SLF001
 
     def _break(self, error: Callable[[], Exception]) -> None:
         self.refuse(error)
@@ -377,6 +377,6 @@ def _as_documented(error: BaseException) -> BaseException:
         case JobRaisedError():
             return error.exception
         case WorkerCrashedError() | PoolBrokenError() | PoolClosedError():
-            return also(error, BrokenProcessPool)
+            return with_base(error, BrokenProcessPool)
         case _:
             return error

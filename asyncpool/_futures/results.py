@@ -1,4 +1,4 @@
-"""The results of :meth:`asyncpool.Executor.map`, in order."""
+"""The results of :meth:`asyncpool.JobRunner.map`, in order."""
 
 from __future__ import annotations
 

@@ -13,25 +13,25 @@ from types import CoroutineType
 
 from asyncpool._core.base.records import Record
 from asyncpool._core.map import chunks
-from asyncpool._core.wire.context import MAX_CONTEXT, Context
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.context import MAX_CONTEXT, JobContext
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._worker.api.state import on_retire, open_state
 from asyncpool._worker.channel.frames_io import SMALL, decoder, receive, send
-from asyncpool._worker.channel.large_buffers import Cargo
+from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.channel.segments import Segments
 from asyncpool._worker.job.broadcasts import Broadcasts
-from asyncpool._worker.job.chunks import Log, run_chunk
+from asyncpool._worker.job.chunks import ChunkLog, run_chunk
 from asyncpool._worker.job.control import Control
 from asyncpool._worker.job.coroutines import Coroutines
-from asyncpool._worker.job.execute import Executor
-from asyncpool._worker.job.heartbeats import Beats, install
+from asyncpool._worker.job.execute import JobRunner
+from asyncpool._worker.job.heartbeats import HeartbeatWriter, install
 from asyncpool._worker.job.interrupts import Interrupts
-from asyncpool._worker.job.job_claims import Turns
+from asyncpool._worker.job.job_claims import JobClaims
 from asyncpool._worker.job.streams import Credit, Streams
 from asyncpool._worker.job.tracebacks import announce, print_error
-from asyncpool._worker.logs.forwarding import Journal
+from asyncpool._worker.logs.forwarding import LogForwarding
 from asyncpool._worker.process import script
 from asyncpool._worker.process.identity import assume
 from asyncpool._worker.process.os_setup import adopt_orphans, apply_bounds
@@ -41,44 +41,44 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_JOB = Kind.JOB
+_JOB = FrameKind.JOB
 
 
-class Parts(Record):
+class WorkerParts(Record):
     """What a worker is made of."""
 
     jobs: socket.socket
-    turns: Turns
+    claims: JobClaims
     segments: Segments
     control: Control
     credit: Credit
     interrupts: Interrupts
-    beats: Beats
+    beats: HeartbeatWriter
     coroutines: Coroutines
-    log: Log
+    log: ChunkLog
 
 
-def equip(job_fd: int, control_fd: int, page_fd: int) -> Parts:
+def equip(job_fd: int, control_fd: int, page_fd: int) -> WorkerParts:
     """Make the parts of a worker; see :func:`work`."""
     jobs = socket.socket(fileno=job_fd)
-    turns, segments, credit = Turns(), Segments(), Credit()
+    claims, segments, credit = JobClaims(), Segments(), Credit()
     interrupts = Interrupts(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
     control = Control(
-        socket.socket(fileno=control_fd), turns, segments, interrupts, credit
+        socket.socket(fileno=control_fd), claims, segments, interrupts, credit
     )
     page = mmap.mmap(page_fd, STACKS_START)
-    beats = Beats(page, interrupts, control.ring)
+    beats = HeartbeatWriter(page, interrupts, control.ring)
     coroutines = Coroutines(interrupts)
-    return Parts(
+    return WorkerParts(
         jobs,
-        turns,
+        claims,
         segments,
         control,
         credit,
         interrupts,
         beats,
         coroutines,
-        Log(page),
+        ChunkLog(page),
     )
 
 
@@ -95,11 +95,13 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
     open_state()
     parts = equip(job_fd, control_fd, page_fd)
     jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
-    turns, segments = parts.turns, parts.segments
+    claims, segments = parts.claims, parts.segments
     interrupts, beats = parts.interrupts, parts.beats
     install(beats)
     chunks.install(partial(run_chunk, parts.log, coroutines.run))
-    journal = Journal(control.report, partial(_running_job, interrupts, beats.page))
+    journal = LogForwarding(
+        control.report, partial(_running_job, interrupts, beats.page)
+    )
 
     def become_nobody() -> None:
         # A job forked.  The copy must not answer in the worker's place, and must
@@ -126,20 +128,22 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         journal.open(config.levels, config.disabled, name)
         coroutines.kind = config.loop
         _begin(config, parts)
-        control.send(Kind.HELLO)
-        on_retire(partial(_retire, turns, control))
-        cargo = Cargo(jobs, segments)
+        control.send(FrameKind.HELLO)
+        on_retire(partial(_retire, claims, control))
+        large_buffers = LargeBuffers(jobs, segments)
         if config.concurrency > 1:
-            from asyncpool._worker.lanes.concurrent_jobs import Several  # noqa: PLC0415 - most need none
+            from asyncpool._worker.lanes.concurrent_jobs import ConcurrentJobs  # noqa: PLC0415 - most need none
 
-            several = Several(config, page_fd, jobs, control, turns, cargo, coroutines)
+            several = ConcurrentJobs(
+                config, page_fd, jobs, control, claims, large_buffers, coroutines
+            )
             several.serve(_prepare)
         else:
-            executor = make_executor(parts, cargo)
+            executor = make_executor(parts, large_buffers)
             executor.max_payload = executor.streams.max_payload = config.max_payload
-            _serve(jobs, turns, beats, cargo, executor)
+            _serve(jobs, claims, beats, large_buffers, executor)
         # After the last job that it is to run: whatever else comes goes back to the pool.
-        while turns.closed and jobs.recv(SMALL):
+        while claims.closed and jobs.recv(SMALL):
             pass
     except BaseException:
         traceback.print_exc()
@@ -147,11 +151,11 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
     leave(0, coroutines)
 
 
-def make_executor(parts: Parts, cargo: Cargo) -> Executor:
+def make_executor(parts: WorkerParts, large_buffers: LargeBuffers) -> JobRunner:
     """Make what runs the jobs of a worker, one at a time."""
     interrupts, coroutines = parts.interrupts, parts.coroutines
-    streams = Streams(parts.jobs, cargo, interrupts, coroutines, parts.credit)
-    return Executor(cargo.complete, interrupts, coroutines, streams)
+    streams = Streams(parts.jobs, large_buffers, interrupts, coroutines, parts.credit)
+    return JobRunner(large_buffers.complete, interrupts, coroutines, streams)
 
 
 def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | None:
@@ -163,13 +167,13 @@ def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | N
     return job, attempt
 
 
-def _retire(turns: Turns, control: Control) -> None:
-    if not turns.closed:
-        turns.closed = True
-        control.send(Kind.RETIRE)
+def _retire(claims: JobClaims, control: Control) -> None:
+    if not claims.closed:
+        claims.closed = True
+        control.send(FrameKind.RETIRE)
 
 
-def _begin(config: WorkerConfig, parts: Parts) -> None:
+def _begin(config: WorkerConfig, parts: WorkerParts) -> None:
     """Get ready; one that cannot, or serves instead of running jobs, does not come back."""
     jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
     try:
@@ -186,7 +190,7 @@ def _begin(config: WorkerConfig, parts: Parts) -> None:
         leave(1, coroutines)
 
 
-def _initialize(config: WorkerConfig, parts: Parts) -> None:
+def _initialize(config: WorkerConfig, parts: WorkerParts) -> None:
     control, coroutines = parts.control, parts.coroutines
     broadcasts = Broadcasts(parts.interrupts, parts.beats, coroutines)
     sys.path[:] = config.sys_path
@@ -216,32 +220,32 @@ def _initialize(config: WorkerConfig, parts: Parts) -> None:
 
 def _serve(
     jobs: socket.socket,
-    turns: Turns,
-    beats: Beats,
-    cargo: Cargo,
-    executor: Executor,
+    claims: JobClaims,
+    beats: HeartbeatWriter,
+    large_buffers: LargeBuffers,
+    executor: JobRunner,
 ) -> None:
     worker, page = os.getpid(), beats.page
     incoming = decoder(max(executor.max_payload, MAX_CONTEXT))
-    while not turns.closed and (frames := receive(jobs, incoming)):
+    while not claims.closed and (frames := receive(jobs, incoming)):
         frames.reverse()
-        while frames and not turns.closed:
+        while frames and not claims.closed:
             # Popped, so that nothing of a job is kept when it is done.
             frame = frames.pop()
-            if frame.kind is not _JOB and frame.kind is not Kind.STREAM:
-                _prepare(frame, executor, cargo)
+            if frame.kind is not _JOB and frame.kind is not FrameKind.STREAM:
+                _prepare(frame, executor, large_buffers)
                 continue
-            if not turns.take():
-                cargo.discard()
+            if not claims.claim():
+                large_buffers.discard()
                 continue
             # Noted before anything of the job's own can run, its arguments included.
             BEGUN.pack_into(page, 0, frame.job, frame.attempt)
-            kind, payload, duration = executor.run(frame, turns.taken)
+            kind, payload, duration = executor.run(frame, claims.taken)
             if os.getpid() != worker:
                 os._exit(0)  # a copy that the job made, back from the job's call
-            ahead = b"" if beats.latest is None else beats.last_words(frame)
-            if cargo.in_use or type(payload) is not bytes:
-                news, payload = cargo.stow(payload)
+            ahead = b"" if beats.latest is None else beats.last_heartbeat(frame)
+            if large_buffers.in_use or type(payload) is not bytes:
+                news, payload = large_buffers.put(payload)
                 ahead += news
             # Before the next job begins: a crash there must not cost this outcome.
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
@@ -249,13 +253,13 @@ def _serve(
             del frame, payload
 
 
-def _prepare(frame: Frame, executor: Executor, cargo: Cargo) -> None:
+def _prepare(frame: Frame, executor: JobRunner, large_buffers: LargeBuffers) -> None:
     """Take what comes ahead of the job that it is for."""
-    if frame.kind is Kind.FUNCTION:
+    if frame.kind is FrameKind.FUNCTION:
         executor.learn(frame)
-    elif frame.kind is Kind.CONTEXT:
-        executor.context = Context.unpack(frame.payload)
-    elif frame.kind is Kind.CREDIT:
-        executor.streams.first = frame.tag
+    elif frame.kind is FrameKind.CONTEXT:
+        executor.context = JobContext.unpack(frame.payload)
+    elif frame.kind is FrameKind.CREDIT:
+        executor.streams.first = frame.number
     else:
-        cargo.take(frame)
+        large_buffers.take(frame)

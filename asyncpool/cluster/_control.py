@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from asyncpool._core.cluster.control_protocol import Request
-from asyncpool._runtime.cluster.control_paths import place_of
+from asyncpool._runtime.cluster.control_paths import path_of
 from asyncpool._runtime.cluster.control_socket import ControlSocket
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -81,13 +81,13 @@ def open_control(cluster: str, control: str | None, answer: Answer) -> Control |
 
 def _made(cluster: str, control: str | None, answer: Answer) -> ControlSocket:
     name = control or cluster
-    path = place_of(name, make=True)
+    path = path_of(name, make=True)
     try:
         return ControlSocket(path, answer)
     except OSError as error:
         if control is None and error.errno == errno.EADDRINUSE:
             # Another one has the name, which nobody has chosen for us.
-            path = place_of(f"{name}-{os.getpid()}", make=True)
+            path = path_of(f"{name}-{os.getpid()}", make=True)
             return ControlSocket(path, answer)
         reason = error.strerror or error
         raise OSError(
@@ -99,6 +99,6 @@ def _name_at(path: str) -> str | None:
     """Return the name that a control socket has among those of this user, if it does."""
     stem = Path(path).stem
     try:
-        return stem if path == place_of(stem) else None
+        return stem if path == path_of(stem) else None
     except (OSError, ValueError):  # they cannot be had, or it is no name
         return None

@@ -20,7 +20,7 @@ from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
 from asyncpool._runtime.cluster.listeners import Listeners, open_listeners
 from asyncpool._runtime.cluster.service import Service, ServingConfig, Spread
 from asyncpool._runtime.options.worker_options import OutputMode
-from asyncpool._runtime.pool.lifecycle import Life
+from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool.cluster._messenger import Messenger
 from asyncpool.cluster._options import (
@@ -128,7 +128,7 @@ class Cluster(Messenger, Supervised):
         self.name: str = options.name
         self._config = cluster_config(options)
         self._target = pack_target(options.target)
-        self._life = Life("cluster", self.name)
+        self._life = SupervisorRunner("cluster", self.name)
         self._listeners: Listeners | None = None
         self._made: Service | None = None
         self.addresses: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class Cluster(Messenger, Supervised):
             self._listeners = open_listeners(
                 options.bind,
                 backlog=options.backlog,
-                reuseport_places=workers if options.spread == "reuseport" else 0,
+                reuseport_groups=workers if options.spread == "reuseport" else 0,
             )
             self.addresses = self._listeners.addresses
         serving = ServingConfig(
@@ -192,8 +192,8 @@ class Cluster(Messenger, Supervised):
         Cancellation:
             Safe.
         """
-        supervisor = self._life.here()
-        await shielded(supervisor.standing.over)
+        supervisor = self._life.running_here()
+        await shielded(supervisor.status.over)
 
     async def run(self, *, control: str | None = None) -> int:
         """Start, obey signals and commands, and return the exit code at the end.
@@ -271,7 +271,7 @@ class Cluster(Messenger, Supervised):
         Cancellation:
             Safe: the reload goes on.
         """
-        return await shielded(self._life.trying().rotator.roll())
+        return await shielded(self._life.trying().replacement.roll())
 
     async def resize(self, workers: int) -> None:
         """Have *workers* workers from now on; return when there are, and all are ready.
@@ -290,8 +290,8 @@ class Cluster(Messenger, Supervised):
             Safe: the cluster goes on towards that size, as it does after an error.
         """
         check_int("workers", workers, at_least=1)
-        rotator = self._life.open().rotator
-        await shielded(rotator.resize(workers, workers))
+        replacement = self._life.open().replacement
+        await shielded(replacement.resize(workers, workers))
 
     async def stacks(self) -> dict[int, str]:
         """Return where the threads of all workers are, by slot.
@@ -305,7 +305,7 @@ class Cluster(Messenger, Supervised):
         Cancellation:
             Safe.
         """
-        return await self._life.here().where()
+        return await self._life.running_here().where()
 
     def stats(self) -> ClusterStats:
         """Return the cluster as it stands, and what it went through."""
@@ -347,6 +347,6 @@ class Cluster(Messenger, Supervised):
         return self._made
 
     def _service_here(self) -> Service:
-        self._life.here()
+        self._life.running_here()
         assert self._made is not None
         return self._made

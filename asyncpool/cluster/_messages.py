@@ -7,7 +7,7 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from asyncpool._runtime.cluster.link import Line
+from asyncpool._runtime.cluster.link import WorkerLink
 from asyncpool._runtime.cluster.message_queues import Inbox
 from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
 
@@ -28,7 +28,7 @@ class Message:
 class Messages:
     """An iterator over the messages of all workers, which waits for the next."""
 
-    def __init__(self, inbox: Inbox[tuple[Line, bytes]], name: str) -> None:
+    def __init__(self, inbox: Inbox[tuple[WorkerLink, bytes]], name: str) -> None:
         self._inbox = inbox
         self._name = name
 
@@ -37,21 +37,21 @@ class Messages:
 
     async def __anext__(self) -> Message:
         while True:
-            line, payload = await anext(self._inbox)
-            line.consumed()
+            link, payload = await anext(self._inbox)
+            link.consumed()
             try:
                 value = pickle.loads(payload)  # noqa: S301 - workers are trusted
             except Exception:
                 _LOGGER.exception(
                     "cluster %s cannot read a message of worker %d and drops it",
                     self._name,
-                    line.slot,
+                    link.slot,
                 )
                 continue
-            return Message(line.slot, line.generation, value)
+            return Message(link.slot, link.generation, value)
 
 
-class Parcels(Generic[H]):
+class SocketIterator(Generic[H]):
     """An iterator over the sockets, or files, of all workers, which waits for the next.
 
     Each comes behind the slot of its worker.

@@ -17,7 +17,7 @@ from asyncpool._system.descriptors import (
     file_descriptor,
     socket_descriptor,
 )
-from asyncpool.cluster._messages import Message, Messages, Parcels
+from asyncpool.cluster._messages import Message, Messages, SocketIterator
 from asyncpool.errors import NoWorkerError
 
 
@@ -60,7 +60,7 @@ class Messenger(ABC):
         """
         service = self._service()
         payload = _message(value)
-        line = service.lines.get(worker)
+        line = service.links.get(worker)
         if line is None or not await line.send(payload):
             raise NoWorkerError(worker)
 
@@ -101,7 +101,7 @@ class Messenger(ABC):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return Messages(self._service_here().mail.messages, self.name)
+        return Messages(self._service_here().queues.messages, self.name)
 
     async def send_socket(
         self, worker: int, sock: socket.socket, value: object = None
@@ -162,7 +162,7 @@ class Messenger(ABC):
     async def _send_descriptor(self, worker: int, fd: int, value: object) -> None:
         service = self._service()
         payload = b"" if value is None else check_beside(dumps_call(value))
-        await service.spreader.send(worker, fd, payload)
+        await service.balancer.send(worker, fd, payload)
 
     def sockets(self) -> AsyncIterator[tuple[int, ReceivedSocket]]:
         """Return an iterator over the sockets that workers send, each with its slot.
@@ -174,7 +174,7 @@ class Messenger(ABC):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return Parcels(self._service_here().mail.sockets, self.name)
+        return SocketIterator(self._service_here().queues.sockets, self.name)
 
     def files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
         """Return an iterator over the files that workers send, each with its slot.
@@ -185,7 +185,7 @@ class Messenger(ABC):
             PoolClosedError: If the cluster was never started.
             RuntimeError: If it was started in another event loop.
         """
-        return Parcels(self._service_here().mail.files, self.name)
+        return SocketIterator(self._service_here().queues.files, self.name)
 
 
 def _message(value: object) -> bytes:

@@ -128,7 +128,7 @@ def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
     if values["reload_drain_timeout"] is None:
         values["reload_drain_timeout"] = values["drain_timeout"]
     if values["bind"]:
-        parse_all(values["bind"], once_per_place=values["spread"] == "reuseport")
+        parse_all(values["bind"], once_per_group=values["spread"] == "reuseport")
     else:
         values["spread"] = "handoff"
     return ClusterOptions(**values)

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Protocol
 
 from asyncpool._core.cluster.control_protocol import Request
 from asyncpool._runtime.cluster.notify import Notifier, watchdog_interval
-from asyncpool._runtime.cluster.signals import Orders, name_of, obeyed
+from asyncpool._runtime.cluster.signals import SignalHandlers, name_of, obeyed
 from asyncpool.cluster._control import Control, open_control
 from asyncpool.cluster._life_log import LifeLog
 from asyncpool.cluster._stats import ClusterStats
@@ -118,7 +118,7 @@ class Operation:
         Cancellation:
             Ends the cluster at once.
         """
-        orders = Orders(
+        orders = SignalHandlers(
             stop=self._heeded(lambda number: self.stop(number, name_of(number))),
             reload=self._heeded(lambda: self.reload_soon("SIGHUP")),
             resize=self._heeded(self._resize_by),

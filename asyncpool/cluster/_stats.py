@@ -107,21 +107,21 @@ def cluster_stats(
             spawned=0,
             slots=(),
         )
-    crew = supervisor.stats()
+    stats = supervisor.stats()
     return ClusterStats(
-        state=crew.state,
-        workers=crew.workers,
+        state=stats.state,
+        workers=stats.workers,
         spread=spread,
         addresses=addresses,
-        handed=service.spreader.core.served,
-        refused=service.spreader.core.refused,
-        lost=service.spreader.lost,
-        crashes=crew.crashes,
-        restarts=crew.restarts,
-        spawned=crew.spawned,
+        handed=service.balancer.core.served,
+        refused=service.balancer.core.refused,
+        lost=service.balancer.lost,
+        crashes=stats.crashes,
+        restarts=stats.restarts,
+        spawned=stats.spawned,
         slots=tuple(
             _worker_stats(slot, service)
-            for slot in crew.slots
+            for slot in stats.slots
             if slot.state != SlotState.RETIRED.value
         ),
     )

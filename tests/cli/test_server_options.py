@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from asyncpool._cli.parameters import Trouble
+from asyncpool._cli.parameters import CommandError
 from asyncpool._cli.serve.server_options import read_options
 
 
@@ -57,7 +57,7 @@ def test_a_value_has_the_type_of_its_option(word: str, value: object) -> None:
     ],
 )
 def test_what_has_not_is_refused(word: str, text: str) -> None:
-    with pytest.raises(Trouble) as caught:
+    with pytest.raises(CommandError) as caught:
         read(word)
     assert text in caught.value.message
 
@@ -69,7 +69,7 @@ def test_what_was_not_given_is_uvicorns_choice() -> None:
 
 def test_nothing_is_given_twice() -> None:
     with pytest.raises(
-        Trouble, match="root_path is given twice, by an option of its own"
+        CommandError, match="root_path is given twice, by an option of its own"
     ):
         read("root_path=/y", root_path="/x")
 
@@ -77,13 +77,13 @@ def test_nothing_is_given_twice() -> None:
 def test_a_certificate_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cert.pem"
     path.write_text("no certificate")
-    with pytest.raises(Trouble) as caught:
+    with pytest.raises(CommandError) as caught:
         read(ssl_certfile=str(path))
     assert caught.value.message.startswith(
         f"{path}: the certificate and its key cannot be loaded: "
     )
     with pytest.raises(
-        Trouble, match="a key needs its certificate: --ssl-certfile FILE"
+        CommandError, match="a key needs its certificate: --ssl-certfile FILE"
     ):
         read(ssl_keyfile=str(path))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from asyncpool._core.slots.lifecycle import KILL_GRACE
-from asyncpool._core.slots.slots import Ending
+from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.termination import STACK_GRACE
 from tests.core.imaginary.process import Process
@@ -32,10 +32,10 @@ def behave(shell: ImaginaryShell, manners: str) -> bool:
     """
     active = False
     for process in list(shell.processes.values()):
-        if process.told is not Ending.NO:
+        if process.told is not StopStage.NO:
             if manners == "undead":
                 continue
-            if manners == "deaf" and process.told is not Ending.KILLED:
+            if manners == "deaf" and process.told is not StopStage.KILLED:
                 continue
             shell.die(process.slot)
         elif manners != "kind" or process.state == "idle":

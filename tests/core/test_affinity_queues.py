@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from asyncpool._core.base.run_times import Keyed, Profile
-from asyncpool._core.dispatch.affinity_queues import Lines, choose
+from asyncpool._core.dispatch.affinity_queues import AffinityQueues, choose
 from asyncpool._core.dispatch.queue import PATIENCE
 
 SEATS = {0: 10, 1: 11, 2: 12}
 
 
-def lines_of(*keys: int) -> Lines:
+def lines_of(*keys: int) -> AffinityQueues:
     """Return lines in which the job of each number has the key of that index."""
-    lines = Lines(PATIENCE)
-    lines.seat(SEATS)
+    lines = AffinityQueues(PATIENCE)
+    lines.assign(SEATS)
     for job, key in enumerate(keys):
         lines.add(job, Keyed(Profile(), key), job % 3 - 1)
     return lines
 
 
-def waiting(lines: Lines) -> dict[int, int | None]:
+def waiting(lines: AffinityQueues) -> dict[int, int | None]:
     """Return in which line each job waits."""
     return {
         entry.job: place
@@ -37,25 +37,25 @@ def test_each_job_waits_where_its_key_belongs() -> None:
 def test_when_a_place_is_handed_over_its_line_stays_as_it_is() -> None:
     lines = lines_of(*range(30))
     before = dict(lines.open)
-    lines.seat({0: 10, 1: 99, 2: 12})
+    lines.assign({0: 10, 1: 99, 2: 12})
     assert all(lines.open[place] is line for place, line in before.items())
-    assert lines.line_of(99) is before[1]
-    assert lines.line_of(11) is None
+    assert lines.queue_of(99) is before[1]
+    assert lines.queue_of(11) is None
 
 
 def test_a_place_that_changes_with_another_one_moves_the_keys_of_both() -> None:
     lines = lines_of(*range(30))
-    lines.seat({0: 10, 7: 11, 2: 12})
+    lines.assign({0: 10, 7: 11, 2: 12})
     assert waiting(lines) == {key: choose(key, {0, 2, 7}) for key in range(30)}
 
 
 def test_who_waits_for_nobody_goes_to_the_first_that_come() -> None:
-    lines = Lines(PATIENCE)
+    lines = AffinityQueues(PATIENCE)
     lines.give_back({job: Keyed(Profile(), job) for job in range(10)})
     assert waiting(lines) == dict.fromkeys(range(10))
-    lines.seat(SEATS)
+    lines.assign(SEATS)
     assert waiting(lines) == {key: choose(key, SEATS) for key in range(10)}
-    lines.seat({})
+    lines.assign({})
     assert waiting(lines) == dict.fromkeys(range(10))
 
 
@@ -76,7 +76,7 @@ def test_who_joins_a_line_keeps_its_age() -> None:
         job: Keyed(Profile(), job % 7) for job in (43, 41, 47, 42)
     }
     lines.give_back(returned)
-    lines.seat({0: 10})
+    lines.assign({0: 10})
     [line] = lines.open.values()
     begun = []
     while line:

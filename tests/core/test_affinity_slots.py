@@ -28,7 +28,7 @@ def pool_of(
 
 def places(core: Supervision) -> dict[int, int]:
     """Return the slot of each place."""
-    return {s.place: s.index for s in core.slots if s.place is not None}
+    return {s.bucket: s.index for s in core.slots if s.bucket is not None}
 
 
 def key_of(place: int, count: int) -> int:
@@ -52,7 +52,7 @@ def test_those_with_which_a_pool_begins_have_their_places_from_the_start() -> No
 def test_after_a_crash_the_place_is_kept_while_the_next_one_starts() -> None:
     core = pool_of(2)
     assert submit(core, 1, key_of(0, 2)) == 0
-    core.ended(0, 1.0, started=True, requeue=(), roll=0.0)
+    core.ended(0, 1.0, started=True, requeue=(), jitter=0.0)
     assert places(core) == {0: 0, 1: 1}
     assert submit(core, 2, key_of(0, 2)) is None
     assert core.ready(0, 1.1) == [Assign(0, (2,))]
@@ -60,10 +60,10 @@ def test_after_a_crash_the_place_is_kept_while_the_next_one_starts() -> None:
 
 def test_in_a_backoff_the_next_choice_has_the_keys_and_then_they_come_back() -> None:
     core = pool_of(2)
-    core.ended(0, 1.0, started=False, requeue=(), roll=0.5)
+    core.ended(0, 1.0, started=False, requeue=(), jitter=0.5)
     assert submit(core, 1, key_of(0, 2)) is None
     # It does not come up: the job need not wait for the next try.
-    commands = core.ended(0, 1.0, started=False, requeue=(), roll=0.5)
+    commands = core.ended(0, 1.0, started=False, requeue=(), jitter=0.5)
     assert commands[-1] == Assign(1, (1,))
     assert places(core) == {1: 1}
     deadline = core.next_deadline()
@@ -76,8 +76,8 @@ def test_in_a_backoff_the_next_choice_has_the_keys_and_then_they_come_back() -> 
 
 def test_jobs_wait_for_the_first_that_is_there_if_nobody_is() -> None:
     core = pool_of(1)
-    core.ended(0, 1.0, started=False, requeue=(), roll=0.5)
-    core.ended(0, 1.0, started=False, requeue=(), roll=0.5)  # this start has failed
+    core.ended(0, 1.0, started=False, requeue=(), jitter=0.5)
+    core.ended(0, 1.0, started=False, requeue=(), jitter=0.5)  # this start has failed
     assert places(core) == {}
     assert submit(core, 1, 7) is None
     assert core.dispatcher.waiting == 1
@@ -89,39 +89,39 @@ def test_jobs_wait_for_the_first_that_is_there_if_nobody_is() -> None:
 
 def test_a_replacement_has_the_place_when_it_is_ready() -> None:
     core = pool_of(2)
-    core.rotation.wear_out(core.slots[1], "worn", 1.0)
+    core.replacements.check_limits(core.slots[1], "worn", 1.0)
     assert places(core) == {0: 0, 1: 1}
     core.ready(2, 2.0)
     assert places(core) == {0: 0, 1: 2}
-    core.ended(1, 2.0, started=False, requeue=(), roll=0.0)
-    core.rotation.wear_out(core.slots[0], "worn", 3.0)
+    core.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
+    core.replacements.check_limits(core.slots[0], "worn", 3.0)
     core.ready(1, 3.0)
     assert places(core) == {0: 1, 1: 2}
 
 
 def test_a_replacement_inherits_from_a_worker_that_crashes_first() -> None:
     core = pool_of(2)
-    core.rotation.wear_out(core.slots[0], "worn", 1.0)
-    core.ended(0, 2.0, started=True, requeue=(), roll=0.0)
+    core.replacements.check_limits(core.slots[0], "worn", 1.0)
+    core.ended(0, 2.0, started=True, requeue=(), jitter=0.0)
     assert places(core) == {0: 2, 1: 1}
 
 
 def test_without_a_surge_the_keys_are_with_others_meanwhile() -> None:
     core = pool_of(2, surge=0, unavailable=1)
-    core.rotation.wear_out(core.slots[0], "worn", 1.0)
+    core.replacements.check_limits(core.slots[0], "worn", 1.0)
     assert places(core) == {1: 1}
-    core.ended(0, 2.0, started=False, requeue=(), roll=0.0)
+    core.ended(0, 2.0, started=False, requeue=(), jitter=0.0)
     core.ready(0, 3.0)
     assert places(core) == {0: 0, 1: 1}
 
 
 def test_who_comes_takes_the_lowest_place_that_is_free() -> None:
     core = pool_of(3)
-    core.rotation.retire(core.slots[1], "asked", 1.0, unsent=None)
+    core.replacements.retire(core.slots[1], "asked", 1.0, unsent=None)
     assert places(core) == {0: 0, 2: 2}
     core.ready(3, 2.0)
     assert places(core) == {0: 0, 1: 3, 2: 2}
-    core.rotation.resize(5, 5, 3.0)
+    core.replacements.resize(5, 5, 3.0)
     assert places(core) == {0: 0, 1: 3, 2: 2}, "nobody new is there yet"
     core.ready(4, 4.0)
     assert places(core) == {0: 0, 1: 3, 2: 2, 3: 4}
@@ -136,7 +136,7 @@ def test_jobs_move_with_their_keys_and_keep_their_age_and_priority() -> None:
     ):
         assert submit(core, job, key, priority) is None
     core.give_back({9: Keyed(Profile(), mine)}, 0.0)
-    core.rotation.resize(2, 2, 1.0)
+    core.replacements.resize(2, 2, 1.0)
     begun: list[int] = []
     commands = core.ready(1, 2.0)
     while commands:
@@ -155,20 +155,20 @@ def test_nobody_is_started_for_a_job_that_waits_while_others_are_idle() -> None:
     mine = key_of(0, 2)
     assert submit(core, 1, mine) == 0
     assert submit(core, 2, mine) is None
-    core.rotation.sizing.crowded(1.0)
+    core.replacements.sizing.crowded(1.0)
     assert core.on_timer(1.0 + GROW_EVERY) == []
     # But for those that wait while nobody is, there may be.
     core.submit(3, Profile())
-    core.rotation.sizing.crowded(2.0)
+    core.replacements.sizing.crowded(2.0)
     assert Resized(3) in core.on_timer(2.0 + GROW_EVERY)
 
 
 def test_a_slot_that_nobody_needs_keeps_no_place_for_who_begins_in_it() -> None:
     core = pool_of(2)
-    core.rotation.oversized(core.slots[1], "too large", 1.0)
-    core.rotation.resize(1, 1, 1.0)
-    core.rotation.wear_out(core.slots[0], "worn", 1.0)
+    core.replacements.oversized(core.slots[1], "too large", 1.0)
+    core.replacements.resize(1, 1, 1.0)
+    core.replacements.check_limits(core.slots[0], "worn", 1.0)
     assert places(core) == {0: 0, 1: 1}
-    core.ended(1, 2.0, started=False, requeue=(), roll=0.0)
+    core.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
     assert core.slots[1].replaces == 0, "it begins where somebody was who is not needed"
     assert places(core) == {0: 0}

@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.pickling import reducers
 from asyncpool._core.pickling.calls import pack_job, pack_value
-from asyncpool._core.pickling.out_of_band import Parcel, dump, loads
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, dump, loads
 from asyncpool._core.pickling.reducers import LARGE
 from tests.helpers.parcels import arrived
 
@@ -43,25 +43,25 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def parcel_of(value: object, way: str) -> Parcel:
+def parcel_of(value: object, way: str) -> OutOfBandPickle:
     """Pickle *value* in one of the ways in which that is done."""
     if way == "argument":
         found: Any = dump(value)
     elif way == "argument by value":
         found = dump([value, lambda: 1])
-        return Parcel(found.pieces, found.buffers)
+        return OutOfBandPickle(found.pieces, found.buffers)
     elif way == "result by value":
         found = pack_value([value, lambda: 1])
     else:
         found = pack_value(value)
-    assert isinstance(found, Parcel)
+    assert isinstance(found, OutOfBandPickle)
     return found
 
 
 WAYS = ["argument", "argument by value", "result", "result by value"]
 
 
-def there(value: object, way: str) -> tuple[Any, Parcel]:
+def there(value: object, way: str) -> tuple[Any, OutOfBandPickle]:
     """Return what arrives, and what has travelled."""
     parcel = parcel_of(value, way)
     found = loads(arrived(parcel))

@@ -9,13 +9,13 @@ from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.supervision.supervision import Supervision
 
 
-def core_of(workers: int, ready: int, width: int = 1) -> Supervision:
+def core_of(workers: int, ready: int, concurrency: int = 1) -> Supervision:
     """Return a pool of which so many workers are ready."""
     core = Supervision(
         workers=(workers, workers),
         policy=RestartPolicy(),
         start_timeout=20.0,
-        width=width,
+        concurrency=concurrency,
     )
     core.start(0.0)
     for index in range(ready):

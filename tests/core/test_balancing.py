@@ -15,26 +15,33 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncpool._core.cluster.balancing import PASSED_OVER, SLOW, WINDOW, Spreading
+from asyncpool._core.cluster.balancing import (
+    PASSED_OVER,
+    SLOW,
+    WINDOW,
+    ConnectionBalancing,
+)
 from asyncpool.errors import ProtocolError
 
 
-def spreading_of(*workers: int) -> Spreading[str]:
-    spreading: Spreading[str] = Spreading()
+def spreading_of(*workers: int) -> ConnectionBalancing[str]:
+    spreading: ConnectionBalancing[str] = ConnectionBalancing()
     for worker in workers:
         spreading.add(worker)
         spreading.join(worker)
     return spreading
 
 
-def hand(spreading: Spreading[str], handle: str, now: float = 0.0) -> tuple[int, int]:
+def hand(
+    spreading: ConnectionBalancing[str], handle: str, now: float = 0.0
+) -> tuple[int, int]:
     """Hand over a connection to whoever is to get it; return who, and its number."""
     worker = spreading.choose(now)
     assert worker is not None
     return worker, spreading.hand(worker, handle, now)
 
 
-def fill(spreading: Spreading[str], worker: int, now: float = 0.0) -> None:
+def fill(spreading: ConnectionBalancing[str], worker: int, now: float = 0.0) -> None:
     for n in range(WINDOW):
         spreading.hand(worker, f"{worker}-{n}", now)
 
@@ -216,7 +223,7 @@ def test_what_is_on_its_way_is_not_yet_in_its_hands() -> None:
     assert spreading.taken_by(0) == (1, 1)
     spreading.load(0, 1, 1, 0)
     assert spreading.taken_by(0) == (1, 0)
-    assert (spreading.connections(0), spreading.had(0)) == (2, 3)
+    assert (spreading.connections(0), spreading.totals(0)) == (2, 3)
 
 
 # What a worker cannot say.
@@ -247,19 +254,19 @@ def test_a_load_that_cannot_be(load: tuple[int, int]) -> None:
     said = f"{load[0]} connections were opened and {load[1]} closed, after 5 and 3"
     with pytest.raises(ProtocolError, match=said):
         spreading.load(0, *load, 0)
-    assert (spreading.connections(0), spreading.had(0)) == (2, 5)
+    assert (spreading.connections(0), spreading.totals(0)) == (2, 5)
 
 
 def test_what_is_cut_off_is_not_finished() -> None:
     spreading = spreading_of(0)
     spreading.load(0, 5, 3, 0)
-    assert (spreading.cut(0), spreading.doomed(0)) == (0, 0)
+    assert (spreading.count_cut_off(0), spreading.still_open(0)) == (0, 0)
     spreading.load(0, 5, 4, 1)  # one more has finished
-    assert (spreading.cut(0), spreading.doomed(0)) == (1, 1)
+    assert (spreading.count_cut_off(0), spreading.still_open(0)) == (1, 1)
     spreading.load(0, 7, 5, 3)  # two have come too late
-    assert (spreading.cut(0), spreading.doomed(0)) == (3, 2)
+    assert (spreading.count_cut_off(0), spreading.still_open(0)) == (3, 2)
     spreading.load(0, 7, 7, 3)
-    assert (spreading.cut(0), spreading.doomed(0)) == (3, 0)
+    assert (spreading.count_cut_off(0), spreading.still_open(0)) == (3, 0)
 
 
 @pytest.mark.parametrize("load", [(5, 4, 3), (5, 4, 0), (5, 5, 2), (3, 3, 4)])
@@ -272,7 +279,7 @@ def test_a_cut_that_cannot_be(load: tuple[int, int, int]) -> None:
         ProtocolError, match=f"{load[2]} connections of {load[0]} are cut"
     ):
         spreading.load(0, *load)
-    assert spreading.cut(0) == (load[0] == 5)
+    assert spreading.count_cut_off(0) == (load[0] == 5)
 
 
 class SpreadingMachine(RuleBasedStateMachine):
@@ -283,7 +290,7 @@ class SpreadingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.spreading: Spreading[int] = Spreading()
+        self.spreading: ConnectionBalancing[int] = ConnectionBalancing()
         self.ready: dict[int, bool] = {}
         self.sent: dict[int, dict[int, tuple[int, float]]] = {}  # per worker
         self.taken: dict[int, set[int]] = {}

@@ -13,7 +13,7 @@ from asyncpool._core.main import by_value, by_value_loading as arrivals, main_mo
 from asyncpool._core.main.scripts import Script
 from asyncpool._core.pickling import out_of_band as parcels
 from asyncpool._core.pickling.out_of_band import (
-    Bundle,
+    ReceivedPickle,
     StreamTooLongError,
     dump,
     dumps_call,
@@ -50,7 +50,7 @@ class Sides:
     def call(self, name: str, *args: object) -> Any:
         return self.deliver(dumps_call((self.here[name], args)))
 
-    def deliver(self, payload: bytes | Bundle) -> Any:
+    def deliver(self, payload: bytes | ReceivedPickle) -> Any:
         self.cross()
         try:
             function, args = loads(payload)
@@ -317,7 +317,7 @@ def test_a_large_global_goes_beside_the_stream(sides: Sides) -> None:
         sides.here["data"].data[0] = number
         parcel = dump((sides.here["size"], ()))
         assert [len(buffer) for buffer in parcel.buffers] == [LARGE]
-        bundle = Bundle(
+        bundle = ReceivedPickle(
             parcel.payload, [memoryview(buffer) for buffer in parcel.buffers]
         )
         assert sides.deliver(bundle) == LARGE

@@ -27,8 +27,8 @@ from asyncpool._core.pickling.calls import (
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
     MAIN,
-    Bundle,
-    Parcel,
+    OutOfBandPickle,
+    ReceivedPickle,
     StreamTooLongError,
 )
 from asyncpool._core.pickling.reducers import LARGE
@@ -429,7 +429,9 @@ def test_there_is_a_limit_to_the_search_for_giants() -> None:
 # What travels beside the frames.
 
 
-def padded(size: int, pack: Callable[[bytes], bytes | Parcel]) -> bytes | Parcel:
+def padded(
+    size: int, pack: Callable[[bytes], bytes | OutOfBandPickle]
+) -> bytes | OutOfBandPickle:
     """Return what *pack* makes of as many bytes as have *size* then."""
     about = size - 200
     return pack(bytes(size - (len(pack(bytes(about))) - about)))
@@ -437,13 +439,13 @@ def padded(size: int, pack: Callable[[bytes], bytes | Parcel]) -> bytes | Parcel
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_call_travels_in_its_frame_up_to_128_kib(number: int) -> None:
-    def pack(data: bytes) -> bytes | Parcel:
+    def pack(data: bytes) -> bytes | OutOfBandPickle:
         return pack_job(add, ([data],), {}, number=number)
 
     function = add if number else None
     light, heavy = padded(HEAVY, pack), padded(HEAVY + 1, pack)
     assert len(plain(light)) == HEAVY
-    assert isinstance(heavy, Parcel)
+    assert isinstance(heavy, OutOfBandPickle)
     assert (len(heavy), heavy.payload, heavy.buffers) == (HEAVY + 1, b"", [])
     for payload in (light, heavy):
         call, [[data]], kwargs = load_job(arrived(payload), function)
@@ -453,7 +455,7 @@ def test_a_call_travels_in_its_frame_up_to_128_kib(number: int) -> None:
 def test_a_value_travels_in_its_frame_up_to_128_kib() -> None:
     light, heavy = padded(HEAVY, pack_value), padded(HEAVY + 1, pack_value)
     assert len(plain(light)) == HEAVY
-    assert isinstance(heavy, Parcel)
+    assert isinstance(heavy, OutOfBandPickle)
     assert (len(heavy), heavy.payload, heavy.buffers) == (HEAVY + 1, b"", [])
     for payload in (light, heavy):
         assert set(load_value(arrived(payload))) == {0}
@@ -464,7 +466,7 @@ def test_large_buffers_travel_beside_their_call(number: int) -> None:
     data = bytearray(LARGE)
     array, small = Array(data), Array(bytearray(LARGE - 1))
     payload = pack_job(add, (array, small), {"right": array}, number=number)
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     data[7] = 77
     assert [len(view) for view in payload.buffers] == [LARGE]
     assert payload.buffers[0][7] == 77, "it was not copied"
@@ -476,7 +478,7 @@ def test_large_buffers_travel_beside_their_call(number: int) -> None:
 def test_large_buffers_travel_beside_their_value() -> None:
     data = bytearray(LARGE)
     payload = pack_value({"array": Array(data), "small": Array(b"abc")})
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     data[7] = 77
     assert [view[7] for view in payload.buffers] == [77]
     found = load_value(arrived(payload))
@@ -485,7 +487,7 @@ def test_large_buffers_travel_beside_their_value() -> None:
 
 def test_of_a_call_by_value_each_buffer_is_sent_once() -> None:
     payload = pack_job(lambda: 17, (Array(bytes(LARGE)),), {})
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     assert len(payload.buffers) == 1
     assert load_job(arrived(payload))[0]() == 17
 
@@ -496,7 +498,7 @@ def test_of_a_value_by_value_each_buffer_is_sent_once(script: dict[str, Any]) ->
         pack_value([Array(bytes(LARGE)), script["Point"](4)]),
     ]
     for payload in payloads:
-        assert isinstance(payload, Parcel)
+        assert isinstance(payload, OutOfBandPickle)
         assert len(payload.buffers) == 1
         assert b"cloudpickle" in payload.payload or b"own_object" in payload.payload
 
@@ -505,7 +507,7 @@ def test_a_payload_can_be_a_view() -> None:
     call, value = plain(pack_job(add, (1,), {})), plain(pack_value([1, 2]))
     assert load_job(memoryview(call)) == (add, (1,), {})
     assert load_value(memoryview(value)) == [1, 2]
-    assert load_value(Bundle(b"", [memoryview(value)])) == [1, 2]
+    assert load_value(ReceivedPickle(b"", [memoryview(value)])) == [1, 2]
 
 
 # The limit, and the pause.
@@ -526,9 +528,9 @@ def test_a_call_above_the_limit_is_left_to_others() -> None:
     with pytest.raises(StreamTooLongError):
         pack_job(add, args, {}, limit=HEAVY)
     payload = pack_job(add, args, {})
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     again = pack_job(add, args, {}, limit=len(payload))
-    assert isinstance(again, Parcel)
+    assert isinstance(again, OutOfBandPickle)
     assert again.pieces == payload.pieces
     with pytest.raises(StreamTooLongError):
         pack_job(add, args, {}, limit=len(payload) - 1)
@@ -536,7 +538,7 @@ def test_a_call_above_the_limit_is_left_to_others() -> None:
 
 def test_buffers_are_not_counted() -> None:
     payload = pack_job(add, (Array(bytes(20 * LARGE)),), {}, limit=HEAVY)
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     assert len(payload) > 20 * LARGE
 
 
@@ -564,7 +566,7 @@ def test_whoever_is_too_long_need_not_be_picklable() -> None:
 def test_who_packs_a_heavy_call_makes_way(number: int) -> None:
     args, pause = (list(range(HEAVY)),), Pause()
     payload = pack_job(add, args, {}, number=number, pause=pause)
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     assert pause.calls == len(payload.pieces) > 5
     for last in (1, 3):
         pause = Pause(last)
@@ -576,7 +578,7 @@ def test_who_packs_a_heavy_call_makes_way(number: int) -> None:
 def test_who_loads_a_heavy_value_makes_way() -> None:
     value, pause = list(range(HEAVY)), Pause()
     payload = pack_value(value)
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     assert load_value(arrived(payload), pause) == value
     assert pause.calls > 5
     again = Pause()
@@ -591,7 +593,7 @@ def test_who_loads_a_heavy_value_makes_way() -> None:
 def test_who_looks_for_the_culprit_makes_way_too() -> None:
     large = list(range(HEAVY))
     payload, pause = pack_job(add, (large,), {}), Pause()
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     with pytest.raises(JobNotPicklableError):
         pack_job(add, (large, LOCK), {}, pause=pause)
     # With one serializer, with the other one, and alone.

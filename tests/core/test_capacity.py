@@ -33,15 +33,15 @@ def seats(*states: SlotState) -> list[Slot]:
 
 @pytest.mark.parametrize("state", list(SlotState))
 def test_who_is_needed_counts_unless_it_goes_or_replaces(state: SlotState) -> None:
-    needed = state not in {S.SPARE, S.RETIRED}
+    needed = state not in {S.UNUSED, S.RETIRED}
     assert counts(Slot(0, state)) == needed
-    assert not counts(Slot(0, state, leaving=True))
+    assert not counts(Slot(0, state, draining=True))
     assert not counts(Slot(0, state, replaces=1))
 
 
 @pytest.mark.parametrize(("size", "missing"), [(4, 1), (3, 0), (2, -1)])
 def test_who_is_missing_and_where_somebody_is_to_come(size: int, missing: int) -> None:
-    slots = seats(S.IDLE, S.VACANT, S.STARTING, S.SPARE)
+    slots = seats(S.IDLE, S.VACANT, S.STARTING, S.UNUSED)
     budget = budget_of(slots, size)
     assert (budget.missing, budget.coming) == (missing, 1)
     found = [budget.needs(slot) for slot in slots]
@@ -53,7 +53,7 @@ def test_who_is_missing_and_where_somebody_is_to_come(size: int, missing: int) -
     ("states", "settled"),
     [
         ((S.IDLE, S.BUSY), (True, True)),
-        ((S.IDLE, S.BUSY, S.SPARE), (True, True)),
+        ((S.IDLE, S.BUSY, S.UNUSED), (True, True)),
         ((S.IDLE, S.VACANT), (True, False)),
         ((S.IDLE, S.PARKED), (True, False)),
         ((S.IDLE, S.STARTING), (False, False)),
@@ -70,12 +70,12 @@ def test_a_pool_has_its_size(
 
 
 def test_a_pool_has_not_its_size_while_somebody_leaves() -> None:
-    slots = [*seats(S.IDLE, S.IDLE), Slot(2, S.BUSY, leaving=True)]
+    slots = [*seats(S.IDLE, S.IDLE), Slot(2, S.BUSY, draining=True)]
     assert not budget_of(slots, 2).settled
 
 
 def test_only_who_serves_is_missed() -> None:
-    slots = seats(S.IDLE, S.SPARE, S.PARKED)
+    slots = seats(S.IDLE, S.UNUSED, S.PARKED)
     jobs, serving = budget_of(slots, 2), budget_of(slots, 2, serving=True)
     assert [jobs.misses(index) for index in range(3)] == [False] * 3
     assert [serving.misses(index) for index in range(3)] == [True, False, True]
@@ -91,11 +91,11 @@ def test_only_who_serves_is_missed() -> None:
 def test_what_may_come_or_go_before_another_one_is_ready(
     surge: int, unavailable: int, can: tuple[bool, bool]
 ) -> None:
-    slots = seats(S.BUSY, S.IDLE, S.SPARE)
+    slots = seats(S.BUSY, S.IDLE, S.UNUSED)
     budget = budget_of(slots, 2, surge=surge, unavailable=unavailable)
     assert (budget.can_replace, budget.can_miss) == can
-    assert (budget.free, budget.seats(5)) == (surge, 5 + surge)
-    slots[2].state, slots[0].leaving = S.STARTING, True  # that was all
+    assert (budget.free, budget.slots_for(5)) == (surge, 5 + surge)
+    slots[2].state, slots[0].draining = S.STARTING, True  # that was all
     assert (budget.can_replace, budget.can_miss) == (False, False)
 
 
@@ -105,13 +105,13 @@ def test_a_seat_for_nobody_is_no_leave_to_replace() -> None:
 
 def test_those_who_fail_while_they_serve_take_up_nothing_but_not_without_end() -> None:
     slots = [
-        Slot(0, S.IDLE, faulty=True, leaving=True),
-        Slot(1, S.IDLE, faulty=True, leaving=True, planned=True),
+        Slot(0, S.IDLE, faulty=True, draining=True),
+        Slot(1, S.IDLE, faulty=True, draining=True, planned=True),
         Slot(2, S.IDLE, faulty=True),
-        Slot(3, S.IDLE, leaving=True),
+        Slot(3, S.IDLE, draining=True),
     ]
     serving, jobs = budget_of(slots, 1, serving=True), budget_of(slots, 1)
     assert (serving.free, jobs.free) == (-1, -2)
     seen = [serving.can_fail, jobs.can_fail]
-    slots[2].leaving = True
+    slots[2].draining = True
     assert [*seen, serving.can_fail, jobs.can_fail] == [True, True, False, True]

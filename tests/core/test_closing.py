@@ -17,7 +17,7 @@ from asyncpool._core.slots.commands import (
     Resized,
     Retiring,
     Revoke,
-    Rolled,
+    RollEnded,
     Spawn,
     Stop,
     Unassign,
@@ -77,7 +77,7 @@ def test_a_result_that_is_being_loaded_holds_up_the_end() -> None:
     assert core.refill(0, 1.0) == []
     assert core.close(Finish.ALL, 50.0, 2.0) == []
     assert Stop(0) in core.landed(0, 3.0)
-    commands = core.ended(0, 4.0, started=False, requeue=(), roll=0.5)
+    commands = core.ended(0, 4.0, started=False, requeue=(), jitter=0.5)
     assert commands[-1] == Finished()
     assert core.closing.over
     assert core.next_deadline() is None
@@ -138,18 +138,18 @@ class TestDraining:
 
     def test_it_grows(self) -> None:
         core = draining(5, workers=(1, 3))
-        core.rotation.sizing.crowded(1.0)
+        core.replacements.sizing.crowded(1.0)
         assert core.on_timer(1.0 + GROW_EVERY) == [Resized(2), Spawn(1, 1)]
 
     def test_a_roll_goes_on_and_ends_with_the_last_job_that_waits(self) -> None:
         core = pool_with(3)
-        assert core.rotation.roll(0.5) == [Spawn(1, 1)]
+        assert core.replacements.roll(0.5) == [Spawn(1, 1)]
         assert core.close(Finish.ALL, None, 1.0) == []
-        assert core.rotation.rolling
+        assert core.replacements.rolling
         assert core.ready(1, 2.0) == [Retiring(0, ROLL), Assign(1, (1,))]
         assert done(core, 1, 1, 3.0) == [
             Assign(1, (2,)),
-            Rolled(0, "the pool was closed"),
+            RollEnded(0, "the pool was closed"),
         ]
 
     def test_a_pool_that_breaks_ends(self) -> None:
@@ -158,7 +158,7 @@ class TestDraining:
         commands: list[Command] = []
         now = 2.0
         for _ in range(100):
-            commands += core.ended(0, now, started=False, requeue=(), roll=0.0)
+            commands += core.ended(0, now, started=False, requeue=(), jitter=0.0)
             if core.broken is not None:
                 break
             if core.slots[0].state is SlotState.PARKED:

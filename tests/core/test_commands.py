@@ -12,7 +12,7 @@ from asyncpool._core.policies.restart import GiveUp, Restart, RestartPolicy, Ret
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots import commands
 from asyncpool._core.slots.commands import Command
-from asyncpool._core.wire.context import Context
+from asyncpool._core.wire.context import JobContext
 from asyncpool._core.wire.frames import Frame
 from asyncpool._core.wire.messages import Failure, LauncherConfig, WorkerConfig
 from asyncpool._worker.api.context import CurrentJob
@@ -23,7 +23,7 @@ DATA = [
     *POLICIES,
     *(GiveUp, Restart, Retry),
 ]
-RECORDS = [Context, CurrentJob, Failure, Frame, LauncherConfig, WorkerConfig]
+RECORDS = [JobContext, CurrentJob, Failure, Frame, LauncherConfig, WorkerConfig]
 
 
 @pytest.mark.parametrize("cls", DATA)
@@ -58,26 +58,26 @@ def test_what_each_command_says() -> None:
         "Spawn": ("slot", "generation"),
         "Assign": ("slot", "jobs"),
         "Unassign": ("jobs",),
-        "DropErrands": ("jobs",),
+        "DropPinnedJobs": ("jobs",),
         "Offer": ("slot", "session"),
         "Rebuild": ("slot", "session"),
         "EndSession": ("session", "calls"),
         "RefuseSessions": (),
-        "Revoke": ("slot", "places"),
-        "Interrupt": ("slot", "place"),
+        "Revoke": ("slot", "sequences"),
+        "Interrupt": ("slot", "sequence"),
         "WriteStacks": ("slot", "job"),
         "Stop": ("slot",),
         "Terminate": ("slot",),
         "Kill": ("slot", "reason"),
         "Abandon": ("slot",),
         "FailJobs": ("jobs", "why"),
-        "ScheduleRestart": ("slot", "delay"),
+        "TellRestart": ("slot", "delay"),
         "ParkSlot": ("slot", "reason", "probe_in"),
         "LeaveEmpty": ("slot",),
-        "Keep": ("slot", "again_in"),
+        "KeepWorker": ("slot", "again_in"),
         "Retiring": ("slot", "reason"),
         "Resized": ("workers",),
-        "Rolled": ("replaced", "trouble", "filled"),
+        "RollEnded": ("replaced", "trouble", "filled"),
         "GiveUp": ("reason",),
         "Recover": ("slot",),
         "Finished": (),

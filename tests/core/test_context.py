@@ -12,7 +12,7 @@ from asyncpool._core.wire.context import (
     MAX_CONTEXT,
     MAX_VARIABLES,
     PLAIN,
-    Context,
+    JobContext,
     with_details,
     with_variables,
 )
@@ -21,7 +21,7 @@ from asyncpool.errors import ProtocolError
 
 times = st.none() | st.floats(allow_nan=False)
 contexts = st.builds(
-    Context,
+    JobContext,
     timeout=times,
     deadline=times,
     details=st.binary(max_size=100),
@@ -30,33 +30,35 @@ contexts = st.builds(
 
 
 @given(contexts)
-def test_a_context_comes_back_as_it_was(context: Context) -> None:
-    again = Context.unpack(context.pack())
+def test_a_context_comes_back_as_it_was(context: JobContext) -> None:
+    again = JobContext.unpack(context.pack())
     assert again == context
     assert (type(again.details), type(again.variables)) == (bytes, bytes)
 
 
 @given(contexts, contexts)
 def test_equal_contexts_are_equal_bytes_and_others_are_not(
-    one: Context, other: Context
+    one: JobContext, other: JobContext
 ) -> None:
     assert (one.pack() == other.pack()) is (repr(one) == repr(other))
 
 
 def test_the_plain_context_has_no_bytes() -> None:
-    assert Context() == PLAIN
+    assert JobContext() == PLAIN
     assert PLAIN.pack() == b""
-    assert Context.unpack(b"") == PLAIN
-    assert Context(timeout=0.0).pack() != b""
+    assert JobContext.unpack(b"") == PLAIN
+    assert JobContext(timeout=0.0).pack() != b""
 
 
 @given(contexts, st.binary(max_size=100))
-def test_one_part_is_changed_and_the_others_stay(context: Context, data: bytes) -> None:
+def test_one_part_is_changed_and_the_others_stay(
+    context: JobContext, data: bytes
+) -> None:
     packed = context.pack()
     changed = with_details(packed, data)
-    assert Context.unpack(changed) == context._replace(details=data)
+    assert JobContext.unpack(changed) == context._replace(details=data)
     changed = with_variables(packed, data)
-    assert Context.unpack(changed) == context._replace(variables=data)
+    assert JobContext.unpack(changed) == context._replace(variables=data)
 
 
 def test_without_its_parts_a_context_is_plain_again() -> None:
@@ -80,14 +82,14 @@ def test_without_its_parts_a_context_is_plain_again() -> None:
 def test_until_when_an_attempt_may_run(
     timeout: float | None, deadline: float | None, end: float | None
 ) -> None:
-    assert Context(timeout=timeout, deadline=deadline).end(10.0) == end
+    assert JobContext(timeout=timeout, deadline=deadline).end(10.0) == end
 
 
 def test_the_largest_context_has_the_most_bytes_and_none_is_larger() -> None:
-    largest = Context(1.0, None, bytes(MAX_DETAILS), bytes(MAX_VARIABLES))
+    largest = JobContext(1.0, None, bytes(MAX_DETAILS), bytes(MAX_VARIABLES))
     packed = largest.pack()
     assert len(packed) == MAX_CONTEXT
-    assert Context.unpack(packed) == largest
+    assert JobContext.unpack(packed) == largest
     with pytest.raises(ValueError, match=r".") as caught:
         with_details(packed, bytes(MAX_DETAILS + 1))
     assert str(caught.value) == (
@@ -101,22 +103,22 @@ def test_the_largest_context_has_the_most_bytes_and_none_is_larger() -> None:
 
 
 def test_what_cannot_be_read() -> None:
-    packed = Context(timeout=1.0, details=b"details").pack()
+    packed = JobContext(timeout=1.0, details=b"details").pack()
     with pytest.raises(ProtocolError, match=r"^a context cannot be read$"):
-        Context.unpack(packed[:3])
+        JobContext.unpack(packed[:3])
     with pytest.raises(ProtocolError, match=r"^a context is cut short$"):
-        Context.unpack(packed[:-1])
+        JobContext.unpack(packed[:-1])
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_context_or_an_offence(payload: bytes) -> None:
     try:
-        context = Context.unpack(payload)
+        context = JobContext.unpack(payload)
     except ProtocolError:
         return
     assert len(context.details) + len(context.variables) <= len(payload)
 
 
 def test_a_context_travels_with_other_data() -> None:
-    context = Context(timeout=1.0, details=b"details")
+    context = JobContext(timeout=1.0, details=b"details")
     assert pickle.loads(pickle.dumps(context)) == context

@@ -25,7 +25,7 @@ from asyncpool._core.base.run_times import (
 )
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.dispatch.in_flight import Flight
+from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool._core.dispatch.queue import PATIENCE
 from tests.core.list_queue import PRIORITIES, ListQueue
 
@@ -55,7 +55,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.announced: list[int] = []
         self.idle: list[int] = []  # the last one is the next
         self.roomy: list[int] = []  # the first one is the next
-        self.flights: dict[int, Flight] = {}
+        self.flights: dict[int, InFlight] = {}
         self.hands: dict[int, dict[int, float]] = {}  # slot -> job -> its cost
         self.jobs = 0
         self.slots = 0
@@ -173,9 +173,9 @@ class DispatchMachine(RuleBasedStateMachine):
                 served[slot] = self.expect(slot)
         return served
 
-    def seat(self, seats: dict[int, int]) -> None:
+    def seat(self, count: dict[int, int]) -> None:
         """Let these slots have these places."""
-        self.seats = seats
+        self.seats = count
         moved = []
         for place, line in self.lines.items():
             moved += [(job, line) for job in line if self.place_of(job) != place]
@@ -196,8 +196,8 @@ class DispatchMachine(RuleBasedStateMachine):
                     line.returned.append(job)
                 else:
                     line.add(job, rank)
-        expected = self.expect_to_serve(seats.values())
-        placed = self.dispatcher.seat(seats)
+        expected = self.expect_to_serve(count.values())
+        placed = self.dispatcher.assign_buckets(count)
         assert placed == [
             (slot, job) for slot, jobs in expected.items() for job in jobs
         ]
@@ -330,7 +330,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule()
     def a_worker_is_ready(self) -> None:
         self.slots += 1
-        self.flights[self.slots] = Flight()
+        self.flights[self.slots] = InFlight()
         self.hands[self.slots] = {}
         self.refill(self.slots)
 
@@ -338,10 +338,10 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def jobs_end(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from([s for s in self.hands if self.hands[s]]))
-        hand, flight = self.hands[slot], self.flights[slot]
+        hand, in_flight = self.hands[slot], self.flights[slot]
         for job in list(hand)[: data.draw(st.integers(1, len(hand)))]:
             del hand[job]
-            flight.land(job)
+            in_flight.complete(job)
         if self.load(slot) <= REFILL:
             self.refill(slot)
 
@@ -360,13 +360,13 @@ class DispatchMachine(RuleBasedStateMachine):
         """What waits behind it is revoked; until then, its worker gets no more."""
         busy = [slot for slot, hand in self.hands.items() if len(hand) > 1]
         slot = data.draw(st.sampled_from(busy))
-        hand, flight = self.hands[slot], self.flights[slot]
+        hand, in_flight = self.hands[slot], self.flights[slot]
         head, *behind = hand
-        flight.stall([head])
+        in_flight.block([head])
         self.leaves(slot)
         self.submit(kind, 0)
         hand[head] = UNKNOWN
-        flight.answer(flight.ask(behind))
+        in_flight.end_revoke(in_flight.begin_revoke(behind))
         for job in behind:
             del hand[job]
         self.give_back(behind)
@@ -397,7 +397,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.queue) + len(self.announced) > 2)
     @rule()
     def the_queue_is_emptied(self) -> None:
-        jobs, common = self.dispatcher.empty(), len(self.queue)
+        jobs, common = self.dispatcher.clear(), len(self.queue)
         rest = common + len(self.in_lines)
         assert jobs[:common] == [*self.queue]
         assert sorted(jobs[common:rest]) == sorted(self.in_lines)
@@ -405,7 +405,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.queue.clear()
         self.lines.clear()
         self.announced.clear()
-        assert self.dispatcher.empty() == []
+        assert self.dispatcher.clear() == []
 
     # What is true at any time.
 
@@ -413,7 +413,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def the_figures_agree(self) -> None:
         common = len(self.queue) + len(self.announced)
         assert self.dispatcher.waiting == common + len(self.in_lines)
-        assert self.dispatcher.crowd == common + (not self.idle) * len(self.in_lines)
+        assert self.dispatcher.unserved == common + (not self.idle) * len(self.in_lines)
         for slot in self.hands:
             own = self.line_of(slot) or ()
             assert self.dispatcher.waiting_for(slot) == common + len(own)
@@ -422,13 +422,13 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_in_hand_agrees(self) -> None:
-        for slot, flight in self.flights.items():
-            assert list(flight.jobs) == list(self.hands[slot])
-            assert flight.backlog == self.load(slot)
+        for slot, in_flight in self.flights.items():
+            assert list(in_flight.jobs) == list(self.hands[slot])
+            assert in_flight.backlog == self.load(slot)
 
     @invariant()
     def nobody_waits_while_somebody_is_idle(self) -> None:
-        unemployed = sum(not flight.jobs for flight in self.flights.values())
+        unemployed = sum(not in_flight.jobs for in_flight in self.flights.values())
         assert self.dispatcher.idle == unemployed
         assert not (self.queue and unemployed)
         for slot, hand in self.hands.items():
@@ -442,24 +442,24 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_has_more_in_hand_than_a_budget_or_one_job(self) -> None:
-        for flight in self.flights.values():
-            assert len(flight.jobs) <= 1 or flight.backlog <= BUDGET
-            assert len(flight.jobs) <= DEEPEST
+        for in_flight in self.flights.values():
+            assert len(in_flight.jobs) <= 1 or in_flight.backlog <= BUDGET
+            assert len(in_flight.jobs) <= DEEPEST
 
     @invariant()
     def what_is_unknown_is_alone(self) -> None:
-        for flight in self.flights.values():
-            costs = [cost for _, cost, _ in flight.jobs.values()]
+        for in_flight in self.flights.values():
+            costs = [cost for _, cost, _ in in_flight.jobs.values()]
             assert UNKNOWN not in costs or len(costs) == 1
 
 
 TestDispatcher = DispatchMachine.TestCase
 
 
-def idle_pool(workers: int) -> tuple[Dispatcher, list[Flight]]:
-    dispatcher, flights = Dispatcher(), [Flight() for _ in range(workers)]
-    for slot, flight in enumerate(flights):
-        assert dispatcher.refill(slot, flight) == []
+def idle_pool(workers: int) -> tuple[Dispatcher, list[InFlight]]:
+    dispatcher, flights = Dispatcher(), [InFlight() for _ in range(workers)]
+    for slot, in_flight in enumerate(flights):
+        assert dispatcher.refill(slot, in_flight) == []
     return dispatcher, flights
 
 
@@ -467,7 +467,7 @@ def test_jobs_begin_in_the_order_in_which_they_came() -> None:
     dispatcher = Dispatcher()
     for job in (1, 2, 3):
         assert dispatcher.submit(job, Profile()) is None
-    assert [dispatcher.refill(slot, Flight()) for slot in range(4)] == [
+    assert [dispatcher.refill(slot, InFlight()) for slot in range(4)] == [
         [1],
         [2],
         [3],
@@ -480,7 +480,7 @@ def test_the_most_urgent_begin_first() -> None:
     for job, priority in enumerate((0, 5, -1, 0, 5, -1)):
         assert dispatcher.submit(job, Profile(), priority) is None
     assert dispatcher.waiting == 6
-    assert [dispatcher.refill(slot, Flight()) for slot in range(6)] == [
+    assert [dispatcher.refill(slot, InFlight()) for slot in range(6)] == [
         [2],
         [5],
         [0],
@@ -499,24 +499,24 @@ def test_an_idle_worker_takes_a_job_whatever_its_priority() -> None:
 
 
 def test_urgent_jobs_go_on_beside_a_long_one_until_that_has_waited_its_time() -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     short = known(10)
     assert dispatcher.submit(0, short) == 0
     assert dispatcher.submit(1, Profile()) is None
     for job in range(2, PATIENCE + 1):
         assert dispatcher.submit(job, short, -1) == 0
-    assert len(flight.jobs) == PATIENCE
+    assert len(in_flight.jobs) == PATIENCE
     assert dispatcher.submit(99, short, -1) is None
-    for job in list(flight.jobs):
-        assert dispatcher.refill(0, flight) == [], "it must be alone"
-        flight.land(job)
-    assert dispatcher.refill(0, flight) == [1]
-    flight.land(1)
-    assert dispatcher.refill(0, flight) == [99]
+    for job in list(in_flight.jobs):
+        assert dispatcher.refill(0, in_flight) == [], "it must be alone"
+        in_flight.complete(job)
+    assert dispatcher.refill(0, in_flight) == [1]
+    in_flight.complete(1)
+    assert dispatcher.refill(0, in_flight) == [99]
 
 
 def test_nobody_starves_however_many_more_urgent_ones_come() -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     profile = Profile()
     assert dispatcher.submit(0, profile) == 0
     for job in (1, 2, 3):
@@ -524,8 +524,8 @@ def test_nobody_starves_however_many_more_urgent_ones_come() -> None:
     begun: list[int] = []
     for job in range(4, 3 * PATIENCE + 4):
         assert dispatcher.submit(job, profile) is None
-        flight.land(begun[-1] if begun else 0)
-        begun += dispatcher.refill(0, flight)
+        in_flight.complete(begun[-1] if begun else 0)
+        begun += dispatcher.refill(0, in_flight)
     turns = [begun.index(job) + 1 for job in (1, 2, 3)]
     assert turns == [PATIENCE, 2 * PATIENCE, 3 * PATIENCE]
     assert [job for job in begun if job > 3] == list(range(4, 3 * PATIENCE + 1))
@@ -533,14 +533,14 @@ def test_nobody_starves_however_many_more_urgent_ones_come() -> None:
 
 def test_who_finds_room_when_jobs_come_back_has_passed_those_who_wait() -> None:
     dispatcher, profile = Dispatcher(patience=2), Profile()
-    dispatcher.refill(0, Flight())
+    dispatcher.refill(0, InFlight())
     dispatcher.submit(1, known(10))
     dispatcher.submit(2, Profile())
     dispatcher.submit(3, profile, -1)
     profile.note(10)
     assert dispatcher.give_back({9: known(10)}) == [(0, 9), (0, 3)]
     assert dispatcher.submit(4, known(10), -1) is None
-    assert dispatcher.refill(1, Flight()) == [2]
+    assert dispatcher.refill(1, InFlight()) == [2]
 
 
 def test_jobs_that_lost_their_worker_are_before_more_urgent_ones() -> None:
@@ -552,7 +552,11 @@ def test_jobs_that_lost_their_worker_are_before_more_urgent_ones() -> None:
     assert dispatcher.give_back({1: profile}) == []
     assert dispatcher.submit(3, profile, -9) is None
     assert dispatcher.waiting == 3
-    assert [dispatcher.refill(slot, Flight()) for slot in (1, 2, 3)] == [[1], [3], [2]]
+    assert [dispatcher.refill(slot, InFlight()) for slot in (1, 2, 3)] == [
+        [1],
+        [3],
+        [2],
+    ]
 
 
 def test_after_those_with_priorities_the_usual_ones_fill_the_worker() -> None:
@@ -561,8 +565,8 @@ def test_after_those_with_priorities_the_usual_ones_fill_the_worker() -> None:
         dispatcher.submit(job, known(250), priority)
     assert dispatcher.discard(3)
     dispatcher.submit(4, known(300))
-    assert dispatcher.refill(0, Flight()) == [2, 0, 1]
-    assert dispatcher.refill(1, Flight()) == [4]
+    assert dispatcher.refill(0, InFlight()) == [2, 0, 1]
+    assert dispatcher.refill(1, InFlight()) == [4]
 
 
 def test_the_worker_that_stopped_last_is_the_next_to_work() -> None:
@@ -587,7 +591,7 @@ def test_a_burst_of_short_jobs_spreads_over_all_workers(
     profile = known(cost)
     for job in range(jobs):
         assert dispatcher.submit(job, profile) is not None
-    sizes = [len(flight.jobs) for flight in flights]
+    sizes = [len(in_flight.jobs) for in_flight in flights]
     assert sum(sizes) == jobs
     assert max(sizes) - min(sizes) <= 1
 
@@ -599,7 +603,7 @@ def test_of_the_shortest_jobs_a_worker_holds_as_many_as_the_limit() -> None:
     slots = [dispatcher.submit(job, profile) for job in range(2 * DEEPEST + 1)]
     assert slots[-1] is None
     assert None not in slots[:-1]
-    assert [len(flight.jobs) for flight in flights] == [DEEPEST, DEEPEST]
+    assert [len(in_flight.jobs) for in_flight in flights] == [DEEPEST, DEEPEST]
 
 
 @pytest.mark.parametrize(
@@ -624,7 +628,7 @@ def test_two_jobs_are_together_up_to_the_budget(
     dispatcher = Dispatcher()
     for job, cost in ((1, first), (2, second)):
         dispatcher.submit(job, known(cost))
-    assert dispatcher.refill(0, Flight()) == ([1, 2] if together else [1])
+    assert dispatcher.refill(0, InFlight()) == ([1, 2] if together else [1])
     assert len(flights[0].jobs) == 1 + together
 
 
@@ -642,34 +646,34 @@ def test_a_job_goes_where_there_is_enough_room_for_it() -> None:
 
 
 def test_a_short_job_does_not_overtake_a_long_one_that_waits() -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     assert dispatcher.submit(1, known(10)) == 0
     assert dispatcher.submit(2, Profile()) is None
     assert dispatcher.submit(3, known(10)) is None
-    assert dispatcher.refill(0, flight) == []
-    flight.land(1)
-    assert dispatcher.refill(0, flight) == [2]
-    flight.land(2)
-    assert dispatcher.refill(0, flight) == [3]
+    assert dispatcher.refill(0, in_flight) == []
+    in_flight.complete(1)
+    assert dispatcher.refill(0, in_flight) == [2]
+    in_flight.complete(2)
+    assert dispatcher.refill(0, in_flight) == [3]
 
 
 def test_a_worker_with_room_is_found_again_after_its_outcomes() -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     for job in (1, 2):
         assert dispatcher.submit(job, known(500)) == 0
     assert dispatcher.submit(3, known(500)) is None
     assert dispatcher.discard(3)
-    flight.land(1)
-    assert dispatcher.refill(0, flight) == []
+    in_flight.complete(1)
+    assert dispatcher.refill(0, in_flight) == []
     assert dispatcher.submit(4, known(500)) == 0
-    assert list(flight.jobs) == [2, 4]
+    assert list(in_flight.jobs) == [2, 4]
 
 
 def test_a_worker_that_is_full_after_a_refill_is_in_nobodys_way() -> None:
     dispatcher, [first, second] = idle_pool(2)
     assert [dispatcher.submit(job, known(10)) for job in (1, 2)] == [1, 0]
     assert dispatcher.submit(3, Profile()) is None
-    second.land(1)
+    second.complete(1)
     assert dispatcher.refill(1, second) == [3]
     assert [dispatcher.submit(job, known(10)) for job in (4, 5, 6)] == [0, 0, 0]
     assert list(first.jobs) == [2, 4, 5, 6]
@@ -678,22 +682,22 @@ def test_a_worker_that_is_full_after_a_refill_is_in_nobodys_way() -> None:
 def test_a_worker_that_was_idle_meanwhile_is_the_last_in_turn() -> None:
     dispatcher, [_, second] = idle_pool(2)
     assert [dispatcher.submit(job, known(10)) for job in (1, 2)] == [1, 0]
-    second.land(1)
+    second.complete(1)
     assert dispatcher.refill(1, second) == []
     assert [dispatcher.submit(job, known(10)) for job in (3, 4, 5)] == [1, 0, 1]
 
 
 def test_a_worker_is_refilled_up_to_its_budget() -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     jobs = range(11)
     profile = known(100)
     assert [dispatcher.submit(job, profile) for job in jobs] == [0] * 10 + [None]
     for job in range(11, 30):
         assert dispatcher.submit(job, profile) is None
     for job in range(5):
-        flight.land(job)
-    assert dispatcher.refill(0, flight) == [10, 11, 12, 13, 14]
-    assert dispatcher.refill(0, flight) == []
+        in_flight.complete(job)
+    assert dispatcher.refill(0, in_flight) == [10, 11, 12, 13, 14]
+    assert dispatcher.refill(0, in_flight) == []
 
 
 def test_jobs_that_lost_their_worker_are_the_next_to_begin() -> None:
@@ -703,16 +707,16 @@ def test_jobs_that_lost_their_worker_are_the_next_to_begin() -> None:
     assert dispatcher.waiting == 2
     dispatcher.worker_gone(0)
     assert dispatcher.give_back({1: known(400), 2: known(400)}) == []
-    assert dispatcher.refill(1, Flight()) == [1, 2]
-    assert dispatcher.refill(2, Flight()) == [3, 4]
+    assert dispatcher.refill(1, InFlight()) == [1, 2]
+    assert dispatcher.refill(2, InFlight()) == [3, 4]
 
 
 def test_jobs_that_come_back_need_not_wait_behind_the_queue() -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     dispatcher.submit(1, known(100))
     dispatcher.submit(2, Profile())
     assert dispatcher.give_back({4: known(100), 3: known(100)}) == [(0, 4), (0, 3)]
-    assert list(flight.jobs) == [1, 4, 3]
+    assert list(in_flight.jobs) == [1, 4, 3]
     assert dispatcher.waiting == 1
 
 
@@ -720,37 +724,37 @@ def test_jobs_that_come_back_are_for_idle_workers_first_and_keep_their_order() -
     dispatcher, flights = idle_pool(2)
     back = {7: known(600), 5: known(400), 6: known(300), 4: known(100), 3: Profile()}
     assert dispatcher.give_back(back) == [(1, 7), (0, 5), (1, 6), (0, 4)]
-    assert [list(flight.jobs) for flight in flights] == [[5, 4], [7, 6]]
-    assert dispatcher.empty() == [3]
+    assert [list(in_flight.jobs) for in_flight in flights] == [[5, 4], [7, 6]]
+    assert dispatcher.clear() == [3]
 
 
 def test_what_waited_behind_jobs_that_come_back_is_not_forgotten() -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     dispatcher.submit(1, known(900))
     dispatcher.submit(2, known(500))
     dispatcher.submit(3, known(500))
-    flight.land(1)
-    dispatcher.refill(0, flight)
+    in_flight.complete(1)
+    dispatcher.refill(0, in_flight)
     dispatcher.submit(4, Profile())
     assert dispatcher.give_back({}) == []
     assert dispatcher.give_back({9: Profile()}) == []
-    assert dispatcher.empty() == [9, 4]
+    assert dispatcher.clear() == [9, 4]
 
 
 def test_room_that_is_found_when_jobs_come_back_is_for_those_behind_them_too() -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     profile = Profile()
     dispatcher.submit(1, known(10))
     dispatcher.submit(2, profile)
     dispatcher.submit(3, known(10))
     profile.note(10)
     assert dispatcher.give_back({9: known(10)}) == [(0, 9), (0, 2), (0, 3)]
-    assert list(flight.jobs) == [1, 9, 2, 3]
+    assert list(in_flight.jobs) == [1, 9, 2, 3]
 
 
 @pytest.mark.parametrize("jobs", [0, 1])
 def test_a_worker_that_left_is_given_nothing(jobs: int) -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     for job in range(jobs):
         assert dispatcher.submit(job, known(10)) == 0
     dispatcher.worker_gone(0)
@@ -758,20 +762,20 @@ def test_a_worker_that_left_is_given_nothing(jobs: int) -> None:
     assert dispatcher.idle == 0
     assert dispatcher.submit(5, known(10)) is None
     assert dispatcher.give_back({6: known(10)}) == []
-    assert len(flight.jobs) == jobs
+    assert len(in_flight.jobs) == jobs
 
 
 def test_a_worker_that_comes_back_is_given_jobs_again() -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     dispatcher.submit(1, known(10))
     dispatcher.worker_gone(0)
     dispatcher.submit(2, known(10))
-    assert dispatcher.refill(0, flight) == [2]
+    assert dispatcher.refill(0, in_flight) == [2]
     assert dispatcher.submit(3, known(10)) == 0
 
 
 def test_what_is_announced_waits_in_nobodys_way() -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     for job in (1, 2):
         dispatcher.announce(job)
     assert (dispatcher.waiting, dispatcher.idle) == (2, 1)
@@ -780,10 +784,10 @@ def test_what_is_announced_waits_in_nobodys_way() -> None:
     assert dispatcher.submit(5, Profile()) is None
     assert dispatcher.waiting == 3
     for job in (3, 4):
-        flight.land(job)
-    assert dispatcher.refill(0, flight) == [5]
-    flight.land(5)
-    assert dispatcher.refill(0, flight) == []
+        in_flight.complete(job)
+    assert dispatcher.refill(0, in_flight) == [5]
+    in_flight.complete(5)
+    assert dispatcher.refill(0, in_flight) == []
     assert dispatcher.give_back({3: known(10)}) == [(0, 3)]
     assert dispatcher.waiting == 2
 
@@ -796,7 +800,7 @@ def test_what_was_announced_is_queued_behind_those_that_came_meanwhile() -> None
     assert dispatcher.waiting == 1
     assert dispatcher.submit(1, known(10)) is None
     assert dispatcher.waiting == 2
-    assert dispatcher.refill(0, Flight()) == [2, 1]
+    assert dispatcher.refill(0, InFlight()) == [2, 1]
 
 
 def test_what_was_announced_is_forgotten_with_the_rest() -> None:
@@ -807,24 +811,24 @@ def test_what_was_announced_is_forgotten_with_the_rest() -> None:
         dispatcher.submit(job, Profile())
     assert dispatcher.discard(3) is True
     assert dispatcher.discard(3) is False
-    assert dispatcher.empty() == [2, 4, 1, 5]
-    assert (dispatcher.waiting, dispatcher.empty()) == (0, [])
+    assert dispatcher.clear() == [2, 4, 1, 5]
+    assert (dispatcher.waiting, dispatcher.clear()) == (0, [])
     assert [dispatcher.discard(job) for job in (1, 2, 5)] == [False] * 3
 
 
 @pytest.mark.parametrize("cost", [7.8125, 1000.0, UNKNOWN])
 def test_who_is_to_be_alone_has_an_idle_worker_and_nobody_behind(cost: float) -> None:
-    dispatcher, [flight] = idle_pool(1)
+    dispatcher, [in_flight] = idle_pool(1)
     assert dispatcher.submit(1, known(cost)) == 0
     assert dispatcher.submit(2, ALONE) is None, "nobody travels ahead of it"
-    flight.land(1)
-    assert dispatcher.refill(0, flight) == [2]
+    in_flight.complete(1)
+    assert dispatcher.refill(0, in_flight) == [2]
     assert dispatcher.submit(3, known(cost)) is None, "nor behind it"
-    assert dispatcher.refill(0, flight) == []
+    assert dispatcher.refill(0, in_flight) == []
     assert dispatcher.give_back({4: known(cost)}) == []
-    assert list(flight.jobs) == [2]
-    flight.withdraw(2)
-    assert dispatcher.refill(0, flight)[0] == 4
+    assert list(in_flight.jobs) == [2]
+    in_flight.withdraw(2)
+    assert dispatcher.refill(0, in_flight)[0] == 4
 
 
 def test_what_is_forgotten_is_never_given_to_anybody() -> None:
@@ -834,24 +838,24 @@ def test_what_is_forgotten_is_never_given_to_anybody() -> None:
     assert dispatcher.discard(2) is True
     assert dispatcher.discard(2) is False
     assert dispatcher.discard(99) is False
-    assert dispatcher.empty() == [0, 1, 3, 4, 5]
-    assert (dispatcher.waiting, dispatcher.empty()) == (0, [])
-    assert dispatcher.refill(0, Flight()) == []
+    assert dispatcher.clear() == [0, 1, 3, 4, 5]
+    assert (dispatcher.waiting, dispatcher.clear()) == (0, [])
+    assert dispatcher.refill(0, InFlight()) == []
     assert dispatcher.idle == 1
 
 
-def one_worker_with_a_place() -> tuple[Dispatcher, Flight]:
-    dispatcher, [flight] = idle_pool(1)
-    dispatcher.seat({0: 0})
+def one_worker_with_a_place() -> tuple[Dispatcher, InFlight]:
+    dispatcher, [in_flight] = idle_pool(1)
+    dispatcher.assign_buckets({0: 0})
     assert dispatcher.submit(0, Profile()) == 0
-    return dispatcher, flight
+    return dispatcher, in_flight
 
 
 @pytest.mark.parametrize("old_has_a_key", [True, False])
 def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
     *, old_has_a_key: bool
 ) -> None:
-    dispatcher, flight = one_worker_with_a_place()
+    dispatcher, in_flight = one_worker_with_a_place()
 
     def submit(job: int, priority: int, *, keyed: bool) -> None:
         if keyed:
@@ -863,57 +867,57 @@ def test_neither_starves_while_more_urgent_ones_come_to_the_other_line(
     begun = [0]
     while begun[-1] != 1 and len(begun) < 2 * PATIENCE:
         submit(begun[-1] + 2, -1, keyed=not old_has_a_key)
-        flight.land(begun[-1])
-        begun += dispatcher.refill(0, flight)
+        in_flight.complete(begun[-1])
+        begun += dispatcher.refill(0, in_flight)
     assert len(begun) - 1 == PATIENCE
 
 
 def test_who_has_waited_longer_is_not_passed_by_who_is_taken_before() -> None:
-    dispatcher, flight = one_worker_with_a_place()
+    dispatcher, in_flight = one_worker_with_a_place()
     for job in range(1, 2 * PATIENCE):
         assert dispatcher.submit(job, Profile()) is None
     assert dispatcher.submit_keyed(500, Keyed(Profile(), 7), 0) is None
     begun = [0]
     while begun[-1] != 500 and len(begun) < 3 * PATIENCE:
-        flight.land(begun[-1])
-        begun += dispatcher.refill(0, flight)
+        in_flight.complete(begun[-1])
+        begun += dispatcher.refill(0, in_flight)
     assert begun == [*range(2 * PATIENCE), 500]
 
 
 def test_short_jobs_do_not_pass_a_long_one_that_waits_for_their_worker() -> None:
-    dispatcher, [flight] = idle_pool(1)
-    dispatcher.seat({0: 0})
+    dispatcher, [in_flight] = idle_pool(1)
+    dispatcher.assign_buckets({0: 0})
     assert dispatcher.submit_keyed(1, Keyed(known(10), 7), 0) == 0
     assert dispatcher.submit_keyed(2, Keyed(Profile(), 7), 0) is None
     assert dispatcher.submit(3, known(10)) is None
     assert dispatcher.submit_keyed(4, Keyed(known(10), 8), 0) is None
-    flight.land(1)
-    assert dispatcher.refill(0, flight) == [2]
-    flight.land(2)
-    assert dispatcher.refill(0, flight) == [3, 4]
+    in_flight.complete(1)
+    assert dispatcher.refill(0, in_flight) == [2]
+    in_flight.complete(2)
+    assert dispatcher.refill(0, in_flight) == [3, 4]
 
 
 def test_what_is_learned_of_a_function_counts_for_jobs_with_a_key_that_wait() -> None:
-    dispatcher, flight = one_worker_with_a_place()
+    dispatcher, in_flight = one_worker_with_a_place()
     profile = Profile()
     for job in (1, 2, 3):
         assert dispatcher.submit_keyed(job, Keyed(profile, job), 0) is None
     profile.note(10)
-    flight.land(0)
-    assert dispatcher.refill(0, flight) == [1, 2, 3]
+    in_flight.complete(0)
+    assert dispatcher.refill(0, in_flight) == [1, 2, 3]
     assert dispatcher.submit_keyed(4, Keyed(profile, 4), 0) == 0
 
 
 def test_a_job_with_a_key_does_not_pass_those_without_one() -> None:
-    dispatcher, [flight] = idle_pool(1)
-    dispatcher.seat({0: 0})
+    dispatcher, [in_flight] = idle_pool(1)
+    dispatcher.assign_buckets({0: 0})
     assert dispatcher.submit(1, known(10)) == 0
     assert dispatcher.submit(2, Profile()) is None
     assert dispatcher.submit_keyed(3, Keyed(known(10), 7), 0) is None
-    flight.land(1)
-    assert dispatcher.refill(0, flight) == [2]
-    flight.land(2)
-    assert dispatcher.refill(0, flight) == [3]
+    in_flight.complete(1)
+    assert dispatcher.refill(0, in_flight) == [2]
+    in_flight.complete(2)
+    assert dispatcher.refill(0, in_flight) == [3]
     # But a more urgent one may go ahead, as any other.
     assert dispatcher.submit(4, Profile()) is None
     assert dispatcher.submit_keyed(5, Keyed(known(10), 7), -1) == 0

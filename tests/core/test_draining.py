@@ -6,21 +6,21 @@ import pytest
 
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.placement.pinned_jobs import Errands
+from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
     Command,
-    DropErrands,
+    DropPinnedJobs,
     Kill,
     Retiring,
     Revoke,
     Stop,
     Terminate,
 )
-from asyncpool._core.slots.lifecycle import STOP_GRACE, Lives
+from asyncpool._core.slots.lifecycle import STOP_GRACE, SlotLifecycle
 from asyncpool._core.slots.slots import Slot, SlotEvent, SlotState
-from asyncpool._core.supervision.draining import Leaving
+from asyncpool._core.supervision.draining import DrainingWorkers
 
 
 class Crew:
@@ -30,30 +30,32 @@ class Crew:
         self.short = Profile()
         self.short.cost = 1.0
         self.dispatcher = Dispatcher()
-        self.lives = Lives(
+        self.lifecycle = SlotLifecycle(
             workers=1,
-            seats=1,
+            count=1,
             limits=WorkerLimits(),
             policy=RestartPolicy(),
             start_timeout=20.0,
             stop_grace=STOP_GRACE,
-            width=1,
+            concurrency=1,
             dispatcher=self.dispatcher,
         )
-        self.errands = Errands(self.lives.slots, self.dispatcher)
-        self.leaving = Leaving(self.lives, self.dispatcher, self.errands, drain_timeout)
-        self.lives.spawn(self.slot, 0.0)
+        self.errands = PinnedJobs(self.lifecycle.slots, self.dispatcher)
+        self.leaving = DrainingWorkers(
+            self.lifecycle, self.dispatcher, self.errands, drain_timeout
+        )
+        self.lifecycle.spawn(self.slot, 0.0)
 
     @property
     def slot(self) -> Slot:
-        [slot] = self.lives.slots
+        [slot] = self.lifecycle.slots
         return slot
 
     def ready(self, *jobs: int) -> None:
         """Have it up, with these jobs in hand."""
         self.slot.apply(SlotEvent.READY)
         self.slot.due = None
-        self.dispatcher.refill(0, self.slot.flight)
+        self.dispatcher.refill(0, self.slot.in_flight)
         if jobs:
             self.slot.apply(SlotEvent.ASSIGN)
         for job in jobs:
@@ -66,9 +68,9 @@ class Crew:
 def test_who_is_idle_is_stopped() -> None:
     crew = Crew()
     crew.ready()
-    assert not crew.leaving.anybody
+    assert not crew.leaving.any
     assert crew.leave() == [Retiring(0, "worn"), Stop(0)]
-    assert (crew.slot.planned, crew.leaving.anybody) == (True, True)
+    assert (crew.slot.planned, crew.leaving.any) == (True, True)
     assert crew.leave() == []  # it does already
 
 
@@ -86,9 +88,9 @@ def test_who_is_not_up_yet_is_terminated() -> None:
 
 def test_nobody_leaves_who_is_not_there() -> None:
     crew = Crew()
-    crew.slot.state = SlotState.SPARE
+    crew.slot.state = SlotState.UNUSED
     assert crew.leave() == []
-    assert not crew.leaving.anybody
+    assert not crew.leaving.any
 
 
 def test_who_is_busy_gives_back_what_has_not_begun_and_gets_no_more() -> None:
@@ -106,7 +108,7 @@ def test_what_it_was_to_do_for_itself_is_dropped() -> None:
     crew = Crew()
     crew.ready(1)
     crew.errands.add(crew.slot, 4)
-    assert crew.leave() == [Retiring(0, "worn"), DropErrands((4,))]
+    assert crew.leave() == [Retiring(0, "worn"), DropPinnedJobs((4,))]
 
 
 @pytest.mark.parametrize("time", [10.0, None])

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from asyncpool._core.pickling.errors import format_error, load_error, pack_error
-from asyncpool._core.pickling.out_of_band import Bundle
+from asyncpool._core.pickling.out_of_band import ReceivedPickle
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
 from tests.core import specimens
 
@@ -285,7 +285,7 @@ def test_an_error_can_be_loaded_wherever_it_lies() -> None:
         raise specimens.NeedsTwo("a", "b")
 
     view = memoryview(execute(job))
-    for payload in (view, Bundle(view, []), Bundle(b"", [view])):
+    for payload in (view, ReceivedPickle(view, []), ReceivedPickle(b"", [view])):
         error = load_error(payload)
         assert type(error) is specimens.NeedsTwo
         assert (error.left, error.right) == ("a", "b")

@@ -6,7 +6,7 @@ import pytest
 
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.slots.commands import ScheduleRestart, Spawn
+from asyncpool._core.slots.commands import Spawn, TellRestart
 from asyncpool._core.supervision.supervision import Supervision
 
 
@@ -33,15 +33,15 @@ def test_jobs_that_kill_their_workers_keep_nobody_waiting_for_a_timer(
         if succeed:
             job += 1
             assert core.submit(job, Profile()) is not None
-            [busy] = [it.index for it in core.slots if it.flight.jobs]
+            [busy] = [it.index for it in core.slots if it.in_flight.jobs]
             core.outcome(busy, job)
             assert core.refill(busy, now) == []
         job += 1
         index = core.submit(job, Profile()) or 0
         generations[index] += 1
-        commands = core.ended(index, now, started=True, requeue=(), roll=0.0)
+        commands = core.ended(index, now, started=True, requeue=(), jitter=0.0)
         assert commands == [
-            ScheduleRestart(index, 0.0),
+            TellRestart(index, 0.0),
             Spawn(index, generations[index]),
         ]
         core.ready(index, now)
@@ -56,8 +56,10 @@ def test_idle_workers_that_are_killed_for_an_hour_break_nothing() -> None:
         for index in (0, 1):
             if core.slots[index].ready_at is None:
                 continue
-            [restart, *_] = core.ended(index, now, started=False, requeue=(), roll=0.0)
-            assert isinstance(restart, ScheduleRestart)
+            [restart, *_] = core.ended(
+                index, now, started=False, requeue=(), jitter=0.0
+            )
+            assert isinstance(restart, TellRestart)
             longest = max(longest, restart.delay)
         while (due := core.next_deadline()) is not None and due < now + 0.2:
             for command in core.on_timer(due):

@@ -15,11 +15,11 @@ from hypothesis import given, strategies as st
 from asyncpool._core.wire.frames import (
     HEADER_SIZE,
     MAX_ATTEMPTS,
-    MAX_TAG,
+    MAX_NUMBER,
     VERSION,
     Frame,
     FrameDecoder,
-    Kind,
+    FrameKind,
     header,
 )
 from asyncpool.errors import ProtocolError
@@ -28,10 +28,10 @@ LIMIT = 300
 
 frames = st.builds(
     Frame,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(FrameKind),
     job=st.integers(0, 2**64 - 1),
     attempt=st.integers(0, MAX_ATTEMPTS),
-    tag=st.integers(0, MAX_TAG),
+    number=st.integers(0, MAX_NUMBER),
     payload=st.binary(max_size=LIMIT),
 )
 cuts = st.lists(st.integers(0, 1500))
@@ -39,7 +39,7 @@ cuts = st.lists(st.integers(0, 1500))
 
 def encode(frame: Frame) -> bytes:
     payload = bytes(frame.payload)
-    return header(frame.kind, len(payload), frame.job, frame.attempt, frame.tag) + (
+    return header(frame.kind, len(payload), frame.job, frame.attempt, frame.number) + (
         payload
     )
 
@@ -129,10 +129,10 @@ def test_a_bad_header_is_refused_before_any_payload(
 
 
 def test_after_an_error_nothing_more_is_taken() -> None:
-    good = Frame(Kind.VALUE, 1, 1, 0, b"good")
+    good = Frame(FrameKind.VALUE, 1, 1, 0, b"good")
     decoder = FrameDecoder(max_payload=LIMIT)
     with pytest.raises(ProtocolError):
-        decoder.feed(header(Kind.VALUE, LIMIT + 1))
+        decoder.feed(header(FrameKind.VALUE, LIMIT + 1))
     kept = decoder.pending
     for data in (encode(good), bytes(1 << 16), b""):
         with pytest.raises(ProtocolError) as caught:
@@ -143,8 +143,8 @@ def test_after_an_error_nothing_more_is_taken() -> None:
 
 @pytest.mark.parametrize("cut", [0, 7])
 def test_frames_before_an_error_are_returned_together_with_it(cut: int) -> None:
-    good = [Frame(Kind.VALUE, n, 1, 0, b"good") for n in (1, 2)]
-    stream = b"".join(map(encode, good)) + header(Kind.VALUE, LIMIT + 1)
+    good = [Frame(FrameKind.VALUE, n, 1, 0, b"good") for n in (1, 2)]
+    stream = b"".join(map(encode, good)) + header(FrameKind.VALUE, LIMIT + 1)
     decoder = FrameDecoder(max_payload=LIMIT)
     assert decoder.feed(stream[:cut]) == []
     assert decoder.feed(stream[cut:]) == good
@@ -166,7 +166,7 @@ class CountingDecoder(FrameDecoder):
 
 
 def test_a_long_payload_is_not_looked_through_at_every_piece() -> None:
-    frame = Frame(Kind.VALUE, 1, 1, 0, bytes(LIMIT))
+    frame = Frame(FrameKind.VALUE, 1, 1, 0, bytes(LIMIT))
     decoder = CountingDecoder(max_payload=LIMIT)
     received = [decoder.feed(bytes([byte])) for byte in encode(frame)]
     assert received[-1] == [frame]
@@ -178,38 +178,38 @@ def test_a_long_payload_is_not_looked_through_at_every_piece() -> None:
 
 
 def test_a_payload_exactly_at_the_limit() -> None:
-    frame = Frame(Kind.VALUE, 1, 1, 0, bytes(LIMIT))
+    frame = Frame(FrameKind.VALUE, 1, 1, 0, bytes(LIMIT))
     assert decode([encode(frame)]) == ([frame], "", 0)
 
 
 def test_an_empty_payload_makes_a_frame_at_once() -> None:
-    frame = Frame(Kind.HELLO, 0, 0, 0, b"")
-    assert decode([header(Kind.HELLO, 0)]) == ([frame], "", 0)
+    frame = Frame(FrameKind.HELLO, 0, 0, 0, b"")
+    assert decode([header(FrameKind.HELLO, 0)]) == ([frame], "", 0)
 
 
 def test_the_largest_numbers_fit_and_no_larger_ones() -> None:
-    frame = Frame(Kind.JOB, 2**64 - 1, MAX_ATTEMPTS, MAX_TAG, b"x")
+    frame = Frame(FrameKind.JOB, 2**64 - 1, MAX_ATTEMPTS, MAX_NUMBER, b"x")
     assert decode([encode(frame)]) == ([frame], "", 0)
     for numbers in [
         (2**64, 0, 0, 0),
         (0, 2**64, 0, 0),
         (0, 0, MAX_ATTEMPTS + 1, 0),
-        (0, 0, 0, MAX_TAG + 1),
+        (0, 0, 0, MAX_NUMBER + 1),
         (0, 0, 0, -1),
     ]:
         with pytest.raises(struct.error):
-            header(Kind.JOB, *numbers)
+            header(FrameKind.JOB, *numbers)
 
 
 def test_what_a_header_does_not_say_is_zero() -> None:
-    assert header(Kind.HELLO, 5) == header(Kind.HELLO, 5, 0, 0, 0)
+    assert header(FrameKind.HELLO, 5) == header(FrameKind.HELLO, 5, 0, 0, 0)
 
 
 def test_the_bytes_on_the_wire() -> None:
-    assert header(Kind.JOB, 2, 0x0102, 3, 0x04050607).hex(" ") == (
+    assert header(FrameKind.JOB, 2, 0x0102, 3, 0x04050607).hex(" ") == (
         "02 07 00 03 04 05 06 07 00 00 00 00 00 00 01 02 00 00 00 00 00 00 00 02"
     )
-    assert {kind.name: kind.value for kind in Kind} == {
+    assert {kind.name: kind.value for kind in FrameKind} == {
         "CONFIG": 1,
         "HELLO": 2,
         "FAILED": 3,
@@ -230,7 +230,7 @@ def test_the_bytes_on_the_wire() -> None:
         "LENT": 18,
         "AREA": 19,
         "WANT": 20,
-        "RETURNED": 21,
+        "SEGMENT_RETURNED": 21,
         "LOST": 22,
         "LISTEN": 37,
         "HANDLE": 38,
@@ -253,18 +253,18 @@ def test_the_bytes_on_the_wire() -> None:
         "HEARTBEAT": 30,
         "PING": 31,
         "PONG": 32,
-        "BEAT": 33,
+        "LAST_HEARTBEAT": 33,
         "STREAM": 34,
         "ITEM": 35,
         "CREDIT": 36,
     }
-    assert Frame._fields == ("kind", "job", "attempt", "tag", "payload")
+    assert Frame._fields == ("kind", "job", "attempt", "number", "payload")
     assert (VERSION, HEADER_SIZE) == (2, 24)
-    assert (MAX_ATTEMPTS, MAX_TAG) == (65_535, 4_294_967_295)
+    assert (MAX_ATTEMPTS, MAX_NUMBER) == (65_535, 4_294_967_295)
 
 
 def test_frames_do_not_change_with_the_buffer_they_came_from() -> None:
-    buffer = bytearray(encode(Frame(Kind.VALUE, 1, 1, 0, b"first")) + b"\x02")
+    buffer = bytearray(encode(Frame(FrameKind.VALUE, 1, 1, 0, b"first")) + b"\x02")
     decoder = FrameDecoder(max_payload=LIMIT)
     (frame,) = decoder.feed(memoryview(buffer))
     buffer[:] = bytes(len(buffer))
@@ -278,7 +278,7 @@ def test_frames_do_not_change_with_the_buffer_they_came_from() -> None:
 @pytest.mark.parametrize("cut", [0, 5, HEADER_SIZE, HEADER_SIZE + 4])
 def test_a_frame_is_returned_with_its_last_byte_whatever_came_before(cut: int) -> None:
     decoder = FrameDecoder(max_payload=LIMIT)
-    first, second = (Frame(Kind.VALUE, n, 1, 0, b"12345") for n in (1, 2))
+    first, second = (Frame(FrameKind.VALUE, n, 1, 0, b"12345") for n in (1, 2))
     for _ in range(2):
         assert decoder.feed(encode(first) + encode(second)[:cut]) == [first]
         assert decoder.feed(encode(second)[cut:-1]) == []
@@ -288,7 +288,7 @@ def test_a_frame_is_returned_with_its_last_byte_whatever_came_before(cut: int) -
 
 def test_pending_counts_what_waits_for_the_rest() -> None:
     decoder = FrameDecoder(max_payload=LIMIT)
-    first, second = (Frame(Kind.VALUE, n, 1, 0, b"12345") for n in (1, 2))
+    first, second = (Frame(FrameKind.VALUE, n, 1, 0, b"12345") for n in (1, 2))
     assert decoder.feed(encode(first) + encode(second)[:7]) == [first]
     assert decoder.pending == 7
     assert decoder.feed(encode(second)[7:-1]) == []
@@ -304,7 +304,7 @@ NOISE = random.Random(7).randbytes(MOST + 70_000)
 
 
 def long_frame(size: int, *, start: int = 0, job: int = 1) -> Frame:
-    return Frame(Kind.AREA, job, 2, 3, NOISE[start : start + size])
+    return Frame(FrameKind.AREA, job, 2, 3, NOISE[start : start + size])
 
 
 class Receiver:
@@ -415,7 +415,7 @@ def test_the_target_is_the_rest_of_a_long_payload_and_nothing_else(
 
 
 def test_frames_before_a_long_payload_do_not_wait_for_it() -> None:
-    small, long = Frame(Kind.LENT, 7, 0, 5, b"small"), long_frame(MOST + 1)
+    small, long = Frame(FrameKind.LENT, 7, 0, 5, b"small"), long_frame(MOST + 1)
     decoder = FrameDecoder(max_payload=MOST + 1)
     assert decoder.feed(encode(small) + encode(long)[:-1]) == [small]
     assert decoder.target is not None
@@ -438,7 +438,7 @@ def test_a_payload_is_put_together_up_to_1_mib_and_if_it_comes_at_once() -> None
 
 def test_room_for_a_long_payload_may_be_a_map() -> None:
     receiver = Receiver(allocate=lambda size: mmap.mmap(-1, size))
-    frame, small = long_frame(MOST + 1), Frame(Kind.VALUE, 1, 1, 0, b"small")
+    frame, small = long_frame(MOST + 1), Frame(FrameKind.VALUE, 1, 1, 0, b"small")
     stream = encode(frame) + encode(small)
     receiver.take_all(stream[:100])
     receiver.take_all(stream[100:])
@@ -460,7 +460,7 @@ def test_no_room_for_a_long_payload_is_a_protocol_error(
         raise error
 
     decoder = FrameDecoder(max_payload=2 * MOST, allocate=allocate)
-    small = Frame(Kind.VALUE, 1, 1, 0, b"small")
+    small = Frame(FrameKind.VALUE, 1, 1, 0, b"small")
     begun = encode(long_frame(MOST + 1))[: HEADER_SIZE + received]
     assert decoder.feed(encode(small) + begun) == [small]
     assert decoder.target is None
@@ -488,11 +488,11 @@ def test_there_is_no_room_for_a_long_payload_above_the_limit() -> None:
     for length in (MOST + 2, 1 << 40):
         decoder = FrameDecoder(max_payload=MOST + 1, allocate=allocate)
         with pytest.raises(ProtocolError) as caught:
-            decoder.feed(header(Kind.AREA, length))
+            decoder.feed(header(FrameKind.AREA, length))
         assert str(caught.value) == (
             f"a payload of {length} bytes exceeds the limit of {MOST + 1}"
         )
     assert asked == []
     decoder = FrameDecoder(max_payload=MOST + 1, allocate=allocate)
-    assert decoder.feed(header(Kind.AREA, MOST + 1)) == []
+    assert decoder.feed(header(FrameKind.AREA, MOST + 1)) == []
     assert asked == [MOST + 1]

@@ -24,8 +24,8 @@ from asyncpool._core.pickling.functions import (
     KNOWN,
     MEMORY,
     Function,
+    FunctionCache,
     FunctionTable,
-    Memory,
 )
 from tests.core.specimens import LOCK, Counter, add
 
@@ -486,15 +486,15 @@ def test_a_number_is_never_used_twice(
 
 
 def test_a_memory_forgets_the_oldest() -> None:
-    memory = Memory()
+    memory = FunctionCache()
     for number in range(1, MEMORY + 1):
-        memory.learn(number, str(number))
+        memory.add(number, str(number))
     assert list(memory.items()) == [(n, str(n)) for n in range(1, MEMORY + 1)]
-    memory.learn(1000)
+    memory.add(1000)
     assert list(memory) == [*range(2, MEMORY + 1), 1000]
     assert memory[1000] is None
     memory[2] = "looked up"  # which makes it no newer
-    memory.learn(1001)
+    memory.add(1001)
     assert list(memory) == [*range(3, MEMORY + 1), 1000, 1001]
 
 
@@ -502,13 +502,13 @@ class Side:
     """Both ends of one job channel, which keeps the order of what is sent."""
 
     def __init__(self) -> None:
-        self.pool, self.worker = Memory(), Memory()
+        self.pool, self.worker = FunctionCache(), FunctionCache()
         self.channel: list[tuple[int, bytes]] = []
         self.meant: list[ANY] = []
 
     def send(self, known: Function, function: ANY) -> None:
         if known.number not in self.pool:
-            self.pool.learn(known.number)
+            self.pool.add(known.number)
             self.channel.append((known.number, known.payload))
         self.channel.append((known.number, b""))
         self.meant.append(function)
@@ -518,7 +518,7 @@ class Side:
         called = []
         for number, payload in self.channel:
             if payload:
-                self.worker.learn(number, payload)
+                self.worker.add(number, payload)
                 continue
             if type(self.worker[number]) is bytes:
                 self.worker[number] = pickle.loads(self.worker[number])

@@ -11,7 +11,7 @@ from asyncpool._core.wire.heartbeat_records import (
     BEATS_SIZE,
     MAX_DETAILS,
     Beat,
-    place_of,
+    offset_of,
     read,
     unpack,
 )
@@ -41,7 +41,7 @@ def memory(*beats: Beat) -> bytearray:
 
 def write(memory: bytearray, beat: Beat, size: int) -> None:
     """Write the beginning of a record."""
-    start = START + place_of(beat.number)
+    start = START + offset_of(beat.number)
     part = beat.pack()[:size]
     memory[start : start + len(part)] = part
 

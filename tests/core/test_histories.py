@@ -24,9 +24,9 @@ from asyncpool._core.slots.commands import (
     ParkSlot,
     Recover,
     Revoke,
-    ScheduleRestart,
     Spawn,
     Stop,
+    TellRestart,
     Terminate,
     Unassign,
     WriteStacks,
@@ -77,7 +77,7 @@ def outcome_to_load(slot: int) -> Event:
     """A worker has finished a job whose outcome takes a while to load."""
 
     def event(core: Supervision, now: float) -> list[Command]:
-        job = core.slots[slot].flight.head
+        job = core.slots[slot].in_flight.head
         assert job is not None
         land(core, slot)
         core.landing(job)
@@ -109,7 +109,7 @@ def ready(slot: int) -> Event:
 
 def land(core: Supervision, slot: int, count: int = 1) -> None:
     for _ in range(count):
-        job = core.slots[slot].flight.head
+        job = core.slots[slot].in_flight.head
         assert job is not None
         core.outcome(slot, job)
 
@@ -149,20 +149,20 @@ def retry(slot: int, job: int) -> Event:
 
 def died(slot: int, *, started: bool = False, requeue: bool = False) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
-        first, *others = [*core.slots[slot].flight.jobs] or [0]
+        first, *others = [*core.slots[slot].in_flight.jobs] or [0]
         back = ([first] if requeue else []) + others
-        return core.ended(slot, now, started=started, requeue=back, roll=0.0)
+        return core.ended(slot, now, started=started, requeue=back, jitter=0.0)
 
     return event
 
 
 def fault(slot: int) -> Event:
-    return lambda core, now: core.faulty(slot, now)
+    return lambda core, now: core.condemn(slot, now)
 
 
 def cancel(job: int, *, begun: bool = True) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
-        slots = [slot.index for slot in core.slots if job in slot.flight.jobs]
+        slots = [slot.index for slot in core.slots if job in slot.in_flight.jobs]
         if not slots:
             return core.drop(job, now)
         return core.cancel(job, now, index=slots[0], begun=begun)
@@ -280,7 +280,7 @@ HISTORIES: dict[str, History] = {
     "a death costs the job that was running, and not those behind it": [
         *ONE,
         (1.0, submit(1, 2, 3, cost=10.0), [Assign(0, (n,)) for n in (1, 2, 3)]),
-        (1.1, died(0, started=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.1, died(0, started=True), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (1.2, ready(0), [Assign(0, (2, 3))]),
     ],
     "cancelling a job that waits in a worker costs nothing": [
@@ -324,7 +324,7 @@ HISTORIES: dict[str, History] = {
         (1.1, hang(0), []),
         (1.11, revoked(0, 2), [Unassign((2,))]),
         (1.12, written(0), [Kill(0)]),
-        (1.2, died(0, started=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.2, died(0, started=True), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (1.3, ready(0), [Assign(0, (2,))]),
     ],
     "a silent worker that cannot say where it is, nor give anything back, dies": [
@@ -333,14 +333,14 @@ HISTORIES: dict[str, History] = {
         (1.1, hang(0), [WriteStacks(0, 1), Revoke(0, (2,))]),
         (1.1 + STACK_GRACE, timer, []),
         (1.1 + STACK_GRACE + REVOKE_GRACE, timer, [Kill(0)]),
-        (2.0, died(0, started=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (2.0, died(0, started=True), [TellRestart(0, 0.0), Spawn(0, 2)]),
     ],
     "a silent worker without a job gets none any more": [
         *ONE,
         (1.0, hang(0), [WriteStacks(0)]),
         (1.01, submit(1), []),
         (1.0 + STACK_GRACE, timer, [Kill(0)]),
-        (1.1, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.1, died(0), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (1.2, ready(0), [Assign(0, (1,))]),
     ],
     "a worker whose job ends after all is not silent": [
@@ -363,7 +363,7 @@ HISTORIES: dict[str, History] = {
         *ONE,
         (1.0, submit(1), [Assign(0, (1,))]),
         (1.0, submit(2), []),
-        (1.5, died(0, started=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.5, died(0, started=True), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (1.6, ready(0), [Assign(0, (2,))]),
     ],
     "a takeover goes to the head of the queue, or to an idle worker": [
@@ -373,7 +373,7 @@ HISTORIES: dict[str, History] = {
         (
             1.5,
             died(0, started=True, requeue=True),
-            [ScheduleRestart(0, 0.0), Spawn(0, 2)],
+            [TellRestart(0, 0.0), Spawn(0, 2)],
         ),
         (1.6, ready(0), [Assign(0, (1,))]),
         (2.0, outcome(0), [Assign(0, (2,))]),
@@ -381,11 +381,11 @@ HISTORIES: dict[str, History] = {
     ],
     "workers that die while idle come back at once": [
         *ONE,
-        (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.0, died(0), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (1.1, ready(0), []),
-        (2.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 3)]),
+        (2.0, died(0), [TellRestart(0, 0.0), Spawn(0, 3)]),
         (2.1, ready(0), []),
-        (3.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 4)]),
+        (3.0, died(0), [TellRestart(0, 0.0), Spawn(0, 4)]),
     ],
     "starts that fail park their slot, later and later; the others work on": [
         *TWO[:2],
@@ -417,12 +417,12 @@ HISTORIES: dict[str, History] = {
     "a pool whose starts fail is broken when its last worker is gone": [
         *TWO,
         (1.0, submit(1), [Assign(1, (1,))]),
-        (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.0, died(0), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (1.5, died(0), [ParkSlot(0, FAILED, 1.0)]),
         (2.5, timer, [Spawn(0, 3)]),
         (2.75, died(0), [ParkSlot(0, TWICE, 2.0)]),
         (3.0, submit(2), []),
-        (3.5, died(1, started=True), [ScheduleRestart(1, 0.0), Spawn(1, 2)]),
+        (3.5, died(1, started=True), [TellRestart(1, 0.0), Spawn(1, 2)]),
         (
             4.0,
             died(1),
@@ -456,7 +456,7 @@ HISTORIES: dict[str, History] = {
         (1.5, fault(0), []),
         (2.0, outcome(0), [Kill(0)]),
         (2.0, submit(2), []),
-        (2.1, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (2.1, died(0), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (2.2, ready(0), [Assign(0, (2,))]),
     ],
     "a close finishes the queue, with as many workers as it needs": [
@@ -471,7 +471,7 @@ HISTORIES: dict[str, History] = {
         (
             4.0,
             died(1, started=True, requeue=True),
-            [ScheduleRestart(1, 0.0), Spawn(1, 2)],
+            [TellRestart(1, 0.0), Spawn(1, 2)],
         ),
         (4.1, ready(1), [Assign(1, (3,))]),
         (5.0, outcome(1), [Stop(1)]),
@@ -523,7 +523,7 @@ HISTORIES: dict[str, History] = {
         *ONE,
         (1.0, announce(1), []),
         (1.1, close(ALL, 30.0), []),
-        (1.2, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.2, died(0), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (1.3, ready(0), []),
         (2.0, arrive(1), [Assign(0, (1,))]),
         (3.0, outcome(0), [Stop(0)]),
@@ -607,14 +607,14 @@ HISTORIES: dict[str, History] = {
         (1.1, fault(0), []),
         (1.1, submit(2), []),
         (1.2, withdraw(0, 1), [Unassign((1,)), Kill(0)]),
-        (1.3, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.3, died(0), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (1.4, ready(0), [Assign(0, (2,))]),
     ],
     "a job whose worker dies before it was sent is the next to be sent": [
         *ONE,
         (1.0, submit_large(1), [Assign(0, (1,))]),
         (1.0, submit(2, cost=10.0), []),
-        (1.1, died(0, requeue=True), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.1, died(0, requeue=True), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (1.2, ready(0), [Assign(0, (1,))]),
         (1.3, outcome(0), [Assign(0, (2,))]),
     ],
@@ -664,7 +664,7 @@ HISTORIES: dict[str, History] = {
     # Regressions.
     "no worker is started when the time to close is over too": [
         *TWO,
-        (1.0, died(0), [ScheduleRestart(0, 0.0), Spawn(0, 2)]),
+        (1.0, died(0), [TellRestart(0, 0.0), Spawn(0, 2)]),
         (1.1, submit(1), [Assign(1, (1,))]),
         (1.1, submit(2), []),
         (1.5, died(0), [ParkSlot(0, FAILED, 1.0)]),
@@ -680,7 +680,7 @@ HISTORIES: dict[str, History] = {
         (
             3.0,
             died(1, started=True, requeue=True),
-            [ScheduleRestart(1, 0.0), Spawn(1, 2)],
+            [TellRestart(1, 0.0), Spawn(1, 2)],
         ),
         (3.5, died(1), [ParkSlot(1, FAILED, 1.0)]),
         (4.5, timer, [Spawn(1, 3)]),

@@ -24,7 +24,7 @@ from asyncpool._core.base.run_times import (
     Keyed,
     Profile,
 )
-from asyncpool._core.dispatch.in_flight import Flight
+from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool.errors import ProtocolError
 
 # Their sums are exact, in any order.
@@ -37,12 +37,12 @@ def known(cost: float) -> Profile:
     return profile
 
 
-def flight_of(*jobs: int, cost: float = 10.0) -> Flight:
+def flight_of(*jobs: int, cost: float = 10.0) -> InFlight:
     """Return a flight of *jobs*, which come in the places 1, 2, 3 and so on."""
-    flight = Flight()
+    in_flight = InFlight()
     for job in jobs:
-        flight.add(job, known(cost))
-    return flight
+        in_flight.add(job, known(cost))
+    return in_flight
 
 
 class FlightMachine(RuleBasedStateMachine):
@@ -51,7 +51,7 @@ class FlightMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.width = 1
-        self.flight = Flight()
+        self.in_flight = InFlight()
         self.sent: list[int] = []  # every job; its place is its index, from 1
         self.costs: dict[int, float] = {}
         self.profiles: dict[int, Profile] = {}
@@ -70,7 +70,7 @@ class FlightMachine(RuleBasedStateMachine):
 
     @initialize(width=st.integers(1, 7))
     def begin(self, width: int) -> None:
-        self.width, self.flight = width, Flight(width)
+        self.width, self.in_flight = width, InFlight(width)
 
     def in_hand(self) -> list[int]:
         gone = {*self.landed, *self.returned}
@@ -84,7 +84,7 @@ class FlightMachine(RuleBasedStateMachine):
         for cost in costs:
             job = 1000 + len(self.sent)
             profile = known(cost)
-            self.flight.add(job, profile)
+            self.in_flight.add(job, profile)
             profile.note(0)  # what is learned later is not for this job
             self.sent.append(job)
             share = cost if self.width == 1 else max(LEAST, cost / self.width)
@@ -93,13 +93,13 @@ class FlightMachine(RuleBasedStateMachine):
     @rule(cost=st.sampled_from(COSTS), ask=st.booleans())
     def a_job_is_not_sent_after_all(self, cost: float, *, ask: bool) -> None:
         """Its place is for the next one, since the worker has never counted it."""
-        self.flight.add(999_999, known(cost))
+        self.in_flight.add(999_999, known(cost))
         jobs = self.unasked()[:1] if ask else []
         if jobs:
-            places = self.flight.ask(jobs)
+            places = self.in_flight.begin_revoke(jobs)
             self.asked.append(places)
             self.questions.append(places)
-        self.flight.withdraw(999_999)
+        self.in_flight.withdraw(999_999)
 
     @property
     def may_take(self) -> bool:
@@ -125,7 +125,7 @@ class FlightMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def the_pool_asks(self, data: st.DataObject) -> None:
         jobs = data.draw(st.lists(st.sampled_from(self.unasked()), unique=True))
-        places = self.flight.ask(jobs)
+        places = self.in_flight.begin_revoke(jobs)
         assert places == tuple(self.place(job) for job in jobs)
         self.asked.append(places)
         self.questions.append(places)
@@ -141,14 +141,14 @@ class FlightMachine(RuleBasedStateMachine):
     @rule()
     def an_outcome_lands(self) -> None:
         job = self.outcomes.pop(0)
-        self.flight.land(job)
+        self.in_flight.complete(job)
         self.landed.append(job)
 
     @precondition(lambda self: self.answers)
     @rule()
     def an_answer_arrives(self) -> None:
         won, asked = self.answers.pop(0), self.asked.pop(0)
-        back, kept = self.flight.answer(won)
+        back, kept = self.in_flight.end_revoke(won)
         assert list(back) == [self.sent[place - 1] for place in sorted(won)]
         for job, profile in back.items():
             assert profile is self.profiles[job]
@@ -160,8 +160,8 @@ class FlightMachine(RuleBasedStateMachine):
     @rule()
     def the_first_job_takes_long(self) -> None:
         running = self.in_hand()[: self.width]
-        assert self.flight.running == tuple(running)
-        self.flight.stall(running)
+        assert self.in_flight.running == tuple(running)
+        self.in_flight.block(running)
         self.costs.update(dict.fromkeys(running, UNKNOWN))
 
     @rule(place=st.integers(1, 4) | st.integers(-1, 12))
@@ -177,7 +177,7 @@ class FlightMachine(RuleBasedStateMachine):
         if job in expected:
             return
         with pytest.raises(ProtocolError) as caught:
-            self.flight.land(job)
+            self.in_flight.complete(job)
         assert str(caught.value) == (
             f"it sent an outcome of job {job}, whose turn it is not"
         )
@@ -188,22 +188,22 @@ class FlightMachine(RuleBasedStateMachine):
         if place in asked and self.sent[place - 1] in self.in_hand():
             return
         with pytest.raises(ProtocolError) as caught:
-            copy.deepcopy(self.flight).answer([place])
+            copy.deepcopy(self.in_flight).end_revoke([place])
         assert str(caught.value) == f"it gave back job {place}, which it cannot"
 
     @invariant()
     def both_sides_agree(self) -> None:
         in_hand = self.in_hand()
-        assert list(self.flight.jobs) == in_hand
-        assert self.flight.head == (in_hand[0] if in_hand else None)
-        assert self.flight.last == (in_hand[-1] if in_hand else None)
-        assert self.flight.running == tuple(in_hand[: self.width])
-        assert self.flight.behind() == in_hand[self.width :]
-        assert self.flight.free == max(0, self.width - len(in_hand))
+        assert list(self.in_flight.jobs) == in_hand
+        assert self.in_flight.head == (in_hand[0] if in_hand else None)
+        assert self.in_flight.last == (in_hand[-1] if in_hand else None)
+        assert self.in_flight.running == tuple(in_hand[: self.width])
+        assert self.in_flight.waiting() == in_hand[self.width :]
+        assert self.in_flight.free_lanes == max(0, self.width - len(in_hand))
         for job in in_hand:
-            assert self.flight.runs(job) is (job in self.flight.running)
-        assert self.flight.asking is bool(self.asked)
-        assert [job for job in in_hand if not self.flight.asks_for(job)] == (
+            assert self.in_flight.runs(job) is (job in self.in_flight.running)
+        assert self.in_flight.revoking is bool(self.asked)
+        assert [job for job in in_hand if not self.in_flight.is_revoking(job)] == (
             self.unasked()
         )
 
@@ -211,9 +211,9 @@ class FlightMachine(RuleBasedStateMachine):
     def the_backlog_is_a_sum(self) -> None:
         backlog = sum(self.costs[job] for job in self.in_hand())
         if self.width == 1:
-            assert self.flight.backlog == backlog
+            assert self.in_flight.backlog == backlog
         else:
-            assert self.flight.backlog == pytest.approx(backlog, abs=1e-3)
+            assert self.in_flight.backlog == pytest.approx(backlog, abs=1e-3)
 
     def teardown(self) -> None:
         """Let the worker finish: each job has landed, or was given back, once."""
@@ -229,174 +229,178 @@ class FlightMachine(RuleBasedStateMachine):
         while self.answers:
             self.an_answer_arrives()
         assert sorted(self.landed + self.returned) == self.sent
-        assert (self.flight.jobs, self.flight.backlog) == ({}, 0.0)
-        assert not self.flight.asking
+        assert (self.in_flight.jobs, self.in_flight.backlog) == ({}, 0.0)
+        assert not self.in_flight.revoking
 
 
 TestFlight = FlightMachine.TestCase
 
 
 def test_an_empty_flight() -> None:
-    flight = Flight()
-    assert (flight.jobs, flight.head, flight.behind()) == ({}, None, [])
-    assert (flight.backlog, flight.asking) == (0.0, False)
-    flight.stall(())
-    assert (flight.jobs, flight.backlog) == ({}, 0.0)
+    in_flight = InFlight()
+    assert (in_flight.jobs, in_flight.head, in_flight.waiting()) == ({}, None, [])
+    assert (in_flight.backlog, in_flight.revoking) == (0.0, False)
+    in_flight.block(())
+    assert (in_flight.jobs, in_flight.backlog) == ({}, 0.0)
 
 
 def test_a_job_keeps_what_was_known_when_it_was_sent() -> None:
-    flight, profile = Flight(), Profile()
-    flight.add(7, profile)
-    assert flight.jobs == {7: (1, UNKNOWN, profile)}
+    in_flight, profile = InFlight(), Profile()
+    in_flight.add(7, profile)
+    assert in_flight.jobs == {7: (1, UNKNOWN, profile)}
     profile.note(500)
-    flight.add(8, profile)
-    assert flight.jobs == {7: (1, UNKNOWN, profile), 8: (2, 500.0, profile)}
-    assert flight.backlog == UNKNOWN + 500
-    flight.land(7)
-    assert flight.backlog == 500.0
+    in_flight.add(8, profile)
+    assert in_flight.jobs == {7: (1, UNKNOWN, profile), 8: (2, 500.0, profile)}
+    assert in_flight.backlog == UNKNOWN + 500
+    in_flight.complete(7)
+    assert in_flight.backlog == 500.0
 
 
 def test_what_is_running_and_what_is_short_assure_nothing() -> None:
-    flight = flight_of(cost=300.0)
-    assert flight.assured == 0.0
-    flight.add(7, known(UNKNOWN))
-    assert flight.assured == 0.0
+    in_flight = flight_of(cost=300.0)
+    assert in_flight.least_work == 0.0
+    in_flight.add(7, known(UNKNOWN))
+    assert in_flight.least_work == 0.0
     for job in (8, 9):
-        flight.add(job, known(LEAST + 300.0))
-    assert flight.assured == 600.0
-    flight.land(7)
-    assert flight.assured == 300.0
+        in_flight.add(job, known(LEAST + 300.0))
+    assert in_flight.least_work == 600.0
+    in_flight.complete(7)
+    assert in_flight.least_work == 300.0
 
 
 def test_places_are_never_given_twice() -> None:
-    flight = flight_of(7, 8)
-    flight.land(7)
-    flight.land(8)
-    flight.add(7, known(10))
-    assert flight.ask([7]) == (3,)
+    in_flight = flight_of(7, 8)
+    in_flight.complete(7)
+    in_flight.complete(8)
+    in_flight.add(7, known(10))
+    assert in_flight.begin_revoke([7]) == (3,)
 
 
 def test_the_place_of_a_job_that_was_not_sent_is_the_next_ones() -> None:
-    flight = flight_of(7, 8)
+    in_flight = flight_of(7, 8)
     for job in (9, 10):
-        flight.add(job, known(500))
-        flight.withdraw(job)
-        assert (list(flight.jobs), flight.backlog) == ([7, 8], 20.0)
-    flight.add(11, known(10))
-    assert flight.ask([11, 8]) == (3, 2)
-    assert list(flight.answer([3])[0]) == [11]
+        in_flight.add(job, known(500))
+        in_flight.withdraw(job)
+        assert (list(in_flight.jobs), in_flight.backlog) == ([7, 8], 20.0)
+    in_flight.add(11, known(10))
+    assert in_flight.begin_revoke([11, 8]) == (3, 2)
+    assert list(in_flight.end_revoke([3])[0]) == [11]
 
 
 def test_a_flight_is_empty_when_its_only_job_is_not_sent() -> None:
-    flight = flight_of(7, 8)
-    flight.ask([8])
-    flight.land(7)
-    flight.land(8)
-    flight.add(9, ALONE)
-    assert (flight.head, flight.backlog) == (9, UNKNOWN)
-    flight.withdraw(9)
-    assert (flight.jobs, flight.head, flight.backlog) == ({}, None, 0.0)
-    assert flight.asking, "what was asked about others is still to be answered"
-    flight.add(10, known(10))
-    assert flight.jobs[10][0] == 3
-    assert flight.answer([]) == ({}, [])
+    in_flight = flight_of(7, 8)
+    in_flight.begin_revoke([8])
+    in_flight.complete(7)
+    in_flight.complete(8)
+    in_flight.add(9, ALONE)
+    assert (in_flight.head, in_flight.backlog) == (9, UNKNOWN)
+    in_flight.withdraw(9)
+    assert (in_flight.jobs, in_flight.head, in_flight.backlog) == ({}, None, 0.0)
+    assert in_flight.revoking, "what was asked about others is still to be answered"
+    in_flight.add(10, known(10))
+    assert in_flight.jobs[10][0] == 3
+    assert in_flight.end_revoke([]) == ({}, [])
 
 
 def test_nothing_of_rounding_is_left_of_a_job_that_was_not_sent() -> None:
-    flight = Flight()
-    flight.add(1, known(1e9))
-    flight.add(2, known(8.1))
-    flight.land(1)
-    assert flight.backlog != 8.1
-    flight.withdraw(2)
-    assert flight.backlog == 0.0
+    in_flight = InFlight()
+    in_flight.add(1, known(1e9))
+    in_flight.add(2, known(8.1))
+    in_flight.complete(1)
+    assert in_flight.backlog != 8.1
+    in_flight.withdraw(2)
+    assert in_flight.backlog == 0.0
 
 
 def test_only_a_job_in_hand_is_withdrawn() -> None:
-    flight = flight_of(7)
+    in_flight = flight_of(7)
     with pytest.raises(KeyError):
-        flight.withdraw(8)
-    flight.add(9, known(10))
-    assert flight.jobs[9][0] == 2, "nothing was changed"
+        in_flight.withdraw(8)
+    in_flight.add(9, known(10))
+    assert in_flight.jobs[9][0] == 2, "nothing was changed"
 
 
 def test_nothing_of_rounding_is_left_when_when_all_is_done() -> None:
-    flight = Flight()
+    in_flight = InFlight()
     for job, cost in enumerate((1e9, 8.1, 1e6 / 3)):
-        flight.add(job, known(cost))
+        in_flight.add(job, known(cost))
     for job in range(3):
-        flight.land(job)
-    assert flight.backlog == 0.0
+        in_flight.complete(job)
+    assert in_flight.backlog == 0.0
 
 
 @pytest.mark.parametrize("job", [8, 9, 10, 0])
 def test_an_outcome_out_of_turn_changes_nothing(job: int) -> None:
-    flight = flight_of(7, 8, 9)
-    flight.ask([9])
+    in_flight = flight_of(7, 8, 9)
+    in_flight.begin_revoke([9])
     with pytest.raises(ProtocolError) as caught:
-        flight.land(job)
+        in_flight.complete(job)
     assert str(caught.value) == f"it sent an outcome of job {job}, whose turn it is not"
-    assert list(flight.jobs) == [7, 8, 9]
-    assert flight.backlog == 30.0
+    assert list(in_flight.jobs) == [7, 8, 9]
+    assert in_flight.backlog == 30.0
 
 
 def test_an_outcome_comes_once() -> None:
-    flight = flight_of(7)
-    flight.land(7)
+    in_flight = flight_of(7)
+    in_flight.complete(7)
     with pytest.raises(ProtocolError, match="outcome of job 7, whose turn it is not"):
-        flight.land(7)
+        in_flight.complete(7)
 
 
 def test_a_job_that_may_have_been_given_back_can_be_overtaken() -> None:
-    flight = flight_of(7, 8, 9, 10)
-    flight.ask([8])
-    flight.ask([9])
-    flight.land(7)
+    in_flight = flight_of(7, 8, 9, 10)
+    in_flight.begin_revoke([8])
+    in_flight.begin_revoke([9])
+    in_flight.complete(7)
     # The worker's two answers are on another channel, and may be slower.
-    flight.land(10)
-    assert list(flight.jobs) == [8, 9]
-    assert list(flight.answer([2])[0]) == [8]
-    assert list(flight.answer([3])[0]) == [9]
-    assert flight.backlog == 0.0
+    in_flight.complete(10)
+    assert list(in_flight.jobs) == [8, 9]
+    assert list(in_flight.end_revoke([2])[0]) == [8]
+    assert list(in_flight.end_revoke([3])[0]) == [9]
+    assert in_flight.backlog == 0.0
 
 
 def test_a_job_that_was_not_given_back_cannot_be_overtaken() -> None:
-    flight = flight_of(7, 8, 9)
-    flight.ask([8])
-    assert flight.answer([]) == ({}, [8])
-    flight.land(7)
+    in_flight = flight_of(7, 8, 9)
+    in_flight.begin_revoke([8])
+    assert in_flight.end_revoke([]) == ({}, [8])
+    in_flight.complete(7)
     with pytest.raises(ProtocolError, match="outcome of job 9, whose turn it is not"):
-        flight.land(9)
+        in_flight.complete(9)
 
 
 def test_an_answer_tells_apart_what_comes_back_what_goes_on_and_what_is_done() -> None:
-    flight = flight_of(6, 7, 8, 9, 10)
-    profiles = {job: entry[2] for job, entry in flight.jobs.items()}
-    assert flight.ask([10, 7, 8, 9]) == (5, 2, 3, 4)
-    flight.land(6)
-    flight.land(7)
-    back, kept = flight.answer([5, 4])
+    in_flight = flight_of(6, 7, 8, 9, 10)
+    profiles = {job: entry[2] for job, entry in in_flight.jobs.items()}
+    assert in_flight.begin_revoke([10, 7, 8, 9]) == (5, 2, 3, 4)
+    in_flight.complete(6)
+    in_flight.complete(7)
+    back, kept = in_flight.end_revoke([5, 4])
     assert list(back.items()) == [(9, profiles[9]), (10, profiles[10])]
     assert all(back[job] is profiles[job] for job in back)
     assert kept == [8]
-    assert not flight.asking
-    assert (list(flight.jobs), flight.backlog) == ([8], 10.0)
+    assert not in_flight.revoking
+    assert (list(in_flight.jobs), in_flight.backlog) == ([8], 10.0)
 
 
 def test_a_question_is_answered_once_and_in_its_turn() -> None:
-    flight = flight_of(7, 8, 9)
-    flight.ask([8])
-    flight.ask([9])
-    assert (flight.asks_for(7), flight.asks_for(8), flight.asks_for(9)) == (
+    in_flight = flight_of(7, 8, 9)
+    in_flight.begin_revoke([8])
+    in_flight.begin_revoke([9])
+    assert (
+        in_flight.is_revoking(7),
+        in_flight.is_revoking(8),
+        in_flight.is_revoking(9),
+    ) == (
         False,
         True,
         True,
     )
-    assert flight.answer([]) == ({}, [8])
-    assert (flight.asks_for(8), flight.asks_for(9)) == (False, True)
-    back, kept = flight.answer([3])
+    assert in_flight.end_revoke([]) == ({}, [8])
+    assert (in_flight.is_revoking(8), in_flight.is_revoking(9)) == (False, True)
+    back, kept = in_flight.end_revoke([3])
     assert (list(back), kept) == ([9], [])
-    assert not flight.asking
+    assert not in_flight.revoking
 
 
 @pytest.mark.parametrize(
@@ -412,120 +416,120 @@ def test_a_question_is_answered_once_and_in_its_turn() -> None:
     ],
 )
 def test_what_cannot_be_given_back(won: Sequence[int], place: int) -> None:
-    flight = flight_of(6, 7, 8, 9)
-    flight.land(6)
-    flight.ask([7, 8])
-    flight.ask([9])
-    flight.remove(8)
+    in_flight = flight_of(6, 7, 8, 9)
+    in_flight.complete(6)
+    in_flight.begin_revoke([7, 8])
+    in_flight.begin_revoke([9])
+    in_flight.remove(8)
     with pytest.raises(ProtocolError) as caught:
-        flight.answer(won)
+        in_flight.end_revoke(won)
     assert str(caught.value) == f"it gave back job {place}, which it cannot"
-    assert list(flight.jobs) == [7, 9], "none of them is taken back"
+    assert list(in_flight.jobs) == [7, 9], "none of them is taken back"
 
 
 def test_the_head_is_given_back_only_if_it_was_asked_for() -> None:
-    flight = flight_of(7, 8)
-    flight.ask([8])
+    in_flight = flight_of(7, 8)
+    in_flight.begin_revoke([8])
     with pytest.raises(ProtocolError, match="it gave back job 1, which it cannot"):
-        flight.answer([1, 2])
-    flight.ask([7])
-    assert list(flight.answer([1])[0]) == [7]
+        in_flight.end_revoke([1, 2])
+    in_flight.begin_revoke([7])
+    assert list(in_flight.end_revoke([1])[0]) == [7]
 
 
 def test_an_answer_to_no_question() -> None:
-    flight = flight_of(7, 8)
+    in_flight = flight_of(7, 8)
     for place in (1, 2):
         with pytest.raises(ProtocolError) as caught:
-            flight.answer([place])
+            in_flight.end_revoke([place])
         assert str(caught.value) == f"it gave back job {place}, which it cannot"
-    assert flight.answer([]) == ({}, []), "which says nothing"
-    assert list(flight.jobs) == [7, 8]
+    assert in_flight.end_revoke([]) == ({}, []), "which says nothing"
+    assert list(in_flight.jobs) == [7, 8]
 
 
 def test_a_place_that_is_named_twice_comes_back_once() -> None:
-    flight = flight_of(7, 8)
-    flight.ask([8])
-    back, kept = flight.answer([2, 2])
-    assert (list(back), kept, flight.backlog) == ([8], [], 10.0)
+    in_flight = flight_of(7, 8)
+    in_flight.begin_revoke([8])
+    back, kept = in_flight.end_revoke([2, 2])
+    assert (list(back), kept, in_flight.backlog) == ([8], [], 10.0)
 
 
 def test_a_stall_is_the_first_ones_and_ends_with_it() -> None:
-    flight = flight_of(7, 8, 9)
-    flight.stall(flight.running)
-    assert [cost for _, cost, _ in flight.jobs.values()] == [UNKNOWN, 10.0, 10.0]
-    assert flight.backlog == UNKNOWN + 20
-    flight.stall(flight.running)
-    assert flight.backlog == UNKNOWN + 20, "once is enough"
-    profile = flight.jobs[7][2]
+    in_flight = flight_of(7, 8, 9)
+    in_flight.block(in_flight.running)
+    assert [cost for _, cost, _ in in_flight.jobs.values()] == [UNKNOWN, 10.0, 10.0]
+    assert in_flight.backlog == UNKNOWN + 20
+    in_flight.block(in_flight.running)
+    assert in_flight.backlog == UNKNOWN + 20, "once is enough"
+    profile = in_flight.jobs[7][2]
     assert profile.cost == 10.0, "it is known when it ends how long it took"
-    flight.land(7)
-    assert flight.backlog == 20.0
-    assert flight.ask([8]) == (2,)
+    in_flight.complete(7)
+    assert in_flight.backlog == 20.0
+    assert in_flight.begin_revoke([8]) == (2,)
 
 
 def test_a_stalled_job_keeps_its_place() -> None:
-    flight = flight_of(7, 8)
-    flight.land(7)
-    flight.stall(flight.running)
-    assert flight.ask([8]) == (2,)
+    in_flight = flight_of(7, 8)
+    in_flight.complete(7)
+    in_flight.block(in_flight.running)
+    assert in_flight.begin_revoke([8]) == (2,)
 
 
-def wide(width: int, *costs: float) -> Flight:
-    flight = Flight(width)
+def wide(width: int, *costs: float) -> InFlight:
+    in_flight = InFlight(width)
     for job, cost in enumerate(costs, 1):
-        flight.add(job, known(cost))
-    return flight
+        in_flight.add(job, known(cost))
+    return in_flight
 
 
 def test_whoever_has_a_lane_begins_whatever_the_others_cost() -> None:
-    flight = wide(3, UNKNOWN, UNKNOWN)
-    assert (flight.free, flight.hungry) == (1, True)
-    assert flight.takes(known(UNKNOWN))
-    flight.add(3, known(UNKNOWN))
-    assert (flight.free, flight.hungry) == (0, False)
-    assert not flight.takes(known(LEAST))
+    in_flight = wide(3, UNKNOWN, UNKNOWN)
+    assert (in_flight.free_lanes, in_flight.wants_more) == (1, True)
+    assert in_flight.takes(known(UNKNOWN))
+    in_flight.add(3, known(UNKNOWN))
+    assert (in_flight.free_lanes, in_flight.wants_more) == (0, False)
+    assert not in_flight.takes(known(LEAST))
 
 
 def test_where_all_lanes_are_taken_short_jobs_wait_for_one_within_the_budget() -> None:
-    flight = wide(4, *[BUDGET] * 4)
-    assert flight.backlog == BUDGET
-    assert not flight.takes(known(LEAST))
-    flight = wide(4, *[BUDGET / 2] * 4)
-    assert flight.takes(known(2 * BUDGET)), "a quarter of that is one lane's"
-    assert not flight.takes(known(2 * BUDGET + 8))
+    in_flight = wide(4, *[BUDGET] * 4)
+    assert in_flight.backlog == BUDGET
+    assert not in_flight.takes(known(LEAST))
+    in_flight = wide(4, *[BUDGET / 2] * 4)
+    assert in_flight.takes(known(2 * BUDGET)), "a quarter of that is one lane's"
+    assert not in_flight.takes(known(2 * BUDGET + 8))
 
 
 def test_a_job_costs_what_a_lane_takes_for_it_but_never_nothing() -> None:
-    flight = wide(8, LEAST, 80 * LEAST)
-    assert [entry[1] for entry in flight.jobs.values()] == [LEAST, 10 * LEAST]
+    in_flight = wide(8, LEAST, 80 * LEAST)
+    assert [entry[1] for entry in in_flight.jobs.values()] == [LEAST, 10 * LEAST]
 
 
 def test_nothing_is_sent_behind_what_is_loading() -> None:
-    flight = wide(3, 10.0)
-    flight.add(2, LOADING)
-    assert (flight.closed, flight.free, flight.last) == (True, 0, 2)
-    assert not flight.takes(known(LEAST))
-    flight.withdraw(2)
-    assert (flight.closed, flight.free) == (False, 2)
-    flight.add(3, Keyed(LOADING, 7))
-    assert flight.closed
-    assert flight.ask([3]) == (2,), "the place of the one that was not sent"
+    in_flight = wide(3, 10.0)
+    in_flight.add(2, LOADING)
+    assert (in_flight.closed, in_flight.free_lanes, in_flight.last) == (True, 0, 2)
+    assert not in_flight.takes(known(LEAST))
+    in_flight.withdraw(2)
+    assert (in_flight.closed, in_flight.free_lanes) == (False, 2)
+    in_flight.add(3, Keyed(LOADING, 7))
+    assert in_flight.closed
+    assert in_flight.begin_revoke([3]) == (2,), "the place of the one that was not sent"
 
 
 def test_what_several_assure_is_what_waits_for_them() -> None:
-    flight = wide(2, 4000.0, 8000.0, 4 * LEAST, 6 * LEAST)
-    assert flight.assured == (2 - 1) * LEAST + (3 - 1) * LEAST
-    flight.land(2)
-    assert flight.assured == 2 * LEAST
+    in_flight = wide(2, 4000.0, 8000.0, 4 * LEAST, 6 * LEAST)
+    assert in_flight.least_work == (2 - 1) * LEAST + (3 - 1) * LEAST
+    in_flight.complete(2)
+    assert in_flight.least_work == 2 * LEAST
 
 
 def test_as_many_outcomes_may_overtake_as_there_are_lanes() -> None:
-    flight = wide(3, *[10.0] * 5)
+    in_flight = wide(3, *[10.0] * 5)
     for job in (4, 5):
         with pytest.raises(ProtocolError, match=f"job {job}, whose turn it is not"):
-            flight.land(job)
-    flight.land(3)
-    flight.land(4)
+            in_flight.complete(job)
+    in_flight.complete(3)
+    in_flight.complete(4)
     with pytest.raises(ProtocolError, match="job 9, whose turn it is not"):
-        flight.land(9)
-    assert list(flight.jobs) == [1, 2, 5]
+        in_flight.complete(9)
+    assert list(in_flight.jobs) == [1, 2, 5]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.policies.job_limits import KILL, JobLimits, JobOptions, Press
+from asyncpool._core.policies.job_limits import KILL, CancelMode, JobLimits, JobOptions
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_which_limit_it_was() -> None:
 
 
 def test_how_it_is_made_to_end() -> None:
-    assert JobLimits().press == Press("interrupt", 2.0)
-    assert JobLimits(cancel_grace=0.5).press == Press("interrupt", 0.5)
-    assert JobLimits(on_cancel="kill", cancel_grace=9.0).press == KILL
-    assert JobLimits(on_cancel="wait").press.how == "wait"
+    assert JobLimits().cancel_mode == CancelMode("interrupt", 2.0)
+    assert JobLimits(cancel_grace=0.5).cancel_mode == CancelMode("interrupt", 0.5)
+    assert JobLimits(on_cancel="kill", cancel_grace=9.0).cancel_mode == KILL
+    assert JobLimits(on_cancel="wait").cancel_mode.action == "wait"

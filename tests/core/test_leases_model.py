@@ -28,7 +28,7 @@ from asyncpool._core.leases import (
     Gone,
     LeaseLedger,
     Missed,
-    Outcome,
+    RenewalOutcome,
     Slower,
     Verdict,
     pause_before,
@@ -106,7 +106,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.told, self.told_at = 0, -math.inf
         self.ledger: LeaseLedger[int] = LeaseLedger(
             rate=pace.rate,
-            cycle=pace.cycle,
+            interval=pace.cycle,
             max_retries=max_retries,
             overlap=overlap,
             max_overlap=overlap,
@@ -183,8 +183,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.step(stall)
 
     @precondition(lambda self: self.kept)
-    @rule(outcomes=st.lists(st.sampled_from([*Outcome]), min_size=1, max_size=9))
-    def beats(self, outcomes: list[Outcome]) -> None:
+    @rule(outcomes=st.lists(st.sampled_from([*RenewalOutcome]), min_size=1, max_size=9))
+    def beats(self, outcomes: list[RenewalOutcome]) -> None:
         for outcome in outcomes:
             lease = self.step(0.0)
             if lease is not None:
@@ -193,12 +193,18 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.flights)
     @rule(
         data=st.data(),
-        outcome=st.sampled_from([*Outcome, Outcome.EXTENDED, Outcome.THROTTLED]),
+        outcome=st.sampled_from(
+            [*RenewalOutcome, RenewalOutcome.EXTENDED, RenewalOutcome.THROTTLED]
+        ),
         wait=stalls,
         retry_after=st.sampled_from([0.0, 0.0, 1.75, 99.0]),
     )
     def settle(
-        self, data: st.DataObject, outcome: Outcome, wait: float, retry_after: float
+        self,
+        data: st.DataObject,
+        outcome: RenewalOutcome,
+        wait: float,
+        retry_after: float,
     ) -> None:
         self.now += wait
         lease = data.draw(st.sampled_from(sorted(self.flights)))
@@ -214,16 +220,16 @@ class LeaseMachine(RuleBasedStateMachine):
             assert full or all(
                 kept.place in {"flying", "again"} for kept in self.kept.values()
             )
-            assert self.ledger.beat(self.now) is None
+            assert self.ledger.begin_renewal(self.now) is None
             self.turn_over(self.now)  # for who asks for a beat ends the cycle, too
             return None
         if due > self.now and self.pace.at_a_tick == 1:
             early = self.now + (due - self.now) / 2
-            assert self.ledger.beat(early) is None, "before its time"
+            assert self.ledger.begin_renewal(early) is None, "before its time"
             self.turn_over(early)
         self.now = max(self.now, due) + stall
         self.turn_over(self.now)
-        lease = self.ledger.beat(self.now)
+        lease = self.ledger.begin_renewal(self.now)
         assert lease is not None, "a beat that was due did not happen"
         self.check_beat(lease)
         return lease
@@ -269,10 +275,14 @@ class LeaseMachine(RuleBasedStateMachine):
         slack = (self.pace.at_a_tick - 1) / self.pace.rate + SLACK
         assert behind >= self.behind - slack - EPSILON, "too fast"
 
-    def end_flight(self, lease: int, outcome: Outcome, retry_after: float) -> None:
+    def end_flight(
+        self, lease: int, outcome: RenewalOutcome, retry_after: float
+    ) -> None:
         begun, flown = self.flights.pop(lease)
-        verdict = self.ledger.outcome(lease, outcome, self.now, retry_after=retry_after)
-        if outcome is Outcome.THROTTLED:
+        verdict = self.ledger.end_renewal(
+            lease, outcome, self.now, retry_after=retry_after
+        )
+        if outcome is RenewalOutcome.THROTTLED:
             assert isinstance(verdict, Slower)
             assert 1 / self.pace.rate <= verdict.pause <= self.pace.cycle
             assert verdict.pause >= min(retry_after, self.pace.cycle)
@@ -282,17 +292,17 @@ class LeaseMachine(RuleBasedStateMachine):
             self.check_verdict(verdict, outcome, kept, begun)
             self.move(lease, kept, outcome, begun)
         else:
-            assert verdict is None or outcome is Outcome.THROTTLED
+            assert verdict is None or outcome is RenewalOutcome.THROTTLED
             if kept is not None:
                 self.put(kept, "front")
 
     def check_verdict(
-        self, verdict: Verdict, outcome: Outcome, kept: Kept, begun: float
+        self, verdict: Verdict, outcome: RenewalOutcome, kept: Kept, begun: float
     ) -> None:
         match outcome:
-            case Outcome.GONE:
+            case RenewalOutcome.GONE:
                 assert verdict == Gone()
-            case Outcome.FAILED:
+            case RenewalOutcome.FAILED:
                 gap = self.now - kept.extended
                 bad = kept.failures == self.max_retries or gap > self.pace.cycle * 1.1
                 if bad and self.now - kept.told >= self.pace.cycle:
@@ -300,22 +310,24 @@ class LeaseMachine(RuleBasedStateMachine):
                     assert verdict == Missed(gap)
                 else:
                     assert verdict is None
-            case Outcome.EXTENDED:
+            case RenewalOutcome.EXTENDED:
                 gap = begun - kept.extended
                 assert verdict == (Missed(gap) if gap > self.pace.cycle * 1.1 else None)
                 kept.extended = begun
-            case Outcome.THROTTLED:
+            case RenewalOutcome.THROTTLED:
                 pass
 
-    def move(self, lease: int, kept: Kept, outcome: Outcome, begun: float) -> None:
+    def move(
+        self, lease: int, kept: Kept, outcome: RenewalOutcome, begun: float
+    ) -> None:
         match outcome:
-            case Outcome.GONE:
+            case RenewalOutcome.GONE:
                 del self.kept[lease]
-            case Outcome.EXTENDED:
+            case RenewalOutcome.EXTENDED:
                 kept.failures = kept.throttles = 0
                 last_cycle = begun < self.ends - self.pace.cycle
                 self.put(kept, "turn" if last_cycle else "had")
-            case Outcome.FAILED:
+            case RenewalOutcome.FAILED:
                 kept.throttles = 0
                 kept.failures = (kept.failures + 1) % (self.max_retries + 1)
                 self.put(kept, "pause" if kept.failures else "had")
@@ -324,7 +336,7 @@ class LeaseMachine(RuleBasedStateMachine):
                         kept.failures, self.max_retries, self.pace.cycle
                     )
                     kept.due = self.now + pause
-            case Outcome.THROTTLED:
+            case RenewalOutcome.THROTTLED:
                 kept.throttles = (kept.throttles + 1) % (MAX_THROTTLES + 1)
                 self.put(kept, "front" if kept.throttles else "turn")
 
@@ -343,7 +355,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert ledger.capacity <= self.pace.capacity
         assert ledger.saturated == (len(self.kept) > ledger.capacity)
         assert set(ledger._flying) == set(self.flights)
-        assert ledger.flying == len(self.flights)
+        assert ledger.in_progress == len(self.flights)
         queued = [*ledger._main, *ledger._backup, *ledger._arrivals, *ledger._repeats]
         places: dict[str, set[int]] = defaultdict(set)
         for name, kept in self.kept.items():
@@ -366,7 +378,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         for lease in list(self.flights):
-            self.end_flight(lease, Outcome.EXTENDED, 0.0)
+            self.end_flight(lease, RenewalOutcome.EXTENDED, 0.0)
         had: set[int] = set()
         # A lease that has had a beat may have its next one before others, but no more
         # often than that.
@@ -374,7 +386,7 @@ class LeaseMachine(RuleBasedStateMachine):
             served = self.step(0.0)
             assert served is not None
             had.add(served)
-            self.end_flight(served, Outcome.EXTENDED, 0.0)
+            self.end_flight(served, RenewalOutcome.EXTENDED, 0.0)
         assert had == set(self.kept), "these never had a beat again"
 
 
@@ -391,7 +403,7 @@ class Life:
 
 
 @st.composite
-def lives(draw: st.DrawFn, pace: Pace) -> list[Life]:
+def lifecycle(draw: st.DrawFn, pace: Pace) -> list[Life]:
     """Draw leases of which there are never more than a cycle has beats."""
     chosen: list[Life] = []
     for seat in range(draw(st.integers(1, pace.capacity))):
@@ -406,7 +418,7 @@ def lives(draw: st.DrawFn, pace: Pace) -> list[Life]:
 
 def play(
     pace: Pace,
-    lives: list[Life],
+    lifecycle: list[Life],
     answers: Sequence[float],
     end: float,
     *,
@@ -419,19 +431,19 @@ def play(
     """
     ledger: LeaseLedger[int] = LeaseLedger(
         rate=pace.rate,
-        cycle=pace.cycle,
+        interval=pace.cycle,
         max_retries=max_retries,
         overlap=100,
         max_overlap=100,
         now=0.0,
     )
-    beats: dict[int, list[tuple[float, float]]] = {life.name: [] for life in lives}
+    beats: dict[int, list[tuple[float, float]]] = {life.name: [] for life in lifecycle}
     seconds = itertools.cycle(answers)
     # What will happen, in order; at one moment some go before others come.
-    agenda = [(life.goes, 0, life.name) for life in lives]
-    agenda += [(life.comes, 1, life.name) for life in lives]
+    agenda = [(life.goes, 0, life.name) for life in lifecycle]
+    agenda += [(life.comes, 1, life.name) for life in lifecycle]
     agenda.sort(reverse=True)
-    flights: list[tuple[float, int, int, Outcome]] = []
+    flights: list[tuple[float, int, int, RenewalOutcome]] = []
     numbers = itertools.count()
     now = 0.0
     while now < end:
@@ -443,11 +455,11 @@ def play(
                 ledger.discard(name)
         while flights and flights[0][0] <= now:
             _, _, name, outcome = heappop(flights)
-            ledger.outcome(name, outcome, now)
-        while (lease := ledger.beat(now)) is not None:
-            outcome, answered = Outcome.EXTENDED, now + next(seconds)
+            ledger.end_renewal(name, outcome, now)
+        while (lease := ledger.begin_renewal(now)) is not None:
+            outcome, answered = RenewalOutcome.EXTENDED, now + next(seconds)
             if fails(lease, now):
-                outcome = Outcome.FAILED
+                outcome = RenewalOutcome.FAILED
             else:
                 beats[lease].append((now, answered))
             # Those that are answered in one moment are in the order of their beats.
@@ -467,7 +479,7 @@ def play(
 def test_if_a_cycle_has_a_beat_for_each_every_lease_gets_it_in_time(
     data: st.DataObject, pace: Pace, answers: list[float]
 ) -> None:
-    chosen = data.draw(lives(pace))
+    chosen = data.draw(lifecycle(pace))
     end = max(life.goes for life in chosen) + 1
     beats = play(pace, chosen, [pace.cycle * answer for answer in answers], end)
     for life in chosen:

@@ -25,87 +25,91 @@ from asyncpool._core.slots.lifecycle import (
     KILL_GRACE,
     STOP_GRACE,
     TERM_GRACE,
-    Lives,
+    SlotLifecycle,
     fail_jobs,
 )
-from asyncpool._core.slots.slots import Ending, SlotEvent, SlotState
+from asyncpool._core.slots.slots import SlotEvent, SlotState, StopStage
 
 POLICY = RestartPolicy(initial_delay=1.0, max_delay=4.0, max_failed_starts=2)
 
 
 def lives_of(
     workers: int, dispatcher: Dispatcher | None = None, policy: RestartPolicy = POLICY
-) -> Lives:
-    lives = Lives(
+) -> SlotLifecycle:
+    lifecycle = SlotLifecycle(
         workers=workers,
-        seats=workers,
+        count=workers,
         limits=WorkerLimits(),
         policy=policy,
         start_timeout=20.0,
         stop_grace=STOP_GRACE,
-        width=1,
+        concurrency=1,
         dispatcher=dispatcher or Dispatcher(),
     )
-    for slot in lives.slots:
-        assert lives.spawn(slot, 0.0) == Spawn(slot.index, 1)
-    return lives
+    for slot in lifecycle.slots:
+        assert lifecycle.spawn(slot, 0.0) == Spawn(slot.index, 1)
+    return lifecycle
 
 
-def bury(lives: Lives, index: int, now: float, *, needed: bool = True) -> list[Command]:
+def bury(
+    lifecycle: SlotLifecycle, index: int, now: float, *, needed: bool = True
+) -> list[Command]:
     """Let a worker end unasked that was never ready."""
-    slot = lives.slots[index]
+    slot = lifecycle.slots[index]
     slot.due, slot.probing = None, False
     slot.apply(SlotEvent.EXITED)
-    return lives.judge(slot, now, needed=needed, blamed=False, roll=0.0)
+    return lifecycle.judge(slot, now, needed=needed, blamed=False, jitter=0.0)
 
 
 def test_a_start_that_takes_too_long_is_ended_by_force() -> None:
-    lives = lives_of(2)
-    assert lives.next_deadline() == 20.0
-    assert lives.on_timer(19.9) == []
-    assert lives.on_timer(20.0) == [Kill(0), Kill(1)]
-    assert lives.kills == 2
+    lifecycle = lives_of(2)
+    assert lifecycle.next_deadline() == 20.0
+    assert lifecycle.on_timer(19.9) == []
+    assert lifecycle.on_timer(20.0) == [Kill(0), Kill(1)]
+    assert lifecycle.kills == 2
 
 
 @pytest.mark.parametrize(
     ("first", "steps"),
     [
-        (Ending.STOPPED, [Stop(0), Terminate(0), Kill(0), Abandon(0)]),
-        (Ending.TERMINATED, [Terminate(0), Kill(0), Abandon(0)]),
-        (Ending.KILLED, [Kill(0), Abandon(0)]),
+        (StopStage.STOPPED, [Stop(0), Terminate(0), Kill(0), Abandon(0)]),
+        (StopStage.TERMINATED, [Terminate(0), Kill(0), Abandon(0)]),
+        (StopStage.KILLED, [Kill(0), Abandon(0)]),
     ],
 )
-def test_a_worker_is_pressed_step_by_step(first: Ending, steps: list[Command]) -> None:
-    lives = lives_of(1)
-    taken = lives.end(lives.slots[0], first, 1.0, planned=True)
+def test_a_worker_is_pressed_step_by_step(
+    first: StopStage, steps: list[Command]
+) -> None:
+    lifecycle = lives_of(1)
+    taken = lifecycle.stop_worker(lifecycle.slots[0], first, 1.0, planned=True)
     waits = []
     last = 1.0
-    while (now := lives.next_deadline()) is not None:
-        taken += lives.on_timer(now)
+    while (now := lifecycle.next_deadline()) is not None:
+        taken += lifecycle.on_timer(now)
         waits.append(now - last)
         last = now
     assert taken == steps
     assert waits == [STOP_GRACE, TERM_GRACE, KILL_GRACE][first - 1 :]
-    assert lives.slots[0].state is SlotState.STOPPING
+    assert lifecycle.slots[0].state is SlotState.STOPPING
 
 
 def test_nobody_is_pressed_twice_in_the_same_way() -> None:
-    lives = lives_of(1)
-    slot = lives.slots[0]
-    assert lives.end(slot, Ending.KILLED, 1.0) == [Kill(0)]
-    assert lives.end(slot, Ending.KILLED, 2.0) == []
-    assert lives.end(slot, Ending.STOPPED, 2.0) == []
-    assert lives.kills == 1
+    lifecycle = lives_of(1)
+    slot = lifecycle.slots[0]
+    assert lifecycle.stop_worker(slot, StopStage.KILLED, 1.0) == [Kill(0)]
+    assert lifecycle.stop_worker(slot, StopStage.KILLED, 2.0) == []
+    assert lifecycle.stop_worker(slot, StopStage.STOPPED, 2.0) == []
+    assert lifecycle.kills == 1
     assert slot.due == 1.0 + KILL_GRACE
 
 
 def test_a_worker_that_goes_gets_no_more_jobs() -> None:
     dispatcher, profile = Dispatcher(), Profile()
-    lives = lives_of(1, dispatcher)
-    slot = lives.slots[0]
-    dispatcher.refill(0, slot.flight)
+    lifecycle = lives_of(1, dispatcher)
+    slot = lifecycle.slots[0]
+    dispatcher.refill(0, slot.in_flight)
     assert dispatcher.idle == 1
-    lives.end(slot, Ending.STOPPED, 1.0, planned=True)
+    lifecycle.stop_worker(slot, StopStage.STOPPED, 1.0, planned=True)
     assert dispatcher.submit(1, profile) is None
 
 
@@ -113,95 +117,95 @@ FAILED, TWICE = "the start failed", "2 starts failed in a row"
 
 
 def test_slots_that_cannot_start_are_parked_and_one_tries_for_all() -> None:
-    lives = lives_of(2)
-    assert bury(lives, 0, 1.0) == [ParkSlot(0, FAILED, 1.0)]
-    assert bury(lives, 1, 1.5) == [ParkSlot(1, FAILED, 0.5)]
-    assert lives.broken is None
-    assert lives.on_timer(2.0) == [Spawn(0, 2)]
-    slot = lives.slots[0]
+    lifecycle = lives_of(2)
+    assert bury(lifecycle, 0, 1.0) == [ParkSlot(0, FAILED, 1.0)]
+    assert bury(lifecycle, 1, 1.5) == [ParkSlot(1, FAILED, 0.5)]
+    assert lifecycle.broken is None
+    assert lifecycle.on_timer(2.0) == [Spawn(0, 2)]
+    slot = lifecycle.slots[0]
     assert slot.probing
     slot.apply(SlotEvent.READY)
-    assert lives.came_up(slot, 2.5) == [Recover(0), Spawn(1, 2)]
+    assert lifecycle.on_ready(slot, 2.5) == [Recover(0), Spawn(1, 2)]
     assert not slot.probing
 
 
 def test_a_pool_without_hope_breaks_and_comes_back() -> None:
     dispatcher = Dispatcher()
-    lives = lives_of(2, dispatcher)
+    lifecycle = lives_of(2, dispatcher)
     for job in (1, 2):
         dispatcher.submit(job, Profile())
-    bury(lives, 0, 1.0)
-    bury(lives, 1, 1.0)
-    assert lives.on_timer(2.0) == [Spawn(0, 2)]
-    assert lives.retry_in(2.0) == 0.0, "just now"
-    assert bury(lives, 0, 2.0) == [
+    bury(lifecycle, 0, 1.0)
+    bury(lifecycle, 1, 1.0)
+    assert lifecycle.on_timer(2.0) == [Spawn(0, 2)]
+    assert lifecycle.retry_in(2.0) == 0.0, "just now"
+    assert bury(lifecycle, 0, 2.0) == [
         ParkSlot(0, TWICE, 2.0),
         GiveUp(TWICE),
         FailJobs((1, 2), "broken"),
     ]
-    assert lives.broken == TWICE
+    assert lifecycle.broken == TWICE
     assert dispatcher.waiting == 0
-    assert lives.next_deadline() == 4.0
-    assert lives.retry_in(3.0) == 1.0
-    assert lives.on_timer(4.0) == [Spawn(0, 3)]
-    lives.slots[0].apply(SlotEvent.READY)
-    assert lives.came_up(lives.slots[0], 5.0) == [Recover(0), Spawn(1, 2)]
-    assert lives.broken is None
+    assert lifecycle.next_deadline() == 4.0
+    assert lifecycle.retry_in(3.0) == 1.0
+    assert lifecycle.on_timer(4.0) == [Spawn(0, 3)]
+    lifecycle.slots[0].apply(SlotEvent.READY)
+    assert lifecycle.on_ready(lifecycle.slots[0], 5.0) == [Recover(0), Spawn(1, 2)]
+    assert lifecycle.broken is None
 
 
 def test_a_pool_with_a_worker_is_not_broken_however_often_starts_fail() -> None:
-    lives = lives_of(2)
-    lives.slots[1].apply(SlotEvent.READY)
-    lives.slots[1].due = None
+    lifecycle = lives_of(2)
+    lifecycle.slots[1].apply(SlotEvent.READY)
+    lifecycle.slots[1].due = None
     now = 1.0
     for _ in range(20):
-        [parked] = bury(lives, 0, now)
+        [parked] = bury(lifecycle, 0, now)
         assert isinstance(parked, ParkSlot)
-        due = lives.next_deadline()
+        due = lifecycle.next_deadline()
         assert due is not None
         now = due
-        assert [type(it) for it in lives.on_timer(now)] == [Spawn]
-    assert lives.broken is None
+        assert [type(it) for it in lifecycle.on_timer(now)] == [Spawn]
+    assert lifecycle.broken is None
 
 
 def test_a_pool_that_gives_up_tries_no_more() -> None:
-    lives = lives_of(2, policy=RestartPolicy.limited(1, 60.0))
-    assert bury(lives, 0, 1.0) == [ParkSlot(0, FAILED, 0.0)]
+    lifecycle = lives_of(2, policy=RestartPolicy.limited(1, 60.0))
+    assert bury(lifecycle, 0, 1.0) == [ParkSlot(0, FAILED, 0.0)]
     text = "2 workers died within 60 s, and the policy allows 1"
-    assert bury(lives, 1, 1.0) == [ParkSlot(1, text, None), GiveUp(text)]
-    assert (lives.broken, lives.gave_up) == (text, True)
-    lives.wanted(2.0)
-    assert lives.next_deadline() is None
-    assert lives.retry_in(2.0) is None
+    assert bury(lifecycle, 1, 1.0) == [ParkSlot(1, text, None), GiveUp(text)]
+    assert (lifecycle.broken, lifecycle.gave_up) == (text, True)
+    lifecycle.try_sooner(2.0)
+    assert lifecycle.next_deadline() is None
+    assert lifecycle.retry_in(2.0) is None
 
 
 def test_a_broken_pool_goes_on_trying_in_a_seat_that_it_does_not_need() -> None:
-    lives = lives_of(3)
-    bury(lives, 0, 1.0)
-    bury(lives, 1, 1.0)
-    bury(lives, 2, 1.0)
-    lives.on_timer(2.0)
-    assert GiveUp(TWICE) in bury(lives, 0, 2.0)
-    assert lives.on_timer(4.0) == [Spawn(0, 3)]
-    assert bury(lives, 0, 4.0, needed=False) == [LeaveEmpty(0)], "1 and 2 are there"
-    lives.slots[2].apply(SlotEvent.SPARE)
+    lifecycle = lives_of(3)
+    bury(lifecycle, 0, 1.0)
+    bury(lifecycle, 1, 1.0)
+    bury(lifecycle, 2, 1.0)
+    lifecycle.on_timer(2.0)
+    assert GiveUp(TWICE) in bury(lifecycle, 0, 2.0)
+    assert lifecycle.on_timer(4.0) == [Spawn(0, 3)]
+    assert bury(lifecycle, 0, 4.0, needed=False) == [LeaveEmpty(0)], "1 and 2 are there"
+    lifecycle.slots[2].apply(SlotEvent.CLOSE)
     for number in range(3):
         now = 8.0 + 4 * number
-        assert lives.next_deadline() == now
-        assert lives.on_timer(now) == [Spawn(1, 2 + number)]
+        assert lifecycle.next_deadline() == now
+        assert lifecycle.on_timer(now) == [Spawn(1, 2 + number)]
         text = f"{4 + number} starts failed in a row"
-        assert bury(lives, 1, now, needed=False) == [ParkSlot(1, text, 4.0)]
+        assert bury(lifecycle, 1, now, needed=False) == [ParkSlot(1, text, 4.0)]
 
 
 def test_when_every_slot_is_retired_nothing_is_due() -> None:
-    lives = lives_of(1)
-    assert not lives.retire_all()
-    slot = lives.slots[0]
+    lifecycle = lives_of(1)
+    assert not lifecycle.retire_all()
+    slot = lifecycle.slots[0]
     slot.due = None
     slot.apply(SlotEvent.EXITED)
     slot.apply(SlotEvent.RETIRE)
-    assert lives.retire_all()
-    assert lives.next_deadline() is None
+    assert lifecycle.retire_all()
+    assert lifecycle.next_deadline() is None
 
 
 def test_no_command_is_made_for_no_job() -> None:

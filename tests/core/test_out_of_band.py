@@ -14,8 +14,8 @@ from hypothesis import given, strategies as st
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
     MAIN,
-    Bundle,
-    Parcel,
+    OutOfBandPickle,
+    ReceivedPickle,
     StreamTooLongError,
     dump,
     is_heavy,
@@ -106,8 +106,10 @@ def test_a_stream_can_be_loaded_wherever_it_lies(
 ) -> None:
     value = [*range(50_000), "end"]
     assert loads(view(stream_of(value)), pause=pause) == value
-    assert loads(Bundle(view(stream_of(value)), []), pause=pause) == value
-    assert loads(Bundle(b"", [memoryview(stream_of(value))]), pause=pause) == value
+    assert loads(ReceivedPickle(view(stream_of(value)), []), pause=pause) == value
+    assert (
+        loads(ReceivedPickle(b"", [memoryview(stream_of(value))]), pause=pause) == value
+    )
 
 
 # What stays out of the stream.
@@ -169,7 +171,7 @@ def test_what_is_copied_piece_by_piece_is_whole(
 
 def test_nothing_large_is_copied_when_it_is_loaded() -> None:
     bundle = arrived(dump(Array(bytearray(LARGE))))
-    assert isinstance(bundle, Bundle)
+    assert isinstance(bundle, ReceivedPickle)
     found = loads(bundle)
     bundle.buffers[0][5] = 77
     assert found.data[5] == 77
@@ -202,7 +204,7 @@ def test_buffers_keep_their_order_and_one_that_is_there_twice_is_sent_once() -> 
 
 def test_a_buffer_that_is_missing_is_an_error() -> None:
     bundle = arrived(dump([Array(bytes(LARGE)), Array(bytes(LARGE))]))
-    assert isinstance(bundle, Bundle)
+    assert isinstance(bundle, ReceivedPickle)
     del bundle.buffers[1]
     for pause in (None, Pause()):
         with pytest.raises(pickle.UnpicklingError, match="not enough out-of-band"):
@@ -223,7 +225,7 @@ def test_a_stream_is_in_the_frame_unless_it_is_long(
 ) -> None:
     pieces = [b"a" * 60_000, b"b" * (length - 60_000)]
     views = [memoryview(bytes(LARGE))] * buffers
-    parcel = Parcel(pieces, views)
+    parcel = OutOfBandPickle(pieces, views)
     assert parcel.is_light is light
     assert len(parcel) == length + buffers * LARGE
     if length <= HEAVY:
@@ -237,13 +239,13 @@ def test_a_stream_is_in_the_frame_unless_it_is_long(
 
 def test_a_bundle_has_its_stream_in_the_frame_or_in_the_first_area() -> None:
     areas = [memoryview(b"first"), memoryview(b"second")]
-    bundle = Bundle(b"payload", list(areas))
+    bundle = ReceivedPickle(b"payload", list(areas))
     assert (bundle.stream, bundle.buffers) == (b"payload", areas)
-    bundle = Bundle(b"", list(areas))
+    bundle = ReceivedPickle(b"", list(areas))
     assert (bundle.stream, bundle.buffers) == (b"first", areas[1:])
-    bundle = Bundle(memoryview(b""), list(areas))
+    bundle = ReceivedPickle(memoryview(b""), list(areas))
     assert (bundle.stream, bundle.buffers) == (b"first", areas[1:])
-    bundle = Bundle(b"", [])
+    bundle = ReceivedPickle(b"", [])
     assert (bundle.stream, bundle.buffers) == (b"", [])
 
 
@@ -251,9 +253,9 @@ def test_a_bundle_has_its_stream_in_the_frame_or_in_the_first_area() -> None:
 def test_what_is_heavy(size: int, heavy: bool) -> None:  # noqa: FBT001
     view = memoryview(bytes(size))
     assert is_heavy(view) is heavy
-    assert is_heavy(Bundle(view, [])) is heavy
-    assert is_heavy(Bundle(b"", [view])) is heavy
-    assert not is_heavy(Bundle(b"small", [view])), "a buffer is not loaded"
+    assert is_heavy(ReceivedPickle(view, [])) is heavy
+    assert is_heavy(ReceivedPickle(b"", [view])) is heavy
+    assert not is_heavy(ReceivedPickle(b"small", [view])), "a buffer is not loaded"
 
 
 def test_the_figures() -> None:

@@ -19,7 +19,7 @@ from asyncpool._core.wire.page import (
     PAGE_SIZE,
     STACKS_SIZE,
     STACKS_START,
-    Layout,
+    PageLayout,
 )
 
 
@@ -41,7 +41,7 @@ def test_each_part_has_its_room() -> None:
 
 
 def test_one_lane_is_no_lane() -> None:
-    layout = Layout(1)
+    layout = PageLayout(1)
     assert (layout.begun(0), layout.beats(0)) == (0, BEATS_START)
     assert layout.log(0) == LOG_START
     assert (layout.stacks, layout.size) == (STACKS_START, PAGE_SIZE)
@@ -49,7 +49,7 @@ def test_one_lane_is_no_lane() -> None:
 
 @given(width=st.integers(2, MAX_LANES))
 def test_each_lane_has_its_room(width: int) -> None:
-    layout = Layout(width)
+    layout = PageLayout(width)
     parts = [(0, STACKS_START), (layout.stacks, STACKS_SIZE)]
     for lane in range(width):
         parts += [
@@ -65,7 +65,7 @@ def test_each_lane_has_its_room(width: int) -> None:
 @pytest.mark.parametrize("width", [2, 255, 256, 257, MAX_LANES])
 def test_rows_of_the_table_follow_each_other(width: int) -> None:
     """So that they can be searched in one go."""
-    layout = Layout(width)
+    layout = PageLayout(width)
     rows = [layout.begun(lane) for lane in range(width + 1)]
     assert rows == list(range(rows[0], rows[0] + BEGUN.size * (width + 1), BEGUN.size))
     assert layout.beats(0) % 4096 == layout.size % 4096 == 0

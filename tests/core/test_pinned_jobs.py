@@ -1,25 +1,25 @@
-"""Tests of asyncpool/_core/placement/pinned_jobs.py; what else becomes of errands is told of whole pools."""
+"""Tests of asyncpool/_core/placement/pinned_jobs.py; what else becomes of pinned jobs is told of whole pools."""
 
 from __future__ import annotations
 
 import pytest
 
-from asyncpool._core.base.run_times import ERRAND, Profile
+from asyncpool._core.base.run_times import PINNED, Profile
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.placement.pinned_jobs import Errands
-from asyncpool._core.slots.commands import Assign, DropErrands
+from asyncpool._core.placement.pinned_jobs import PinnedJobs
+from asyncpool._core.slots.commands import Assign, DropPinnedJobs
 from asyncpool._core.slots.slots import Slot, SlotEvent, SlotState
 
 
 class Crew:
-    """Workers that are all idle, and their errands."""
+    """Workers that are all idle, and their pinned jobs."""
 
     def __init__(self, workers: int) -> None:
         self.slots = [Slot(index, SlotState.IDLE) for index in range(workers)]
         self.dispatcher = Dispatcher()
         for slot in self.slots:
-            self.dispatcher.refill(slot.index, slot.flight)
-        self.errands = Errands(self.slots, self.dispatcher)
+            self.dispatcher.refill(slot.index, slot.in_flight)
+        self.errands = PinnedJobs(self.slots, self.dispatcher)
 
     def busy(self) -> Slot:
         """Return one that has job 1 in hand."""
@@ -33,11 +33,11 @@ class Crew:
 def test_an_idle_worker_begins_at_once_and_gets_nothing_else() -> None:
     crew = Crew(1)
     [slot] = crew.slots
-    before = slot.wear.jobs
+    before = slot.recycle_limits.jobs
     assert crew.errands.add(slot, 7) == [Assign(0, (7,))]
-    assert (slot.state, slot.flight.jobs[7][2]) == (SlotState.BUSY, ERRAND)
+    assert (slot.state, slot.in_flight.jobs[7][2]) == (SlotState.BUSY, PINNED)
     assert crew.dispatcher.submit(8, Profile()) is None
-    assert slot.wear.jobs == before + 1  # it has not worn it
+    assert slot.recycle_limits.jobs == before + 1  # it has not worn it
 
 
 def test_a_busy_worker_begins_when_it_has_nothing_in_hand_and_in_their_order() -> None:
@@ -47,7 +47,7 @@ def test_a_busy_worker_begins_when_it_has_nothing_in_hand_and_in_their_order() -
     assert crew.errands.add(slot, 8) == []
     assert crew.errands.begin(slot) == []
     for landed, begun in [(1, 7), (7, 8)]:
-        slot.flight.land(landed)
+        slot.in_flight.complete(landed)
         assert crew.errands.begin(slot) == [Assign(0, (begun,))]
 
 
@@ -59,7 +59,7 @@ def test_a_worker_that_cannot_begin_keeps_it(state: SlotState) -> None:
     crew.dispatcher.worker_gone(0)
     slot.hung = state is SlotState.IDLE
     assert crew.errands.add(slot, 7) == []
-    assert list(slot.errands) == [7]
+    assert list(slot.pinned) == [7]
 
 
 def test_one_that_is_discarded_was_somebodys() -> None:
@@ -69,7 +69,7 @@ def test_one_that_is_discarded_was_somebodys() -> None:
     assert crew.errands.discard(8) is None
     assert crew.errands.discard(7) is slot
     assert crew.errands.discard(7) is None
-    assert not slot.errands
+    assert not slot.pinned
 
 
 def test_who_goes_drops_its_own_and_says_so_if_there_are_any() -> None:
@@ -77,7 +77,7 @@ def test_who_goes_drops_its_own_and_says_so_if_there_are_any() -> None:
     for slot in crew.slots:
         slot.state = SlotState.STARTING
         crew.errands.add(slot, 7 + slot.index)
-    assert crew.errands.drop(crew.slots[0]) == [DropErrands((7,))]
+    assert crew.errands.drop(crew.slots[0]) == [DropPinnedJobs((7,))]
     assert crew.errands.drop(crew.slots[0]) == []
     assert crew.errands.take_all() == {8: crew.slots[1]}
     assert crew.errands.take_all() == {}

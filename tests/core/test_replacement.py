@@ -13,17 +13,17 @@ from asyncpool._core.slots.commands import (
     Assign,
     Command,
     GiveUp,
-    Keep,
+    KeepWorker,
     Kill,
     LeaveEmpty,
     ParkSlot,
     Resized,
     Retiring,
     Revoke,
-    Rolled,
-    ScheduleRestart,
+    RollEnded,
     Spawn,
     Stop,
+    TellRestart,
     Terminate,
 )
 from asyncpool._core.slots.slots import SlotState
@@ -65,21 +65,21 @@ def short(cost: float = 10.0) -> Profile:
 
 
 def gone(core: Supervision, slot: int, now: float) -> list[Command]:
-    return core.ended(slot, now, started=False, requeue=(), roll=0.0)
+    return core.ended(slot, now, started=False, requeue=(), jitter=0.0)
 
 
 def wear_out(core: Supervision, slot: int, now: float) -> list[Command]:
-    return core.rotation.wear_out(core.slots[slot], "max_rss", now)
+    return core.replacements.check_limits(core.slots[slot], "max_rss", now)
 
 
 def retire(core: Supervision, slot: int, now: float) -> list[Command]:
-    return core.rotation.retire(core.slots[slot], "asked", now, unsent=None)
+    return core.replacements.retire(core.slots[slot], "asked", now, unsent=None)
 
 
 def taking(core: Supervision) -> list[int]:
     """Return the slots that get jobs."""
     up = {SlotState.IDLE, SlotState.BUSY}
-    return [s.index for s in core.slots if s.state in up and not s.leaving]
+    return [s.index for s in core.slots if s.state in up and not s.draining]
 
 
 def test_a_worn_worker_goes_when_another_one_is_ready() -> None:
@@ -115,7 +115,7 @@ def test_who_does_not_leave_in_time_is_killed_and_that_is_a_crash() -> None:
     reason = "it was to leave, and had not within 5 s"
     assert core.on_timer(7.0) == [Kill(0, reason)]
     assert not core.slots[0].planned
-    commands = core.ended(0, 7.1, started=True, requeue=(1,), roll=0.5)
+    commands = core.ended(0, 7.1, started=True, requeue=(1,), jitter=0.5)
     assert commands == [Assign(1, (1,)), LeaveEmpty(0)]
 
 
@@ -174,11 +174,11 @@ def test_a_worker_is_worn_at_its_age() -> None:
 def test_the_old_one_stays_if_the_new_one_does_not_start() -> None:
     core = pool(1)
     wear_out(core, 0, 1.0)
-    assert gone(core, 1, 2.0) == [Keep(1, 0.5)]
+    assert gone(core, 1, 2.0) == [KeepWorker(1, 0.5)]
     assert taking(core) == [0]
     assert core.next_deadline() == 2.5
     assert core.on_timer(2.5) == [Spawn(1, 2)]
-    assert gone(core, 1, 3.0) == [Keep(1, 1.0)], "more and more patiently"
+    assert gone(core, 1, 3.0) == [KeepWorker(1, 1.0)], "more and more patiently"
     assert core.on_timer(4.0) == [Spawn(1, 3)]
     assert core.ready(1, 5.0) == [Retiring(0, "max_rss"), Stop(0)]
 
@@ -199,7 +199,7 @@ def test_if_the_old_one_crashes_meanwhile_the_new_one_has_its_place() -> None:
     core = pool(1)
     core.submit(1, short())
     wear_out(core, 0, 1.0)
-    commands = core.ended(0, 1.1, started=True, requeue=(1,), roll=0.5)
+    commands = core.ended(0, 1.1, started=True, requeue=(1,), jitter=0.5)
     assert commands == [LeaveEmpty(0)]
     assert core.ready(1, 1.2) == [Assign(1, (1,))]
     assert core.submit(2, short(1e9)) is None
@@ -244,33 +244,33 @@ def test_what_it_got_after_it_asked_comes_back() -> None:
 
 def test_a_roll_replaces_one_after_the_other() -> None:
     core = pool(2)
-    assert core.rotation.roll(1.0) == [Spawn(2, 1)]
+    assert core.replacements.roll(1.0) == [Spawn(2, 1)]
     assert core.ready(2, 1.1) == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.2) == [LeaveEmpty(0), Spawn(0, 2)]
     assert core.ready(0, 1.3) == [Retiring(1, "roll"), Stop(1)]
-    assert gone(core, 1, 1.4) == [LeaveEmpty(1), Rolled(2, "")]
-    assert not core.rotation.rolling
+    assert gone(core, 1, 1.4) == [LeaveEmpty(1), RollEnded(2, "")]
+    assert not core.replacements.rolling
 
 
 def test_a_worker_that_is_being_started_is_rolled_too() -> None:
     """It may have read what is old by now."""
     core = pool(2)
-    assert gone(core, 1, 0.5) == [ScheduleRestart(1, 0.0), Spawn(1, 2)]
-    assert core.rotation.roll(1.0) == [Spawn(2, 1)]
+    assert gone(core, 1, 0.5) == [TellRestart(1, 0.0), Spawn(1, 2)]
+    assert core.replacements.roll(1.0) == [Spawn(2, 1)]
     assert core.ready(2, 1.1) == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.2) == [LeaveEmpty(0)]
     assert core.ready(1, 1.3) == [Spawn(0, 2)]
     assert core.ready(0, 1.4) == [Retiring(1, "roll"), Stop(1)]
-    assert gone(core, 1, 1.5) == [LeaveEmpty(1), Rolled(2, "")]
+    assert gone(core, 1, 1.5) == [LeaveEmpty(1), RollEnded(2, "")]
 
 
 def test_a_crash_during_a_roll_replaces_a_worker_too() -> None:
     core = pool(2)
-    core.rotation.roll(1.0)
-    assert gone(core, 1, 1.05) == [ScheduleRestart(1, 0.0), Spawn(1, 2)]
+    core.replacements.roll(1.0)
+    assert gone(core, 1, 1.05) == [TellRestart(1, 0.0), Spawn(1, 2)]
     core.ready(1, 1.1)
     assert core.ready(2, 1.2) == [Retiring(0, "roll"), Stop(0)]
-    assert gone(core, 0, 1.3) == [LeaveEmpty(0), Rolled(2, "")]
+    assert gone(core, 0, 1.3) == [LeaveEmpty(0), RollEnded(2, "")]
 
 
 @pytest.mark.parametrize(
@@ -278,12 +278,12 @@ def test_a_crash_during_a_roll_replaces_a_worker_too() -> None:
     [
         (
             lambda core: gone(core, 2, 1.1),
-            [Keep(2, None), Rolled(0, "a replacement did not start")],
+            [KeepWorker(2, None), RollEnded(0, "a replacement did not start")],
         ),
         (
             lambda core: core.close(Finish.ALL, 30.0, 1.1),
             [
-                Rolled(0, "the pool was closed"),
+                RollEnded(0, "the pool was closed"),
                 Stop(0),
                 Stop(1),
                 Terminate(2),
@@ -295,9 +295,9 @@ def test_a_roll_that_cannot_go_on_ends(
     stop: Callable[[Supervision], list[Command]], commands: list[Command]
 ) -> None:
     core = pool(2)
-    core.rotation.roll(1.0)
+    core.replacements.roll(1.0)
     assert stop(core) == commands
-    assert not core.rotation.rolling
+    assert not core.replacements.rolling
     if core.closing.finish is None:
         assert taking(core) == [0, 1]
         assert core.next_deadline() is None, "nothing is tried again"
@@ -305,7 +305,7 @@ def test_a_roll_that_cannot_go_on_ends(
 
 def test_a_roll_replaces_as_many_at_a_time_as_the_budget_allows() -> None:
     core = pool(4, surge=2)
-    assert core.rotation.roll(1.0) == [Spawn(4, 1), Spawn(5, 1)]
+    assert core.replacements.roll(1.0) == [Spawn(4, 1), Spawn(5, 1)]
     assert core.ready(5, 1.1) == [Retiring(1, "roll"), Stop(1)]
     assert core.ready(4, 1.1) == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.2) == [LeaveEmpty(0), Spawn(0, 2)]
@@ -314,13 +314,13 @@ def test_a_roll_replaces_as_many_at_a_time_as_the_budget_allows() -> None:
     core.ready(0, 1.3)
     core.ready(1, 1.3)
     assert gone(core, 2, 1.4) == [LeaveEmpty(2)]
-    assert gone(core, 3, 1.4) == [LeaveEmpty(3), Rolled(4, "")]
+    assert gone(core, 3, 1.4) == [LeaveEmpty(3), RollEnded(4, "")]
     assert taking(core) == [0, 1, 4, 5]
 
 
 def test_several_at_a_time_need_not_be_there_before_if_some_may_be_missing() -> None:
     core = pool(3, surge=0, unavailable=2)
-    assert core.rotation.roll(1.0) == [
+    assert core.replacements.roll(1.0) == [
         Retiring(0, "roll"),
         Stop(0),
         Retiring(1, "roll"),
@@ -333,16 +333,16 @@ def test_what_a_failed_roll_has_begun_is_ended_and_not_tried_again(
     comes: bool,  # noqa: FBT001
 ) -> None:
     core = pool(4, surge=2)
-    core.rotation.roll(1.0)
-    trouble = Rolled(0, "a replacement did not start")
-    assert gone(core, 4, 1.1) == [Keep(4, None), trouble]
+    core.replacements.roll(1.0)
+    trouble = RollEnded(0, "a replacement did not start")
+    assert gone(core, 4, 1.1) == [KeepWorker(4, None), trouble]
     assert taking(core) == [0, 1, 2, 3]
     if comes:
         assert core.ready(5, 1.2) == [Retiring(1, "roll"), Stop(1)]
         assert gone(core, 1, 1.3) == [LeaveEmpty(1)]
         assert taking(core) == [0, 2, 3, 5]
     else:
-        assert gone(core, 5, 1.2) == [Keep(5, None)]
+        assert gone(core, 5, 1.2) == [KeepWorker(5, None)]
         assert taking(core) == [0, 1, 2, 3]
     assert core.next_deadline() is None
 
@@ -351,9 +351,9 @@ def test_who_is_ready_only_to_be_rolled_gets_nothing_to_do() -> None:
     core = pool(1, surge=0, unavailable=1)
     core.submit(1, Profile())
     core.submit(2, Profile())
-    core.rotation.roll(1.0)
-    assert gone(core, 0, 1.1)[-1] == Rolled(1, "")
-    assert core.rotation.roll(1.2) == []
+    core.replacements.roll(1.0)
+    assert gone(core, 0, 1.1)[-1] == RollEnded(1, "")
+    assert core.replacements.roll(1.2) == []
     assert core.ready(0, 1.3) == [Retiring(0, "roll"), Stop(0)]
     gone(core, 0, 1.4)
     assert core.ready(0, 1.5) == [Assign(0, (2,))]
@@ -364,13 +364,13 @@ def test_who_is_old_when_a_roll_fails_is_replaced_later(rolled_at: float) -> Non
     core = pool(1, limits=WorkerLimits(max_age=20.0, jitter=0.0))
     if rolled_at > 20.0:
         assert core.on_timer(20.0) == [Spawn(1, 1)]
-        assert core.rotation.roll(rolled_at) == []
+        assert core.replacements.roll(rolled_at) == []
         gone(core, 1, 20.6)  # which has begun before the roll
     else:
-        assert core.rotation.roll(rolled_at) == [Spawn(1, 1)]
-    delay = POLICY.delay(1, roll=0.0)
-    trouble = Rolled(0, "a replacement did not start")
-    assert gone(core, 1, 21.0) == [Keep(1, delay), trouble]
+        assert core.replacements.roll(rolled_at) == [Spawn(1, 1)]
+    delay = POLICY.delay(1, jitter=0.0)
+    trouble = RollEnded(0, "a replacement did not start")
+    assert gone(core, 1, 21.0) == [KeepWorker(1, delay), trouble]
     assert core.next_deadline() == 21.0 + delay
     [again] = core.on_timer(21.0 + delay)
     assert isinstance(again, Spawn)
@@ -379,12 +379,12 @@ def test_who_is_old_when_a_roll_fails_is_replaced_later(rolled_at: float) -> Non
 
 def test_a_pool_that_breaks_is_not_rolled() -> None:
     core = pool(2, policy=RestartPolicy.limited(1, 60.0))
-    core.rotation.roll(1.0)
+    core.replacements.roll(1.0)
     assert gone(core, 0, 1.1) == [LeaveEmpty(0), Spawn(0, 2)]
     commands = gone(core, 1, 1.2)
     assert isinstance(commands[1], GiveUp)
-    assert Rolled(1, "the pool broke") in commands
-    assert not core.rotation.rolling
+    assert RollEnded(1, "the pool broke") in commands
+    assert not core.replacements.rolling
     assert gone(core, 0, 1.3) == [LeaveEmpty(0)]
     text = "2 workers died within 60 s, and the policy allows 1"
     assert gone(core, 2, 1.3) == [ParkSlot(2, text, None)]
@@ -403,41 +403,41 @@ def parked(workers: int) -> Supervision:
 
 def test_a_roll_tries_parked_slots_at_once_and_waits_for_their_workers() -> None:
     core = parked(2)
-    assert core.rotation.roll(1.2) == [Spawn(2, 1)]
+    assert core.replacements.roll(1.2) == [Spawn(2, 1)]
     assert core.next_deadline() == 1.2
     assert core.on_timer(1.2) == [Spawn(1, 3)]
     assert core.ready(2, 1.3)[-2:] == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.4) == [LeaveEmpty(0)]
-    assert core.rotation.rolling
-    assert core.ready(1, 1.5)[-1] == Rolled(1, "", 1)
+    assert core.replacements.rolling
+    assert core.ready(1, 1.5)[-1] == RollEnded(1, "", 1)
 
 
 def test_a_roll_of_a_broken_pool_tries_to_start_it() -> None:
     core = pool(1, policy=RestartPolicy(initial_delay=0.5, max_failed_starts=1))
     gone(core, 0, 1.0)
     assert GiveUp("the start failed") in gone(core, 0, 1.1)
-    assert core.rotation.roll(1.2) == []
+    assert core.replacements.roll(1.2) == []
     assert core.on_timer(1.2) == [Spawn(0, 3)]
-    assert core.ready(0, 1.3)[-1] == Rolled(0, "", 1)
+    assert core.ready(0, 1.3)[-1] == RollEnded(0, "", 1)
     assert core.broken is None
 
 
 def test_it_says_that_the_start_has_failed_again() -> None:
     core = parked(1)
-    core.rotation.roll(1.2)
+    core.replacements.roll(1.2)
     assert core.on_timer(1.2) == [Spawn(0, 3)]
-    assert gone(core, 0, 1.3)[-1] == Rolled(0, "a start failed again", 0)
+    assert gone(core, 0, 1.3)[-1] == RollEnded(0, "a start failed again", 0)
     assert core.next_deadline() != 1.3, "nothing is hurried any more"
-    assert not core.rotation.rolling
+    assert not core.replacements.rolling
 
 
 def test_a_start_that_is_broken_off_has_failed_again_when_it_is_gone() -> None:
     core = parked(1)
-    core.rotation.roll(1.2)
+    core.replacements.roll(1.2)
     assert core.on_timer(1.2) == [Spawn(0, 3)]
-    assert core.faulty(0, 1.3) == [Kill(0)]
+    assert core.condemn(0, 1.3) == [Kill(0)]
     assert core.on_timer(1.3) == [], "the roll is not over"
-    assert gone(core, 0, 1.4)[-1] == Rolled(0, "a start failed again", 0)
+    assert gone(core, 0, 1.4)[-1] == RollEnded(0, "a start failed again", 0)
 
 
 def test_a_start_that_had_begun_before_the_roll_may_fail() -> None:
@@ -445,11 +445,11 @@ def test_a_start_that_had_begun_before_the_roll_may_fail() -> None:
     now = core.next_deadline()
     assert now is not None
     assert core.on_timer(now) == [Spawn(0, 3)]
-    assert core.rotation.roll(now) == []
+    assert core.replacements.roll(now) == []
     gone(core, 0, now + 0.1)
-    assert core.rotation.rolling
+    assert core.replacements.rolling
     assert core.on_timer(now + 0.1) == [Spawn(0, 4)]
-    assert core.ready(0, now + 0.2)[-1] == Rolled(0, "", 1)
+    assert core.ready(0, now + 0.2)[-1] == RollEnded(0, "", 1)
 
 
 # A roll that comes while replacements are being started.
@@ -458,8 +458,8 @@ def test_a_start_that_had_begun_before_the_roll_may_fail() -> None:
 def rolled_in_vain(workers: int) -> Supervision:
     """Return a pool whose roll has failed at 1.1 and left one start that it had begun."""
     core = pool(workers, surge=2)
-    assert core.rotation.roll(1.0) == [Spawn(workers, 1), Spawn(workers + 1, 1)]
-    trouble = Rolled(0, "a replacement did not start")
+    assert core.replacements.roll(1.0) == [Spawn(workers, 1), Spawn(workers + 1, 1)]
+    trouble = RollEnded(0, "a replacement did not start")
     assert gone(core, workers + 1, 1.1)[-1] == trouble
     return core
 
@@ -467,59 +467,59 @@ def rolled_in_vain(workers: int) -> Supervision:
 def test_a_start_that_an_earlier_roll_has_begun_may_fail() -> None:
     """It may have failed of what is mended by now."""
     core = rolled_in_vain(2)
-    assert core.rotation.roll(1.2) == [Spawn(3, 2)]
-    assert gone(core, 2, 1.3) == [Keep(2, 0.0), Spawn(2, 2)]
-    assert core.rotation.rolling
+    assert core.replacements.roll(1.2) == [Spawn(3, 2)]
+    assert gone(core, 2, 1.3) == [KeepWorker(2, 0.0), Spawn(2, 2)]
+    assert core.replacements.rolling
     assert core.ready(2, 1.4) == [Retiring(0, "roll"), Stop(0)]
     assert core.ready(3, 1.4) == [Retiring(1, "roll"), Stop(1)]
     assert gone(core, 0, 1.5) == [LeaveEmpty(0)]
-    assert gone(core, 1, 1.5) == [LeaveEmpty(1), Rolled(2, "")]
+    assert gone(core, 1, 1.5) == [LeaveEmpty(1), RollEnded(2, "")]
 
 
 def test_but_not_the_one_that_comes_after_it() -> None:
     core = rolled_in_vain(2)
-    core.rotation.roll(1.2)
+    core.replacements.roll(1.2)
     gone(core, 2, 1.3)
-    trouble = Rolled(0, "a replacement did not start")
-    assert gone(core, 2, 1.4) == [Keep(2, None), trouble]
+    trouble = RollEnded(0, "a replacement did not start")
+    assert gone(core, 2, 1.4) == [KeepWorker(2, None), trouble]
 
 
 def test_a_start_that_an_earlier_roll_has_begun_is_rolled_when_it_is_ready() -> None:
     """It may run what is old, and is no worker more than there were."""
     core = rolled_in_vain(2)
-    assert core.rotation.roll(1.2) == [Spawn(3, 2)]
+    assert core.replacements.roll(1.2) == [Spawn(3, 2)]
     assert core.ready(2, 1.3) == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.4) == [LeaveEmpty(0), Spawn(0, 2)]
     assert core.ready(3, 1.5) == [Retiring(1, "roll"), Stop(1)]
     assert gone(core, 1, 1.6) == [LeaveEmpty(1)]
     assert core.ready(0, 1.7) == [Retiring(2, "roll"), Stop(2)]
-    assert gone(core, 2, 1.8) == [LeaveEmpty(2), Rolled(2, "")]
+    assert gone(core, 2, 1.8) == [LeaveEmpty(2), RollEnded(2, "")]
 
 
 def test_such_a_roll_is_over_when_those_are_gone_who_were_there() -> None:
     core = pool(1, surge=2)
     assert wear_out(core, 0, 1.0) == [Spawn(1, 1)]
-    assert core.rotation.roll(1.1) == []
+    assert core.replacements.roll(1.1) == []
     assert core.ready(1, 1.2) == [Retiring(0, "max_rss"), Stop(0), Spawn(2, 1)]
     assert core.ready(2, 1.3) == [Retiring(1, "roll"), Stop(1)]
     assert gone(core, 1, 1.4) == [LeaveEmpty(1)]
-    assert gone(core, 0, 1.5) == [LeaveEmpty(0), Rolled(1, "")]
+    assert gone(core, 0, 1.5) == [LeaveEmpty(0), RollEnded(1, "")]
 
 
 def test_a_roll_does_not_wait_since_a_replacement_has_failed_before_it() -> None:
     core = pool(1)
     wear_out(core, 0, 1.0)
-    assert gone(core, 1, 2.0) == [Keep(1, 0.5)]
-    assert core.rotation.roll(2.1) == [Spawn(1, 2)]
+    assert gone(core, 1, 2.0) == [KeepWorker(1, 0.5)]
+    assert core.replacements.roll(2.1) == [Spawn(1, 2)]
     assert core.ready(1, 2.2) == [Retiring(0, "max_rss"), Stop(0)]
-    assert gone(core, 0, 2.3) == [LeaveEmpty(0), Rolled(1, "")]
+    assert gone(core, 0, 2.3) == [LeaveEmpty(0), RollEnded(1, "")]
 
 
 def test_nor_since_one_fails_that_had_begun_before_it() -> None:
     core = pool(2, surge=2)
     assert wear_out(core, 0, 1.0) == [Spawn(2, 1)]
-    assert core.rotation.roll(1.1) == [Spawn(3, 1)]
-    assert gone(core, 2, 1.2) == [Keep(2, 0.0), Spawn(2, 2)]
+    assert core.replacements.roll(1.1) == [Spawn(3, 1)]
+    assert gone(core, 2, 1.2) == [KeepWorker(2, 0.0), Spawn(2, 2)]
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -528,31 +528,31 @@ def test_who_is_there_in_its_own_right_and_began_before_the_roll_is_rolled(
 ) -> None:
     core = pool(1)
     assert wear_out(core, 0, 1.0) == [Spawn(1, 1)]
-    core.rotation.roll(1.1)
+    core.replacements.roll(1.1)
     assert gone(core, 0, 1.2) == [LeaveEmpty(0)]
     if comes:
         assert core.ready(1, 1.3) == [Spawn(0, 2)]
         assert core.ready(0, 1.4) == [Retiring(1, "roll"), Stop(1)]
-        assert gone(core, 1, 1.5) == [LeaveEmpty(1), Rolled(1, "")]
+        assert gone(core, 1, 1.5) == [LeaveEmpty(1), RollEnded(1, "")]
     else:
         assert isinstance(gone(core, 1, 1.3)[0], ParkSlot)
         assert core.on_timer(1.3) == [Spawn(1, 2)]
-        assert core.ready(1, 1.4)[-1] == Rolled(0, "", 1)
+        assert core.ready(1, 1.4)[-1] == RollEnded(0, "", 1)
 
 
 def test_so_is_who_comes_for_one_that_leaves_already() -> None:
     core = pool(1)
     core.submit(1, short())
     assert wear_out(core, 0, 1.0) == [Spawn(1, 1)]
-    core.rotation.retire(core.slots[0], "asked", 1.1, unsent=None)
-    assert core.rotation.roll(1.2) == []
-    assert core.rotation.rolling
+    core.replacements.retire(core.slots[0], "asked", 1.1, unsent=None)
+    assert core.replacements.roll(1.2) == []
+    assert core.replacements.rolling
     assert core.ready(1, 1.3) == []
     core.outcome(0, 1)
     assert core.refill(0, 1.4) == [Stop(0)]
     assert gone(core, 0, 1.5) == [LeaveEmpty(0), Spawn(0, 2)]
     assert core.ready(0, 1.6) == [Retiring(1, "roll"), Stop(1)]
-    assert gone(core, 1, 1.7) == [LeaveEmpty(1), Rolled(1, "")]
+    assert gone(core, 1, 1.7) == [LeaveEmpty(1), RollEnded(1, "")]
 
 
 def test_a_start_that_was_broken_off_before_the_roll_may_fail() -> None:
@@ -560,11 +560,11 @@ def test_a_start_that_was_broken_off_before_the_roll_may_fail() -> None:
     now = core.next_deadline()
     assert now is not None
     assert core.on_timer(now) == [Spawn(0, 3)]
-    assert core.faulty(0, now) == [Kill(0)]
-    core.rotation.roll(now)
+    assert core.condemn(0, now) == [Kill(0)]
+    core.replacements.roll(now)
     gone(core, 0, now + 0.1)
     assert core.on_timer(now + 0.1) == [Spawn(0, 4)]
-    assert core.ready(0, now + 0.2)[-1] == Rolled(0, "", 1)
+    assert core.ready(0, now + 0.2)[-1] == RollEnded(0, "", 1)
 
 
 # Sizes.
@@ -572,12 +572,15 @@ def test_a_start_that_was_broken_off_before_the_roll_may_fail() -> None:
 
 def test_a_pool_grows_at_once_when_it_is_resized() -> None:
     core = pool(1)
-    commands = core.rotation.resize(3, 3, 1.0)
+    commands = core.replacements.resize(3, 3, 1.0)
     assert commands == [Resized(3), Spawn(1, 1), Spawn(2, 1)]
     core.ready(1, 1.1)
-    assert [core.rotation.budget.settled, bool(core.ready(2, 1.1))] == [False, False]
-    assert core.rotation.budget.settled
-    core.rotation.resize(9, 9, 2.0)
+    assert [core.replacements.budget.settled, bool(core.ready(2, 1.1))] == [
+        False,
+        False,
+    ]
+    assert core.replacements.budget.settled
+    core.replacements.resize(9, 9, 2.0)
     assert len(core.slots) == 10, "there is a spare seat"
 
 
@@ -585,23 +588,23 @@ def test_when_it_shrinks_the_idle_go_first_and_one_by_one() -> None:
     core = pool(4)
     for job in (1, 2):
         core.submit(job, short(1e9))  # in slots 3 and 2
-    commands = core.rotation.resize(1, 1, 1.0)
+    commands = core.replacements.resize(1, 1, 1.0)
     assert commands == [Resized(1), Retiring(0, "resize"), Stop(0)]
     assert gone(core, 0, 1.1) == [LeaveEmpty(0), Retiring(1, "resize"), Stop(1)]
     commands = gone(core, 1, 1.2)
     assert commands == [LeaveEmpty(1), Retiring(2, "resize")]
     core.outcome(2, 2)
     assert core.refill(2, 1.3) == [Stop(2)]
-    settled = [core.rotation.budget.settled]
+    settled = [core.replacements.budget.settled]
     assert gone(core, 2, 1.4) == [LeaveEmpty(2)]
-    assert [*settled, core.rotation.budget.settled] == [False, True]
+    assert [*settled, core.replacements.budget.settled] == [False, True]
     assert taking(core) == [3]
 
 
 def test_whoever_has_not_started_is_not_needed_most_of_all() -> None:
     core = pool(1)
-    core.rotation.resize(2, 2, 1.0)
-    commands = core.rotation.resize(1, 1, 1.1)
+    core.replacements.resize(2, 2, 1.0)
+    commands = core.replacements.resize(1, 1, 1.1)
     assert commands == [Resized(1), Retiring(1, "resize"), Terminate(1)]
     assert taking(core) == [0]
 
@@ -609,8 +612,8 @@ def test_whoever_has_not_started_is_not_needed_most_of_all() -> None:
 def test_an_elastic_pool_grows_while_jobs_wait_and_shrinks_when_workers_idle() -> None:
     core = pool(1, 3)
     for job in range(1, 6):
-        if core.submit(job, short(1e9)) is None and core.rotation.sizing.watching:
-            core.rotation.sizing.crowded(1.0)
+        if core.submit(job, short(1e9)) is None and core.replacements.sizing.watching:
+            core.replacements.sizing.crowded(1.0)
     first = core.next_deadline()
     assert first is not None
     assert core.on_timer(first) == [Resized(2), Spawn(1, 1)]
@@ -637,7 +640,7 @@ def test_too_much_memory_is_a_crash() -> None:
     core = pool(1)
     core.submit(1, short())
     slot = core.slots[0]
-    assert core.rotation.oversized(slot, "fat", 1.0) == [Kill(0, "fat")]
+    assert core.replacements.oversized(slot, "fat", 1.0) == [Kill(0, "fat")]
     assert slot.oversized
     assert not slot.planned
-    assert core.rotation.oversized(slot, "fat", 1.0) == []
+    assert core.replacements.oversized(slot, "fat", 1.0) == []

@@ -113,8 +113,8 @@ def test_the_largest_reachable_limit_is_accepted() -> None:
 def test_the_delay_never_shrinks_and_never_exceeds_the_maximum(
     policy: RestartPolicy, failures: int, roll: float
 ) -> None:
-    delay = policy.delay(failures, roll=roll)
-    assert 0 < delay <= policy.delay(failures + 1, roll=roll) <= policy.max_delay
+    delay = policy.delay(failures, jitter=roll)
+    assert 0 < delay <= policy.delay(failures + 1, jitter=roll) <= policy.max_delay
 
 
 @given(policies, st.integers(1, 100), rolls)
@@ -122,10 +122,10 @@ def test_chance_takes_away_up_to_a_half(
     policy: RestartPolicy, failures: int, roll: float
 ) -> None:
     full = min(policy.initial_delay * 2 ** (failures - 1), policy.max_delay)
-    assert full / 2 <= policy.delay(failures, roll=roll) <= full
+    assert full / 2 <= policy.delay(failures, jitter=roll) <= full
 
 
 def test_the_delay_doubles_up_to_the_maximum() -> None:
     policy = RestartPolicy(initial_delay=0.5, max_delay=3.0)
-    assert [policy.delay(n, roll=0.0) for n in range(1, 6)] == [0.5, 1, 2, 3, 3]
-    assert [policy.delay(4, roll=roll) for roll in (0.5, 0.75)] == [2.25, 1.875]
+    assert [policy.delay(n, jitter=0.0) for n in range(1, 6)] == [0.5, 1, 2, 3, 3]
+    assert [policy.delay(4, jitter=roll) for roll in (0.5, 0.75)] == [2.25, 1.875]

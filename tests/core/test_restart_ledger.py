@@ -28,10 +28,10 @@ class OnePool:
         self.ledger = RestartLedger(policy or RestartPolicy(), workers)
         self.now = 1_000.0
 
-    def fail(self, *, after: float = 1.0, roll: float = 0.0) -> Verdict:
+    def fail(self, *, after: float = 1.0, jitter: float = 0.0) -> Verdict:
         """Let a start fail that began now, *after* seconds."""
         began, self.now = self.now, self.now + after
-        return self.ledger.start_failed(began, self.now, roll=roll)
+        return self.ledger.start_failed(began, self.now, jitter=jitter)
 
     def die(self, *, after: float = 0.0) -> Verdict:
         """Let a worker die that has no job, *after* seconds."""
@@ -58,24 +58,24 @@ def delays(verdicts: list[Verdict]) -> list[float]:
 def test_failed_starts_back_off_and_leave_no_hope_at_the_limit() -> None:
     pool = OnePool(RestartPolicy(initial_delay=1.0, max_delay=4.0, max_failed_starts=3))
     assert [pool.fail() for _ in range(5)] == [
-        Retry(1.0, "the start failed", hopeless=False),
-        Retry(2.0, "2 starts failed in a row", hopeless=False),
-        Retry(4.0, "3 starts failed in a row", hopeless=True),
-        Retry(4.0, "4 starts failed in a row", hopeless=True),
-        Retry(4.0, "5 starts failed in a row", hopeless=True),
+        Retry(1.0, "the start failed", breaks_pool=False),
+        Retry(2.0, "2 starts failed in a row", breaks_pool=False),
+        Retry(4.0, "3 starts failed in a row", breaks_pool=True),
+        Retry(4.0, "4 starts failed in a row", breaks_pool=True),
+        Retry(4.0, "5 starts failed in a row", breaks_pool=True),
     ]
 
 
 def test_chance_spreads_them() -> None:
     pool = OnePool(RestartPolicy(initial_delay=1.0))
-    verdicts = [pool.fail(roll=0.5), pool.fail(roll=0.5)]
+    verdicts = [pool.fail(jitter=0.5), pool.fail(jitter=0.5)]
     assert [v.delay for v in verdicts if isinstance(v, Retry)] == [0.75, 1.5]
 
 
 def test_without_a_limit_there_is_always_hope() -> None:
     pool = OnePool(RestartPolicy(max_failed_starts=None))
     verdicts = [pool.fail() for _ in range(2_000)]
-    assert not any(isinstance(it, Retry) and it.hopeless for it in verdicts)
+    assert not any(isinstance(it, Retry) and it.breaks_pool for it in verdicts)
 
 
 def test_the_first_worker_that_is_ready_ends_the_row() -> None:
@@ -90,16 +90,16 @@ def test_deaths_after_readiness_say_nothing_about_starts(*, blamed: bool) -> Non
     pool = OnePool(RestartPolicy(initial_delay=1.0, max_failed_starts=3))
     pool.fail()
     pool.crash() if blamed else pool.die()
-    assert pool.fail() == Retry(2.0, "2 starts failed in a row", hopeless=False)
+    assert pool.fail() == Retry(2.0, "2 starts failed in a row", breaks_pool=False)
 
 
 def test_starts_that_overlap_count_once() -> None:
     ledger = RestartLedger(RestartPolicy(initial_delay=1.0), workers=8)
-    verdicts = [ledger.start_failed(10.0, 10.5 + n / 10, roll=0.0) for n in range(8)]
-    assert verdicts == [Retry(1.0, "the start failed", hopeless=False)] * 8
-    assert ledger.start_failed(10.49, 12.0, roll=0.0) == verdicts[0]
-    again = ledger.start_failed(10.5, 12.0, roll=0.0)
-    assert again == Retry(2.0, "2 starts failed in a row", hopeless=False)
+    verdicts = [ledger.start_failed(10.0, 10.5 + n / 10, jitter=0.0) for n in range(8)]
+    assert verdicts == [Retry(1.0, "the start failed", breaks_pool=False)] * 8
+    assert ledger.start_failed(10.49, 12.0, jitter=0.0) == verdicts[0]
+    again = ledger.start_failed(10.5, 12.0, jitter=0.0)
+    assert again == Retry(2.0, "2 starts failed in a row", breaks_pool=False)
 
 
 # Deaths after readiness.
@@ -196,7 +196,7 @@ def test_a_limit_counts_deaths_of_every_kind() -> None:
     pool = OnePool(RestartPolicy.limited(3, 10.0), workers=50)
     verdicts = [pool.fail(after=0.0), pool.crash(), pool.die()]
     assert verdicts == [
-        Retry(0.0, "the start failed", hopeless=False),
+        Retry(0.0, "the start failed", breaks_pool=False),
         Restart(0.0),
         Restart(0.0),
     ]

@@ -75,12 +75,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(
         ago=st.sampled_from([0.0, 0.005, 0.2, 13.0]),
-        roll=st.floats(0, 1, exclude_max=True),
+        jitter=st.floats(0, 1, exclude_max=True),
     )
-    def a_start_fails(self, ago: float, roll: float) -> None:
+    def a_start_fails(self, ago: float, jitter: float) -> None:
         self.row.append(Start(self.now - ago, self.now))
         self.deaths.append(self.now)
-        verdict = self.ledger.start_failed(self.now - ago, self.now, roll=roll)
+        verdict = self.ledger.start_failed(self.now - ago, self.now, jitter=jitter)
         failures, last = 0, float("-inf")
         for it in self.row:
             if it.began >= last:
@@ -89,11 +89,11 @@ class LedgerMachine(RuleBasedStateMachine):
         if expected is None:
             most = self.policy.max_failed_starts
             expected = Retry(
-                self.policy.delay(failures, roll=roll),
+                self.policy.delay(failures, jitter=jitter),
                 f"{failures} starts failed in a row"
                 if failures > 1
                 else "the start failed",
-                hopeless=most is not None and failures >= most,
+                breaks_pool=most is not None and failures >= most,
             )
         assert verdict == expected
 

@@ -36,7 +36,7 @@ def test_the_figures() -> None:
         "ALONE",
         "BUDGET",
         "DEEPEST",
-        "ERRAND",
+        "PINNED",
         "LEAST",
         "LOADING",
         "REFILL",

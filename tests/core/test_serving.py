@@ -23,7 +23,7 @@ from asyncpool._core.policies.restart import BURST, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.lifecycle import KILL_GRACE, TERM_GRACE
-from asyncpool._core.slots.slots import Ending, SlotState
+from asyncpool._core.slots.slots import SlotState, StopStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
 
@@ -61,12 +61,12 @@ def serving(workers: int, **options: int) -> Supervision:
 def end(
     core: Supervision, index: int, now: float, *, started: bool = False
 ) -> list[cmd.Command]:
-    return core.ended(index, now, started=started, requeue=(), roll=0.0)
+    return core.ended(index, now, started=started, requeue=(), jitter=0.0)
 
 
 def settled(core: Supervision) -> bool:
     return (
-        core.rotation.budget.settled
+        core.replacements.budget.settled
     )  # here, since mypy believes that it does not change
 
 
@@ -77,7 +77,7 @@ def test_workers_that_serve_are_left_alone() -> None:
     core = serving(3)
     assert core.next_deadline() is None
     assert core.on_timer(1e9) == []
-    assert {slot.state for slot in core.slots} == {SlotState.IDLE, SlotState.SPARE}
+    assert {slot.state for slot in core.slots} == {SlotState.IDLE, SlotState.UNUSED}
 
 
 def test_one_that_is_stopped_has_all_of_its_time() -> None:
@@ -93,7 +93,7 @@ def test_one_that_is_stopped_has_all_of_its_time() -> None:
 
 def test_an_exception_brings_a_replacement_at_once_and_is_a_crash() -> None:
     core = serving(2)
-    assert core.faulty(0, SERVED) == [
+    assert core.condemn(0, SERVED) == [
         cmd.Retiring(0, "uncaught exception"),
         cmd.Stop(0),
         cmd.Spawn(2, 1),
@@ -106,7 +106,7 @@ def test_an_exception_brings_a_replacement_at_once_and_is_a_crash() -> None:
 def test_all_that_fail_together_are_replaced_at_once() -> None:
     core = serving(4)
     for index in range(4):
-        assert core.faulty(index, SERVED) == [
+        assert core.condemn(index, SERVED) == [
             cmd.Retiring(index, "uncaught exception"),
             cmd.Stop(index),
             cmd.Spawn(4 + index, 1),
@@ -122,26 +122,26 @@ def test_while_too_many_have_failed_the_next_is_replaced_when_it_is_gone() -> No
     now = 0.0
     for index in (0, 1):
         now += SERVED
-        assert cmd.Spawn(index + 1, 1) in core.faulty(index, now)
+        assert cmd.Spawn(index + 1, 1) in core.condemn(index, now)
         core.ready(index + 1, now)
-    assert core.faulty(2, now + SERVED) == [cmd.Stop(2)]
-    assert end(core, 2, now + 3.0) == [cmd.ScheduleRestart(2, 0.0), cmd.Spawn(2, 2)]
+    assert core.condemn(2, now + SERVED) == [cmd.Stop(2)]
+    assert end(core, 2, now + 3.0) == [cmd.TellRestart(2, 0.0), cmd.Spawn(2, 2)]
 
 
 def test_one_that_has_failed_holds_up_no_reload() -> None:
     core = serving(2)
-    core.faulty(0, SERVED)
+    core.condemn(0, SERVED)
     core.ready(2, 2.0)
-    assert core.rotation.roll(3.0) == [cmd.Spawn(3, 1)]
+    assert core.replacements.roll(3.0) == [cmd.Spawn(3, 1)]
 
 
 def test_who_is_too_many_and_fails_is_not_replaced() -> None:
     core = serving(3)
-    core.rotation.resize(2, 2, 1.0)
-    [leaves] = [slot.index for slot in core.slots if slot.leaving]
-    core.rotation.resize(1, 1, 1.0)
+    core.replacements.resize(2, 2, 1.0)
+    [leaves] = [slot.index for slot in core.slots if slot.draining]
+    core.replacements.resize(1, 1, 1.0)
     fails = (leaves + 1) % 3
-    assert core.faulty(fails, 5.0) == [
+    assert core.condemn(fails, 5.0) == [
         cmd.Retiring(fails, "uncaught exception"),
         cmd.Stop(fails),
     ]
@@ -149,9 +149,9 @@ def test_who_is_too_many_and_fails_is_not_replaced() -> None:
 
 def test_one_that_fails_while_its_replacement_comes_has_that_one() -> None:
     core = serving(2)
-    core.rotation.roll(1.0)
+    core.replacements.roll(1.0)
     assert core.slots[2].replaces == 0
-    assert core.faulty(0, 5.0) == [
+    assert core.condemn(0, 5.0) == [
         cmd.Retiring(0, "uncaught exception"),
         cmd.Stop(0),
         # The roll goes on, since one that fails is no part of the budget.
@@ -164,7 +164,7 @@ def test_one_that_fails_while_its_replacement_comes_has_that_one() -> None:
     core.ready(2, 7.0)
     assert end(core, 0, 8.0) == [cmd.LeaveEmpty(0)]
     assert core.ready(3, 9.0) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
-    assert end(core, 1, 10.0) == [cmd.LeaveEmpty(1), cmd.Rolled(2, "")]
+    assert end(core, 1, 10.0) == [cmd.LeaveEmpty(1), cmd.RollEnded(2, "")]
 
 
 def test_those_that_fail_at_once_wait_behind_the_limit_of_forks() -> None:
@@ -172,7 +172,7 @@ def test_those_that_fail_at_once_wait_behind_the_limit_of_forks() -> None:
     slot, now, waited = 0, 0.0, 0.0
     for number in range(BURST + 1):
         now += 0.001
-        commands = core.faulty(slot, now)
+        commands = core.condemn(slot, now)
         assert commands[:2] == [
             cmd.Retiring(slot, "uncaught exception"),
             cmd.Stop(slot),
@@ -182,7 +182,7 @@ def test_those_that_fail_at_once_wait_behind_the_limit_of_forks() -> None:
             assert isinstance(commands[2], cmd.Spawn)
         else:
             [restart] = commands[2:]
-            assert isinstance(restart, cmd.ScheduleRestart)
+            assert isinstance(restart, cmd.TellRestart)
             assert core.next_deadline() == now + restart.delay
             assert [type(it) for it in core.on_timer(now + restart.delay)] == [
                 cmd.Spawn
@@ -204,9 +204,9 @@ def test_the_last_one_of_a_limited_policy_is_waited_for() -> None:
     )
     core.start(0.0)
     core.ready(0, 0.0)
-    assert cmd.Spawn(1, 1) in core.faulty(0, 0.5)
+    assert cmd.Spawn(1, 1) in core.condemn(0, 0.5)
     core.ready(1, 0.6)
-    assert core.faulty(1, 0.7) == [cmd.Stop(1)]
+    assert core.condemn(1, 0.7) == [cmd.Stop(1)]
     end(core, 0, 5.0)
     assert core.broken is None  # its report is the reason that is told
     end(core, 1, 6.0)
@@ -216,13 +216,13 @@ def test_the_last_one_of_a_limited_policy_is_waited_for() -> None:
 def test_it_has_its_size_only_when_all_of_them_serve() -> None:
     core = serving(2)
     assert settled(core)
-    core.rotation.resize(3, 3, 1.0)
+    core.replacements.resize(3, 3, 1.0)
     assert not settled(core)
     end(core, 2, 2.0)
     assert core.slots[2].state is SlotState.PARKED
     assert not settled(core)
-    assert core.rotation.budget.misses(2)
-    assert core.rotation.budget.stuck
+    assert core.replacements.budget.misses(2)
+    assert core.replacements.budget.stuck
     core.on_timer(2.0 + POLICY.initial_delay)
     core.ready(2, 5.0)
     assert settled(core)
@@ -230,10 +230,10 @@ def test_it_has_its_size_only_when_all_of_them_serve() -> None:
 
 def test_a_replacement_that_does_not_start_is_not_missed() -> None:
     core = serving(2)
-    core.rotation.roll(1.0)
+    core.replacements.roll(1.0)
     assert core.slots[2].replaces == 0
     end(core, 2, 2.0)
-    assert not core.rotation.budget.misses(2)
+    assert not core.replacements.budget.misses(2)
     assert settled(core)
 
 
@@ -243,7 +243,7 @@ def test_nobody_waits_for_a_parked_slot() -> None:
     core.ready(0, 0.0)
     end(core, 1, 1.0)
     assert core.slots[1].state is SlotState.PARKED
-    assert core.rotation.budget.stuck
+    assert core.replacements.budget.stuck
     assert not settled(core)
 
 
@@ -259,15 +259,15 @@ def test_one_that_is_replaced_has_another_time_than_at_the_end_of_all() -> None:
     core.start(0.0)
     for index in range(2):
         core.ready(index, 0.0)
-    core.rotation.retire(core.slots[0], "retire()", 5.0, unsent=None)
+    core.replacements.retire(core.slots[0], "retire()", 5.0, unsent=None)
     core.close(Finish.ALL, 1_000.0, 6.0)
     assert [slot.due for slot in core.slots[:2]] == [5.0 + GRACE, 6.0 + 100.0]
 
 
 def test_one_that_fails_while_it_drains_has_all_of_its_time() -> None:
     core = serving(2)
-    core.rotation.retire(core.slots[0], "retire()", 5.0, unsent=None)
-    assert core.faulty(0, 6.0) == []
+    core.replacements.retire(core.slots[0], "retire()", 5.0, unsent=None)
+    assert core.condemn(0, 6.0) == []
     assert core.slots[0].planned
     assert core.slots[0].due == 5.0 + GRACE
 
@@ -275,7 +275,7 @@ def test_one_that_fails_while_it_drains_has_all_of_its_time() -> None:
 def test_one_that_fails_before_it_is_ready_is_killed() -> None:
     core = core_of(1)
     core.start(0.0)
-    assert core.faulty(0, 5.0) == [cmd.Kill(0)]
+    assert core.condemn(0, 5.0) == [cmd.Kill(0)]
 
 
 @pytest.mark.parametrize("limited", [False, True])
@@ -295,7 +295,7 @@ def test_failing_again_and_again_breaks_a_cluster_only_if_it_is_limited(
         core.ready(index, now)
         core.served(index, 100, now)
         now += 2 * SERVED
-        commands = core.faulty(index, now)
+        commands = core.condemn(index, now)
         end(core, index, now)
         [index] = [c.slot for c in commands if isinstance(c, cmd.Spawn)] or [index]
     text = "3 workers died within 60 s, and the policy allows 2"
@@ -308,12 +308,12 @@ def test_a_crash_while_it_served_somebody_is_followed_at_once_always() -> None:
         core.ready(0, n / 10)
         core.served(0, 1, n / 10)
         commands = end(core, 0, n / 10 + 0.05, started=True)
-        assert commands == [cmd.ScheduleRestart(0, 0.0), cmd.Spawn(0, n + 2)]
+        assert commands == [cmd.TellRestart(0, 0.0), cmd.Spawn(0, n + 2)]
 
 
 def test_connections_wear() -> None:
     core = serving(1, max_jobs=3)
-    limit = core.slots[0].wear.jobs
+    limit = core.slots[0].recycle_limits.jobs
     assert core.served(0, int(limit) - 1, 1.0) == []
     assert core.served(0, int(limit), 1.0) == [cmd.Spawn(1, 1)]
     assert core.served(0, int(limit) + 1, 1.0) == []
@@ -332,7 +332,7 @@ def test_a_try_that_is_not_needed_any_more_is_followed_by_another() -> None:
         end(core, index, 0.5)
     assert core.broken == "the start failed"
     assert core.on_timer(8.5) == [cmd.Spawn(0, 2)]
-    core.rotation.resize(1, 1, 11.0)
+    core.replacements.resize(1, 1, 11.0)
     assert end(core, 0, 12.0) == [cmd.LeaveEmpty(0)]
     assert core.next_deadline() == 12.0 + 16.0
     [again] = core.on_timer(28.0)
@@ -341,8 +341,8 @@ def test_a_try_that_is_not_needed_any_more_is_followed_by_another() -> None:
 
 def reload(core: Supervision, now: float) -> None:
     """Replace all workers, each of which has nothing to finish."""
-    commands = core.rotation.roll(now)
-    while core.rotation.rolling:
+    commands = core.replacements.roll(now)
+    while core.replacements.rolling:
         [new] = [c.slot for c in commands if isinstance(c, cmd.Spawn)]
         [old] = [c.slot for c in core.ready(new, now) if isinstance(c, cmd.Stop)]
         commands = end(core, old, now)
@@ -355,27 +355,27 @@ def test_whoever_comes_instead_of_another_is_a_restart() -> None:
     assert core.restarts == 3
     reload(core, 2.0)
     assert core.restarts == 6
-    core.rotation.resize(5, 5, 3.0)
+    core.replacements.resize(5, 5, 3.0)
     for slot in core.slots:
         core.ready(slot.index, 4.0)
     assert settled(core)
     assert core.restarts == 6  # though seats had workers before
     up = [slot.index for slot in core.slots if slot.state is SlotState.IDLE]
-    core.faulty(up[0], 10.0)
+    core.condemn(up[0], 10.0)
     assert core.restarts == 7
-    core.rotation.retire(core.slots[up[1]], "retire()", 11.0, unsent=None)
+    core.replacements.retire(core.slots[up[1]], "retire()", 11.0, unsent=None)
     assert core.restarts == 8
 
 
 def test_who_was_to_go_and_stays_is_not_one_more() -> None:
     core = serving(5)
-    core.rotation.resize(1, 1, 1.0)
-    core.rotation.resize(3, 3, 1.0)
-    while leaving := [slot.index for slot in core.slots if slot.leaving]:
+    core.replacements.resize(1, 1, 1.0)
+    core.replacements.resize(3, 3, 1.0)
+    while leaving := [slot.index for slot in core.slots if slot.draining]:
         end(core, leaving[0], 2.0)
     assert settled(core)
     [stays, *_] = [slot for slot in core.slots if slot.state is SlotState.IDLE]
-    core.rotation.retire(stays, "retire()", 3.0, unsent=None)
+    core.replacements.retire(stays, "retire()", 3.0, unsent=None)
     assert core.restarts == 1
 
 
@@ -386,7 +386,7 @@ def test_who_was_to_go_and_stays_is_not_one_more() -> None:
 class _Worker:
     generation: int
     ready_at: float | None = None
-    told: Ending = Ending.NO
+    told: StopStage = StopStage.NO
     told_at: float = 0.0
     failed: bool = False
 
@@ -413,12 +413,12 @@ class ServingMachine(RuleBasedStateMachine):
                     assert slot not in self.workers
                     self.workers[slot] = _Worker(generation)
                 case cmd.Stop(slot):
-                    self.press(slot, Ending.STOPPED)
+                    self.press(slot, StopStage.STOPPED)
                 case cmd.Terminate(slot):
-                    self.press(slot, Ending.TERMINATED)
+                    self.press(slot, StopStage.TERMINATED)
                 case cmd.Kill(slot):
-                    self.press(slot, Ending.KILLED)
-                case cmd.Rolled(_, trouble):
+                    self.press(slot, StopStage.KILLED)
+                case cmd.RollEnded(_, trouble):
                     self.rolling = False
                     if not trouble:
                         self.seen["rolled"] += 1
@@ -433,12 +433,12 @@ class ServingMachine(RuleBasedStateMachine):
                     pass
         return commands
 
-    def press(self, slot: int, how: Ending) -> None:
+    def press(self, slot: int, how: StopStage) -> None:
         worker = self.workers[slot]
-        if how is Ending.TERMINATED and worker.told is Ending.STOPPED:
+        if how is StopStage.TERMINATED and worker.told is StopStage.STOPPED:
             assert self.now >= worker.told_at + GRACE
-        if how is Ending.KILLED:
-            late = worker.told is Ending.TERMINATED
+        if how is StopStage.KILLED:
+            late = worker.told is StopStage.TERMINATED
             never_ready = worker.ready_at is None
             assert late or never_ready or self.closing
         worker.told, worker.told_at = how, self.now
@@ -447,7 +447,7 @@ class ServingMachine(RuleBasedStateMachine):
         found = [
             slot
             for slot, worker in self.workers.items()
-            if worker.told is Ending.NO and (worker.ready_at is not None) is ready
+            if worker.told is StopStage.NO and (worker.ready_at is not None) is ready
         ]
         return data.draw(st.sampled_from(sorted(found))) if found else None
 
@@ -461,7 +461,7 @@ class ServingMachine(RuleBasedStateMachine):
     @rule()
     def all_are_ready(self) -> None:
         for slot, worker in list(self.workers.items()):
-            if worker.ready_at is None and worker.told is Ending.NO:
+            if worker.ready_at is None and worker.told is StopStage.NO:
                 worker.ready_at = self.now
                 self.feed(self.core.ready(slot, self.now))
 
@@ -475,18 +475,18 @@ class ServingMachine(RuleBasedStateMachine):
         self.now += 0.001  # nothing begins in the moment in which something ends
         worker = self.workers.pop(slot)
         serves = serves and worker.ready_at is not None and not worker.failed
-        expected = worker.told is not Ending.NO and not worker.failed
+        expected = worker.told is not StopStage.NO and not worker.failed
         if worker.ready_at is not None and not self.closing:
             assert self.core.slots[slot].planned is expected
         commands = self.feed(end(self.core, slot, self.now, started=serves))
         if worker.ready_at is None and (slot, worker.generation) in self.old:
-            troubles = [it.trouble for it in commands if isinstance(it, cmd.Rolled)]
+            troubles = [it.trouble for it in commands if isinstance(it, cmd.RollEnded)]
             assert not any("start" in trouble for trouble in troubles)
 
     @rule()
     def who_is_told_ends(self) -> None:
         for slot, worker in list(self.workers.items()):
-            if worker.told is not Ending.NO:
+            if worker.told is not StopStage.NO:
                 self.bury(slot)
 
     @rule(data=st.data())
@@ -497,21 +497,21 @@ class ServingMachine(RuleBasedStateMachine):
         worker, failing = self.workers[slot], self.failing()
         assert worker.ready_at is not None
         alone = all(other.replaces != slot for other in self.core.slots)
-        missed = alone and self.core.rotation.budget.needs(self.core.slots[slot])
+        missed = alone and self.core.replacements.budget.needs(self.core.slots[slot])
         worker.failed = True
-        commands = self.feed(self.core.faulty(slot, self.now))
+        commands = self.feed(self.core.condemn(slot, self.now))
         assert cmd.Stop(slot) in commands
         assert not self.core.slots[slot].planned
         came = any(isinstance(command, cmd.Spawn) for command in commands)
         if missed and failing <= self.size:
-            waits = any(isinstance(it, cmd.ScheduleRestart) for it in commands)
+            waits = any(isinstance(it, cmd.TellRestart) for it in commands)
             assert came or waits
             self.seen["replaced at once"] += came
             self.seen["replaced at once, beside others"] += came and failing > 0
             self.seen["replaced later"] += waits
 
     def failing(self) -> int:
-        return sum(slot.leaving and slot.faulty for slot in self.core.slots)
+        return sum(slot.draining and slot.faulty for slot in self.core.slots)
 
     @rule(data=st.data())
     def all_fail(self, data: st.DataObject) -> None:
@@ -527,11 +527,11 @@ class ServingMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def one_fails_while_it_drains(self, data: st.DataObject) -> None:
-        found = [s for s, it in self.workers.items() if it.told is Ending.STOPPED]
+        found = [s for s, it in self.workers.items() if it.told is StopStage.STOPPED]
         if found:
             slot = data.draw(st.sampled_from(sorted(found)))
             if self.workers[slot].ready_at is not None:
-                assert self.feed(self.core.faulty(slot, self.now)) == []
+                assert self.feed(self.core.condemn(slot, self.now)) == []
 
     @rule(data=st.data())
     def one_fails_after_a_while_of_calm(self, data: st.DataObject) -> None:
@@ -546,26 +546,26 @@ class ServingMachine(RuleBasedStateMachine):
         slot = self.pick(data)
         if slot is not None:
             core, now = self.core, self.now
-            retire = core.rotation.retire
+            retire = core.replacements.retire
             self.feed(retire(core.slots[slot], "retire()", now, unsent=None))
 
     @precondition(lambda self: not self.closing and self.core.broken is None)
     @rule()
     def reload(self) -> None:
-        if not self.core.rotation.rolling:
+        if not self.core.replacements.rolling:
             self.rolling = True
             self.old = {
                 (slot, worker.generation)
                 for slot, worker in self.workers.items()
-                if worker.told is Ending.NO
+                if worker.told is StopStage.NO
             }
-            self.feed(self.core.rotation.roll(self.now))
+            self.feed(self.core.replacements.roll(self.now))
 
     @precondition(lambda self: not self.closing)
     @rule(size=st.integers(1, 5))
     def resize(self, size: int) -> None:
         self.size = size
-        self.feed(self.core.rotation.resize(size, size, self.now))
+        self.feed(self.core.replacements.resize(size, size, self.now))
 
     @rule(seconds=st.sampled_from([0.3, SERVED, GRACE, 25.0, 3_600.0]))
     def time_goes_by(self, seconds: float) -> None:
@@ -577,7 +577,7 @@ class ServingMachine(RuleBasedStateMachine):
             self.now = max(self.now, due)
             self.feed(self.core.on_timer(self.now))
             for slot, worker in list(self.workers.items()):
-                if worker.told is Ending.KILLED:
+                if worker.told is StopStage.KILLED:
                     self.bury(slot)
         else:
             raise AssertionError("it is always time for something")
@@ -594,7 +594,7 @@ class ServingMachine(RuleBasedStateMachine):
     def there_are_never_too_many(self) -> None:
         # Who is to go since there was a resize may still be there.
         assert len(self.workers) <= 2 * (5 + 1)
-        coming = [w for w in self.workers.values() if w.told is Ending.NO]
+        coming = [w for w in self.workers.values() if w.told is StopStage.NO]
         assert len(coming) <= max(self.size + 1, len(self.workers))
         up = [w for w in coming if w.ready_at is not None]
         if len(up) > self.size:
@@ -603,7 +603,7 @@ class ServingMachine(RuleBasedStateMachine):
     @invariant()
     def who_serves_is_left_alone(self) -> None:
         for slot, worker in self.workers.items():
-            if worker.ready_at is not None and worker.told is Ending.NO:
+            if worker.ready_at is not None and worker.told is StopStage.NO:
                 assert self.core.slots[slot].due is None
 
     def teardown(self) -> None:
@@ -626,7 +626,7 @@ class ServingMachine(RuleBasedStateMachine):
             self.time_goes_by(START_TIMEOUT / 2)
         up = [w for w in self.workers.values() if w.ready_at is not None]
         assert len(up) == len(self.workers) == self.size
-        assert not self.core.rotation.rolling
+        assert not self.core.replacements.rolling
         assert self.core.broken is None
 
 

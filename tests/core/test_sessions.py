@@ -10,7 +10,7 @@ from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
     Assign,
     EndSession,
-    Keep,
+    KeepWorker,
     Offer,
     Rebuild,
     RefuseSessions,
@@ -22,7 +22,7 @@ from asyncpool._core.supervision.supervision import Supervision
 
 
 def pool(
-    workers: int, *, limits: WorkerLimits | None = None, width: int = 1
+    workers: int, *, limits: WorkerLimits | None = None, concurrency: int = 1
 ) -> Supervision:
     """Return a pool whose workers are ready at 0.0."""
     core = Supervision(
@@ -30,7 +30,7 @@ def pool(
         policy=RestartPolicy(initial_delay=0.5),
         start_timeout=20.0,
         limits=limits or WorkerLimits(jitter=0.0),
-        width=width,
+        concurrency=concurrency,
     )
     core.start(0.0)
     for index in range(workers):
@@ -43,7 +43,7 @@ def lasting() -> Supervision:
     core = pool(1)
     assert core.want_worker() == [Offer(0, 1)]
     core.make_last(1)
-    core.ended(0, 1.0, started=False, requeue=(), roll=0.0)
+    core.ended(0, 1.0, started=False, requeue=(), jitter=0.0)
     return core
 
 
@@ -54,26 +54,26 @@ def finish(core: Supervision, slot: int, job: int, now: float = 9.0) -> object:
 
 def test_who_was_to_be_replaced_is_offered_when_the_replacement_has_failed() -> None:
     core = pool(1)
-    core.rotation.wear_out(core.slots[0], "worn", 1.0)
+    core.replacements.check_limits(core.slots[0], "worn", 1.0)
     assert core.want_worker() == [], "it is about to go"
-    commands = core.ended(1, 2.0, started=False, requeue=(), roll=0.0)
-    assert isinstance(commands[0], Keep)
+    commands = core.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
+    assert isinstance(commands[0], KeepWorker)
     assert Offer(0, 1) in commands
 
 
 def test_whoever_is_held_back_and_leaves_is_waited_for_no_more() -> None:
-    core, profile = pool(2, width=2), Profile()
+    core, profile = pool(2, concurrency=2), Profile()
     for job in range(4):
         core.submit(job, profile)
     core.submit(5, profile)
     assert core.want_worker() == []
     assert finish(core, 0, core.running(0)[0]) == [], "it is held back"
-    core.rotation.retire(core.slots[0], "asked", 1.0, unsent=None)
+    core.replacements.retire(core.slots[0], "asked", 1.0, unsent=None)
     assert finish(core, 1, core.running(1)[0]) == [], "and this one instead"
 
 
 def test_a_worker_that_must_die_of_a_job_is_not_what_somebody_waits_for() -> None:
-    core, short = pool(2, width=2), Profile()
+    core, short = pool(2, concurrency=2), Profile()
     short.note(10)
     for job in range(8):
         core.submit(job, short)
@@ -94,7 +94,7 @@ def test_who_is_held_back_in_vain_gets_jobs_again() -> None:
     core.want_worker()
     finish(core, 0, 1)
     assert core.submit(3, short) is None
-    assert core.leave_line(2.0) == [Assign(0, (3,))]
+    assert core.leave_session_queue(2.0) == [Assign(0, (3,))]
     assert core.want_worker() == []
     finish(core, 0, 2)
     assert core.submit(4, short) is None, "held back once more"
@@ -103,7 +103,7 @@ def test_who_is_held_back_in_vain_gets_jobs_again() -> None:
 def test_a_call_for_every_worker_comes_before_what_rebuilds_a_session() -> None:
     core = lasting()
     core.call(1, Bound(1))
-    core.errand(0, 2)
+    core.submit_pinned(0, 2)
     assert core.ready(0, 2.0) == [Rebuild(0, 1), Assign(0, (2,))]
     assert core.call(3, Bound(1, first=True)) == [], "it waits for its turn"
     assert finish(core, 0, 2) == [Assign(0, (3,))]
@@ -116,8 +116,8 @@ def test_what_has_not_begun_to_rebuild_it_does_so_in_the_next_worker() -> None:
     core.call(1, Bound(1))
     assert core.ready(0, 2.0) == [Rebuild(0, 1)]
     assert core.call(2, Bound(1, first=True)) == [Assign(0, (2,))]
-    core.rotation.kill(core.slots[0], 2.0)
-    core.ended(0, 3.0, started=False, requeue=[2], roll=0.0)
+    core.replacements.kill(core.slots[0], 2.0)
+    core.ended(0, 3.0, started=False, requeue=[2], jitter=0.0)
     assert core.ready(0, 4.0) == [Rebuild(0, 1), Assign(0, (2,))]
 
 
@@ -127,7 +127,7 @@ def test_a_worker_that_died_after_it_was_rebuilt_is_no_news_of_the_next_one() ->
     core.ready(0, 2.0)
     core.call(2, Bound(1, first=True))
     finish(core, 0, 2)
-    core.ended(0, 3.0, started=False, requeue=(), roll=0.0)
+    core.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
     assert core.ready(0, 4.0) == [Rebuild(0, 1)]
     assert core.rebuilt(1, 2) == []
     assert core.call(3, Bound(1, first=True)) == [Assign(0, (3,))]
@@ -138,7 +138,7 @@ def test_what_comes_too_late_for_its_session_ends_with_it() -> None:
     core.want_worker()
     core.call(1, Bound(1))
     core.call(2, Bound(1))
-    commands = core.ended(0, 1.0, started=True, requeue=(), roll=0.0)
+    commands = core.ended(0, 1.0, started=True, requeue=(), jitter=0.0)
     assert EndSession(1, (2,)) in commands
     assert core.call(3, Bound(1)) == [EndSession(1, (3,))]
     assert core.rebuilt(1, 3) == []
@@ -150,7 +150,7 @@ def test_a_call_that_is_withdrawn_is_the_first_again_of_its_session() -> None:
     core.want_worker()
     for job in (1, 2):
         core.call(job, Bound(1))
-    core.errand(0, 3)
+    core.submit_pinned(0, 3)
     assert core.withdraw(0, 1, 1.0) == [Unassign((1,)), Assign(0, (3,))]
     assert finish(core, 0, 3) == [Assign(0, (2,))]
 
@@ -178,7 +178,7 @@ def test_a_pool_that_finishes_no_more_turns_away_who_waits(how: Finish) -> None:
 def test_who_is_held_back_when_the_pool_closes_has_room_for_what_is_tried_again() -> (
     None
 ):
-    core, profile = pool(1, width=2), Profile()
+    core, profile = pool(1, concurrency=2), Profile()
     for job in (1, 2):
         core.submit(job, profile)
     core.want_worker()
@@ -191,22 +191,22 @@ def test_a_smaller_pool_keeps_whom_a_session_has() -> None:
     core = pool(3)
     for _ in range(2):
         core.want_worker()
-    core.rotation.resize(1, 1, 1.0)
+    core.replacements.resize(1, 1, 1.0)
     own = [slot for slot in core.slots if slot.session is not None]
     assert len(own) == 2
-    assert not any(slot.leaving for slot in own)
+    assert not any(slot.draining for slot in own)
     core.ended(
-        next(s.index for s in core.slots if s.leaving),
+        next(s.index for s in core.slots if s.draining),
         2.0,
         started=False,
         requeue=(),
-        roll=0.0,
+        jitter=0.0,
     )
     core.end_session(1, 3.0, fresh=False)
     assert [
         slot.session
         for slot in core.slots
-        if not slot.leaving and slot.ready_at is not None
+        if not slot.draining and slot.ready_at is not None
     ].count(2) == 1
 
 
@@ -215,6 +215,6 @@ def test_a_session_that_lasts_has_its_next_worker_in_a_smaller_pool_too() -> Non
     core.want_worker()
     core.make_last(1)
     [own] = [slot for slot in core.slots if slot.session == 1]
-    core.rotation.resize(1, 1, 1.0)
-    commands = core.ended(own.index, 2.0, started=False, requeue=(), roll=0.0)
+    core.replacements.resize(1, 1, 1.0)
+    commands = core.ended(own.index, 2.0, started=False, requeue=(), jitter=0.0)
     assert Spawn(own.index, 2) in commands

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 from asyncpool._core.pickling.calls import load_job, pack_job
-from asyncpool._core.pickling.out_of_band import HEAVY, Parcel, StreamTooLongError
-from asyncpool._core.pickling.size_probe import Lookout
+from asyncpool._core.pickling.out_of_band import (
+    HEAVY,
+    OutOfBandPickle,
+    StreamTooLongError,
+)
+from asyncpool._core.pickling.size_probe import SizeProbe
 from tests.core.specimens import add
 from tests.helpers.parcels import arrived, plain
 
@@ -86,12 +90,12 @@ class Number(int):
 )
 def test_a_giant_is_found_at_once_wherever_it_is(giant: object) -> None:
     with pytest.raises(StreamTooLongError):
-        Lookout(LIMIT).search([1, giant])
+        SizeProbe(LIMIT).search([1, giant])
     holders = (Box(a=giant), Box(a=[giant]), Row([giant]), Rows([giant]))
     for holder in (*holders, Table(a=giant)):
-        assert Lookout(LIMIT).search([holder]) is False
+        assert SizeProbe(LIMIT).search([holder]) is False
         with pytest.raises(StreamTooLongError):
-            Lookout(LIMIT).watch(holder)
+            SizeProbe(LIMIT).watch(holder)
     # Not even the second one of a class has it pickled.
     Box.pickled = 0
     with pytest.raises(StreamTooLongError):
@@ -117,7 +121,7 @@ def test_a_giant_is_found_at_once_wherever_it_is(giant: object) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_giant_is_left_to_the_pickler(value: object) -> None:
-    lookout = Lookout(LIMIT)
+    lookout = SizeProbe(LIMIT)
     lookout.search([value, [value]])
     lookout.watch(value)
     lookout.watch(Box(a=value))
@@ -125,27 +129,27 @@ def test_what_is_no_giant_is_left_to_the_pickler(value: object) -> None:
 
 def test_an_array_that_goes_beside_the_stream_is_no_giant_in_an_object() -> None:
     payload = pack_job(add, (Box(a=np.zeros(HEAVY)),), {}, number=1, limit=HEAVY)
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     assert [len(view) for view in payload.buffers] == [8 * HEAVY]
 
 
 def test_there_is_nothing_to_watch_in_what_was_seen_to_the_end() -> None:
     plains = [1, 2.5, True, None, "text", b"bytes", (), [1, {"key": [2]}]]
-    assert Lookout(LIMIT).search(plains) is True
-    assert Lookout(LIMIT).search([*plains, Box()]) is False
-    assert Lookout(LIMIT).search([[[Box()]]]) is False
-    assert Lookout(LIMIT).search([{1}]) is False
+    assert SizeProbe(LIMIT).search(plains) is True
+    assert SizeProbe(LIMIT).search([*plains, Box()]) is False
+    assert SizeProbe(LIMIT).search([[[Box()]]]) is False
+    assert SizeProbe(LIMIT).search([{1}]) is False
     loop: list[object] = []
     loop.append(loop)
-    assert Lookout(LIMIT).search([loop]) is False
+    assert SizeProbe(LIMIT).search([loop]) is False
 
 
 @pytest.mark.parametrize("crowd", [[1] * 100, [[1] * 98]], ids=["many", "inside"])
 def test_there_are_a_hundred_looks(crowd: list[Any]) -> None:
-    assert Lookout(LIMIT).search([*crowd, [LONG]]) is False
-    assert Lookout(LIMIT).search([crowd] * 200) is False
+    assert SizeProbe(LIMIT).search([*crowd, [LONG]]) is False
+    assert SizeProbe(LIMIT).search([crowd] * 200) is False
     with pytest.raises(StreamTooLongError):
-        Lookout(LIMIT).search([LONG, *crowd])
+        SizeProbe(LIMIT).search([LONG, *crowd])
 
 
 def test_of_more_than_400_objects_none_is_pickled_in_vain() -> None:

@@ -13,10 +13,10 @@ from asyncpool._core.policies.job_limits import KILL
 from asyncpool._core.slots.job_ending import JobEnding, JobEndings
 from asyncpool._core.slots.slots import (
     TRANSITIONS,
-    Ending,
     Slot,
     SlotEvent,
     SlotState,
+    StopStage,
     next_state,
 )
 
@@ -26,7 +26,7 @@ PAIRS = list(itertools.product(SlotState, SlotEvent))
 ARROWS = """
     VACANT   SPAWN   STARTING
     VACANT   PARK    PARKED
-    VACANT   SPARE   SPARE
+    VACANT   CLOSE   UNUSED
     VACANT   RETIRE  RETIRED
     STARTING READY   IDLE
     STARTING STOP    STOPPING
@@ -39,11 +39,11 @@ ARROWS = """
     BUSY     EXITED  VACANT
     STOPPING EXITED  VACANT
     PARKED   SPAWN   STARTING
-    PARKED   SPARE   SPARE
+    PARKED   CLOSE   UNUSED
     PARKED   RETIRE  RETIRED
-    SPARE    SPAWN   STARTING
-    SPARE    SEAT    VACANT
-    SPARE    RETIRE  RETIRED
+    UNUSED   SPAWN   STARTING
+    UNUSED   REOPEN  VACANT
+    UNUSED   RETIRE  RETIRED
 """
 
 
@@ -52,7 +52,7 @@ ARROWS = """
 )
 def test_every_pair_is_an_arrow_or_an_error(state: SlotState, event: SlotEvent) -> None:
     slot = Slot(3, state=state, generation=2, seen=(17,), due=4.5)
-    slot.flight.add(17, Profile())
+    slot.in_flight.add(17, Profile())
     before = dataclasses.replace(slot)
     if event in TRANSITIONS[state]:
         slot.apply(event)
@@ -63,7 +63,7 @@ def test_every_pair_is_an_arrow_or_an_error(state: SlotState, event: SlotEvent) 
             slot.apply(event)
         assert str(caught.value) == f"{event.name} in state {state.name}"
     assert slot == before, "nothing else has changed"
-    assert list(slot.flight.jobs) == [17]
+    assert list(slot.in_flight.jobs) == [17]
 
 
 def test_the_arrows_are_those_of_the_drawing() -> None:
@@ -85,7 +85,7 @@ def test_every_state_can_be_reached_and_all_but_one_can_be_left() -> None:
 
 
 def test_a_process_may_die_in_every_state_that_has_one() -> None:
-    without = {SlotState.VACANT, SlotState.PARKED, SlotState.SPARE, SlotState.RETIRED}
+    without = {SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED, SlotState.RETIRED}
     for state in SlotState:
         exits = SlotEvent.EXITED in TRANSITIONS[state]
         assert exits is (state not in without)
@@ -95,11 +95,11 @@ def test_a_process_may_die_in_every_state_that_has_one() -> None:
 
 
 def test_the_steps_of_an_ending_only_get_harder() -> None:
-    assert sorted(Ending) == [
-        Ending.NO,
-        Ending.STOPPED,
-        Ending.TERMINATED,
-        Ending.KILLED,
+    assert sorted(StopStage) == [
+        StopStage.NO,
+        StopStage.STOPPED,
+        StopStage.TERMINATED,
+        StopStage.KILLED,
     ]
 
 
@@ -116,18 +116,18 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         due=2.0,
         planned=True,
         faulty=True,
-        ending=Ending.KILLED,
+        stop_stage=StopStage.KILLED,
     )
-    flight, endings = slot.flight, slot.job_endings
-    flight.add(17, Profile())
+    in_flight, endings = slot.in_flight, slot.job_endings
+    in_flight.add(17, Profile())
     slot.renew()
-    fresh = Slot(3, state=SlotState.STARTING, generation=5, flight=slot.flight)
+    fresh = Slot(3, state=SlotState.STARTING, generation=5, in_flight=slot.in_flight)
     assert slot == fresh
-    assert (slot.flight.jobs, slot.flight.asking) == ({}, False)
+    assert (slot.in_flight.jobs, slot.in_flight.revoking) == ({}, False)
     # Who still looks at the last one finds it as it was.
-    assert slot.flight is not flight
+    assert slot.in_flight is not in_flight
     assert slot.job_endings is not endings
-    assert (list(flight.jobs), endings) == ([17], {17: JobEnding(press=KILL)})
+    assert (list(in_flight.jobs), endings) == ([17], {17: JobEnding(press=KILL)})
 
 
 def test_a_probe_is_one_from_before_its_start() -> None:
@@ -139,14 +139,14 @@ def test_a_probe_is_one_from_before_its_start() -> None:
 def test_a_new_slot_has_nothing_in_hand() -> None:
     slot = Slot(0)
     assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
-    assert (slot.flight.jobs, slot.outcomes, slot.job_endings) == ({}, 0, {})
+    assert (slot.in_flight.jobs, slot.outcomes, slot.job_endings) == ({}, 0, {})
     assert (slot.ready_at, slot.due, slot.seen) == (None, None, ())
     assert (slot.planned, slot.faulty, slot.hung, slot.probing) == (False,) * 4
-    assert slot.ending is Ending.NO
+    assert slot.stop_stage is StopStage.NO
 
 
 def test_no_two_slots_have_anything_in_common() -> None:
     first, second = Slot(0), Slot(1)
-    first.flight.add(17, Profile())
+    first.in_flight.add(17, Profile())
     first.job_endings.of(17).press = KILL
-    assert (second.flight.jobs, second.job_endings) == ({}, {})
+    assert (second.in_flight.jobs, second.job_endings) == ({}, {})

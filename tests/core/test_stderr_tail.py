@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.base.stderr_tail import Tail
+from asyncpool._core.base.stderr_tail import StderrTail
 
 ERROR = "Fatal Python error: Segmentation fault"
 
 
 def lines_of(*lines: str) -> tuple[str, ...]:
-    tail = Tail()
+    tail = StderrTail()
     tail.extend(line.encode() for line in lines)
     return tail.lines
 
@@ -33,7 +33,7 @@ def test_what_is_too_long_is_cut() -> None:
 
 
 def test_what_is_no_text_is_shown_as_well_as_can_be() -> None:
-    tail = Tail()
+    tail = StderrTail()
     tail.extend([b"\xff!\r"])
     assert tail.lines == ("\N{REPLACEMENT CHARACTER}!",)
 
@@ -69,7 +69,7 @@ def test_it_does_not_matter_in_which_pieces_lines_come(
     lines: list[str], at: int
 ) -> None:
     numbers = [f"{line} {number}" for number, line in enumerate(lines)]
-    tail = Tail()
+    tail = StderrTail()
     tail.extend(line.encode() for line in numbers[:at])
     tail.extend(line.encode() for line in numbers[at:])
     assert tail.lines == lines_of(*numbers)

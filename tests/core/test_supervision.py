@@ -24,13 +24,13 @@ from hypothesis.stateful import (
 
 from asyncpool._core.base.run_times import ALONE, UNKNOWN, Profile
 from asyncpool._core.dispatch.affinity_queues import choose
-from asyncpool._core.policies.job_limits import KILL, Press
+from asyncpool._core.policies.job_limits import KILL, CancelMode
 from asyncpool._core.policies.restart import BURST, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
     Assign,
     Command,
-    DropErrands,
+    DropPinnedJobs,
     FailJobs,
     GiveUp,
     Kill,
@@ -44,7 +44,7 @@ from asyncpool._core.slots.commands import (
 )
 from asyncpool._core.slots.job_ending import BY_ITSELF, EndingStage
 from asyncpool._core.slots.lifecycle import EMPTY
-from asyncpool._core.slots.slots import Ending, SlotState
+from asyncpool._core.slots.slots import SlotState, StopStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._core.supervision.termination import REVOKE_GRACE
@@ -94,15 +94,15 @@ ranks = st.sampled_from(PRIORITIES)
 keys = st.integers(0, 5)
 
 # Slots that nobody comes into.
-UNUSED = {SlotState.SPARE, SlotState.RETIRED}
+UNUSED = {SlotState.UNUSED, SlotState.RETIRED}
 
 # How a job is made to end.
 PRESSES = (
     KILL,
-    Press("interrupt", 0.5),
-    Press("interrupt", 60.0),
-    Press("interrupt", 0.0),
-    Press("wait", 1.0),
+    CancelMode("interrupt", 0.5),
+    CancelMode("interrupt", 60.0),
+    CancelMode("interrupt", 0.0),
+    CancelMode("wait", 1.0),
 )
 
 
@@ -203,10 +203,10 @@ class SupervisionMachine(RuleBasedStateMachine):
     @rule(
         data=anything,
         what=st.sampled_from(["load", "load", "cancel", "crash", "fault"]),
-        roll=rolls,
+        jitter=rolls,
     )
     def a_job_is_loaded_or_is_not(
-        self, data: st.DataObject, what: str, roll: float
+        self, data: st.DataObject, what: str, jitter: float
     ) -> None:
         slot = data.draw(st.sampled_from(self.shell.loading()))
         job = self.shell.processes[slot].loading
@@ -219,7 +219,7 @@ class SupervisionMachine(RuleBasedStateMachine):
         elif what == "cancel":
             self.shell.cancel(job)
         else:
-            self.shell.die(slot, roll=roll)
+            self.shell.die(slot, jitter=jitter)
 
     @precondition(lambda self: self.shell.queue)
     @rule(data=anything)
@@ -394,7 +394,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     @rule(heavy=coins)
     def all_finish(self, *, heavy: bool) -> None:
         for slot in self.shell.slots("busy"):
-            if self.shell.processes[slot].told is Ending.NO:
+            if self.shell.processes[slot].told is StopStage.NO:
                 self.shell.outcome(slot, count=1_000, heavy=heavy)
 
     @precondition(lambda self: self.shell.slots("busy"))
@@ -440,10 +440,10 @@ class SupervisionMachine(RuleBasedStateMachine):
                 self.shell.hear(slot)
 
     @precondition(lambda self: self.shell.slots("starting", "idle"))
-    @rule(data=anything, roll=rolls)
-    def crash_without_a_job(self, data: st.DataObject, roll: float) -> None:
+    @rule(data=anything, jitter=rolls)
+    def crash_without_a_job(self, data: st.DataObject, jitter: float) -> None:
         slots = self.shell.slots("idle") or self.shell.slots("starting")
-        self.shell.die(data.draw(st.sampled_from(slots)), roll=roll)
+        self.shell.die(data.draw(st.sampled_from(slots)), jitter=jitter)
 
     @precondition(lambda self: self.shell.slots("idle"))
     @rule(whim=st.integers(0, 3))
@@ -464,14 +464,14 @@ class SupervisionMachine(RuleBasedStateMachine):
             self.shell.advance(1.0)
 
     @precondition(lambda self: self.shell.slots("busy"))
-    @rule(data=anything, begin=coins, requeue=coins, roll=rolls)
+    @rule(data=anything, begin=coins, requeue=coins, jitter=rolls)
     def crash_at_work(
-        self, data: st.DataObject, *, begin: bool, requeue: bool, roll: float
+        self, data: st.DataObject, *, begin: bool, requeue: bool, jitter: float
     ) -> None:
         slot = data.draw(st.sampled_from(self.shell.slots("busy")))
         if begin:
             self.shell.processes[slot].begin()
-        self.shell.die(slot, requeue=requeue, roll=roll)
+        self.shell.die(slot, requeue=requeue, jitter=jitter)
 
     @precondition(lambda self: self.shell.slots("starting", "idle", "busy", told=True))
     @rule(data=anything)
@@ -651,10 +651,12 @@ class SupervisionMachine(RuleBasedStateMachine):
         in_hand = {
             p.slot: list(p.hand)
             for p in shell.processes.values()
-            if p.hand and p.told is Ending.NO
+            if p.hand and p.told is StopStage.NO
         }
-        flights = {s.index: list(s.flight.jobs) for s in core.slots if s.flight.jobs}
-        going = {p.slot for p in shell.processes.values() if p.told is not Ending.NO}
+        flights = {
+            s.index: list(s.in_flight.jobs) for s in core.slots if s.in_flight.jobs
+        }
+        going = {p.slot for p in shell.processes.values() if p.told is not StopStage.NO}
         assert in_hand == {
             slot: jobs for slot, jobs in flights.items() if slot not in going
         }
@@ -669,7 +671,7 @@ class SupervisionMachine(RuleBasedStateMachine):
         assert shell.open == {*wanted, *elsewhere}
         assert len(shell.open) == len(wanted) + len(elsewhere)
         for slot in core.slots:
-            assert list(slot.errands) == shell.errands_before(slot.index)
+            assert list(slot.pinned) == shell.errands_before(slot.index)
             session = shell.owners.get(slot.index)
             assert slot.session == session
             assert list(slot.calls) == shell.calls_of(session)
@@ -708,7 +710,7 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_waits_for_a_worker_is_in_its_line(self) -> None:
-        lines = self.shell.core.dispatcher._lines
+        lines = self.shell.core.dispatcher._affinity_queues
         waiting = {
             entry.job: place
             for place, line in lines.open.items()
@@ -730,7 +732,7 @@ class SupervisionMachine(RuleBasedStateMachine):
             return
         if shell.nobody_is_needed:
             assert not shell.slots("starting", "idle")
-        if not shell.core.rotation.stopped:
+        if not shell.core.replacements.stopped:
             states = [slot.state for slot in shell.core.slots]
             assert SlotState.RETIRED not in states, "it drains as an open pool works"
         assert not (shell.closing is Finish.NONE and shell.open)
@@ -740,7 +742,9 @@ class SupervisionMachine(RuleBasedStateMachine):
     def after_the_deadline_every_job_has_ended(self) -> None:
         if self.shell.now > self.shell.close_at:
             assert not self.shell.open
-            assert all(p.told is Ending.KILLED for p in self.shell.processes.values())
+            assert all(
+                p.told is StopStage.KILLED for p in self.shell.processes.values()
+            )
 
     @invariant()
     def every_timer_is_ahead(self) -> None:
@@ -758,8 +762,8 @@ class SupervisionMachine(RuleBasedStateMachine):
                 assert len(process.hand) <= width
                 slot = self.shell.core.slots[process.slot]
                 profile = self.shell.profiles[job]
-                if slot.flight.jobs:
-                    place, cost, known = slot.flight.jobs[job]
+                if slot.in_flight.jobs:
+                    place, cost, known = slot.in_flight.jobs[job]
                     assert (place, known) == (process.sent + 1, profile)
                     assert cost == (
                         UNKNOWN if job in process.stalled else UNKNOWN / width
@@ -774,7 +778,7 @@ class SupervisionMachine(RuleBasedStateMachine):
     def silence_of_a_process_is_noticed(self) -> None:
         for process in self.shell.processes.values():
             slot = self.shell.core.slots[process.slot]
-            pressed = process.told is not Ending.NO and not process.abandoned
+            pressed = process.told is not StopStage.NO and not process.abandoned
             if pressed or (process.state == "starting" and not process.abandoned):
                 since = process.told_at if pressed else process.born_at
                 assert slot.due is not None
@@ -794,15 +798,15 @@ class SupervisionMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_works_for_a_caller_who_left(self) -> None:
         for process in self.shell.processes.values():
-            if process.doomed and process.told is Ending.NO:
+            if process.doomed and process.told is StopStage.NO:
                 # Whoever waits behind it is being asked for, and not for long.
                 due = self.shell.core.slots[process.slot].due
                 assert due is not None
                 assert due <= min(process.doomed.values()) + REVOKE_GRACE
-            elif process.asked_to_end and process.told is Ending.NO:
+            elif process.asked_to_end and process.told is StopStage.NO:
                 assert self.shell.now < min(process.asked_to_end.values())
-            elif process.told is Ending.NO and any(
-                press.how != "wait" for press in process.unwanted.values()
+            elif process.told is StopStage.NO and any(
+                press.action != "wait" for press in process.unwanted.values()
             ):
                 assert process.questions or process.answers
 
@@ -813,10 +817,10 @@ class SupervisionMachine(RuleBasedStateMachine):
             if slot.state is not SlotState.BUSY:
                 continue
             for job, ending in slot.job_endings.items():
-                assert job in slot.flight.jobs
+                assert job in slot.in_flight.jobs
                 assert (ending.due is not None) is (ending.stage in timed)
                 if ending.stage is EndingStage.REVOKING:
-                    assert slot.flight.asks_for(job)
+                    assert slot.in_flight.is_revoking(job)
                 if ending.stage is EndingStage.NONE:
                     assert ending.press is not None, "nobody wants it to end"
 
@@ -839,9 +843,9 @@ class SupervisionMachine(RuleBasedStateMachine):
     @invariant()
     def no_job_waits_for_a_worker_that_will_never_come(self) -> None:
         core = self.shell.core
-        if self.shell.waiting and core._lives._retry_at is None:
-            hopeless = {SlotState.PARKED, *UNUSED}
-            assert not all(slot.state in hopeless for slot in core.slots)
+        if self.shell.waiting and core._lifecycle._retry_at is None:
+            breaks_pool = {SlotState.PARKED, *UNUSED}
+            assert not all(slot.state in breaks_pool for slot in core.slots)
 
     @invariant()
     def a_roll_does_not_rest(self) -> None:
@@ -856,9 +860,9 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @invariant()
     def somebody_tries_for_the_parked_slots(self) -> None:
-        shell, lives = self.shell, self.shell.core._lives
+        shell, lifecycle = self.shell, self.shell.core._lifecycle
         if shell.parked and not shell.gave_up and shell.closing is None:
-            assert shell.trying or lives._retry_at is not None
+            assert shell.trying or lifecycle._retry_at is not None
 
     def teardown(self) -> None:
         if not hasattr(self, "shell"):
@@ -897,8 +901,8 @@ def test_a_closing_pool_needs_nobody_after_the_last_jobs_of_one_that_leaves() ->
     short.note(10)
     for job in range(1, 5):
         core.submit(job, short)
-    hands = [[*slot.flight.jobs] for slot in core.slots[:2]]
-    core.rotation.retire(core.slots[0], "asked", 2.0, unsent=None)
+    hands = [[*slot.in_flight.jobs] for slot in core.slots[:2]]
+    core.replacements.retire(core.slots[0], "asked", 2.0, unsent=None)
     assert core.close(Finish.ALL, 30.0, 2.0) == []
     for job in hands[1]:
         core.outcome(1, job)
@@ -949,7 +953,7 @@ def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
     assert core.close(Finish.ALL, 30.0, 2.0) == []
     assert core.refill(0, 2.0) == [Stop(0)]
     core.landing(1)
-    commands = core.ended(0, 3.0, started=False, requeue=(), roll=0.0)
+    commands = core.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
     # Its outcome is an error to retry after.
     commands += core.give_back({1: profile}, 4.0)
     commands += core.landed(1, 4.0)
@@ -963,7 +967,7 @@ def test_a_caller_of_a_broken_pool_brings_the_next_try_forward() -> None:
     core = Supervision(workers=(2, 2), policy=policy, start_timeout=20.0)
 
     def fail(slot: int, now: float) -> list[Command]:
-        return core.ended(slot, now, started=False, requeue=(), roll=0.0)
+        return core.ended(slot, now, started=False, requeue=(), jitter=0.0)
 
     core.start(0.0)
     text = "the start failed"
@@ -971,21 +975,21 @@ def test_a_caller_of_a_broken_pool_brings_the_next_try_forward() -> None:
     assert core.broken is None, "the other one may come up"
     assert fail(1, 1.0) == [ParkSlot(1, text, 16.0), GiveUp(text)]
     assert core.next_deadline() == 17.0
-    core.wanted(1.5)
+    core.try_sooner(1.5)
     assert core.next_deadline() == 2.0, "a second after the last try"
     assert core.retry_in(1.5) == 0.5
     assert core.on_timer(2.0) == [Spawn(0, 2)]
-    core.wanted(2.1)
+    core.try_sooner(2.1)
     assert core.next_deadline() == 22.0, "somebody tries: until start_timeout"
     again = "2 starts failed in a row"
     assert fail(0, 9.0) == [ParkSlot(0, again, 30.0)]
-    core.wanted(9.5)
-    core.wanted(50.0)
+    core.try_sooner(9.5)
+    core.try_sooner(50.0)
     assert core.next_deadline() == 10.0
     assert core.on_timer(50.0) == [Spawn(0, 3)]
     assert core.ready(0, 50.1) == [Recover(0), Spawn(1, 2)]
     assert core.broken is None
-    core.wanted(50.2)
+    core.try_sooner(50.2)
     assert core.next_deadline() == 70.1
 
 
@@ -993,7 +997,7 @@ def test_errands_are_run_one_by_one_before_all_other_jobs() -> None:
     core = closing_core(1)
     assert core.submit(1, Profile()) == 0
     assert core.submit(2, Profile(), -9) is None
-    assert [core.errand(0, job) for job in (3, 4)] == [[], []]
+    assert [core.submit_pinned(0, job) for job in (3, 4)] == [[], []]
     begun = [1]
     for _ in range(3):
         core.outcome(0, begun[-1])
@@ -1007,7 +1011,7 @@ def test_nothing_is_sent_behind_an_errand_nor_before_it() -> None:
     core, short = closing_core(1), Profile()
     short.note(10)
     assert core.submit(1, short) == 0
-    assert core.errand(0, 2) == []
+    assert core.submit_pinned(0, 2) == []
     assert core.submit(3, short) is None
     core.outcome(0, 1)
     assert core.refill(0, 2.0) == [Assign(0, (2,))]
@@ -1020,29 +1024,29 @@ def test_an_errand_of_a_worker_that_leaves_is_dropped_at_once() -> None:
     core = closing_core(2)
     for job in (1, 2):
         core.submit(job, Profile())
-    core.errand(0, 3)
-    core.rotation.wear_out(core.slots[0], "worn", 2.0)
-    assert DropErrands((3,)) in core.ready(2, 3.0)
+    core.submit_pinned(0, 3)
+    core.replacements.check_limits(core.slots[0], "worn", 2.0)
+    assert DropPinnedJobs((3,)) in core.ready(2, 3.0)
     core.outcome(0, 2)
     assert core.refill(0, 4.0) == [Stop(0)]
 
 
 def test_an_errand_that_a_worker_gives_back_is_nobody_elses() -> None:
     core = closing_core(2)
-    assert core.errand(0, 1) == [Assign(0, (1,))]
-    commands = core.rotation.retire(core.slots[0], "asked", 2.0, unsent=None)
+    assert core.submit_pinned(0, 1) == [Assign(0, (1,))]
+    commands = core.replacements.retire(core.slots[0], "asked", 2.0, unsent=None)
     assert Revoke(0, (1,)) in commands
     commands = core.revoked(0, [1], 3.0)
-    assert commands == [Unassign((1,)), DropErrands((1,)), Stop(0)]
+    assert commands == [Unassign((1,)), DropPinnedJobs((1,)), Stop(0)]
     assert core.dispatcher.waiting == 0
 
 
 def test_an_errand_that_lost_its_worker_is_dropped_before_the_next_one_comes() -> None:
     core = closing_core(2)
-    assert core.errand(0, 1) == [Assign(0, (1,))]
-    core.errand(0, 2)
-    commands = core.ended(0, 2.0, started=False, requeue=[1], roll=0.0)
-    assert commands[:2] == [DropErrands((2,)), DropErrands((1,))]
+    assert core.submit_pinned(0, 1) == [Assign(0, (1,))]
+    core.submit_pinned(0, 2)
+    commands = core.ended(0, 2.0, started=False, requeue=[1], jitter=0.0)
+    assert commands[:2] == [DropPinnedJobs((2,)), DropPinnedJobs((1,))]
     assert Spawn(0, 2) in commands
     assert core.ready(0, 3.0) == []
 
@@ -1050,7 +1054,7 @@ def test_an_errand_that_lost_its_worker_is_dropped_before_the_next_one_comes() -
 def test_an_errand_waits_for_a_worker_to_be_ready() -> None:
     core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
     core.start(0.0)
-    assert core.errand(0, 1) == []
+    assert core.submit_pinned(0, 1) == []
     core.submit(2, Profile())
     assert core.ready(0, 1.0) == [Assign(0, (1,))]
 
@@ -1058,7 +1062,7 @@ def test_an_errand_waits_for_a_worker_to_be_ready() -> None:
 def test_a_pool_that_drains_runs_its_errands() -> None:
     core = closing_core(2)
     core.submit(1, Profile())
-    core.errand(1, 2)
+    core.submit_pinned(1, 2)
     assert core.close(Finish.ALL, None, 2.0) == []
     core.outcome(1, 1)
     assert core.refill(1, 3.0) == [Assign(1, (2,)), Stop(0)]
@@ -1070,14 +1074,14 @@ def test_a_pool_that_drains_runs_its_errands() -> None:
 def test_errands_that_have_not_begun_end_with_the_pool(finish: Finish) -> None:
     core = closing_core(1)
     core.submit(1, Profile())
-    core.errand(0, 2)
+    core.submit_pinned(0, 2)
     assert core.close(finish, None, 2.0)[0] == FailJobs((2,), "closed")
 
 
 def test_errands_end_when_the_time_is_over() -> None:
     core = closing_core(1)
     core.submit(1, Profile())
-    core.errand(0, 2)
+    core.submit_pinned(0, 2)
     assert core.close(Finish.ALL, 3.0, 2.0) == []
     assert core.on_timer(3.0) == [FailJobs((1, 2), "closed"), Kill(0)]
 
@@ -1089,7 +1093,7 @@ def test_errands_do_not_wear_a_worker() -> None:
     )
     core.start(0.0)
     core.ready(0, 0.0)
-    core.errand(0, 1)
+    core.submit_pinned(0, 1)
     core.outcome(0, 1)
     assert core.refill(0, 1.0) == []
     core.submit(2, Profile())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpool._core.base.run_times import LOADING, Profile
-from asyncpool._core.policies.job_limits import KILL, Press
+from asyncpool._core.policies.job_limits import KILL, CancelMode
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.commands import (
     Assign,
@@ -20,7 +20,7 @@ from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._core.supervision.termination import REVOKE_GRACE, STACK_GRACE
 
-INTERRUPT = Press("interrupt", 2.0)
+INTERRUPT = CancelMode("interrupt", 2.0)
 
 
 def busy(*jobs: int) -> Supervision:
@@ -40,12 +40,12 @@ def busy(*jobs: int) -> Supervision:
     [
         (KILL, [Kill(0)]),
         (INTERRUPT, [Interrupt(0, 1)]),
-        (Press("interrupt", 0.0), [Kill(0)]),
-        (Press("wait", 2.0), []),
+        (CancelMode("interrupt", 0.0), [Kill(0)]),
+        (CancelMode("wait", 2.0), []),
     ],
 )
 def test_a_job_that_is_cancelled_ends_as_its_caller_wants(
-    press: Press, commands: list[object]
+    press: CancelMode, commands: list[object]
 ) -> None:
     core = busy(1)
     assert core.cancel(1, 1.0, index=0, begun=True, press=press) == commands
@@ -55,14 +55,14 @@ def test_a_job_that_is_cancelled_ends_as_its_caller_wants(
     ("press", "commands", "due"),
     [
         (KILL, [WriteStacks(0, 1)], 1.0 + STACK_GRACE),
-        (Press("interrupt", 0.0), [WriteStacks(0, 1)], 1.0 + STACK_GRACE),
+        (CancelMode("interrupt", 0.0), [WriteStacks(0, 1)], 1.0 + STACK_GRACE),
         (INTERRUPT, [WriteStacks(0, 1), Interrupt(0, 1)], 3.0),
         # It cannot be waited for: its caller does.
-        (Press("wait", 2.0), [WriteStacks(0, 1), Interrupt(0, 1)], 3.0),
+        (CancelMode("wait", 2.0), [WriteStacks(0, 1), Interrupt(0, 1)], 3.0),
     ],
 )
 def test_a_job_whose_time_is_over_says_where_it_is_first(
-    press: Press, commands: list[object], due: float
+    press: CancelMode, commands: list[object], due: float
 ) -> None:
     core = busy(1)
     assert core.expire(1, 1.0, index=0, press=press) == commands
@@ -107,7 +107,7 @@ def test_a_job_that_is_late_fails_when_it_is_given_back() -> None:
     assert not core.recalled(2, 0)
     core.outcome(0, 1)
     core.outcome(0, 3)
-    assert core.slots[0].flight.jobs == {}
+    assert core.slots[0].in_flight.jobs == {}
 
 
 def test_a_job_that_was_late_and_has_begun_goes_on() -> None:
@@ -178,7 +178,7 @@ def test_a_cancelled_job_is_no_crash_though_its_worker_was_silent_before() -> No
 def several(*jobs: int, width: int = 3) -> Supervision:
     """Return a core whose only worker runs *jobs* at once, as far as there are lanes."""
     core = Supervision(
-        workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0, width=width
+        workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0, concurrency=width
     )
     core.start(0.0)
     core.ready(0, 0.0)
@@ -205,7 +205,7 @@ def test_one_of_several_is_asked_to_end_and_nothing_begins_beside_it() -> None:
 def test_each_of_several_has_its_own_time_to_end() -> None:
     core = several(1, 2, 3)
     for job in (1, 2):
-        press = Press("interrupt", float(job))
+        press = CancelMode("interrupt", float(job))
         core.cancel(job, 1.0, index=0, begun=True, press=press)
     assert core.next_deadline() == 2.0
     core.outcome(0, 1)
@@ -250,7 +250,7 @@ def test_a_stall_is_one_of_all_lanes() -> None:
     assert core.look_for_stalls() == []
     core.outcome(0, 2)
     assert core.look_for_stalls() == []
-    core.submit(5, core.slots[0].flight.jobs[4][2])
+    core.submit(5, core.slots[0].in_flight.jobs[4][2])
     assert core.look_for_stalls() == [Revoke(0, (5,))]
 
 
@@ -309,7 +309,7 @@ def test_how_long_a_cancelled_job_may_run_is_known_when_the_pool_has_closed() ->
 def test_no_deadline_of_a_job_counts_when_its_worker_ends() -> None:
     core = busy(1)
     core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
-    assert core.rotation.kill(core.slots[0], 1.1) == [Kill(0, "kill() was called")]
+    assert core.replacements.kill(core.slots[0], 1.1) == [Kill(0, "kill() was called")]
     assert core.on_timer(3.0) == []
     assert core.slots[0].job_endings.killing is None
 
@@ -317,7 +317,7 @@ def test_no_deadline_of_a_job_counts_when_its_worker_ends() -> None:
 def test_stacks_that_come_when_the_worker_ends_anyway_change_nothing() -> None:
     core = busy(1)
     core.expire(1, 1.0, index=0, press=KILL)
-    core.rotation.kill(core.slots[0], 1.1)
+    core.replacements.kill(core.slots[0], 1.1)
     due = core.next_deadline()
     assert core.stacks_written(0, 1.2, 1) == []
     assert core.slots[0].job_endings.killing is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.policies.worker_limits import NEVER, Wear, WorkerLimits
+from asyncpool._core.policies.worker_limits import NEVER, RecycleLimits, WorkerLimits
 
 slots = st.integers(0, 1000)
 generations = st.integers(1, 10**6)
@@ -16,7 +16,9 @@ generations = st.integers(1, 10**6)
 
 @given(slots, generations)
 def test_without_limits_nobody_is_ever_worn(slot: int, generation: int) -> None:
-    assert WorkerLimits().wear(slot, generation) == Wear(NEVER, None, None)
+    assert WorkerLimits().recycle_limits(slot, generation) == RecycleLimits(
+        NEVER, None, None
+    )
 
 
 @given(slots, generations, st.sampled_from([0.0, 0.1, 0.5]))
@@ -24,7 +26,7 @@ def test_limits_are_lowered_by_the_jitter_at_the_most(
     slot: int, generation: int, jitter: float
 ) -> None:
     limits = WorkerLimits(max_jobs=1000, max_age=60.0, max_rss=10**9, jitter=jitter)
-    jobs, age, rss = limits.wear(slot, generation)
+    jobs, age, rss = limits.recycle_limits(slot, generation)
     assert age is not None
     assert rss is not None
     assert 1000 * (1 - jitter) <= jobs <= 1000
@@ -39,7 +41,9 @@ def test_whoever_starts_together_is_not_worn_together(
     first: int, generation: int
 ) -> None:
     limits = WorkerLimits(max_age=1000.0, jitter=0.1)
-    ages = sorted(limits.wear(first + n, generation).age or 0.0 for n in range(16))
+    ages = sorted(
+        limits.recycle_limits(first + n, generation).age or 0.0 for n in range(16)
+    )
     gaps = [after - before for before, after in itertools.pairwise(ages)]
     # Chance would leave two of sixteen within a second of each other, as a rule.
     assert min(gaps) > 1.0
@@ -47,7 +51,7 @@ def test_whoever_starts_together_is_not_worn_together(
 
 def test_a_worker_runs_at_least_one_job() -> None:
     limits = WorkerLimits(max_jobs=1, jitter=0.9)
-    assert {limits.wear(slot, 1).jobs for slot in range(16)} == {1}
+    assert {limits.recycle_limits(slot, 1).jobs for slot in range(16)} == {1}
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ async def test_messages_come_back_in_their_order() -> None:
 async def test_a_worker_waits_for_a_master_that_takes_nothing() -> None:
     async with patience(), cluster_of(serves.send_100, bind=(), workers=1) as cluster:
         service = cluster._service()
-        await come_true(lambda: len(service.mail.messages) == MOST_MESSAGES)
+        await come_true(lambda: len(service.queues.messages) == MOST_MESSAGES)
         await cluster.stacks()  # it had the time to send more
-        assert len(service.mail.messages) == MOST_MESSAGES
+        assert len(service.queues.messages) == MOST_MESSAGES
         assert await take(cluster, 100) == list(range(100))
 
 
@@ -112,10 +112,10 @@ async def test_nobody_waits_where_nobody_can_read(
         cluster_of(serves.send_100, bind=(), workers=1, name="mine") as cluster,
     ):
         service = cluster._service()
-        await come_true(lambda: len(service.mail.messages) == MOST_MESSAGES)
-        service.mail.drop_messages()
-        await come_true(lambda: service.lines[0]._arrived == 100)
-        assert not len(service.mail.messages)
+        await come_true(lambda: len(service.queues.messages) == MOST_MESSAGES)
+        service.queues.drop_messages()
+        await come_true(lambda: service.links[0]._arrived == 100)
+        assert not len(service.queues.messages)
     text = "worker 0 of cluster mine sends messages, which nobody can read here"
     assert told(caplog) == [f"{text}: they are dropped"]
 

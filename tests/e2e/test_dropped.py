@@ -33,7 +33,7 @@ async def test_its_jobs_are_finished_and_nothing_is_left() -> None:
     async with patience(), Gate() as gate:
         pool = Pool(2, name="lost")
         await pool.start()
-        supervisor = pool._crew()
+        supervisor = pool._running_supervisor()
         work = [pool.submit(jobs.wait_at, gate.path) for _ in range(3)]
         visitor = await gate.visitor()
         with pytest.warns(ResourceWarning, match=TEXT.format("lost")):
@@ -44,7 +44,7 @@ async def test_its_jobs_are_finished_and_nothing_is_left() -> None:
         for nth in (2, 3):
             (await gate.visitor(nth=nth)).release()
         assert await asyncio.gather(*work) == ["go"] * 3
-        await supervisor.standing.done
+        await supervisor.status.done
         assert supervisor.summary() == CloseSummary(finished=3, failed=0, killed=0)
 
 
@@ -53,11 +53,11 @@ async def test_a_cell_that_is_run_again_leaves_one_pool() -> None:
         pool = Pool(1, name="cell")
         await pool.start()
         for _ in range(2):
-            before = pool._crew()
+            before = pool._running_supervisor()
             with pytest.warns(ResourceWarning, match=TEXT.format("cell")):
                 pool = Pool(1, name="cell")
             await pool.start()
-            await before.standing.done
+            await before.status.done
         await pool.close()
 
 
@@ -65,12 +65,12 @@ async def test_the_collector_may_find_it_in_any_thread() -> None:
     async with patience():
         pool = Pool(1, name="lost")
         await pool.start()
-        supervisor = pool._crew()
+        supervisor = pool._running_supervisor()
         pool.knot = pool  # type: ignore[attr-defined]
         del pool
         with pytest.warns(ResourceWarning, match=TEXT.format("lost")):
             collect_in_a_thread()
-        await supervisor.standing.done
+        await supervisor.status.done
 
 
 @pytest.mark.parametrize("what", ["job", "map", "stream", "view"])
@@ -78,7 +78,7 @@ async def test_whatever_submits_to_it_keeps_it(what: str) -> None:
     async with patience():
         pool = Pool(1)
         await pool.start()
-        supervisor = pool._crew()
+        supervisor = pool._running_supervisor()
         if what == "map":
             results = pool.map(jobs.square, range(3))
             del pool
@@ -102,7 +102,7 @@ async def test_whatever_submits_to_it_keeps_it(what: str) -> None:
             keeper = None
         assert supervisor.closing == (keeper is None)
         supervisor.close(Finish.ALL, None)
-        await supervisor.standing.done
+        await supervisor.status.done
 
 
 async def test_who_was_closed_or_never_started_is_no_matter() -> None:
@@ -121,9 +121,9 @@ async def test_a_copy_in_a_fork_is_no_matter() -> None:
     async with patience():
         pool = Pool(1)
         await pool.start()
-        supervisor = pool._crew()
+        supervisor = pool._running_supervisor()
         pool._life._process += 1
         del pool
         assert not supervisor.closing
         supervisor.close(Finish.ALL, None)
-        await supervisor.standing.done
+        await supervisor.status.done

@@ -29,7 +29,7 @@ from asyncpool import (
     WorkerCrashedError,
 )
 from asyncpool._core.base.run_times import LEAST
-from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.frames import FrameKind
 from asyncpool._runtime.channel.segments import Segment
 from asyncpool.events import TakenOver
 from tests.helpers import jobs, large
@@ -112,9 +112,9 @@ async def assert_places(pool: Pool) -> None:
         behind = [pool.submit(jobs.perhaps_wait) for _ in range(3)]
         slot = supervisor_of(pool)._state.core.slots[0]
         visitor = await gate.visitor()
-        if behind[0].id in slot.flight.jobs:
+        if behind[0].id in slot.in_flight.jobs:
             behind[0].cancel()
-            while behind[0].id in slot.flight.jobs:  # noqa: ASYNC110 - as ever
+            while behind[0].id in slot.in_flight.jobs:  # noqa: ASYNC110 - as ever
                 await asyncio.sleep(0)
         visitor.release()
         assert await asyncio.gather(first, *behind[1:]) == [visitor.pid] * 3
@@ -762,8 +762,10 @@ async def test_a_worker_that_says_what_no_worker_says_is_killed(name: str) -> No
     await _one_worker_offends(DETAILS[name], large.offend, name, 1, block)
 
 
-@pytest.mark.parametrize("kind", [Kind.WANT, Kind.RETURNED, Kind.LENT, Kind.AREA])
-async def test_each_channel_has_its_own_words(kind: Kind) -> None:
+@pytest.mark.parametrize(
+    "kind", [FrameKind.WANT, FrameKind.SEGMENT_RETURNED, FrameKind.LENT, FrameKind.AREA]
+)
+async def test_each_channel_has_its_own_words(kind: FrameKind) -> None:
     block = Block(pattern(100 * KIB))
     # As long as it is: a header that announces nothing.
     detail = f"it sent {kind.name} on its control channel"

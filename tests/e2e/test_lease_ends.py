@@ -52,7 +52,7 @@ class Keeper(LeaseKeeper[str]):
     pool: Pool
 
     def __init__(self) -> None:
-        super().__init__(self._extend, rate=100.0, cycle=0.05)
+        super().__init__(self._extend, rate=100.0, interval=0.05)
         self.lost: set[str] = set()
         self.ends: list[tuple[str, set[int | None]]] = []
         self._extended: Counter[str] = Counter()

@@ -406,4 +406,4 @@ async def test_nothing_is_kept_of_a_map_that_is_done() -> None:
     async with patience(), Pool(1) as pool:
         await idle(pool)
         await pool.map(jobs.choose, [("make", 10)] * 100)
-        assert supervisor_of(pool)._state.book.jobs == {}
+        assert supervisor_of(pool)._state.registry.jobs == {}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from asyncpool import Crash, Job, Pool, WorkerCrashedError, WorkerHungError
-from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.frames import FrameKind
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.events import Crashed
 from tests.helpers import beats, jobs
@@ -201,10 +201,12 @@ async def test_workers_that_start_or_stop_have_times_of_their_own() -> None:
 async def test_without_a_timeout_there_are_no_pings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[Kind] = []
+    said: list[FrameKind] = []
     say = WorkerHandle._say
 
-    def spied(self: WorkerHandle, kind: Kind, payload: bytes, *fields: int) -> None:
+    def spied(
+        self: WorkerHandle, kind: FrameKind, payload: bytes, *fields: int
+    ) -> None:
         said.append(kind)
         say(self, kind, payload, *fields)
 
@@ -218,13 +220,13 @@ async def test_without_a_timeout_there_are_no_pings(
             pid = await pool.submit(jobs.pid)
             with pytest.raises(WorkerHungError):
                 await other.submit(jobs.hold_the_gil, gate.path, "")
-            assert Kind.PING in said
+            assert FrameKind.PING in said
             said.clear()
             await other.close()
             os.kill(pid, signal.SIGSTOP)
             os.kill(pid, signal.SIGCONT)
             await assert_serves(pool)
-        assert Kind.PING not in said
+        assert FrameKind.PING not in said
 
 
 @pytest.mark.parametrize("allowed", [None, LONG])
@@ -244,6 +246,6 @@ async def test_an_idle_pool_has_one_timer() -> None:
         supervisor = supervisor_of(pool)
         assert supervisor._health is not None
         assert supervisor._state.core.next_deadline() is None
-        assert not supervisor.traffic._rounds.on
-        assert not supervisor.traffic.times._timeouts._alarm.is_set
+        assert not supervisor.traffic._stall_watch.active
+        assert not supervisor.traffic.timers._timeouts._alarm.is_set
         assert supervisor.traffic.heartbeats._alarms == {}

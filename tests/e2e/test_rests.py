@@ -34,7 +34,7 @@ pytestmark = BOTH_LOOPS
 
 async def go_on(pool: Pool, last: asyncio.Future[Any]) -> None:
     """Make rounds, which nobody else makes, until a job is done."""
-    go_round = supervisor_of(pool).traffic._rounds._go_round
+    go_round = supervisor_of(pool).traffic._stall_watch._go_round
     while not last.done():
         go_round(0.0)
         await asyncio.sleep(0)
@@ -43,7 +43,7 @@ async def go_on(pool: Pool, last: asyncio.Future[Any]) -> None:
 @pytest.fixture
 def rested(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set when a worker is left alone."""
-    event, rest = asyncio.Event(), WorkerHandle.rest
+    event, rest = asyncio.Event(), WorkerHandle.pause_reading
 
     def note(self: WorkerHandle) -> None:
         event.set()
@@ -178,4 +178,4 @@ async def test_a_pool_may_be_closed_while_its_workers_are_left_alone(
         failed = sum(isinstance(result, Exception) for result in results)
     assert failed == summary.failed
     assert (failed == 0) is (finish == "all")
-    assert not supervisor_of(pool).traffic._rounds.on
+    assert not supervisor_of(pool).traffic._stall_watch.active

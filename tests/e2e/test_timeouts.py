@@ -13,7 +13,7 @@ import pytest
 
 from asyncpool import Crash, Job, JobTimeoutError, Pool, WorkerCrashedError
 from asyncpool._core.pickling.out_of_band import HEAVY
-from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.events import Crashed, TakenOver
 from tests.helpers import jobs
@@ -36,7 +36,7 @@ def ready_pool(workers: int = 1, **options: Any) -> Pool:
 
 def ring(pool: Pool, when: float) -> None:
     """Have the timer of the jobs' times fire as if it were *when* already."""
-    timeouts = supervisor_of(pool).traffic.times._timeouts
+    timeouts = supervisor_of(pool).traffic.timers._timeouts
     timeouts._alarm.due = when
     timeouts._on_alarm(when)
 
@@ -162,7 +162,7 @@ async def test_what_was_in_time_is_not_touched() -> None:
             *(view.submit(jobs.square, n) for n in range(100)),
         )
         assert results == [n * n for n in range(100)] * 2
-        book = supervisor_of(pool)._state.book
+        book = supervisor_of(pool)._state.registry
         assert (len(book.deadlines), book.timed) == (0, 0)
 
 
@@ -205,7 +205,7 @@ async def test_a_result_that_takes_long_to_load_has_all_the_time_but_for_a_deadl
         with Stop("unpickled") as stop:
             job = view.submit(crowd, 1_000_000)
             await stop.reached()
-            assert supervisor_of(pool)._state.book.deadlines.next() == deadline
+            assert supervisor_of(pool)._state.registry.deadlines.next() == deadline
             stop.release()
             assert await job == crowd(1_000_000)
 
@@ -284,7 +284,7 @@ async def test_who_is_heard_to_have_ended_is_not_judged(
             supervisor_of(pool).traffic.on_outcomes(
                 handle,
                 [
-                    Frame(Kind.VALUE, job.id, 1, 0, large)
+                    Frame(FrameKind.VALUE, job.id, 1, 0, large)
                     for job in both
                     if job.slot is not None
                 ],

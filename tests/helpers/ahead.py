@@ -30,5 +30,5 @@ def never_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_hand(pool: Pool, slot: int = 0, job: Job[Any] | None = None) -> int:
     """Return how many jobs a worker has in hand, or how many times it has *job*."""
-    flight = supervisor_of(pool)._state.core.slots[slot].flight.jobs
+    flight = supervisor_of(pool)._state.core.slots[slot].in_flight.jobs
     return len(flight) if job is None else int(job.id in flight)

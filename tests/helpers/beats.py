@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import asyncpool
 from asyncpool import JobCancelled, heartbeat
-from asyncpool._core.wire.frames import Kind, header
-from asyncpool._core.wire.heartbeat_records import Beat, place_of
+from asyncpool._core.wire.frames import FrameKind, header
+from asyncpool._core.wire.heartbeat_records import Beat, offset_of
 from asyncpool._core.wire.page import BEATS_START
 from asyncpool._system.signals import INTERRUPT
 from tests.helpers import faults
@@ -153,27 +153,27 @@ def _beat(number: int = 1, job: int | None = None, attempt: int | None = None) -
 
 def send_beat(**changes: int) -> None:
     record = _beat(**changes).pack()
-    say(header(Kind.BEAT, len(record)) + record)
+    say(header(FrameKind.LAST_HEARTBEAT, len(record)) + record)
 
 
 def send_garbage() -> None:
-    say(header(Kind.BEAT, 100) + bytes(100))
+    say(header(FrameKind.LAST_HEARTBEAT, 100) + bytes(100))
 
 
 def send_a_large_beat() -> None:
-    say(header(Kind.BEAT, 1 << 20) + bytes(1 << 20))
+    say(header(FrameKind.LAST_HEARTBEAT, 1 << 20) + bytes(1 << 20))
 
 
 def beat_on_control() -> None:
-    say_to_control(header(Kind.BEAT, 0))
+    say_to_control(header(FrameKind.LAST_HEARTBEAT, 0))
 
 
 def pong() -> None:
-    say_to_control(header(Kind.PONG, 0))
+    say_to_control(header(FrameKind.PONG, 0))
 
 
 def ring_for_nothing(times: int) -> str:
-    control().sendall(header(Kind.HEARTBEAT, 0) * times)
+    control().sendall(header(FrameKind.HEARTBEAT, 0) * times)
     return "rung"
 
 
@@ -196,7 +196,7 @@ def write_on_page(what: str) -> str:
             "of nobody": _beat(number, job=2**63).pack(),
             "of another attempt": _beat(number, attempt=7).pack(),
         }[what]
-        start = BEATS_START + place_of(number)
+        start = BEATS_START + offset_of(number)
         page[start : start + len(record)] = record
     return ring_for_nothing(10)
 
@@ -207,7 +207,7 @@ def claim_and_sleep(gate: str, at: float) -> None:
 
     assert beats._installed is not None
     record = _beat()._replace(at=at).pack()
-    start = BEATS_START + place_of(1)
+    start = BEATS_START + offset_of(1)
     beats._installed.page[start : start + len(record)] = record
     ring_for_nothing(1)
     sleep(gate, "")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import asyncpool
-from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, Kind, header
+from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._core.wire.page import BEGUN
 from tests.helpers.jobs import arrive, spin, wait_at
@@ -108,7 +108,7 @@ def commit_at_hello(token: str, name: str) -> None:
     """Have it committed where the worker would say hello, in one worker only."""
     from asyncpool._worker.job.control import Control
 
-    def send(self: Control, kind: Kind, payload: bytes = b"", *_: int) -> None:
+    def send(self: Control, kind: FrameKind, payload: bytes = b"", *_: int) -> None:
         commit(name)
 
     if first(token):
@@ -227,7 +227,7 @@ def say_to_control(data: bytes) -> None:
 
 def say_half(size: int, channel: int = 0) -> NoReturn:
     """Write a frame's beginning and die."""
-    data = header(Kind.VALUE, 1000, 1, 1) + bytes(1000)
+    data = header(FrameKind.VALUE, 1000, 1, 1) + bytes(1000)
     channels()[channel].sendall(data[:size])
     os._exit(4)
 
@@ -280,29 +280,29 @@ OFFENCES = (
     ),
     offence(
         "oversized frame",
-        lambda: say(header(Kind.VALUE, 1 << 62, 1, 1)),
+        lambda: say(header(FrameKind.VALUE, 1 << 62, 1, 1)),
         "exceeds the limit",
     ),
-    offence("wrong kind", lambda: say(header(Kind.JOB, 0, 1, 1)), "sent JOB"),
+    offence("wrong kind", lambda: say(header(FrameKind.JOB, 0, 1, 1)), "sent JOB"),
     offence(
         "a job that it has not",
-        lambda: say(header(Kind.VALUE, 0, 999_999, 1)),
+        lambda: say(header(FrameKind.VALUE, 0, 999_999, 1)),
         "job 999999",
     ),
     offence("garbage on control", lambda: say_to_control(b"\xff" * 999), "version 255"),
     offence(
         "value on control",
-        lambda: say_to_control(header(Kind.VALUE, 0, 1, 1)),
+        lambda: say_to_control(header(FrameKind.VALUE, 0, 1, 1)),
         "sent VALUE",
     ),
     offence(
         "what nobody asked for",
-        lambda: say_to_control(header(Kind.REVOKED, 8) + pack_numbers([1])),
+        lambda: say_to_control(header(FrameKind.REVOKED, 8) + pack_numbers([1])),
         "gave back job 1, which it cannot",
     ),
     offence(
         "half a place",
-        lambda: say_to_control(header(Kind.REVOKED, 3) + b"abc"),
+        lambda: say_to_control(header(FrameKind.REVOKED, 3) + b"abc"),
         "a list of numbers cannot be read",
     ),
     offence("shut channel", shut_down, "closed its channel"),
@@ -400,19 +400,19 @@ def die_between(moment: str) -> str:
     """Return, and die on the way to the next job."""
     from asyncpool._worker import loop
     from asyncpool._worker.channel import frames_io
-    from asyncpool._worker.job.job_claims import Turns
+    from asyncpool._worker.job.job_claims import JobClaims
 
     def send(jobs: socket.socket, head: bytes, payload: bytes) -> None:
         frames_io.send(jobs, head, payload)
         if moment == "written":
             os._exit(3)
 
-    def take(self: Turns) -> bool:
+    def take(self: JobClaims) -> bool:
         os._exit(3)
 
     vars(loop)["send"] = send
     if moment == "turn":
-        Turns.take = take  # type: ignore[method-assign] # on purpose
+        JobClaims.claim = take  # type: ignore[method-assign] # on purpose
     vars(loop)["BEGUN"] = _Note(moment)
     return "answered"
 
@@ -432,7 +432,7 @@ _visits: list[socket.socket] = []
 
 def answer_for_another_attempt() -> None:
     job = asyncpool.current_job()
-    say(header(Kind.VALUE, 0, job.id, job.attempt + 1))
+    say(header(FrameKind.VALUE, 0, job.id, job.attempt + 1))
 
 
 def raise_later(gate: str) -> None:

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import asyncpool
-from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers
 from tests.helpers import faults
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from asyncpool import Pool
     from asyncpool._runtime.channel.segments import Segments
     from asyncpool._runtime.pool.supervisor import Supervisor
-    from asyncpool._worker.channel.large_buffers import Cargo
+    from asyncpool._worker.channel.large_buffers import LargeBuffers
 
 __all__ = ["Block", "Crowd", "Passenger", "Stop", "all_free", "pattern"]
 
@@ -372,12 +372,12 @@ def segment_descriptors() -> list[int]:
 # What jobs must not do.
 
 
-def cargo() -> Cargo:
+def cargo() -> LargeBuffers:
     """Return what this worker has of shared memory; no interface leads there."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_serve":
-            found: Cargo = frame.f_locals["cargo"]
+            found: LargeBuffers = frame.f_locals["cargo"]
             return found
         frame = frame.f_back
     raise LookupError("this is no worker's main thread")
@@ -465,23 +465,23 @@ def open_no_more_and_make(size: int, seed: int) -> Block:
 
 def lent(number: int, *sizes: int) -> bytes:
     payload = pack_numbers(sizes)
-    return header(Kind.LENT, len(payload), tag=number) + payload
+    return header(FrameKind.LENT, len(payload), tag=number) + payload
 
 
 def area(size: int) -> bytes:
-    return header(Kind.AREA, size) + bytes(size)
+    return header(FrameKind.AREA, size) + bytes(size)
 
 
 def want(size: int) -> bytes:
-    return header(Kind.WANT, 0, size)
+    return header(FrameKind.WANT, 0, size)
 
 
 def returned(number: int) -> bytes:
-    return header(Kind.RETURNED, 0, tag=number)
+    return header(FrameKind.SEGMENT_RETURNED, 0, tag=number)
 
 
 def lost(number: int) -> bytes:
-    return header(Kind.LOST, 0, tag=number)
+    return header(FrameKind.LOST, 0, tag=number)
 
 
 def granted(size: int) -> int:
@@ -506,7 +506,7 @@ OFFENCES: dict[str, Callable[..., bytes]] = {
     "lends beyond all bounds, in sum": lambda **_: lent(
         granted(100_000), (1 << 64) - 1, 1
     ),
-    "lends half a size": lambda **_: header(Kind.LENT, 3, tag=1) + b"abc",
+    "lends half a size": lambda **_: header(FrameKind.LENT, 3, tag=1) + b"abc",
     "lends twice": lambda **_: lent(granted(100_000), 10) * 2,
     "sends too many areas": lambda **_: area(100_000) * 11,
     "sends an area that is too large": lambda **_: area((1 << 20) + 1),
@@ -524,9 +524,9 @@ OFFENCES: dict[str, Callable[..., bytes]] = {
     "returns what another has": lambda other, **_: returned(other),
     "loses what there is not": lambda **_: lost(999),
     "loses what it has returned": lambda mine, **_: returned(mine) + lost(mine),
-    "grants": lambda **_: header(Kind.GRANT, 0, tag=1),
-    "makes a segment": lambda **_: header(Kind.SEGMENT, 0, 65_536, tag=1),
-    "drops": lambda **_: header(Kind.DROP, 0, tag=1),
+    "grants": lambda **_: header(FrameKind.GRANT, 0, tag=1),
+    "makes a segment": lambda **_: header(FrameKind.SEGMENT, 0, 65_536, tag=1),
+    "drops": lambda **_: header(FrameKind.DROP, 0, tag=1),
 }
 
 
@@ -539,5 +539,5 @@ def offend(name: str, other: int, block: Block) -> NoReturn:
 
 def offend_on_control(kind: int, block: Block) -> NoReturn:
     """Say on the control channel what belongs to the other one."""
-    faults.say_to_control(header(Kind(kind), 0, 100_000, tag=1))
+    faults.say_to_control(header(FrameKind(kind), 0, 100_000, tag=1))
     raise AssertionError

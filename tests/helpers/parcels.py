@@ -5,25 +5,25 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from asyncpool._core.pickling.out_of_band import Bundle, Parcel
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.wire.frames import Frame, FrameDecoder
 
 __all__ = ["Array", "GivenUpError", "Pause", "arrived", "plain", "received"]
 
 
-def plain(payload: bytes | Parcel) -> bytes:
+def plain(payload: bytes | OutOfBandPickle) -> bytes:
     """Return a payload that has to be one that travels like any other."""
     assert type(payload) is bytes
     return payload
 
 
-def arrived(payload: bytes | Parcel) -> bytes | Bundle:
+def arrived(payload: bytes | OutOfBandPickle) -> bytes | ReceivedPickle:
     """Return what the other side has of a payload: a copy, where it travels apart."""
     if type(payload) is bytes:
         return payload
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     areas = [memoryview(bytearray().join(area)) for area in payload.areas]
-    return Bundle(payload.payload, areas)
+    return ReceivedPickle(payload.payload, areas)
 
 
 def received(decoder: FrameDecoder, data: bytes) -> list[Frame]:

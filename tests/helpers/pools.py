@@ -131,7 +131,7 @@ def run_out(pool: Pool, job: Job[Any]) -> None:
         job.began = now - limits.timeout
     else:
         job.limits = replace(limits, deadline=now)
-    supervisor_of(pool).traffic.times._timeouts.watch(job.id, now)
+    supervisor_of(pool).traffic.timers._timeouts.watch(job.id, now)
 
 
 async def timeout_of(job: Job[Any]) -> JobTimeoutError:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import asyncpool
 from asyncpool._core.pickling.calls import dumps
-from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.frames import FrameKind, header
 from tests.helpers.faults import first, say
 from tests.helpers.jobs import arrive, sign, wait_at
 
@@ -173,7 +173,7 @@ def more_than_allowed(count: int) -> Iterator[int]:
     """Send *count* items without asking anybody."""
     job = asyncpool.current_job()
     payload = dumps(0)
-    frame = header(Kind.ITEM, len(payload), job.id, job.attempt) + payload
+    frame = header(FrameKind.ITEM, len(payload), job.id, job.attempt) + payload
     say(frame * count)
     yield from range(3)
 
@@ -182,7 +182,7 @@ def item_of(job: int) -> None:
     """Send an item of a job that is no stream, or of another one."""
     me = asyncpool.current_job()
     payload = dumps(0)
-    head = header(Kind.ITEM, len(payload), job or me.id, me.attempt)
+    head = header(FrameKind.ITEM, len(payload), job or me.id, me.attempt)
     say(head + payload)
     time.sleep(60)
 

@@ -9,12 +9,23 @@ import socket
 from collections import deque
 from typing import Self
 
-from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.frames import (
+    HEADER_SIZE,
+    Frame,
+    FrameDecoder,
+    FrameKind,
+    header,
+)
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._runtime.channel.channel import READ_SIZE, Channel
-from asyncpool._runtime.cluster.balancer import Spreader
-from asyncpool._runtime.cluster.link import MAX_MESSAGE, Line, LineSetup, LineSocket
-from asyncpool._runtime.cluster.message_queues import Mail
+from asyncpool._runtime.cluster.balancer import ConnectionBalancer
+from asyncpool._runtime.cluster.link import (
+    MAX_MESSAGE,
+    DescriptorSocket,
+    LinkSetup,
+    WorkerLink,
+)
+from asyncpool._runtime.cluster.message_queues import MessageQueues
 from asyncpool.errors import ProtocolError
 
 __all__ = ["FakeWorker", "Master"]
@@ -33,20 +44,20 @@ class Master:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=200)
         self.listener.setblocking(False)
         self.address = self.listener.getsockname()
-        self.lines: dict[int, Line] = {}
-        self.spreader = Spreader(self.loop, name, [self.listener], self.lines)
-        self.mail = Mail(name)
+        self.lines: dict[int, WorkerLink] = {}
+        self.balancer = ConnectionBalancer(self.loop, name, [self.listener], self.lines)
+        self.mail = MessageQueues(name)
         self.ends = False
-        self.setup = LineSetup(
-            on_taken=self.spreader.taken,
-            on_refused=self.spreader.refused,
-            on_parcel=self.mail.take_parcel,
+        self.setup = LinkSetup(
+            on_taken=self.balancer.taken,
+            on_refused=self.balancer.refused,
+            on_socket=self.mail.take_socket,
             on_message=self.mail.take_message,
-            on_load=self.spreader.load,
-            on_lost=self.spreader.lose,
-            on_returned=self.spreader.returned,
+            on_load=self.balancer.load,
+            on_lost=self.balancer.lose,
+            on_returned=self.balancer.returned,
             on_listens=lambda _: None,
-            on_shut=self.spreader.left,
+            on_shut=self.balancer.left,
             others_serve=lambda: not self.ends,
         )
         self.workers: list[FakeWorker] = []
@@ -71,7 +82,7 @@ class Master:
     @property
     def waiting(self) -> int:
         """How many connections have come back and wait."""
-        return len(self.spreader.core.waiting)
+        return len(self.balancer.core.waiting)
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +90,7 @@ class Master:
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
             worker.die()
-        self.spreader.close()
+        self.balancer.close()
         self.mail.close()
         self.listener.close()
         for guest in self.guests:
@@ -93,7 +104,7 @@ class FakeWorker:
         slot: Its slot.
         peer: Its end of the line.
         trouble: How it has broken the protocol.
-        line: The master's end.
+        link: The master's end.
     """
 
     def __init__(self, master: Master, slot: int) -> None:
@@ -102,7 +113,7 @@ class FakeWorker:
         self._master = master
         ours, self.peer = socket.socketpair()
         self.peer.setblocking(False)
-        sock = LineSocket(ours)
+        sock = DescriptorSocket(ours)
         self.channel = Channel(
             master.loop,
             sock,
@@ -111,9 +122,9 @@ class FakeWorker:
             on_frames=self._on_frames,
             on_end=self._on_end,
         )
-        self.line = Line(slot, 1, sock, self.channel, master.setup)
-        master.lines[slot] = self.line
-        master.spreader.core.add(slot)
+        self.link = WorkerLink(slot, 1, sock, self.channel, master.setup)
+        master.lines[slot] = self.link
+        master.balancer.core.add(slot)
         self.news = asyncio.Event()
         self.turn = asyncio.Event()
         self._decoder = FrameDecoder(max_payload=MAX_MESSAGE)
@@ -122,8 +133,8 @@ class FakeWorker:
         self._dead = False
 
     def ready(self) -> None:
-        self.line.open = True
-        self._master.spreader.joined(self.line)
+        self.link.open = True
+        self._master.balancer.joined(self.link)
 
     def die(self) -> None:
         """End, as a process does whose end is told when all is read."""
@@ -136,8 +147,8 @@ class FakeWorker:
         self.channel.drain()
         self.channel.close()
         del self._master.lines[self.slot]
-        self.line.shut()
-        self._master.spreader.gone(self.line)
+        self.link.shut()
+        self._master.balancer.gone(self.link)
 
     # What it hears.
 
@@ -152,13 +163,13 @@ class FakeWorker:
                 self._arrived += array.array("i", fds)
             self._frames += self._decoder.feed(data)
         frame = self._frames.popleft()
-        carries = frame.kind in {Kind.HANDLE, Kind.LISTEN}
+        carries = frame.kind in {FrameKind.HANDLE, FrameKind.LISTEN}
         return frame, self._arrived.popleft() if carries else None
 
     async def handle(self) -> tuple[int, int]:
         """Wait for the next handle; return its number and its descriptor."""
         frame, fd = await self.frame()
-        assert frame.kind is Kind.HANDLE
+        assert frame.kind is FrameKind.HANDLE
         assert fd is not None
         return frame.job, fd
 
@@ -166,7 +177,7 @@ class FakeWorker:
         """Take the next connection, and close it; return its number."""
         number, fd = await self.handle()
         os.close(fd)
-        self.say(Kind.TAKEN, number)
+        self.say(FrameKind.TAKEN, number)
         return number
 
     async def _readable(self) -> None:
@@ -179,21 +190,21 @@ class FakeWorker:
 
     # What it says.
 
-    def say(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+    def say(self, kind: FrameKind, number: int = 0, payload: bytes = b"") -> None:
         self.peer.sendall(header(kind, len(payload), number) + payload)
 
     def load(self, opened: int, closed: int, cut: int = 0, *, lost: int = 0) -> None:
-        self.say(Kind.LOAD, lost, pack_numbers((opened, closed, cut)))
+        self.say(FrameKind.LOAD, lost, pack_numbers((opened, closed, cut)))
 
     def send(self, number: int, *fds: int, tag: int = 1) -> None:
-        socket.send_fds(self.peer, [header(Kind.HANDLE, 0, number, tag=tag)], fds)
+        socket.send_fds(self.peer, [header(FrameKind.HANDLE, 0, number, tag=tag)], fds)
 
     def send_one(self, number: int, fd: int) -> None:
         self.send(number, fd)
 
     def send_slowly(self, number: int, fd: int) -> None:
         """Send the header of a handle in two pieces; the first brings the descriptor."""
-        data = header(Kind.HANDLE, 0, number, tag=1)
+        data = header(FrameKind.HANDLE, 0, number, tag=1)
         socket.send_fds(self.peer, [data[: HEADER_SIZE // 2]], [fd])
         self.peer.sendall(data[HEADER_SIZE // 2 :])
 
@@ -214,7 +225,7 @@ class FakeWorker:
     def _on_frames(self, frames: list[Frame]) -> None:
         if not self.trouble:
             try:
-                self.line.on_frames(frames)
+                self.link.on_frames(frames)
             except ProtocolError as error:
                 self._accuse(str(error))
         self.turn.set()
@@ -222,10 +233,10 @@ class FakeWorker:
     def _on_end(self, error: ProtocolError | None) -> None:
         if error is not None:
             self._accuse(str(error))
-        self.line.shut()
+        self.link.shut()
         self.news.set()
 
     def _accuse(self, trouble: str) -> None:
         self.trouble = trouble
-        self.line.shut()
+        self.link.shut()
         self.news.set()

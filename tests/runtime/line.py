@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Self
 
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._runtime.channel.channel import READ_SIZE, Channel
 from asyncpool.errors import ProtocolError
 
@@ -107,7 +107,7 @@ class Line:
         self.peer.close()
 
 
-def encode(job: int, payload: bytes, kind: Kind = Kind.VALUE) -> bytes:
+def encode(job: int, payload: bytes, kind: FrameKind = FrameKind.VALUE) -> bytes:
     return header(kind, len(payload), job, 1) + payload
 
 

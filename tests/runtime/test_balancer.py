@@ -12,8 +12,8 @@ from contextlib import suppress
 import pytest
 
 from asyncpool._core.cluster.balancing import WINDOW
-from asyncpool._core.wire.frames import Kind
-from asyncpool._runtime.cluster.balancer import Spreader
+from asyncpool._core.wire.frames import FrameKind
+from asyncpool._runtime.cluster.balancer import ConnectionBalancer
 from asyncpool._runtime.cluster.link import FOR_USER
 from asyncpool.errors import NoWorkerError
 from tests.helpers.clusters import come_true
@@ -41,7 +41,7 @@ async def handed_over(master: Master, worker: FakeWorker) -> tuple[socket.socket
     """Have a worker take a new connection; return both ends of it."""
     guest = await master.guest()
     number, fd = await worker.handle()
-    worker.say(Kind.TAKEN, number)
+    worker.say(FrameKind.TAKEN, number)
     await worker.heard()
     return guest, fd
 
@@ -58,11 +58,11 @@ async def test_connections_are_handed_over_and_let_go_of_when_taken() -> None:
                 # Ours, theirs, and the one that they have been given.
                 assert len(open_fds()) == before + 3
                 await met(guest, fd)
-                worker.say(Kind.TAKEN, number)
+                worker.say(FrameKind.TAKEN, number)
                 await worker.heard()
                 guest.close()
                 assert len(open_fds()) == before
-            assert master.spreader.core.served == 3
+            assert master.balancer.core.served == 3
 
 
 async def test_nothing_is_accepted_while_nobody_could_have_it() -> None:
@@ -72,17 +72,17 @@ async def test_nothing_is_accepted_while_nobody_could_have_it() -> None:
             worker = master.worker(ready=False)
             await asyncio.sleep(0)
             assert queued(master) == 1
-            assert not master.spreader._accepting, "nor is it looked at"
+            assert not master.balancer._accepting, "nor is it looked at"
             worker.ready()
             number, fd = await worker.handle()
             await met(first, fd)
-            worker.say(Kind.TAKEN, number)
+            worker.say(FrameKind.TAKEN, number)
             await worker.heard()
-            worker.line.shut()
+            worker.link.shut()
             await master.guest()
             await asyncio.sleep(0)
             assert queued(master) == 1
-            assert not master.spreader._accepting
+            assert not master.balancer._accepting
             other = master.worker()
             assert await other.take() == 1
 
@@ -93,11 +93,11 @@ async def test_a_window_is_all_that_is_accepted_at_once() -> None:
         async with patience():
             guests = [await master.guest() for _ in range(WINDOW + 5)]
             await come_true(lambda: queued(master) == 5)
-            assert master.spreader.core.connections(0) == WINDOW
+            assert master.balancer.core.connections(0) == WINDOW
             for n in range(WINDOW + 5):
                 number, fd = await worker.handle()
                 await met(guests[n], fd)
-                worker.say(Kind.TAKEN, number)
+                worker.say(FrameKind.TAKEN, number)
             assert queued(master) == 0
 
 
@@ -114,8 +114,8 @@ async def test_one_that_is_slow_is_passed_over() -> None:
             for guest in guests:
                 number, fd = await quick.handle()
                 await met(guest, fd)
-                quick.say(Kind.TAKEN, number)
-            assert master.spreader.core.connections(slow.slot) == WINDOW
+                quick.say(FrameKind.TAKEN, number)
+            assert master.balancer.core.connections(slow.slot) == WINDOW
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
@@ -130,7 +130,7 @@ async def test_what_a_dead_worker_has_not_taken_goes_to_another(taken: int) -> N
                 await met(guest, fd)
                 numbers.append(number)
             for number in numbers[:taken]:
-                worker.say(Kind.TAKEN, number)
+                worker.say(FrameKind.TAKEN, number)
             # Its last words are read, and count.
             worker.die()
             assert master.waiting == 3 - taken
@@ -139,7 +139,7 @@ async def test_what_a_dead_worker_has_not_taken_goes_to_another(taken: int) -> N
             for guest in [*guests[taken:], late]:
                 number, fd = await other.handle()
                 await met(guest, fd)
-                other.say(Kind.TAKEN, number)
+                other.say(FrameKind.TAKEN, number)
             assert await nothing_left(guests[:taken]) == b""
 
 
@@ -155,7 +155,7 @@ async def test_what_a_broken_line_did_not_take_goes_to_another() -> None:
         worker.peer.close()
         async with patience():
             guest = await master.guest()
-            await come_true(lambda: not worker.line.open)
+            await come_true(lambda: not worker.link.open)
             worker.die()
             other = master.worker()
             _, fd = await other.handle()
@@ -169,10 +169,10 @@ async def test_a_refused_connection_goes_to_another() -> None:
             guest = await master.guest()
             number, fd = await full.handle()
             os.close(fd)
-            full.say(Kind.REFUSED, number)
+            full.say(FrameKind.REFUSED, number)
             _, fd = await other.handle()
             await met(guest, fd)
-            assert master.spreader.core.refused == 1
+            assert master.balancer.core.refused == 1
 
 
 async def test_a_refused_connection_waits_for_the_only_worker() -> None:
@@ -184,7 +184,7 @@ async def test_a_refused_connection_waits_for_the_only_worker() -> None:
                 number, fd = await worker.handle()
                 assert number == n
                 os.close(fd)
-                worker.say(Kind.REFUSED, number)
+                worker.say(FrameKind.REFUSED, number)
             number, fd = await worker.handle()
             await met(guest, fd)
 
@@ -194,7 +194,7 @@ async def test_a_connection_that_is_given_back_goes_to_another() -> None:
         worker = master.worker()
         async with patience():
             guest, fd = await handed_over(master, worker)
-            worker.line.shut()
+            worker.link.shut()
             other = master.worker()
             worker.send(1, fd, tag=0)
             os.close(fd)
@@ -207,7 +207,7 @@ async def test_a_connection_that_nobody_will_have_is_closed() -> None:
         worker = master.worker()
         async with patience():
             guest, fd = await handed_over(master, worker)
-            master.spreader.stop()
+            master.balancer.stop()
             worker.send(1, fd, tag=0)
             os.close(fd)
             assert await nothing_left([guest]) == b""
@@ -261,7 +261,7 @@ async def test_what_came_back_is_handed_on_though_nothing_is_accepted(
 
             monkeypatch.setattr(socket.socket, "accept", fail)
             await master.guest()
-            await come_true(lambda: master.spreader._pause is not None)
+            await come_true(lambda: master.balancer._pause is not None)
             other = master.worker()
             worker.die()
             _, fd = await other.handle()
@@ -301,18 +301,18 @@ async def test_a_socket_goes_to_whom_it_is_meant_for() -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             before = len(open_fds())
-            sending = asyncio.create_task(master.spreader.send(1, theirs.fileno(), b""))
+            sending = asyncio.create_task(master.balancer.send(1, theirs.fileno(), b""))
             async with patience():
                 frame, fd = await worker.frame()
-                assert (frame.kind, frame.tag) == (Kind.HANDLE, FOR_USER)
+                assert (frame.kind, frame.number) == (FrameKind.HANDLE, FOR_USER)
                 assert fd is not None
                 assert os.fstat(fd) == os.fstat(theirs.fileno())
                 os.close(fd)
                 assert not sending.done()
-                worker.say(Kind.TAKEN, frame.job)
+                worker.say(FrameKind.TAKEN, frame.job)
                 await sending
             assert len(open_fds()) == before
-            assert master.spreader.core.connections(1) == 0
+            assert master.balancer.core.connections(1) == 0
 
 
 @pytest.mark.parametrize("how", ["refused", "dead"])
@@ -325,7 +325,7 @@ async def test_a_socket_is_tried_with_each_worker_once(
         ours, theirs = socket.socketpair()
         with ours, theirs:
             before = len(open_fds())
-            sending = asyncio.create_task(master.spreader.send(1, theirs.fileno(), b""))
+            sending = asyncio.create_task(master.balancer.send(1, theirs.fileno(), b""))
             tried: list[FakeWorker] = []
             async with patience():
                 for slot in (1, 0, 2):
@@ -334,7 +334,7 @@ async def test_a_socket_is_tried_with_each_worker_once(
                     os.close(fd)
                     tried.append(worker)
                     if how == "refused":
-                        worker.say(Kind.REFUSED, number)
+                        worker.say(FrameKind.REFUSED, number)
                     else:
                         worker.die()
                 with pytest.raises(NoWorkerError) as caught:
@@ -348,14 +348,14 @@ async def test_who_has_left_need_not_be_found_a_worker() -> None:
         first, other = master.worker(), master.worker()
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            sending = asyncio.create_task(master.spreader.send(0, theirs.fileno(), b""))
+            sending = asyncio.create_task(master.balancer.send(0, theirs.fileno(), b""))
             async with patience():
                 number, fd = await first.handle()
                 os.close(fd)
                 sending.cancel()
                 await asyncio.wait([sending])
                 before = len(open_fds())
-                first.say(Kind.REFUSED, number)
+                first.say(FrameKind.REFUSED, number)
                 await first.heard()
                 assert len(open_fds()) == before - 1
                 guest = await master.guest()
@@ -370,23 +370,23 @@ async def test_what_is_listened_on_may_change() -> None:
     with Master() as master:
         worker = master.worker()
         async with patience():
-            master.spreader.listen_on([])
+            master.balancer.listen_on([])
             first = await master.guest()
             await asyncio.sleep(0)
             assert queued(master) == 1
             for _ in range(2):
-                master.spreader.listen_on([master.listener])
+                master.balancer.listen_on([master.listener])
             _, fd = await worker.handle()
             await met(first, fd)
             with socket.create_server(("127.0.0.1", 0)) as other:
                 other.setblocking(False)
-                master.spreader.listen_on([other])
+                master.balancer.listen_on([other])
                 await master.guest()
                 master.address = other.getsockname()
                 second = await master.guest()
                 _, fd = await worker.handle()
                 await met(second, fd)
-                master.spreader.listen_on([])
+                master.balancer.listen_on([])
             assert queued(master) == 1
 
 
@@ -397,10 +397,10 @@ async def test_at_the_end_all_that_has_come_is_handed_over() -> None:
             for _ in range(3 * WINDOW):
                 await master.guest()
             await come_true(lambda: queued(master) == WINDOW)
-            master.spreader.stop()
+            master.balancer.stop()
             master.listener.close()
-            worker.line.shut()
-            other.line.shut()
+            worker.link.shut()
+            other.link.shut()
             taken = 0
             for one in (worker, other):
                 for _ in range(3 * WINDOW // 2):
@@ -419,11 +419,11 @@ async def test_the_end_does_not_wait_for_those_who_go_on_to_come(
             for _ in range(WINDOW + 5):
                 await master.guest()
             await come_true(lambda: queued(master) == 5)
-            master.spreader.stop()
+            master.balancer.stop()
             assert queued(master) == 2
             for _ in range(WINDOW + 3):
                 await worker.take()
-            assert master.spreader.core.served == WINDOW + 3
+            assert master.balancer.core.served == WINDOW + 3
 
 
 async def test_at_the_end_of_a_cluster_without_workers_connections_end() -> None:
@@ -435,7 +435,7 @@ async def test_at_the_end_of_a_cluster_without_workers_connections_end() -> None
             os.close(fd)
             worker.die()
             assert master.waiting > 0
-            master.spreader.stop()
+            master.balancer.stop()
             assert master.waiting == 0
             master.listener.close()
             for guest in guests:
@@ -446,9 +446,9 @@ async def test_at_the_end_of_a_cluster_without_workers_connections_end() -> None
 
 async def test_stopping_twice_is_stopping_once() -> None:
     with Master() as master:
-        assert isinstance(master.spreader, Spreader)
-        master.spreader.stop()
-        master.spreader.stop()
+        assert isinstance(master.balancer, ConnectionBalancer)
+        master.balancer.stop()
+        master.balancer.stop()
         await master.guest()
         master.worker()
         await asyncio.sleep(0)

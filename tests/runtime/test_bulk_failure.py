@@ -13,9 +13,9 @@ import pytest
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.state.bulk_failure import Failing
+from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.state.registry import JobBook
+from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.owner import Owner
@@ -27,7 +27,7 @@ class Ending:
     """The jobs of a pool that ends."""
 
     def __init__(self) -> None:
-        self.book = JobBook()
+        self.book = JobRegistry()
         self.core = SimpleNamespace(broken=None, retry_in=lambda now: now - 93.0)
         self.tasks: list[asyncio.Task[None]] = []
         self.page = SimpleNamespace(begun=lambda number, _: number == 2)
@@ -41,7 +41,7 @@ class Ending:
             handles={0: handle},
         )
         group = SimpleNamespace(create_task=self.spawn)
-        self.failing = Failing(
+        self.failing = BulkFailure(
             cast("PoolState", state), cast("asyncio.TaskGroup", group)
         )
 

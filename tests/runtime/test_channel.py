@@ -7,7 +7,7 @@ import mmap
 
 import pytest
 
-from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, Frame, Kind, header
+from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, Frame, FrameKind, header
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.runtime.line import LIMIT, Line, cut, encode
@@ -65,7 +65,7 @@ async def test_a_frame_that_was_cut_short_is_no_offence() -> None:
     [
         (b"\xff" * 100, "version 255"),
         (bytes([VERSION, 0xEE]) + bytes(HEADER_SIZE - 2), "unknown kind"),
-        (header(Kind.VALUE, LIMIT + 1, 1, 1), "exceeds the limit"),
+        (header(FrameKind.VALUE, LIMIT + 1, 1, 1), "exceeds the limit"),
     ],
     ids=["version", "kind", "size"],
 )

@@ -10,7 +10,13 @@ import socket
 
 import pytest
 
-from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.frames import (
+    HEADER_SIZE,
+    Frame,
+    FrameDecoder,
+    FrameKind,
+    header,
+)
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.parcels import received
 from tests.helpers.patience import patience
@@ -24,9 +30,9 @@ async def test_a_peer_that_reads_slowly_gets_everything_in_order() -> None:
     decoder, frames = FrameDecoder(max_payload=LIMIT), list[Frame]()
     with Line() as line:
         for job in range(1, 4):
-            line.channel.put(header(Kind.JOB, len(large), job, 1), large)
+            line.channel.put(header(FrameKind.JOB, len(large), job, 1), large)
             line.channel.flush()
-            line.channel.put(header(Kind.JOB, 0, 10 + job, 1))
+            line.channel.put(header(FrameKind.JOB, 0, 10 + job, 1))
             line.channel.flush_soon()
         async with patience():
             while len(frames) < 6:
@@ -39,10 +45,10 @@ async def test_a_peer_that_reads_slowly_gets_everything_in_order() -> None:
 
 async def test_flushing_does_not_wait_for_a_turn_of_the_loop() -> None:
     with Line() as line:
-        line.channel.put(header(Kind.JOB, 3, 1, 1), b"abc")
-        line.channel.put(header(Kind.JOB, 0, 2, 1), b"")
+        line.channel.put(header(FrameKind.JOB, 3, 1, 1), b"abc")
+        line.channel.put(header(FrameKind.JOB, 0, 2, 1), b"")
         line.channel.flush()
-        sent = encode(1, b"abc", Kind.JOB) + encode(2, b"", Kind.JOB)
+        sent = encode(1, b"abc", FrameKind.JOB) + encode(2, b"", FrameKind.JOB)
         assert line.channel.unsent == 0
         assert line.ours.taken == [len(sent)]
         assert line.peer.recv(100) == sent
@@ -55,7 +61,7 @@ async def test_what_is_put_in_one_turn_goes_out_with_one_system_call() -> None:
     with Line() as line:
         for turn in range(1, 4):
             for job in range(5):
-                line.channel.put(header(Kind.JOB, 5, job, turn), b"hello")
+                line.channel.put(header(FrameKind.JOB, 5, job, turn), b"hello")
                 line.channel.flush_soon()
             assert line.ours.calls == turn - 1
             assert line.channel.unsent == size
@@ -219,7 +225,7 @@ async def test_a_socket_that_cannot_send_ends_the_channel() -> None:
 async def test_half_closing_comes_after_what_is_still_to_be_sent() -> None:
     large = bytes(3_000_000)
     with Line() as line:
-        line.send(header(Kind.JOB, len(large), 1, 1) + large)
+        line.send(header(FrameKind.JOB, len(large), 1, 1) + large)
         line.channel.half_close()
         got = 0
         async with patience():
@@ -245,7 +251,7 @@ async def test_half_closing_waits_for_what_is_to_go_soon() -> None:
 async def test_closing_lets_go_of_what_is_still_to_be_sent() -> None:
     large = bytes(3_000_000)
     with Line() as line:
-        line.send(header(Kind.JOB, len(large), 1, 1) + large)
+        line.send(header(FrameKind.JOB, len(large), 1, 1) + large)
         line.channel.close()
         got = 0
         async with patience():
@@ -308,7 +314,7 @@ async def read_with_fds(line: Line, size: int) -> list[tuple[bytes, list[int]]]:
 
 async def test_a_descriptor_comes_with_its_frame_and_is_not_kept() -> None:
     writer, reader = a_pipe()
-    before, with_it, behind = (encode(n, b"", Kind.SEGMENT) for n in (1, 2, 3))
+    before, with_it, behind = (encode(n, b"", FrameKind.SEGMENT) for n in (1, 2, 3))
     with Line() as line:
         line.channel.put(before)
         line.channel.put_descriptor(with_it, writer)
@@ -333,7 +339,7 @@ async def test_a_descriptor_waits_until_the_peer_has_read_what_is_before_it() ->
     writer, reader = a_pipe()
     with Line() as line:
         line.send(bytes(3_000_000))
-        line.channel.put_descriptor(encode(2, b"", Kind.SEGMENT), writer)
+        line.channel.put_descriptor(encode(2, b"", FrameKind.SEGMENT), writer)
         line.channel.flush()
         assert not is_gone(reader)
         reads = await read_with_fds(line, 3_000_000 + HEADER_SIZE)
@@ -349,7 +355,7 @@ async def test_a_descriptor_that_is_never_sent_is_closed(gone: bool) -> None:  #
     writer, reader = a_pipe()
     with Line() as line:
         line.send(bytes(3_000_000))
-        line.channel.put_descriptor(encode(2, b"", Kind.SEGMENT), writer)
+        line.channel.put_descriptor(encode(2, b"", FrameKind.SEGMENT), writer)
         line.channel.flush()
         left = line.channel.unsent
         assert not is_gone(reader)

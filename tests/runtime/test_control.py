@@ -21,8 +21,8 @@ from asyncpool._runtime.cluster import control_client, control_paths, control_so
 from asyncpool._runtime.cluster.control_client import ControlClient
 from asyncpool._runtime.cluster.control_paths import (
     live_names,
+    path_of,
     peer_uid,
-    place_of,
     private_folder,
 )
 from asyncpool._runtime.cluster.control_socket import ControlSocket
@@ -110,13 +110,13 @@ def test_a_folder_of_somebody_else(tmp: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_where_a_cluster_is(runtime: Path) -> None:
-    assert place_of("app") == str(runtime / "asyncpool" / "app.sock")
-    assert place_of("./x") == "./x"
+    assert path_of("app") == str(runtime / "asyncpool" / "app.sock")
+    assert path_of("./x") == "./x"
     assert os.listdir(runtime) == []
-    place_of("app", make=True)
+    path_of("app", make=True)
     assert os.listdir(runtime) == ["asyncpool"]
     with pytest.raises(ValueError, match=r"^'\.\.' is no name of a cluster, which has"):
-        place_of("..")
+        path_of("..")
 
 
 def test_live_names(runtime: Path) -> None:
@@ -124,7 +124,7 @@ def test_live_names(runtime: Path) -> None:
     socks = []
     for name in ("b", "a", "dead"):
         socks.append(sock := socket.socket(socket.AF_UNIX))
-        sock.bind(place_of(name, make=True))
+        sock.bind(path_of(name, make=True))
         sock.listen(0)
     socks.pop().close()
     (runtime / "asyncpool" / "file.sock").touch()
@@ -133,7 +133,7 @@ def test_live_names(runtime: Path) -> None:
     busy = [socket.socket(socket.AF_UNIX) for _ in range(2)]
     for sock in busy:
         sock.setblocking(False)
-        sock.connect_ex(place_of("a"))
+        sock.connect_ex(path_of("a"))
     assert live_names() == ["a", "b"]
     for sock in (*socks, *busy):
         sock.close()
@@ -160,7 +160,7 @@ async def echo(request: Request) -> dict[str, Any]:
 async def serving(
     answer: Callable[[Request], Any] = echo, *, name: str = "app"
 ) -> AsyncIterator[str]:
-    control = ControlSocket(place_of(name, make=True), answer)
+    control = ControlSocket(path_of(name, make=True), answer)
     control.open()
     try:
         yield control.path
@@ -323,7 +323,7 @@ async def test_who_does_not_answer_in_time(runtime: Path) -> None:
         with ControlClient(path, within=PATIENCE) as client:
             client.ask(Request("status"), within=0.01)
 
-    control = ControlSocket(place_of("app", make=True), echo)  # and is not opened
+    control = ControlSocket(path_of("app", make=True), echo)  # and is not opened
     with pytest.raises(TimeoutError):
         await asyncio.to_thread(impatient, control.path)
     await control.close()
@@ -332,7 +332,7 @@ async def test_who_does_not_answer_in_time(runtime: Path) -> None:
 @pytest.mark.asyncio
 async def test_who_lets_nobody_in_in_time(runtime: Path) -> None:
     async with AsyncExitStack() as stack:
-        control = ControlSocket(place_of("app", make=True), echo)  # and is not opened
+        control = ControlSocket(path_of("app", make=True), echo)  # and is not opened
         stack.push_async_callback(control.close)
         with suppress(BlockingIOError):
             while True:
@@ -348,7 +348,7 @@ async def test_who_lets_nobody_in_in_time(runtime: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_a_client_knows_whom_it_asks(runtime: Path) -> None:
-    control = ControlSocket(place_of("app", make=True), echo)
+    control = ControlSocket(path_of("app", make=True), echo)
     with ControlClient(control.path, within=PATIENCE) as client:
         assert client.pid == (os.getpid() if sys.platform == "linux" else None)
     await control.close()
@@ -366,7 +366,7 @@ async def test_a_name_is_used_once(runtime: Path) -> None:
 @pytest.mark.asyncio
 async def test_nobody_is_there(runtime: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        ControlClient(place_of("app"), within=PATIENCE)
+        ControlClient(path_of("app"), within=PATIENCE)
 
 
 class Scarce:
@@ -391,7 +391,7 @@ async def test_it_waits_while_no_file_can_be_opened(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(control_socket, "_PAUSE", 0)
-    control = ControlSocket(place_of("app", make=True), echo)
+    control = ControlSocket(path_of("app", make=True), echo)
     control._sock = Scarce(control._sock)  # type: ignore[assignment]
     control.open()
     async with patience():
@@ -406,7 +406,7 @@ async def test_it_waits_while_no_file_can_be_opened(
 async def test_it_ends_in_a_pause_and_while_a_client_comes(
     runtime: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    control = ControlSocket(place_of("app", make=True), echo)
+    control = ControlSocket(path_of("app", make=True), echo)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(control.path)
         control._accept()

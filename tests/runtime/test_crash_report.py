@@ -17,7 +17,7 @@ from asyncpool._core.wire.frames import HEADER_SIZE
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state import crash_report as postmortem
 from asyncpool._runtime.state.crash_report import (
-    Coroner,
+    CrashReporter,
     crash_error,
     deliveries,
     describe_next_step,
@@ -129,8 +129,8 @@ async def test_what_has_begun_was_sent() -> None:
 async def test_what_comes_after_a_replacement_that_has_failed(
     again_in: float | None, told: str
 ) -> None:
-    failed = cmd.Keep(2, again_in)
-    step = describe_next_step(2, [cmd.Keep(1, None), failed, cmd.Spawn(2, 3)])
+    failed = cmd.KeepWorker(2, again_in)
+    step = describe_next_step(2, [cmd.KeepWorker(1, None), failed, cmd.Spawn(2, 3)])
     assert step == f"the worker that it was to replace stays{told}"
 
 
@@ -151,7 +151,7 @@ async def test_who_was_killed_by_somebody_else(
     answers = iter(counts)
     kills = SimpleNamespace(count=lambda: next(answers))
     monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
-    coroner = Coroner(start_timeout=30.0)
+    coroner = CrashReporter(start_timeout=30.0)
     worker, slot = cast("WorkerHandle", DeadWorker()), Slot(0, ready_at=1.0)
     found = coroner.kind_of(worker, slot, 1.0)
     crash = coroner.report(
@@ -171,7 +171,7 @@ async def test_several_may_lack_memory_together(
 ) -> None:
     kills = Kernel(3)
     monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
-    coroner = Coroner(start_timeout=30.0)
+    coroner = CrashReporter(start_timeout=30.0)
     worker, slot = cast("WorkerHandle", DeadWorker()), Slot(0, ready_at=1.0)
     starting = Slot(1)
     kills.number = 6
@@ -187,7 +187,7 @@ async def test_whom_the_pool_has_killed_the_kernel_has_not(
 ) -> None:
     kills = Kernel(0)
     monkeypatch.setattr(postmortem, "OomKills", lambda: kills)
-    coroner = Coroner(start_timeout=30.0)
+    coroner = CrashReporter(start_timeout=30.0)
     ours, theirs, ended = DeadWorker(), DeadWorker(), DeadWorker()
     ours.killed, ended.status = True, 3
     kills.number, slot = 1, Slot(0, ready_at=1.0)
@@ -207,7 +207,7 @@ async def test_a_start_has_taken_too_long_unless_it_was_called_off(
 ) -> None:
     worker = DeadWorker()
     worker.killed = True
-    crash = Coroner(start_timeout=30.0).report(
+    crash = CrashReporter(start_timeout=30.0).report(
         cast("WorkerHandle", worker),
         kind="failed start",
         planned=planned,

@@ -16,7 +16,7 @@ from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
 from asyncpool._runtime.state.draining import Draining, Hold
 from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.state.registry import JobBook
+from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool.errors import PoolClosedError
 from tests.helpers import virtual_time
 from tests.helpers.owner import Owner
@@ -26,7 +26,7 @@ class Pool:
     """Of a pool, what closes, and says what it waits for."""
 
     def __init__(self) -> None:
-        self.book, self.released = JobBook(), 0
+        self.book, self.released = JobRegistry(), 0
         self.core = SimpleNamespace(
             closing=SimpleNamespace(finish=None),
             balance=SimpleNamespace(waiting=0),

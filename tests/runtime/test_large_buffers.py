@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from asyncpool._core.pickling.out_of_band import Bundle, Parcel, dump, lay_out, loads
-from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameDecoder, Kind
+from asyncpool._core.pickling.out_of_band import (
+    OutOfBandPickle,
+    ReceivedPickle,
+    dump,
+    lay_out,
+    loads,
+)
+from asyncpool._core.wire.frames import HEADER_SIZE, Frame, FrameDecoder, FrameKind
 from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
 from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.channel.large_buffers import Cargo, Load
+from asyncpool._runtime.channel.large_buffers import BufferLoad, LargeBuffers
 from asyncpool._runtime.channel.segments import Segment, Segments, Use
 from asyncpool._system.memory import Memory
 from tests.helpers.large import Block, filler, pattern
@@ -57,7 +63,7 @@ class Channel:
         return frames
 
     @property
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[FrameKind]:
         return [frame.kind for frame in self.frames]
 
     def close(self) -> None:
@@ -74,7 +80,7 @@ class Harbour:
         self.segments = Segments(loop, bound, self.threads)
         self.jobs, self.control = Channel(), Channel()
         self.tasks: list[asyncio.Task[None]] = []
-        self.cargo = Cargo(
+        self.cargo = LargeBuffers(
             spawn=self.spawn,
             segments=self.segments,
             threads=self.threads,
@@ -94,7 +100,7 @@ class Harbour:
         async with patience():
             await asyncio.gather(*tasks)
 
-    def load(self, parcel: Parcel) -> Load:
+    def load(self, parcel: OutOfBandPickle) -> BufferLoad:
         """Load a parcel, and put a mark where its job would be."""
 
         def put() -> None:
@@ -111,7 +117,9 @@ class Harbour:
         assert self.hear(want(size)) == ([], None)
         await self.settled()
         segment = self.only(Use.GRANTED)
-        assert self.control.frames[-1] == Frame(Kind.GRANT, 0, 0, segment.number, b"")
+        assert self.control.frames[-1] == Frame(
+            FrameKind.GRANT, 0, 0, segment.number, b""
+        )
         return segment
 
     def only(self, use: Use) -> Segment:
@@ -144,7 +152,7 @@ def use_of(segment: Segment) -> Use:
     return segment.use
 
 
-def was_sent(load: Load) -> bool:
+def was_sent(load: BufferLoad) -> bool:
     return load.done
 
 
@@ -153,40 +161,40 @@ def is_pending(harbour: Harbour) -> bool:
 
 
 def want(size: int) -> Frame:
-    return Frame(Kind.WANT, size, 0, 0, b"")
+    return Frame(FrameKind.WANT, size, 0, 0, b"")
 
 
 def lent(number: int, *sizes: int) -> Frame:
-    return Frame(Kind.LENT, 0, 0, number, pack_numbers(sizes))
+    return Frame(FrameKind.LENT, 0, 0, number, pack_numbers(sizes))
 
 
 def area(data: bytes | memoryview) -> Frame:
-    return Frame(Kind.AREA, 0, 0, 0, data)
+    return Frame(FrameKind.AREA, 0, 0, 0, data)
 
 
 def value(payload: bytes = b"payload", job: int = 7) -> Frame:
-    return Frame(Kind.VALUE, job, 1, 33, payload)
+    return Frame(FrameKind.VALUE, job, 1, 33, payload)
 
 
 def returned(number: int) -> Frame:
-    return Frame(Kind.RETURNED, 0, 0, number, b"")
+    return Frame(FrameKind.SEGMENT_RETURNED, 0, 0, number, b"")
 
 
 def lost(number: int) -> Frame:
-    return Frame(Kind.LOST, 0, 0, number, b"")
+    return Frame(FrameKind.LOST, 0, 0, number, b"")
 
 
-def there(harbour: Harbour) -> Bundle:
+def there(harbour: Harbour) -> ReceivedPickle:
     """Return what the worker finds that the last job came with."""
     *_, head, job = harbour.jobs.frames
-    assert (head.kind, job.kind) == (Kind.LENT, Kind.JOB)
-    segment = harbour.segments._segments[head.tag]
+    assert (head.kind, job.kind) == (FrameKind.LENT, FrameKind.JOB)
+    segment = harbour.segments._segments[head.number]
     fd = harbour.control.descriptors[-1]
     view = Memory(fd, segment.memory.size).lend(lambda: None)
     sizes = unpack_numbers(head.payload)
     offsets, _ = lay_out(sizes)
     areas = [view[o : o + n] for o, n in zip(offsets, sizes, strict=True)]
-    return Bundle(b"", areas)
+    return ReceivedPickle(b"", areas)
 
 
 # To the worker.
@@ -207,13 +215,13 @@ async def test_a_parcel_is_put_where_the_worker_sees_it(
     [made] = harbour.control.frames
     segment = harbour.only(Use.WORKER)
     size = segment.memory.size
-    assert made == Frame(Kind.SEGMENT, size, 0, segment.number, b"")
+    assert made == Frame(FrameKind.SEGMENT, size, 0, segment.number, b"")
     assert os.fstat(harbour.control.descriptors[0]).st_size == size
-    assert harbour.jobs.kinds == [Kind.LENT, Kind.JOB]
-    assert loads(there(harbour)) == loads(Bundle(b"", _areas(parcel)))
+    assert harbour.jobs.kinds == [FrameKind.LENT, FrameKind.JOB]
+    assert loads(there(harbour)) == loads(ReceivedPickle(b"", _areas(parcel)))
 
 
-def _areas(parcel: Parcel) -> list[memoryview]:
+def _areas(parcel: OutOfBandPickle) -> list[memoryview]:
     return [memoryview(bytearray().join(pieces)) for pieces in parcel.areas]
 
 
@@ -228,7 +236,7 @@ async def test_what_fits_into_a_warm_segment_is_sent_at_once(
     load = harbour.load(dump(Block(pattern(1 << 20, 1))))
     assert was_sent(load)
     assert harbour.tasks == []
-    assert harbour.jobs.kinds == [Kind.LENT, Kind.JOB] * 2
+    assert harbour.jobs.kinds == [FrameKind.LENT, FrameKind.JOB] * 2
     assert use_of(segment) is Use.WORKER
     assert len(harbour.control.frames) == 1  # it has it already
     assert bytes(there(harbour).stream) == pattern(1 << 20, 1)
@@ -256,8 +264,8 @@ async def test_without_memory_the_areas_are_sent(make: Callable[..., Harbour]) -
     await harbour.settled()
     assert was_sent(load)
     *areas, job = harbour.jobs.frames
-    assert job.kind is Kind.JOB
-    assert [frame.kind for frame in areas] == [Kind.AREA, Kind.AREA]
+    assert job.kind is FrameKind.JOB
+    assert [frame.kind for frame in areas] == [FrameKind.AREA, FrameKind.AREA]
     assert [frame.payload for frame in areas] == [
         b"".join(pieces) for pieces in parcel.areas
     ]
@@ -319,7 +327,7 @@ async def test_a_worker_is_told_what_it_need_not_keep(
 ) -> None:
     harbour = make()
     harbour.cargo.drop(5)
-    assert harbour.control.frames == [Frame(Kind.DROP, 0, 0, 5, b"")]
+    assert harbour.control.frames == [Frame(FrameKind.DROP, 0, 0, 5, b"")]
     harbour.cargo.close()
     harbour.cargo.drop(6)
     assert len(harbour.control.frames) == 1
@@ -332,7 +340,7 @@ async def test_outcomes_without_any_parts_are_as_they_are(
     make: Callable[..., Harbour],
 ) -> None:
     harbour = make()
-    frames = [value(job=1), value(job=2)._replace(kind=Kind.ERROR)]
+    frames = [value(job=1), value(job=2)._replace(kind=FrameKind.ERROR)]
     assert harbour.hear(*frames) == (frames, None)
     assert not is_pending(harbour)
 
@@ -351,7 +359,7 @@ async def test_an_outcome_in_a_segment_is_put_together(
     assert trouble is None
     assert not is_pending(harbour)
     bundle = outcome.payload
-    assert isinstance(bundle, Bundle)
+    assert isinstance(bundle, ReceivedPickle)
     assert outcome == value()._replace(payload=bundle)
     assert bundle.stream == b"payload"
     assert [bytes(view) for view in bundle.buffers] == [b"one", b"three"]
@@ -380,7 +388,7 @@ async def test_an_outcome_in_frames_is_put_together(
     long = memoryview(bytearray(b"long"))
     [outcome], trouble = harbour.hear(area(b"short"), area(long), value(b""))
     assert trouble is None
-    assert isinstance(outcome.payload, Bundle)
+    assert isinstance(outcome.payload, ReceivedPickle)
     assert outcome.payload.stream == b"short"
     [buffer] = outcome.payload.buffers
     assert bytes(buffer) == b"long"
@@ -405,13 +413,13 @@ async def test_the_outcomes_before_an_offence_count(
     "kind",
     [
         kind
-        for kind in Kind
+        for kind in FrameKind
         if kind.name
         not in {"VALUE", "ERROR", "ITEM", "AREA", "LENT", "WANT", "RETURNED", "LOST"}
     ],
 )
 async def test_other_words_are_an_offence(
-    kind: Kind, make: Callable[..., Harbour]
+    kind: FrameKind, make: Callable[..., Harbour]
 ) -> None:
     harbour = make()
     frame = Frame(kind, 0, 0, 0, b"")
@@ -470,17 +478,17 @@ async def test_who_asks_gets_a_segment_or_is_told_that_there_is_none(
     harbour = make(bound=200_000)
     first = await harbour.granted(100_000)
     harbour.hear(lent(first.number, 10), value())
-    assert harbour.control.kinds == [Kind.SEGMENT, Kind.GRANT]
+    assert harbour.control.kinds == [FrameKind.SEGMENT, FrameKind.GRANT]
     # A warm one is granted at once.
     await _until(lambda: use_of(first) is Use.NOBODY)
     assert harbour.hear(want(90_000)) == ([], None)
     assert harbour.tasks == []
-    assert harbour.control.frames[2:] == [Frame(Kind.GRANT, 0, 0, 1, b"")]
+    assert harbour.control.frames[2:] == [Frame(FrameKind.GRANT, 0, 0, 1, b"")]
     [kept], _ = harbour.hear(lent(1, 10), value())
     # No room is no offence.
     assert harbour.hear(want(150_000)) == ([], None)
     await harbour.settled()
-    assert harbour.control.frames[3:] == [Frame(Kind.GRANT, 0, 0, 0, b"")]
+    assert harbour.control.frames[3:] == [Frame(FrameKind.GRANT, 0, 0, 0, b"")]
     assert harbour.segments.total <= 200_000
     assert len(kept.payload.buffers[0]) == 10
 
@@ -541,16 +549,16 @@ async def test_what_was_begun_is_let_go_of_when_the_worker_is_gone(
     [
         (Use.NOBODY, ()),
         (Use.POOL, ()),
-        (Use.WORKER, (Kind.RETURNED, Kind.LOST)),
-        (Use.GRANTED, (Kind.LENT, Kind.LOST)),
+        (Use.WORKER, (FrameKind.SEGMENT_RETURNED, FrameKind.LOST)),
+        (Use.GRANTED, (FrameKind.LENT, FrameKind.LOST)),
         (Use.CALLER, ()),
     ],
 )
 async def test_a_worker_speaks_of_what_it_has(
-    use: Use, speaks: tuple[Kind, ...], make: Callable[..., Harbour]
+    use: Use, speaks: tuple[FrameKind, ...], make: Callable[..., Harbour]
 ) -> None:
-    for kind in (Kind.LENT, Kind.RETURNED, Kind.LOST):
-        if (use, kind) == (Use.GRANTED, Kind.RETURNED):
+    for kind in (FrameKind.LENT, FrameKind.SEGMENT_RETURNED, FrameKind.LOST):
+        if (use, kind) == (Use.GRANTED, FrameKind.SEGMENT_RETURNED):
             continue  # it may; it never does
         harbour = make()
         segment = await harbour.granted(100_000)

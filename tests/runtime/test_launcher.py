@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from asyncpool._core.pickling.calls import load_value, pack_job
-from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import PAGE_SIZE
 from asyncpool._runtime.launcher import interpreter
@@ -60,7 +60,7 @@ class Ends:
         self._control.close()
         os.close(self._out)
         self._out = -1
-        self.control.send(header(Kind.CONFIG, len(self._config)) + self._config)
+        self.control.send(header(FrameKind.CONFIG, len(self._config)) + self._config)
 
     async def frame(self, sock: socket.socket) -> Frame | None:
         """Wait for one frame, or the end."""
@@ -105,7 +105,7 @@ async def start(launcher: Launcher, ends: Ends) -> Process:
     ends.sent()
     hello = await ends.frame(ends.control)
     assert hello is not None
-    assert hello.kind is Kind.HELLO
+    assert hello.kind is FrameKind.HELLO
     return process
 
 
@@ -114,10 +114,14 @@ async def test_a_worker_lives_until_its_channel_ends(*, fork: bool) -> None:
         async with launcher(fork=fork) as found:
             process = await start(found, own)
             payload = plain(pack_job(jobs.pid, (), {}))
-            own.jobs.send(header(Kind.JOB, len(payload), 7, 2) + payload)
+            own.jobs.send(header(FrameKind.JOB, len(payload), 7, 2) + payload)
             outcome = await own.frame(own.jobs)
             assert outcome is not None
-            assert (outcome.kind, outcome.job, outcome.attempt) == (Kind.VALUE, 7, 2)
+            assert (outcome.kind, outcome.job, outcome.attempt) == (
+                FrameKind.VALUE,
+                7,
+                2,
+            )
             assert load_value(outcome.payload) == process.pid
             own.jobs.shutdown(socket.SHUT_WR)
             assert await process.wait() == 0
@@ -175,7 +179,7 @@ async def test_closing_ends_the_workers_too(*, fork: bool) -> None:
         async with launcher(fork=fork) as found:
             process = await start(found, own)
             payload = plain(pack_job(faults.linger, (), {}))
-            own.jobs.send(header(Kind.JOB, len(payload), 1, 1) + payload)
+            own.jobs.send(header(FrameKind.JOB, len(payload), 1, 1) + payload)
             await found.close()
             assert await own.frame(own.jobs) is None
             await process.wait()
@@ -188,7 +192,7 @@ async def test_workers_go_on_without_their_launcher(*, fork: bool) -> None:
             process = await start(found, first)
             found.abort()
             payload = plain(pack_job(jobs.square, (5,), {}))
-            first.jobs.send(header(Kind.JOB, len(payload), 1, 1) + payload)
+            first.jobs.send(header(FrameKind.JOB, len(payload), 1, 1) + payload)
             outcome = await first.frame(first.jobs)
             assert outcome is not None
             assert load_value(outcome.payload) == 25

@@ -44,14 +44,14 @@ async def test_it_is_tried_again(
     async with patience():
         with ends() as own:
             process = await start(found, own)
-            before = found._template
+            before = found._process
             script = ("", str(path), ())
             monkeypatch.setattr(launcher, "main_script", lambda: script)
             monkeypatch.setattr(launcher, "_SHORT_LIFE", 0.0)
             monkeypatch.setattr(launcher, "_AGAIN", 0.0)
             monkeypatch.setattr(module, name, refuse)
             found._on_use()
-            while found._template is before and not trouble:  # noqa: ASYNC110 - nobody tells
+            while found._process is before and not trouble:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
             process.close()
         await found.close()
@@ -70,7 +70,7 @@ async def test_what_comes_into_use_before_the_first_start_is_imported_once(
     async with patience():
         with ends() as own, ends() as others:
             both = [await start(found, own), await start(found, others)]
-            assert found._template is not None
+            assert found._process is not None
             importers = begun.read_text().split()
             assert found._later is None
             for process in both:

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers
-from asyncpool._runtime.cluster.link import MAX_MESSAGE, MOST_MESSAGES, LineSocket
+from asyncpool._runtime.cluster.link import MAX_MESSAGE, MOST_MESSAGES, DescriptorSocket
 from tests.helpers.clusters import come_true
 from tests.helpers.guards import few_descriptors, open_fds
 from tests.helpers.loops import BOTH_LOOPS
@@ -57,7 +57,7 @@ async def test_a_socket_that_it_sends_is_kept_and_acknowledged() -> None:
             for n, send in enumerate((worker.send_one, worker.send_slowly), 1):
                 send(n, theirs.fileno())
                 frame, _ = await worker.frame()
-                assert (frame.kind, frame.job) == (Kind.TAKEN, n)
+                assert (frame.kind, frame.job) == (FrameKind.TAKEN, n)
                 slot, sock, _ = await anext(master.mail.sockets)
                 with sock:
                     assert slot == 0
@@ -90,11 +90,11 @@ async def test_a_socket_for_which_there_is_no_descriptor_is_refused() -> None:
             with no_descriptors():
                 worker.send(1, theirs.fileno())
                 frame, _ = await worker.frame()
-            assert (frame.kind, frame.job) == (Kind.REFUSED, 1)
+            assert (frame.kind, frame.job) == (FrameKind.REFUSED, 1)
             # The next one is not mistaken for it.
             worker.send(2, theirs.fileno())
             frame, _ = await worker.frame()
-            assert (frame.kind, frame.job) == (Kind.TAKEN, 2)
+            assert (frame.kind, frame.job) == (FrameKind.TAKEN, 2)
             assert len(master.mail.sockets) == 1
 
 
@@ -107,7 +107,7 @@ async def test_connections_that_came_back_and_were_lost_are_told(
             with no_descriptors():
                 for n in (1, 2):
                     worker.send(n, theirs.fileno(), tag=0)
-                await come_true(lambda: worker.line.lost == 2)
+                await come_true(lambda: worker.link.lost == 2)
         theirs.close()
         assert ours.recv(1) == b""
         worker.die()
@@ -117,7 +117,7 @@ async def test_connections_that_came_back_and_were_lost_are_told(
     )
     assert record.getMessage() == f"cluster c: {text}"
     assert record.levelname == "ERROR"
-    assert master.spreader.lost == 2
+    assert master.balancer.lost == 2
 
 
 async def test_connections_that_a_worker_could_not_give_back_are_told_once(
@@ -129,9 +129,9 @@ async def test_connections_that_a_worker_could_not_give_back_are_told_once(
             for lost in (0, 1, 250, 250):
                 worker.load(300, 0, lost=lost)
                 await worker.heard()
-            assert (worker.line.lost, master.spreader.lost) == (250, 250)
+            assert (worker.link.lost, master.balancer.lost) == (250, 250)
         worker.die()
-        assert master.spreader.lost == 250
+        assert master.balancer.lost == 250
     [record] = caplog.records
     assert record.getMessage().startswith(
         "cluster c: 250 connections of worker 0 were "
@@ -144,7 +144,7 @@ async def test_a_worker_that_leaves_waits_while_descriptors_are_scarce() -> None
         leaves.load(9, 0)
         async with patience():
             await leaves.heard()
-            leaves.line.shut()
+            leaves.link.shut()
             with few_descriptors(40):
                 for n in (1, 2, 3):
                     leaves.send(n, theirs.fileno(), tag=0)
@@ -153,8 +153,8 @@ async def test_a_worker_that_leaves_waits_while_descriptors_are_scarce() -> None
                     os.close(fd)
                     for _ in range(5):  # in which it would read another one
                         await asyncio.sleep(0)
-                    assert leaves.line._received == n
-                    other.say(Kind.TAKEN, number)
+                    assert leaves.link._received == n
+                    other.say(FrameKind.TAKEN, number)
 
 
 async def test_what_is_no_socket_is_a_file() -> None:
@@ -163,7 +163,7 @@ async def test_what_is_no_socket_is_a_file() -> None:
         reading, writing = os.pipe()
         worker.send(1, reading)
         async with patience():
-            assert (await worker.frame())[0].kind is Kind.TAKEN
+            assert (await worker.frame())[0].kind is FrameKind.TAKEN
             slot, file, _ = await anext(master.mail.files)
         os.close(reading)
         with file:
@@ -181,7 +181,7 @@ async def test_a_directory_is_refused() -> None:
         async with patience():
             for number in range(1, 21):
                 worker.send(number, folder)
-                assert (await worker.frame())[0].kind is Kind.REFUSED
+                assert (await worker.frame())[0].kind is FrameKind.REFUSED
         os.close(folder)
     # The guards find out whether the copies were closed.
 
@@ -203,12 +203,12 @@ def go_back(worker: FakeWorker, _: int) -> None:
 
 def flood(worker: FakeWorker, _: int) -> None:
     for _n in range(MOST_MESSAGES + 1):
-        worker.say(Kind.MESSAGE, payload=b"x")
+        worker.say(FrameKind.MESSAGE, payload=b"x")
 
 
 OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
     "no descriptor": (
-        lambda w, _: w.say(Kind.HANDLE, 1),
+        lambda w, _: w.say(FrameKind.HANDLE, 1),
         "it sent a handle without a descriptor",
     ),
     "a number twice": (
@@ -222,29 +222,29 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
     ),
     "descriptors with no handle": (
         lambda w, fd: [
-            socket.send_fds(w.peer, [header(Kind.LOAD, 24) + bytes(24)], [fd])
+            socket.send_fds(w.peer, [header(FrameKind.LOAD, 24) + bytes(24)], [fd])
             for _ in range(9)
         ],
         "it sent descriptors with no handle",
     ),
     "TAKEN for nothing": (
-        lambda w, _: w.say(Kind.TAKEN, 1),
+        lambda w, _: w.say(FrameKind.TAKEN, 1),
         "it answered for handle 1, which was not sent",
     ),
     "REFUSED for nothing": (
-        lambda w, _: w.say(Kind.REFUSED, 7),
+        lambda w, _: w.say(FrameKind.REFUSED, 7),
         "it answered for handle 7, which was not sent",
     ),
     "ROOM for what was not sent": (
-        lambda w, _: w.say(Kind.ROOM, 1),
+        lambda w, _: w.say(FrameKind.ROOM, 1),
         "it took 1 messages, after 0 of 0",
     ),
     "LOAD of one number": (
-        lambda w, _: w.say(Kind.LOAD, payload=pack_numbers((1,))),
+        lambda w, _: w.say(FrameKind.LOAD, payload=pack_numbers((1,))),
         "its load has 1 numbers",
     ),
     "LOAD of half a number": (
-        lambda w, _: w.say(Kind.LOAD, payload=b"1234567"),
+        lambda w, _: w.say(FrameKind.LOAD, payload=b"1234567"),
         "a list of numbers cannot be read",
     ),
     "LOAD that has lost fewer": (
@@ -268,13 +268,13 @@ OFFENCES: dict[str, tuple[Callable[[FakeWorker, int], object], str]] = {
         "it gave back a connection that it never had",
     ),
     "a frame of a pool's": (
-        lambda w, _: w.say(Kind.VALUE, 1),
+        lambda w, _: w.say(FrameKind.VALUE, 1),
         "it sent VALUE on its line",
     ),
-    "LISTEN": (lambda w, _: w.say(Kind.LISTEN), "it sent LISTEN on its line"),
+    "LISTEN": (lambda w, _: w.say(FrameKind.LISTEN), "it sent LISTEN on its line"),
     "no frame": (lambda w, _: w.peer.sendall(b"x" * 100), "speaks version 120"),
     "a message that is too long": (
-        lambda w, _: w.peer.sendall(header(Kind.MESSAGE, MAX_MESSAGE + 1)),
+        lambda w, _: w.peer.sendall(header(FrameKind.MESSAGE, MAX_MESSAGE + 1)),
         f"a payload of {MAX_MESSAGE + 1} bytes exceeds the limit of {MAX_MESSAGE}",
     ),
     "too many messages": (
@@ -293,8 +293,8 @@ async def test_offences(offence: str) -> None:
         commit(worker, theirs.fileno())
         async with patience():
             assert trouble in await worker.accused()
-        assert not worker.line.open
-        assert master.spreader.core.choose(0.0) is None
+        assert not worker.link.open
+        assert master.balancer.core.choose(0.0) is None
         worker.die()
         # Nothing that it has sent is left, but what was kept before the offence.
         kept = len(master.mail.sockets)
@@ -307,7 +307,7 @@ async def test_descriptors_hidden_in_a_long_message_are_closed() -> None:
         worker = master.worker()
         before = len(open_fds())
         size = MAX_MESSAGE
-        worker.peer.sendall(header(Kind.MESSAGE, size))
+        worker.peer.sendall(header(FrameKind.MESSAGE, size))
         async with patience():
             for _ in range(30):
                 socket.send_fds(worker.peer, [b"x"], [theirs.fileno()])
@@ -326,9 +326,9 @@ async def test_an_answer_before_the_handle_was_sent_is_no_answer() -> None:
         worker.channel.flush()
         await master.guest()
         async with patience():
-            await come_true(lambda: master.spreader.core.connections(0) == 1)
+            await come_true(lambda: master.balancer.core.connections(0) == 1)
             assert worker.channel.unsent_descriptors == 1
-            worker.say(Kind.TAKEN, 1)
+            worker.say(FrameKind.TAKEN, 1)
             assert "handle 1, which was not sent" in await worker.accused()
 
 
@@ -341,12 +341,12 @@ async def test_messages_are_kept_for_whoever_asks() -> None:
         large = bytes(range(256)) * (MAX_MESSAGE // 256)
         for payload in (b"one", large, b"three"):
             loop = asyncio.get_running_loop()
-            data = header(Kind.MESSAGE, len(payload)) + payload
+            data = header(FrameKind.MESSAGE, len(payload)) + payload
             await loop.sock_sendall(worker.peer, data)
         async with patience():
             for payload in (b"one", large, b"three"):
-                line, found = await anext(master.mail.messages)
-                assert line is worker.line
+                link, found = await anext(master.mail.messages)
+                assert link is worker.link
                 assert found == payload
                 assert type(found) is bytes
 
@@ -357,13 +357,13 @@ async def test_room_is_told_of_before_there_is_none() -> None:
         async with patience():
             for round_ in (1, 2):
                 for _ in range(MOST_MESSAGES // 2):
-                    worker.say(Kind.MESSAGE, payload=b"x")
+                    worker.say(FrameKind.MESSAGE, payload=b"x")
                 for _ in range(MOST_MESSAGES // 2):
-                    line, _ = await anext(master.mail.messages)
-                    line.consumed()
+                    link, _ = await anext(master.mail.messages)
+                    link.consumed()
                 frame, _ = await worker.frame()
                 assert (frame.kind, frame.job) == (
-                    Kind.ROOM,
+                    FrameKind.ROOM,
                     round_ * MOST_MESSAGES // 2,
                 )
 
@@ -372,22 +372,22 @@ async def test_who_sends_waits_for_room_in_turn() -> None:
     with Master() as master:
         worker = master.worker()
         sent = [
-            asyncio.create_task(worker.line.send(f"{n}".encode())) for n in range(70)
+            asyncio.create_task(worker.link.send(f"{n}".encode())) for n in range(70)
         ]
         async with patience():
             for n in range(MOST_MESSAGES):
                 frame, _ = await worker.frame()
                 assert frame.payload == f"{n}".encode()
             assert [task.done() for task in sent].count(False) == 6
-            worker.say(Kind.ROOM, 2)
+            worker.say(FrameKind.ROOM, 2)
             assert [(await worker.frame())[0].payload for _ in range(2)] == [
                 b"64",
                 b"65",
             ]
             sent[66].cancel()
-            worker.say(Kind.ROOM, 3)
+            worker.say(FrameKind.ROOM, 3)
             assert (await worker.frame())[0].payload == b"67"
-            worker.say(Kind.ROOM, 2)
+            worker.say(FrameKind.ROOM, 2)
             assert await worker.accused() == "it took 2 messages, after 3 of 67"
             assert [await task for task in sent[:66] + sent[67:68]] == [True] * 67
             assert [await task for task in sent[68:]] == [False] * 2
@@ -396,9 +396,9 @@ async def test_who_sends_waits_for_room_in_turn() -> None:
 async def test_nothing_is_sent_to_who_is_not_ready() -> None:
     with Master() as master:
         worker = master.worker(ready=False)
-        assert not await worker.line.send(b"x")
+        assert not await worker.link.send(b"x")
         worker.ready()
-        assert await worker.line.send(b"x")
+        assert await worker.link.send(b"x")
 
 
 async def test_who_does_not_read_its_answers_is_found_out(
@@ -420,15 +420,15 @@ async def test_who_does_not_read_its_answers_is_found_out(
 async def test_who_is_to_leave_is_told_that_others_serve() -> None:
     with Master() as master:
         worker, other = master.worker(), master.worker()
-        worker.line.shut()
-        worker.line.shut()
+        worker.link.shut()
+        worker.link.shut()
         worker.channel.half_close()
         async with patience():
-            assert (await worker.frame())[0].kind is Kind.RETURN
+            assert (await worker.frame())[0].kind is FrameKind.RETURN
             with pytest.raises(EOFError):
                 await worker.frame()
             master.ends = True
-            other.line.shut()
+            other.link.shut()
             other.channel.half_close()
             with pytest.raises(EOFError):
                 await other.frame()
@@ -437,17 +437,17 @@ async def test_who_is_to_leave_is_told_that_others_serve() -> None:
 async def test_one_that_leaves_is_answered_nothing_more() -> None:
     with Master() as master, pair() as (_, theirs):
         worker = master.worker()
-        worker.line.shut()
+        worker.link.shut()
         worker.send(1, theirs.fileno())
         for _ in range(MOST_MESSAGES // 2):
-            worker.say(Kind.MESSAGE, payload=b"x")
+            worker.say(FrameKind.MESSAGE, payload=b"x")
         async with patience():
             for _ in range(MOST_MESSAGES // 2):
-                line, _ = await anext(master.mail.messages)
-                line.consumed()
+                link, _ = await anext(master.mail.messages)
+                link.consumed()
             assert len(master.mail.sockets) == 1
             worker.channel.half_close()
-            assert (await worker.frame())[0].kind is Kind.RETURN
+            assert (await worker.frame())[0].kind is FrameKind.RETURN
             with pytest.raises(EOFError):
                 await worker.frame()
 
@@ -457,13 +457,13 @@ async def test_listening_sockets_come_with_their_addresses() -> None:
         worker = master.worker()
         before = len(open_fds())
         with pair() as (one, two):
-            worker.line.listen([("tcp://a:1", one), ("tcp://b:2", two)])
+            worker.link.listen([("tcp://a:1", one), ("tcp://b:2", two)])
             async with patience():
                 for index, sock in enumerate((one, two)):
                     frame, fd = await worker.frame()
                     assert fd is not None
                     assert frame == Frame(
-                        Kind.LISTEN,
+                        FrameKind.LISTEN,
                         index,
                         0,
                         2,
@@ -480,11 +480,11 @@ async def test_listening_sockets_come_with_their_addresses() -> None:
 async def test_a_worker_that_was_given_sockets_says_that_it_accepts() -> None:
     with Master() as master:
         worker = master.worker()
-        worker.line.listen([("tcp://127.0.0.1:1", master.listener)])
+        worker.link.listen([("tcp://127.0.0.1:1", master.listener)])
         async with patience():
-            worker.say(Kind.LISTEN)
-            await come_true(lambda: worker.line.listens)
-        assert worker.line.open
+            worker.say(FrameKind.LISTEN)
+            await come_true(lambda: worker.link.listens)
+        assert worker.link.open
 
 
 async def test_too_many_descriptors_on_their_way_are_sent_later(
@@ -532,12 +532,12 @@ async def test_a_closed_channel_tries_no_more(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_a_line_socket_closes_what_nobody_took() -> None:
     ours, theirs = socket.socketpair()
-    line = LineSocket(ours)
+    link = DescriptorSocket(ours)
     with theirs, pair() as (kept, other):
         before = len(open_fds())
         socket.send_fds(theirs, [b"x"], [other.fileno()])
-        assert line.recv_into(memoryview(bytearray(10))) == 1
+        assert link.recv_into(memoryview(bytearray(10))) == 1
         assert len(open_fds()) == before + 1
-        line.close()
+        link.close()
         assert len(open_fds()) == before - 1
         assert kept.fileno() >= 0

@@ -182,7 +182,7 @@ def test_a_port_that_is_roots(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def places() -> Iterator[Listeners]:
     binds = ["127.0.0.1:0", *([V6] if has_v6() else [])]
-    with closing(open_listeners(binds, backlog=8, reuseport_places=3)) as opened:
+    with closing(open_listeners(binds, backlog=8, reuseport_groups=3)) as opened:
         yield opened
 
 
@@ -200,15 +200,15 @@ def test_every_place_has_its_sockets_on_the_same_ports(places: Listeners) -> Non
 
 def test_a_place_is_closed_and_opened_again(places: Listeners) -> None:
     kept, gone = places.sockets(1), places.sockets(2)
-    places.close_place(2)
-    places.close_place(2)
+    places.close_group(2)
+    places.close_group(2)
     assert [sock.fileno() for sock in gone] == [-1] * len(gone)
     assert (places.sockets(2), places.sockets(1)) == ([], kept)
-    for place in (0, 1):
-        places.close_place(place)
-    places.open_place(2)
-    places.open_place(7)
-    places.open_place(7)
+    for group in (0, 1):
+        places.close_group(group)
+    places.open_group(2)
+    places.open_group(7)
+    places.open_group(7)
     assert ports(places.sockets(2)) == ports(places.sockets(7))
     assert [
         f":{port}" in name
@@ -222,7 +222,7 @@ def test_a_port_of_other_places_is_not_shared(
 ) -> None:
     with pytest.raises(OSError, match="Address already in use") as failure:
         open_listeners(
-            [places.addresses[0]], backlog=8, reuseport_places=reuseport_places
+            [places.addresses[0]], backlog=8, reuseport_groups=reuseport_places
         )
     assert failure.value.errno == errno.EADDRINUSE
 
@@ -239,7 +239,7 @@ def test_a_place_that_cannot_be_opened_leaves_nothing(
 
     monkeypatch.setattr(module, "_tcp_socket", scarce)
     with pytest.raises(OSError, match="Too many open files"):
-        open_listeners(["127.0.0.1:0"], backlog=8, reuseport_places=4)
+        open_listeners(["127.0.0.1:0"], backlog=8, reuseport_groups=4)
     # The guard looks for descriptors that were left.
 
 

@@ -15,8 +15,8 @@ from asyncpool._runtime.channel.channel import Channel
 from asyncpool._runtime.worker.log_records import (
     _AHEAD,
     _TURN,
-    Journal,
-    Notes,
+    LogNotes,
+    WorkerLogs,
     explicit_levels,
 )
 from tests.core.test_log_records import ENTRY
@@ -32,10 +32,10 @@ class Worker:
 
     pid: int | None = 77
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: WorkerLogs) -> None:
         self.accused: list[str] = []
         self.calls: list[str] = []
-        self.notes = Notes(journal, self, cast("Channel", self))
+        self.notes = LogNotes(journal, self, cast("Channel", self))
 
     def accuse(self, detail: str) -> None:
         self.accused.append(detail)
@@ -64,8 +64,8 @@ def entry(message: str) -> LogEntry:
     return ENTRY._replace(name="tests.journal", message=message)
 
 
-def journal() -> Journal:
-    return Journal(asyncio.get_running_loop())
+def journal() -> WorkerLogs:
+    return WorkerLogs(asyncio.get_running_loop())
 
 
 async def test_records_are_handled_in_their_order_and_not_at_once() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from asyncpool._core.cluster.control_protocol import Request
 from asyncpool._runtime.cluster.control_client import ControlClient
-from asyncpool._runtime.cluster.control_paths import live_names, place_of
+from asyncpool._runtime.cluster.control_paths import live_names, path_of
 from asyncpool.cluster import _run
 from asyncpool.cluster._run import Operation, run
 from asyncpool.errors import ProtocolError, ResizeError
@@ -333,14 +333,14 @@ async def test_its_name_is_another_ones_too(caplog: pytest.LogCaptureFixture) ->
         assert line not in told(caplog)
         async with operating() as second:
             assert live_names() == ["app", name]
-            assert second.operation.control_path == place_of(name)
+            assert second.operation.control_path == path_of(name)
             assert line in told(caplog)
 
 
 async def test_a_name_that_was_given_is_its_own() -> None:
     async with operating(control="mine"):
         running = Running(control="mine")
-        error = f"cannot make the control socket {place_of('mine')}: another process"
+        error = f"cannot make the control socket {path_of('mine')}: another process"
         with pytest.raises(OSError, match=error):
             await running.task
         assert running.cluster.done == ["close 0"]

@@ -11,9 +11,9 @@ import pytest
 from asyncpool._core.pickling.calls import pack_value
 from asyncpool._core.pickling.errors import pack_error
 from asyncpool._core.pickling.functions import FunctionTable
-from asyncpool._core.pickling.out_of_band import Bundle, Parcel
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.policies.job_limits import JobOptions
-from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.base.threads import AbandonedError, Pause
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.registry import Failed
@@ -78,7 +78,7 @@ class Office:
         )
         self._functions = FunctionTable()
 
-    def on_packed(self, job: Job[Any], payload: bytes | Parcel) -> None:
+    def on_packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
         job.payload = payload
         self.packed.append(job)
 
@@ -111,7 +111,7 @@ async def test_calls_are_pickled_in_their_order() -> None:
         await office.hands.work()
     assert office.packed == added
     assert office.hands.calls == []
-    assert all(isinstance(job.payload, Parcel) for job in added)
+    assert all(isinstance(job.payload, OutOfBandPickle) for job in added)
 
 
 async def test_no_more_are_pickled_ahead_than_was_said() -> None:
@@ -253,17 +253,19 @@ class Desk:
         self.running.append(job.id in self.unpacker.jobs)
         self.loaded.append((job, loaded))
 
-    def add(self, number: int, payload: Any, kind: Kind = Kind.VALUE) -> Job[Any]:
+    def add(
+        self, number: int, payload: Any, kind: FrameKind = FrameKind.VALUE
+    ) -> Job[Any]:
         job = self._office.job(number)
         self.unpacker.add(job, Frame(kind, number, 1, 0, payload))
         return job
 
 
-def bundle(value: object) -> Bundle:
+def bundle(value: object) -> ReceivedPickle:
     parcel = pack_value(value)
-    assert isinstance(parcel, Parcel)
+    assert isinstance(parcel, OutOfBandPickle)
     areas = [memoryview(bytearray().join(pieces)) for pieces in parcel.areas]
-    return Bundle(parcel.payload, areas)
+    return ReceivedPickle(parcel.payload, areas)
 
 
 async def test_values_are_loaded_in_their_order() -> None:
@@ -283,7 +285,7 @@ async def test_values_are_loaded_in_their_order() -> None:
 async def test_errors_are_loaded_too() -> None:
     desk = Desk()
     payload = memoryview(pack_error(LookupError("x" * 200_000), skip=0))
-    job = desk.add(1, payload, Kind.ERROR)
+    job = desk.add(1, payload, FrameKind.ERROR)
     await desk.hands.work_all()
     [(told, loaded)] = desk.loaded
     assert told is job

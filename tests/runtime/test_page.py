@@ -12,11 +12,11 @@ from typing import NoReturn
 import pytest
 
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOG_HEAD, LOST
-from asyncpool._core.wire.frames import Frame, Kind
-from asyncpool._core.wire.heartbeat_records import Beat, place_of
-from asyncpool._core.wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, Layout
+from asyncpool._core.wire.frames import Frame, FrameKind
+from asyncpool._core.wire.heartbeat_records import Beat, offset_of
+from asyncpool._core.wire.page import BEGUN, LANE_OUTCOME_SIZE, NOTED, PageLayout
 from asyncpool._runtime.channel import page
-from asyncpool._runtime.channel.page import Page
+from asyncpool._runtime.channel.page import WorkerPage
 from tests.helpers.guards import open_fds
 
 WIDTH = 3
@@ -26,7 +26,7 @@ class Desk:
     """A page, and the worker's side of it."""
 
     def __init__(self) -> None:
-        self.page, self.layout = Page(WIDTH), Layout(WIDTH)
+        self.page, self.layout = WorkerPage(WIDTH), PageLayout(WIDTH)
         fd = self.page.open()
         try:
             self.memory = mmap.mmap(fd, self.layout.size)
@@ -80,7 +80,7 @@ def test_each_lane_has_its_beats(desk: Desk) -> None:
     for lane in (0, 2):
         for number in (1, 2):
             beat = Beat(number, 10 + lane, 1, 1.5, b"details")
-            start = desk.layout.beats(lane) + place_of(number)
+            start = desk.layout.beats(lane) + offset_of(number)
             data = beat.pack()
             desk.memory[start : start + len(data)] = data
             beats.append(beat)
@@ -118,12 +118,12 @@ def test_a_stack_is_that_of_its_attempt(desk: Desk) -> None:
 
 def test_outcomes_are_found_whole_or_not_at_all(desk: Desk) -> None:
     room = LANE_OUTCOME_SIZE - NOTED.size
-    desk.note(0, 10, Kind.VALUE, b"value", 5)
-    desk.note(1, 11, Kind.ERROR, b"e" * room, room)
-    desk.note(2, 12, Kind.VALUE, b"", room + 1)
+    desk.note(0, 10, FrameKind.VALUE, b"value", 5)
+    desk.note(1, 11, FrameKind.ERROR, b"e" * room, room)
+    desk.note(2, 12, FrameKind.VALUE, b"", room + 1)
     assert desk.page.outcomes() == {
-        (10, 1): Frame(Kind.VALUE, 10, 1, 77, b"value"),
-        (11, 1): Frame(Kind.ERROR, 11, 1, 77, b"e" * room),
+        (10, 1): Frame(FrameKind.VALUE, 10, 1, 77, b"value"),
+        (11, 1): Frame(FrameKind.ERROR, 11, 1, 77, b"e" * room),
     }
     desk.note(0, 10, 99, b"value", 5)
     assert list(desk.page.outcomes()) == [(11, 1)]
@@ -145,7 +145,7 @@ def test_what_a_worker_has_truncated_is_empty(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "memfd_create", refuse)
-    own = Page(WIDTH)
+    own = WorkerPage(WIDTH)
     fd = own.open()
     try:
         os.ftruncate(fd, 0)
@@ -178,19 +178,19 @@ def test_what_cannot_be_read_counts_as_begun_and_lost(
 
 
 def test_a_page_that_is_closed_has_nothing() -> None:
-    own = Page(WIDTH)
+    own = WorkerPage(WIDTH)
     assert (own.beats(), own.outcomes(), own.stack(1, 1)) == ([], {}, "")
     assert not own.begun(0, 0)
 
 
 def test_a_limit_of_file_size_is_named() -> None:
-    size = Layout(1).size
+    size = PageLayout(1).size
     before = open_fds()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, hard))
     try:
         with pytest.raises(OSError, match="RLIMIT_FSIZE") as caught:
-            Page().open()
+            WorkerPage().open()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert str(caught.value) == (

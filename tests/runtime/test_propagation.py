@@ -11,7 +11,7 @@ import pytest
 
 from asyncpool import JobNotPicklableError
 from asyncpool._core.pickling.variables import unpack_variables
-from asyncpool._core.wire.context import MAX_VARIABLES, Context
+from asyncpool._core.wire.context import MAX_VARIABLES, JobContext
 from asyncpool._runtime.base.propagation import Propagation
 from tests.helpers import tracing
 
@@ -20,7 +20,7 @@ NAMES = ["tests.helpers.tracing:request", "tests.helpers.tracing:tenant"]
 
 def carried(propagation: Propagation, context: bytes = b"") -> dict[str, Any]:
     packed = propagation.add_to(context)
-    return dict(unpack_variables(Context.unpack(packed).variables))
+    return dict(unpack_variables(JobContext.unpack(packed).variables))
 
 
 @pytest.mark.parametrize("given", [[tracing.request, tracing.tenant], NAMES])
@@ -45,15 +45,15 @@ def test_what_is_set_is_carried(given: list[ContextVar[Any] | str]) -> None:
 
 def test_the_rest_of_the_context_stays() -> None:
     propagation = Propagation(NAMES)
-    limits = Context(timeout=3.0).pack()
+    limits = JobContext(timeout=3.0).pack()
 
     def look() -> None:
         assert propagation.add_to(limits) == limits
         tracing.request.set(7)
-        context = Context.unpack(propagation.add_to(limits))
+        context = JobContext.unpack(propagation.add_to(limits))
         assert (context.timeout, bool(context.variables)) == (3.0, True)
         assert propagation.add_to(limits) is propagation.add_to(limits)
-        assert Context.unpack(propagation.add_to(b"")).timeout is None
+        assert JobContext.unpack(propagation.add_to(b"")).timeout is None
 
     copy_context().run(look)
 

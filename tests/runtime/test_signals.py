@@ -8,7 +8,12 @@ import threading
 
 import pytest
 
-from asyncpool._runtime.cluster.signals import Orders, meaningless, name_of, obeyed
+from asyncpool._runtime.cluster.signals import (
+    SignalHandlers,
+    meaningless,
+    name_of,
+    obeyed,
+)
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 
@@ -31,7 +36,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.news: asyncio.Queue[tuple[object, ...]] = asyncio.Queue()
-        self.orders = Orders(
+        self.orders = SignalHandlers(
             stop=lambda number: self.news.put_nowait(("stop", int(number))),
             reload=lambda: self.news.put_nowait(("reload",)),
             resize=lambda change: self.news.put_nowait(("resize", change)),

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import LauncherConfig, pack_exit, pack_pid
 from asyncpool._runtime.launcher import launcher_process as template
 from asyncpool._runtime.launcher.process import Process
@@ -42,12 +42,14 @@ class Launcher:
             return subprocess.Popen(["true"])
 
         monkeypatch.setattr(template, "start_launcher", start)
-        self.template = template.Template(asyncio.get_running_loop(), CONFIG)
+        self.template = template.LauncherProcess(asyncio.get_running_loop(), CONFIG)
         self._decoder = FrameDecoder(max_payload=1 << 16)
         self._heard: list[Frame] = []
-        self.say(Kind.HELLO)
+        self.say(FrameKind.HELLO)
 
-    def say(self, kind: Kind, payload: bytes = b"", job: int = 0, *fds: int) -> None:
+    def say(
+        self, kind: FrameKind, payload: bytes = b"", job: int = 0, *fds: int
+    ) -> None:
         data = header(kind, len(payload), job) + payload
         socket.send_fds(self._channel, [data], fds)
 
@@ -58,7 +60,9 @@ class Launcher:
             for fd in fds:
                 os.close(fd)
             frames = self._decoder.feed(data)
-            self._heard += [frame for frame in frames if frame.kind is not Kind.CONFIG]
+            self._heard += [
+                frame for frame in frames if frame.kind is not FrameKind.CONFIG
+            ]
         return self._heard.pop(0)
 
     async def announce(self, pid: int = SPARE) -> socket.socket:
@@ -66,7 +70,7 @@ class Launcher:
         door, inside = socket.socketpair()
         inside.setblocking(False)
         pidfd = os.pidfd_open(os.getpid())  # anybody's
-        self.say(Kind.SPARE, pack_pid(pid, held=True), 0, door.fileno(), pidfd)
+        self.say(FrameKind.SPARE, pack_pid(pid, held=True), 0, door.fileno(), pidfd)
         door.close()
         os.close(pidfd)
         await self.settled()
@@ -76,16 +80,16 @@ class Launcher:
         """Wait until the template has read all."""
         await self.template.ready
         sweep = asyncio.ensure_future(self.template.sweep())
-        assert (await self.hear()).kind is Kind.SWEEP
-        self.say(Kind.SWEPT)
+        assert (await self.hear()).kind is FrameKind.SWEEP
+        self.say(FrameKind.SWEPT)
         await sweep
 
     async def start_worker(self) -> Process:
         """Start the worker that the template asks for."""
         launching = asyncio.ensure_future(launch(self.template))
         asked = await self.hear()
-        assert asked.kind is Kind.LAUNCH
-        self.say(Kind.LAUNCHED, pack_pid(WORKER, held=False), asked.job)
+        assert asked.kind is FrameKind.LAUNCH
+        self.say(FrameKind.LAUNCHED, pack_pid(WORKER, held=False), asked.job)
         return await launching
 
     def close(self) -> None:
@@ -116,7 +120,7 @@ async def received(sock: socket.socket) -> tuple[bytes, list[int]]:
             return data, fds
 
 
-async def launch(starter: template.Template) -> Process:
+async def launch(starter: template.LauncherProcess) -> Process:
     fd = os.open(os.devnull, os.O_RDONLY)
     try:
         return await starter.launch([fd])
@@ -142,9 +146,9 @@ async def test_the_descriptors_go_straight_to_it_and_another_is_asked_for(
             assert data == b"."
             os.close(fd)
             assert await received(inside) == (b"", []), "once is all"
-        assert (await launcher.hear()).kind is Kind.SPARE
+        assert (await launcher.hear()).kind is FrameKind.SPARE
         assert (await launcher.start_worker()).pid == WORKER
-        launcher.say(Kind.EXITED, pack_exit(SPARE, 3))
+        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 3))
         assert await process.wait() == 3
         process.close()
 
@@ -156,14 +160,14 @@ async def test_one_that_does_not_listen_any_more_is_passed_over(
         (await launcher.announce()).close()
         assert (await launcher.start_worker()).pid == WORKER
         # Of its end nobody wants to hear.
-        launcher.say(Kind.EXITED, pack_exit(SPARE, 3))
+        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 3))
         await launcher.settled()
 
 
 async def test_one_that_has_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_launcher(monkeypatch) as launcher:
         inside = await launcher.announce()
-        launcher.say(Kind.EXITED, pack_exit(SPARE, 3))
+        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 3))
         await assert_ends(inside)
         assert (await launcher.start_worker()).pid == WORKER
         # The next one is as good as the first.
@@ -199,7 +203,7 @@ async def test_one_whose_door_is_lost_on_the_way_ends(
     async with a_launcher(monkeypatch) as launcher:
         await assert_ends(await launcher.announce())
         assert (await launcher.start_worker()).pid == WORKER
-        launcher.say(Kind.EXITED, pack_exit(SPARE, 0))
+        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 0))
         await launcher.settled()
 
 
@@ -216,7 +220,7 @@ async def test_none_is_asked_for_while_there_is_one(
     """It may come after another start, while the template waits once more."""
     async with a_launcher(monkeypatch) as launcher:
         launcher.template._ask_for_spare()
-        assert (await launcher.hear()).kind is Kind.SPARE
+        assert (await launcher.hear()).kind is FrameKind.SPARE
         launcher.template._ask_for_spare()  # while the first one is on its way
         await launcher.settled()
         with await launcher.announce():
@@ -229,8 +233,8 @@ async def test_another_one_is_asked_for_after_one_that_could_not_be_forked(
 ) -> None:
     async with a_launcher(monkeypatch) as launcher:
         launcher.template._ask_for_spare()
-        assert (await launcher.hear()).kind is Kind.SPARE
-        launcher.say(Kind.SPARE)
+        assert (await launcher.hear()).kind is FrameKind.SPARE
+        launcher.say(FrameKind.SPARE)
         await launcher.settled()
         launcher.template._ask_for_spare()
-        assert (await launcher.hear()).kind is Kind.SPARE
+        assert (await launcher.hear()).kind is FrameKind.SPARE

@@ -11,8 +11,8 @@ import pytest
 from asyncpool._core.slots.commands import Command
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.traffic.job_times import Times
-from asyncpool._runtime.traffic.stall_watch import EVERY, REST, SOON, Rounds
+from asyncpool._runtime.traffic.job_times import JobTimers
+from asyncpool._runtime.traffic.stall_watch import EVERY, REST, SOON, StallWatch
 
 
 class Timers:
@@ -65,7 +65,7 @@ class Crowd:
             performer=SimpleNamespace(perform=list[Command]().extend),
         )
         times = SimpleNamespace(begin=list[Job[Any]]().append)
-        self.rounds = Rounds(cast("PoolState", state), cast("Times", times))
+        self.rounds = StallWatch(cast("PoolState", state), cast("JobTimers", times))
 
     def _handle(self, slot: int) -> Any:
         def hear() -> None:
@@ -99,14 +99,14 @@ def test_the_next_round_is_later_if_all_workers_have_enough_to_do(
 
 def test_the_next_round_is_soon_if_a_worker_becomes_idle_beside_others() -> None:
     crowd = Crowd(2, 0)
-    crowd.rounds.hurry()
-    assert not crowd.rounds.on, "there is no reason for any"
+    crowd.rounds.look_soon()
+    assert not crowd.rounds.active, "there is no reason for any"
     crowd.rounds.go()
-    crowd.rounds.hurry()
+    crowd.rounds.look_soon()
     assert crowd.timers.set == [EVERY]
     crowd.balance.unbalanced = crowd.balance.pipelining = True
-    crowd.rounds.hurry()
-    crowd.rounds.hurry()
+    crowd.rounds.look_soon()
+    crowd.rounds.look_soon()
     crowd.timers.fire()
     assert crowd.timers.set == [EVERY, SOON, SOON]
     crowd.balance.unbalanced = False
@@ -130,7 +130,7 @@ def test_there_are_no_rounds_without_a_reason() -> None:
     crowd.rest()
     crowd.balance.may_rest = set().__contains__
     crowd.timers.fire()
-    assert not crowd.rounds.on
+    assert not crowd.rounds.active
     crowd.rounds.go()
     assert crowd.timers.set == [EVERY, EVERY]
     crowd.timers.fire()

@@ -13,7 +13,7 @@ import pytest
 from asyncpool import events
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.state.status import Standing
+from asyncpool._runtime.state.status import PoolStatus
 from asyncpool.errors import PoolBrokenError
 from tests.helpers.loops import BOTH_LOOPS
 
@@ -22,7 +22,7 @@ pytestmark = BOTH_LOOPS
 BROKEN = PoolBrokenError(reason="no hope", crashes=(), retry_after=None)
 
 
-def standing() -> tuple[Standing, EventStream[events.Event]]:
+def standing() -> tuple[PoolStatus, EventStream[events.Event]]:
     hub: EventHub[events.Event] = EventHub()
     state = SimpleNamespace(
         loop=asyncio.get_running_loop(),
@@ -30,10 +30,10 @@ def standing() -> tuple[Standing, EventStream[events.Event]]:
         config=SimpleNamespace(title="pool x", wait_for_all=False),
         crashes=deque[Any](),
     )
-    return Standing(cast("PoolState", state)), hub.listen(10)
+    return PoolStatus(cast("PoolState", state)), hub.listen(10)
 
 
-def how(standing: Standing) -> list[object]:
+def how(standing: PoolStatus) -> list[object]:
     """Return what became of what callers wait for: up, over, done."""
     return [
         "waits" if not future.done() else future.exception()

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.job_limits import JobOptions
-from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.job.job import StreamJob
 from asyncpool.errors import ProtocolError
 from tests.helpers.owner import Owner
@@ -34,12 +34,12 @@ def job_of(buffer: int) -> tuple[StreamJob, Bank]:
 
 
 def item(number: int) -> Frame:
-    return Frame(Kind.ITEM, 1, 1, number, b"")
+    return Frame(FrameKind.ITEM, 1, 1, number, b"")
 
 
 async def taken(job: StreamJob) -> Any:
     frame = await job.take()
-    return None if frame is None else frame.tag
+    return None if frame is None else frame.number
 
 
 @given(

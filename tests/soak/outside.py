@@ -36,7 +36,9 @@ class Outside:
     """
 
     def __init__(self) -> None:
-        self.keeper: LeaseKeeper[Lease] = LeaseKeeper(self._send, rate=200, cycle=0.5)
+        self.keeper: LeaseKeeper[Lease] = LeaseKeeper(
+            self._send, rate=200, interval=0.5
+        )
         self.beats: Counter[Lease] = Counter()
         self.gone: set[Lease] = set()
         self.over: set[Lease] = set()

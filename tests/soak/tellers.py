@@ -75,7 +75,7 @@ class _Telling:
         after = era.pool.stats()
         era.demand(task.done(), f"{self} is not over: {after}")
         # Those who were there or came meanwhile, or were to come and did not.  A worker
-        # counts as spawned a little later than it gets an errand.
+        # counts as spawned a little later than it gets a pinned job.
         most = len(before.slots) + len(after.slots)
         most += after.spawned - before.spawned + after.crashes - before.crashes
         if task.cancelled():

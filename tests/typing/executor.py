@@ -1,4 +1,4 @@
-"""``Executor``, in place of ``ProcessPoolExecutor``."""
+"""``JobRunner``, in place of ``ProcessPoolExecutor``."""
 
 from __future__ import annotations
 

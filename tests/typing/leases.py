@@ -36,7 +36,9 @@ def on_gone(message: Message) -> None:
 
 
 async def accepted(pool: Pool, message: Message, task: asyncio.Task[None]) -> None:
-    assert_type(LeaseKeeper(extend_text, 2, cycle=60, timeout=None), LeaseKeeper[str])
+    assert_type(
+        LeaseKeeper(extend_text, 2, interval=60, timeout=None), LeaseKeeper[str]
+    )
     keeper = LeaseKeeper(extend, rate=2.5, max_retries=0, timeout=1.5)
     assert_type(keeper, LeaseKeeper[Message])
     async with keeper as same:

@@ -13,8 +13,8 @@ from typing import Any
 
 from asyncpool._core.pickling.calls import dumps, load_value, pack_job
 from asyncpool._core.pickling.errors import load_error
-from asyncpool._core.wire.context import Context
-from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.context import JobContext
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig, pack_numbers, unpack_numbers
 from asyncpool._core.wire.page import PAGE_SIZE
 from asyncpool._runtime.launcher.interpreter import worker_command
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def encode(
-    kind: Kind, payload: bytes, job: int = 0, attempt: int = 0, tag: int = 0
+    kind: FrameKind, payload: bytes, job: int = 0, attempt: int = 0, tag: int = 0
 ) -> bytes:
     return header(kind, len(payload), job, attempt, tag) + payload
 
@@ -43,19 +43,19 @@ def job_frame(
 ) -> bytes:
     """Return a first attempt; with a *number* the function does not come along."""
     payload = plain(pack_job(function, args, {}, number=number))
-    return encode(Kind.JOB, payload, job, 1, number)
+    return encode(FrameKind.JOB, payload, job, 1, number)
 
 
 def function_frame(number: int, function: object) -> bytes:
-    return encode(Kind.FUNCTION, dumps(function), tag=number)
+    return encode(FrameKind.FUNCTION, dumps(function), tag=number)
 
 
 def context_frame(**parts: Any) -> bytes:
-    return encode(Kind.CONTEXT, Context(**parts).pack())
+    return encode(FrameKind.CONTEXT, JobContext(**parts).pack())
 
 
-def revoke_frame(*places: int) -> bytes:
-    return encode(Kind.REVOKE, pack_numbers(places))
+def revoke_frame(*sequences: int) -> bytes:
+    return encode(FrameKind.REVOKE, pack_numbers(sequences))
 
 
 class Worker:
@@ -94,7 +94,7 @@ class Worker:
             max_payload=max_payload,
             **options,
         ).pack()
-        self.control.sendall(ahead + encode(Kind.CONFIG, config))
+        self.control.sendall(ahead + encode(FrameKind.CONFIG, config))
 
     def send(self, job: int, function: Callable[..., object], *args: object) -> None:
         self.jobs.sendall(job_frame(job, function, *args))
@@ -112,30 +112,30 @@ class Worker:
         """Wait until it is ready."""
         frame = self.heard(self.control)
         assert frame is not None
-        assert frame.kind is Kind.HELLO
+        assert frame.kind is FrameKind.HELLO
 
     def result(self) -> tuple[int, Any]:
         frame = self.heard(self.jobs)
         assert frame is not None
-        assert (frame.kind, frame.attempt) == (Kind.VALUE, 1)
+        assert (frame.kind, frame.attempt) == (FrameKind.VALUE, 1)
         return frame.job, load_value(frame.payload)
 
     def error(self) -> tuple[int, BaseException]:
         frame = self.heard(self.jobs)
         assert frame is not None
-        assert (frame.kind, frame.attempt) == (Kind.ERROR, 1)
+        assert (frame.kind, frame.attempt) == (FrameKind.ERROR, 1)
         return frame.job, load_error(frame.payload)
 
-    def revoke(self, *places: int) -> tuple[int, ...]:
-        """Return those of *places* that it will not begin."""
-        self.control.sendall(revoke_frame(*places))
+    def revoke(self, *sequences: int) -> tuple[int, ...]:
+        """Return those of *sequences* that it will not begin."""
+        self.control.sendall(revoke_frame(*sequences))
         return self.revoked()
 
     def revoked(self) -> tuple[int, ...]:
         frame = self.heard(self.control)
         assert frame is not None
-        assert frame.kind is Kind.REVOKED
-        assert (frame.job, frame.attempt, frame.tag) == (0, 0, 0)
+        assert frame.kind is FrameKind.REVOKED
+        assert (frame.job, frame.attempt, frame.number) == (0, 0, 0)
         return unpack_numbers(frame.payload)
 
     def noted(self) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 from asyncpool._core.pickling.calls import load_value, pack_job
 from asyncpool._core.pickling.errors import load_error
-from asyncpool._core.wire.frames import Frame, Kind
-from asyncpool._runtime.channel.page import Page
+from asyncpool._core.wire.frames import Frame, FrameKind
+from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.interrupts import Interrupts
 from tests.helpers.parcels import plain
@@ -51,7 +51,7 @@ class SharedPage:
     """
 
     def __init__(self, width: int) -> None:
-        self.seen = Page(width)
+        self.seen = WorkerPage(width)
         self.fd = self.seen.open()
 
     def close(self) -> None:
@@ -62,9 +62,9 @@ class SharedPage:
 
 def call_of(job: int, function: Any, *args: Any) -> Frame:
     """Return a first attempt at a call."""
-    return Frame(Kind.JOB, job, 1, 0, plain(pack_job(function, args, {})))
+    return Frame(FrameKind.JOB, job, 1, 0, plain(pack_job(function, args, {})))
 
 
-def opened(kind: Kind, payload: Any) -> Any:
+def opened(kind: FrameKind, payload: Any) -> Any:
     """Return a value, or the exception that was raised."""
-    return load_value(payload) if kind is Kind.VALUE else load_error(payload)
+    return load_value(payload) if kind is FrameKind.VALUE else load_error(payload)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import Failure, unpack_numbers
 from asyncpool._system.descriptors import receive_fds
 from tests.helpers.patience import PATIENCE
@@ -69,7 +69,7 @@ class Master:
         """Hand over a socket, which is closed here; return its number."""
         self._numbers += 1
         with sock:
-            self.send(header(Kind.HANDLE, 0, self._numbers, 0, tag), sock)
+            self.send(header(FrameKind.HANDLE, 0, self._numbers, 0, tag), sock)
         return self._numbers
 
     def send(self, frame: bytes, *sockets: socket.socket) -> None:
@@ -87,21 +87,21 @@ class Master:
     def listen(self, *listeners: socket.socket) -> None:
         """Give it sockets to listen on."""
         for index, sock in enumerate(listeners):
-            self.send(header(Kind.LISTEN, 0, index, 0, len(listeners)), sock)
+            self.send(header(FrameKind.LISTEN, 0, index, 0, len(listeners)), sock)
 
     def post(self, value: object) -> None:
-        self.write(encode(Kind.MESSAGE, pickle.dumps(value)))
+        self.write(encode(FrameKind.MESSAGE, pickle.dumps(value)))
 
-    def heard(self, *kinds: Kind) -> Frame | None:
+    def heard(self, *kinds: FrameKind) -> Frame | None:
         """Wait for a frame of one of these kinds; ``None`` is the end of the line."""
         while (frame := self._next()) is not None:
-            if frame.kind is Kind.TAKEN:
+            if frame.kind is FrameKind.TAKEN:
                 self.taken.append(frame.job)
-            elif frame.kind is Kind.REFUSED:
+            elif frame.kind is FrameKind.REFUSED:
                 self.refused.append(frame.job)
-            elif frame.kind is Kind.ROOM:
+            elif frame.kind is FrameKind.ROOM:
                 self.room = frame.job
-            elif frame.kind is Kind.LOAD:
+            elif frame.kind is FrameKind.LOAD:
                 opened, closed, self.cut = unpack_numbers(frame.payload)
                 self.load, self.lost = (opened, closed), frame.job
             if frame.kind in kinds:
@@ -110,29 +110,29 @@ class Master:
 
     def message(self) -> Any:
         """Wait for the next message."""
-        frame = self.heard(Kind.MESSAGE)
+        frame = self.heard(FrameKind.MESSAGE)
         assert frame is not None
         return pickle.loads(frame.payload)
 
     def given(self) -> socket.socket:
         """Wait for the next socket that the worker sends."""
-        frame = self.heard(Kind.HANDLE)
+        frame = self.heard(FrameKind.HANDLE)
         assert frame is not None
         return socket.socket(fileno=self.descriptors.popleft())
 
     def until_load(self, opened: int, closed: int) -> None:
         """Wait until it has opened and closed so many connections."""
         while self.load != (opened, closed):
-            assert self.heard(Kind.LOAD) is not None, self.load
+            assert self.heard(FrameKind.LOAD) is not None, self.load
 
     def until_room(self, room: int) -> None:
         """Wait until its user has taken so many messages."""
         while self.room < room:
-            assert self.heard(Kind.ROOM) is not None, self.room
+            assert self.heard(FrameKind.ROOM) is not None, self.room
 
     def give_place(self) -> None:
         """Let it give connections back."""
-        self.write(header(Kind.RETURN, 0))
+        self.write(header(FrameKind.RETURN, 0))
 
     def drain(self) -> None:
         self.worker.jobs.shutdown(socket.SHUT_WR)
@@ -141,7 +141,7 @@ class Master:
         """Wait until it announces its end."""
         frame = self.worker.heard(self.worker.control)
         assert frame is not None
-        assert frame.kind is Kind.FAILED
+        assert frame.kind is FrameKind.FAILED
         return Failure.unpack(frame.payload)
 
     def ended(self) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._core.wire.messages import Failure
 from asyncpool.cluster import asgi
@@ -154,23 +154,27 @@ def test_an_application_that_does_not_start(
 ) -> None:
     master = start(asgi(f"tests.helpers.web_app:{app}", lifespan="on"))
     frames = list(iter(lambda: master.worker.heard(master.worker.control), None))
-    assert Kind.HELLO not in [frame.kind for frame in frames]
+    assert FrameKind.HELLO not in [frame.kind for frame in frames]
     [failure] = [
-        Failure.unpack(frame.payload) for frame in frames if frame.kind is Kind.FAILED
+        Failure.unpack(frame.payload)
+        for frame in frames
+        if frame.kind is FrameKind.FAILED
     ]
     assert failure.summary == summary
     assert ("in raising\n" in failure.text) == (app == "raising")
     status, err = master.worker.ended()
     assert (status, "Traceback" in err) == (1, False), "the master tells of it"
-    assert Kind.RECORD not in [frame.kind for frame in frames], "so uvicorn need not"
+    assert FrameKind.RECORD not in [frame.kind for frame in frames], (
+        "so uvicorn need not"
+    )
 
 
 def test_a_reason_of_several_lines_is_not_cut_short(start: Start) -> None:
     master = start(asgi("tests.helpers.web_app:explaining", lifespan="on"))
     frames = list(iter(lambda: master.worker.heard(master.worker.control), None))
-    [record] = [frame.payload for frame in frames if frame.kind is Kind.RECORD]
+    [record] = [frame.payload for frame in frames if frame.kind is FrameKind.RECORD]
     assert LogEntry.unpack(bytes(record)).message == "no database\nask for one"
-    [failure] = [frame for frame in frames if frame.kind is Kind.FAILED]
+    [failure] = [frame for frame in frames if frame.kind is FrameKind.FAILED]
     assert Failure.unpack(failure.payload).summary.endswith("start: ask for one")
 
 
@@ -187,7 +191,7 @@ def test_a_connection_at_rest_moves_with_what_is_on_its_way(serve: Start) -> Non
         respond(used)
         respond(used)
         master.until_load(1, 0)
-        master.heard(Kind.TAKEN)
+        master.heard(FrameKind.TAKEN)
         master.give_place()
         master.drain()
         found = {}
@@ -215,7 +219,7 @@ def test_what_cannot_move_for_want_of_descriptors_is_counted(
         master.give_place()
         master.drain()
         while master.lost < 2:
-            assert master.heard(Kind.LOAD) is not None
+            assert master.heard(FrameKind.LOAD) is not None
         head, body = respond(busy)
         assert b"connection: close\r\n" in head
         assert body == pid(master)
@@ -378,7 +382,7 @@ def test_who_has_served_as_many_requests_as_it_may_is_replaced(start: Start) -> 
             respond(client)
         frame = master.worker.heard(master.worker.control)
         assert frame is not None
-        assert (frame.kind, frame.tag) == (Kind.RETIRE, 1)
+        assert (frame.kind, frame.number) == (FrameKind.RETIRE, 1)
         assert frame.payload == (
             b"it has served as many requests as it may (limit_max_requests)"
         )

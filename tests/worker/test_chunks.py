@@ -22,7 +22,7 @@ from asyncpool._core.map.chunks import (
 from asyncpool._core.wire.context import PLAIN
 from asyncpool._core.wire.page import LOG_START, PAGE_SIZE
 from asyncpool._worker.api.context import running
-from asyncpool._worker.job.chunks import Log, run_chunk
+from asyncpool._worker.job.chunks import ChunkLog, run_chunk
 
 large = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 number = st.integers() | st.floats(allow_nan=False) | st.booleans() | large
@@ -47,7 +47,7 @@ def run(page: mmap.mmap, function: Any, items: list[Any]) -> ChunkResult:
     mark = running.set((7, 1, PLAIN, 0.0))
     try:
         return run_chunk(
-            Log(page),
+            ChunkLog(page),
             asyncio.run,
             pickle.dumps(function),
             items,
@@ -209,7 +209,7 @@ def test_the_next_chunk_knows_nothing_of_the_last_one(page: mmap.mmap) -> None:
 def test_numbers_are_returned_though_nobody_has_said_how_many(page: mmap.mmap) -> None:
     """So it is if the chunk is interrupted between two items, or behind the last."""
     run(page, echo, [9.0] * 5)
-    log = Log(page)
+    log = ChunkLog(page)
     for count in (2, 4):
         log.begin(7, 1, count)
         column = log.begin_column(float)

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from time import monotonic
 
-from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.heartbeat_records import MAX_DETAILS
 from tests.helpers import jobs
 from tests.worker.by_hand import Door, Worker, context_frame, encode, job_frame
@@ -28,7 +28,7 @@ def test_a_context_holds_until_the_next_one(worker: Worker) -> None:
         context_frame(deadline=8.0, details=pickle.dumps(["half"])),
         job_frame(4, jobs.last_details),
         job_frame(5, jobs.limits),
-        encode(Kind.CONTEXT, b""),
+        encode(FrameKind.CONTEXT, b""),
         job_frame(6, jobs.limits),
     )
     results = dict(worker.result() for _ in range(6))

@@ -16,11 +16,11 @@ import asyncpool
 from asyncpool import JobNotPicklableError, JobRaisedError
 from asyncpool._core.pickling.calls import load_value, pack_job
 from asyncpool._core.pickling.errors import load_error
-from asyncpool._core.pickling.out_of_band import Bundle, Parcel
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.pickling.reducers import LARGE
-from asyncpool._core.wire.frames import MAX_TAG, Frame, Kind
+from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._worker.job.coroutines import Coroutines
-from asyncpool._worker.job.execute import Executor
+from asyncpool._worker.job.execute import JobRunner
 from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool._worker.job.streams import Credit, Streams
 from tests.helpers import jobs, values
@@ -38,45 +38,45 @@ class Uninterrupted(Interrupts):
         self._held = False
 
 
-def executor_of(limit: int) -> Executor:
+def executor_of(limit: int) -> JobRunner:
     """Return an executor of jobs with which nothing else has come."""
     return make_executor(limit, lambda payload: payload)
 
 
-def make_executor(limit: int, complete: Callable[[Any], Any]) -> Executor:
+def make_executor(limit: int, complete: Callable[[Any], Any]) -> JobRunner:
     interrupts = Uninterrupted()
     coroutines = Coroutines(interrupts)
     no_channel: Any = None
     streams = Streams(no_channel, no_channel, interrupts, coroutines, Credit())
-    executor = Executor(complete, interrupts, coroutines, streams)
+    executor = JobRunner(complete, interrupts, coroutines, streams)
     executor.max_payload = limit
     return executor
 
 
 def run(function: Callable[..., Any], *args: Any, limit: int = LIMIT) -> Any:
     """Return the value of a job, or raise what it raised."""
-    frame = Frame(Kind.JOB, 7, 3, 0, plain(pack_job(function, args, {})))
+    frame = Frame(FrameKind.JOB, 7, 3, 0, plain(pack_job(function, args, {})))
     return opened(executor_of(limit).run(frame, 1))
 
 
-def call(executor: Executor, number: int, *args: Any, **kwargs: Any) -> Any:
+def call(executor: JobRunner, number: int, *args: Any, **kwargs: Any) -> Any:
     """Return the value of a job that calls a function by its number, or raise."""
     payload = plain(pack_job(jobs.take, args, kwargs, number=number))
-    return opened(executor.run(Frame(Kind.JOB, 7, 3, number, payload), 1))
+    return opened(executor.run(Frame(FrameKind.JOB, 7, 3, number, payload), 1))
 
 
-def opened(outcome: tuple[Kind, bytes | Parcel, int]) -> Any:
+def opened(outcome: tuple[FrameKind, bytes | OutOfBandPickle, int]) -> Any:
     kind, payload, duration = outcome
-    assert 0 <= duration <= MAX_TAG
-    if kind is Kind.VALUE:
+    assert 0 <= duration <= MAX_NUMBER
+    if kind is FrameKind.VALUE:
         return load_value(arrived(payload))
-    assert kind is Kind.ERROR
+    assert kind is FrameKind.ERROR
     raise load_error(plain(payload))
 
 
-def learn(executor: Executor, number: int, function: object) -> None:
+def learn(executor: JobRunner, number: int, function: object) -> None:
     payload = pickle.dumps(function)
-    executor.learn(Frame(Kind.FUNCTION, 0, 0, number, payload))
+    executor.learn(Frame(FrameKind.FUNCTION, 0, 0, number, payload))
 
 
 def test_a_value() -> None:
@@ -155,15 +155,15 @@ def test_nothing_of_a_job_is_kept() -> None:
 # What travels beside the frames.
 
 
-def executor_and_cargo(limit: int) -> tuple[Executor, list[object]]:
+def executor_and_cargo(limit: int) -> tuple[JobRunner, list[object]]:
     """Return an executor, and where to put what comes beside its next job."""
     cargo: list[object] = []
 
-    def complete(payload: bytes | memoryview) -> bytes | memoryview | Bundle:
+    def complete(payload: bytes | memoryview) -> bytes | memoryview | ReceivedPickle:
         found = cargo.pop()
         if isinstance(found, Exception):
             raise found
-        assert isinstance(found, Bundle)
+        assert isinstance(found, ReceivedPickle)
         assert found.stream == payload
         return found
 
@@ -173,10 +173,10 @@ def executor_and_cargo(limit: int) -> tuple[Executor, list[object]]:
 def test_what_came_beside_a_job_is_part_of_its_arguments() -> None:
     executor, cargo = executor_and_cargo(LIMIT)
     call = pack_job(operator.attrgetter("data"), (Array(bytearray(b"x") * LARGE),), {})
-    assert isinstance(call, Parcel)
+    assert isinstance(call, OutOfBandPickle)
     cargo.append(arrived(call))
-    kind, payload, _ = executor.run(Frame(Kind.JOB, 7, 3, 0, call.payload), 1)
-    assert kind is Kind.VALUE
+    kind, payload, _ = executor.run(Frame(FrameKind.JOB, 7, 3, 0, call.payload), 1)
+    assert kind is FrameKind.VALUE
     assert load_value(arrived(payload)) == b"x" * LARGE
 
 
@@ -185,16 +185,16 @@ def test_what_cannot_be_had_is_the_jobs_error() -> None:
     cargo.append(OSError(24, "no descriptors"))
     payload = plain(pack_job(jobs.square, (3,), {}))
     with pytest.raises(OSError, match="no descriptors") as caught:
-        opened(executor.run(Frame(Kind.JOB, 7, 3, 0, payload), 1))
+        opened(executor.run(Frame(FrameKind.JOB, 7, 3, 0, payload), 1))
     assert caught.value.errno == 24
-    cargo.append(Bundle(payload, []))
-    assert opened(executor.run(Frame(Kind.JOB, 7, 3, 0, payload), 1)) == 9
+    cargo.append(ReceivedPickle(payload, []))
+    assert opened(executor.run(Frame(FrameKind.JOB, 7, 3, 0, payload), 1)) == 9
 
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_the_limit_counts_what_travels_beside_a_result(excess: int) -> None:
     _, payload, _ = executor_of(LIMIT).run(array_frame(LARGE), 1)
-    assert isinstance(payload, Parcel)
+    assert isinstance(payload, OutOfBandPickle)
     limit = len(payload) - excess
     assert limit > LARGE
     outcome = executor_of(limit).run(array_frame(LARGE), 1)
@@ -210,7 +210,7 @@ def test_the_limit_counts_what_travels_beside_a_result(excess: int) -> None:
 
 
 def array_frame(size: int) -> Frame:
-    return Frame(Kind.JOB, 7, 3, 0, plain(pack_job(make_array, (size,), {})))
+    return Frame(FrameKind.JOB, 7, 3, 0, plain(pack_job(make_array, (size,), {})))
 
 
 def make_array(size: int) -> Array:
@@ -234,7 +234,7 @@ def test_one_executor_takes_calls_of_both_kinds() -> None:
     learn(executor, 1, jobs.attempt)
     assert call(executor, 1) == (7, 3)
     payload = plain(pack_job(lambda: "along", (), {}))
-    assert opened(executor.run(Frame(Kind.JOB, 8, 1, 0, payload), 1)) == "along"
+    assert opened(executor.run(Frame(FrameKind.JOB, 8, 1, 0, payload), 1)) == "along"
 
 
 def test_the_traceback_of_such_a_call_begins_in_the_job() -> None:
@@ -285,7 +285,7 @@ def test_a_function_that_is_not_found_is_the_error_of_each_call(
     payload: bytes, error: type[Exception]
 ) -> None:
     executor = executor_of(LIMIT)
-    executor.learn(Frame(Kind.FUNCTION, 0, 0, 1, payload))
+    executor.learn(Frame(FrameKind.FUNCTION, 0, 0, 1, payload))
     learn(executor, 2, jobs.square)
     for _ in range(2):
         with pytest.raises(error) as caught:
@@ -315,7 +315,7 @@ def test_the_257th_function_makes_it_forget_the_first() -> None:
 # How long a job takes.
 
 
-Timed = Callable[..., tuple[Kind, int]]
+Timed = Callable[..., tuple[FrameKind, int]]
 
 
 class Clock:
@@ -365,8 +365,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
     """Run a job, and return what it was and how long it took."""
     monkeypatch.setattr("asyncpool._worker.job.execute.perf_counter_ns", _clock)
 
-    def run(function: Callable[..., Any], *args: Any) -> tuple[Kind, int]:
-        frame = Frame(Kind.JOB, 7, 3, 0, plain(pack_job(function, args, {})))
+    def run(function: Callable[..., Any], *args: Any) -> tuple[FrameKind, int]:
+        frame = Frame(FrameKind.JOB, 7, 3, 0, plain(pack_job(function, args, {})))
         kind, _, duration = executor_of(LIMIT).run(frame, 1)
         return kind, duration
 
@@ -380,20 +380,20 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
         (999, 0),
         (1000, 1),
         (4_566_999, 4566),
-        (MAX_TAG * 1000 - 1, MAX_TAG - 1),
-        (MAX_TAG * 1000, MAX_TAG),
-        (MAX_TAG * 1000 + 1000, MAX_TAG),
-        (10**18, MAX_TAG),
+        (MAX_NUMBER * 1000 - 1, MAX_NUMBER - 1),
+        (MAX_NUMBER * 1000, MAX_NUMBER),
+        (MAX_NUMBER * 1000 + 1000, MAX_NUMBER),
+        (10**18, MAX_NUMBER),
     ],
 )
 def test_a_duration_is_in_microseconds_and_fits_in_a_header(
     nanoseconds: int, microseconds: int, timed: Timed
 ) -> None:
-    assert timed(spend, nanoseconds) == (Kind.VALUE, microseconds)
-    assert timed(spend_and_fail, nanoseconds) == (Kind.ERROR, microseconds)
+    assert timed(spend, nanoseconds) == (FrameKind.VALUE, microseconds)
+    assert timed(spend_and_fail, nanoseconds) == (FrameKind.ERROR, microseconds)
 
 
 def test_a_duration_is_all_that_others_waited_for(timed: Timed) -> None:
     # To unpickle the arguments, to make the call, and to pickle the result.
     costly = Costly(1_000_000, 4_000_000)
-    assert timed(spend, 2_000_000, costly) == (Kind.VALUE, 7000)
+    assert timed(spend, 2_000_000, costly) == (FrameKind.VALUE, 7000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.log_records import MAX_ENTRY, LogEntry
 from tests.helpers import jobs, logs
 from tests.worker.by_hand import Door, Worker, revoke_frame
@@ -15,7 +15,12 @@ LIGHT = "[name in __import__('sys').modules for name in ('logging', 'threading')
 def entry(worker: Worker) -> LogEntry:
     frame = worker.heard(worker.control)
     assert frame is not None
-    assert (frame.kind, frame.job, frame.attempt, frame.tag) == (Kind.RECORD, 0, 0, 0)
+    assert (frame.kind, frame.job, frame.attempt, frame.number) == (
+        FrameKind.RECORD,
+        0,
+        0,
+        0,
+    )
     assert len(frame.payload) <= MAX_ENTRY
     return LogEntry.unpack(frame.payload)
 
@@ -134,10 +139,10 @@ def test_the_pool_is_answered_while_a_job_logs_without_end(
     door.visitor()
     worker.control.sendall(revoke_frame(2))
     frame = worker.heard(worker.control)
-    while frame is not None and frame.kind is Kind.RECORD:
+    while frame is not None and frame.kind is FrameKind.RECORD:
         frame = worker.heard(worker.control)
     assert frame is not None
-    assert frame.kind is Kind.REVOKED
+    assert frame.kind is FrameKind.REVOKED
 
 
 def test_the_import_leaves_no_trace(worker: Worker) -> None:

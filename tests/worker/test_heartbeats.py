@@ -23,7 +23,7 @@ from asyncpool import (
 )
 from asyncpool._core.pickling.errors import load_error
 from asyncpool._core.wire.context import PLAIN
-from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._core.wire.heartbeat_records import (
     INTERVAL,
     MAX_DETAILS,
@@ -36,12 +36,12 @@ from asyncpool._core.wire.page import BEATS_START, BEGUN, PAGE_SIZE, STACKS_STAR
 from asyncpool._system.signals import INTERRUPT
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job import heartbeats as module
-from asyncpool._worker.job.heartbeats import Beats, install
+from asyncpool._worker.job.heartbeats import HeartbeatWriter, install
 from asyncpool._worker.job.interrupts import Interrupts
 from tests.helpers.jobs import pass_by
 from tests.worker.by_hand import Door, Worker, encode
 
-NOTHING = Frame(Kind.JOB, 7, 2, 0, b"")
+NOTHING = Frame(FrameKind.JOB, 7, 2, 0, b"")
 
 
 class NoInterrupts:
@@ -62,7 +62,9 @@ class Stage:
         self.interrupts = NoInterrupts()
         self.rings = 0
         self.on_ring: Callable[[], None] = lambda: None
-        self.beats = Beats(self.page, cast("Interrupts", self.interrupts), self._ring)
+        self.beats = HeartbeatWriter(
+            self.page, cast("Interrupts", self.interrupts), self._ring
+        )
 
     def found(self) -> list[Any]:
         return [pickle.loads(beat.details) for beat in self.read()]
@@ -136,13 +138,13 @@ def test_others_ring_once_in_an_interval(stage: Stage) -> None:
 def test_the_newest_beat_goes_ahead_of_its_own_jobs_outcome(stage: Stage) -> None:
     heartbeat(1)
     heartbeat(2)
-    words = stage.beats.last_words(NOTHING)
+    words = stage.beats.last_heartbeat(NOTHING)
     beat = unpack(words, len(words) - len(stage.read()[-1].pack()))
     assert beat == stage.read()[-1]
-    assert words == encode(Kind.BEAT, beat.pack(), 7, 2)
+    assert words == encode(FrameKind.LAST_HEARTBEAT, beat.pack(), 7, 2)
     assert stage.beats.latest is None
     heartbeat(3)
-    assert stage.beats.last_words(NOTHING._replace(attempt=3)) == b""
+    assert stage.beats.last_heartbeat(NOTHING._replace(attempt=3)) == b""
     assert stage.beats.latest is None
 
 
@@ -277,7 +279,7 @@ def on_page(worker: Worker) -> list[Beat]:
 def details_of(frame: Frame | None) -> tuple[int, int, Any]:
     """Check that *frame* has a job's last beat."""
     assert frame is not None
-    assert frame.kind is Kind.BEAT
+    assert frame.kind is FrameKind.LAST_HEARTBEAT
     beat = unpack(frame.payload)
     assert beat is not None
     assert (beat.job, beat.attempt) == (frame.job, frame.attempt)
@@ -286,12 +288,12 @@ def details_of(frame: Frame | None) -> tuple[int, int, Any]:
 
 def rings(worker: Worker) -> int:
     """Count them up to now."""
-    worker.control.sendall(encode(Kind.PING, b""))
+    worker.control.sendall(encode(FrameKind.PING, b""))
     found = 0
     while (frame := worker.heard(worker.control)) is not None:
-        if frame.kind is Kind.PONG:
+        if frame.kind is FrameKind.PONG:
             return found
-        assert frame == Frame(Kind.HEARTBEAT, 0, 0, 0, b"")
+        assert frame == Frame(FrameKind.HEARTBEAT, 0, 0, 0, b"")
         found += 1
     raise AssertionError("it is gone")
 
@@ -351,12 +353,12 @@ def test_a_job_that_hears_no_signal_ends_at_its_next_beat(
 ) -> None:
     worker.send(1, work, door.path)
     assert door.visitor() == "deaf"
-    worker.control.sendall(encode(Kind.INTERRUPT, pack_numbers([1])))
+    worker.control.sendall(encode(FrameKind.INTERRUPT, pack_numbers([1])))
     if work is beat_deaf:
         assert details_of(worker.heard(worker.jobs)) == (1, 1, None)
         frame = worker.heard(worker.jobs)
         assert frame is not None
-        assert frame.kind is Kind.ERROR
+        assert frame.kind is FrameKind.ERROR
         error = load_error(frame.payload)
         assert isinstance(error, JobRaisedError)
         assert type(error.exception) is JobCancelled
@@ -369,5 +371,5 @@ def test_an_initializer_is_no_job(hire: Callable[..., Worker]) -> None:
     worker = hire(initialize)
     frame = worker.heard(worker.control)
     assert frame is not None
-    assert frame.kind is Kind.FAILED
+    assert frame.kind is FrameKind.FAILED
     assert b"heartbeat() was called when no job was running" in frame.payload

@@ -37,9 +37,9 @@ def interrupts(stacks: int) -> Iterator[Interrupts]:
     faulthandler.unregister(STACKS)
 
 
-def ask(interrupts: Interrupts, place: int) -> None:
+def ask(interrupts: Interrupts, sequence: int) -> None:
     """Ask from another thread, and let what comes of it come."""
-    thread = threading.Thread(target=interrupts.ask, args=(place,))
+    thread = threading.Thread(target=interrupts.ask, args=(sequence,))
     thread.start()
     thread.join()
     time.sleep(0)  # a signal is handled between two bytecodes

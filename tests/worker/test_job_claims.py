@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from hypothesis import given, strategies as st
 
-from asyncpool._worker.job.job_claims import Turns
+from asyncpool._worker.job.job_claims import JobClaims
 from tests.helpers.patience import PATIENCE
 
 # Take the next place, or revoke some.
@@ -18,42 +18,42 @@ STEPS = st.lists(st.none() | st.lists(st.integers(1, 20), unique=True), max_size
 
 
 def test_what_nobody_revokes_begins() -> None:
-    turns = Turns()
-    assert [turns.take() for _ in range(3)] == [True, True, True]
+    claims = JobClaims()
+    assert [claims.claim() for _ in range(3)] == [True, True, True]
 
 
 def test_a_place_is_revoked_before_its_turn_and_not_after() -> None:
-    turns = Turns()
-    assert turns.take()
-    assert turns.revoke([1]) == []
-    assert turns.revoke([2, 1, 4]) == [2, 4]
-    assert [turns.take() for _ in range(4)] == [False, True, False, True]
-    assert turns.revoke([5, 4, 3, 2, 1]) == []
-    assert turns.revoke([]) == []
+    claims = JobClaims()
+    assert claims.claim()
+    assert claims.revoke([1]) == []
+    assert claims.revoke([2, 1, 4]) == [2, 4]
+    assert [claims.claim() for _ in range(4)] == [False, True, False, True]
+    assert claims.revoke([5, 4, 3, 2, 1]) == []
+    assert claims.revoke([]) == []
 
 
 @given(steps=STEPS)
 def test_each_place_goes_to_exactly_one_side(steps: list[list[int] | None]) -> None:
-    turns = Turns()
+    claims = JobClaims()
     begun: set[int] = set()
     revoked: set[int] = set()
     taken = 0
-    for places in steps:
-        if places is None:
+    for sequences in steps:
+        if sequences is None:
             taken += 1
-            if turns.take():
+            if claims.claim():
                 begun.add(taken)
         else:
-            won = turns.revoke(places)
+            won = claims.revoke(sequences)
             # The answer is in the order of the question, and says all and no more.
-            assert won == [place for place in places if place > taken]
+            assert won == [sequence for sequence in sequences if sequence > taken]
             revoked.update(won)
         assert begun.isdisjoint(revoked)
-        assert begun | {place for place in revoked if place <= taken} == set(
+        assert begun | {sequence for sequence in revoked if sequence <= taken} == set(
             range(1, taken + 1)
         )
         # What is over is not kept.
-        assert turns._revoked == {place for place in revoked if place > taken}
+        assert claims._revoked == {sequence for sequence in revoked if sequence > taken}
 
 
 class Duels:
@@ -64,22 +64,24 @@ class Duels:
     def __init__(self) -> None:
         self.begun: list[bool] = []
         self.revoked: list[bool] = []
-        self._turns = Turns()
+        self._claims = JobClaims()
         self._start = threading.Barrier(2, timeout=PATIENCE)
 
     def take(self) -> None:
         for _ in range(self.COUNT):
             # Whoever comes last is the first to go on, and the next time it is not.
             self._start.wait()
-            self.begun.append(self._turns.take())
+            self.begun.append(self._claims.claim())
 
     def revoke(self) -> None:
-        for place in range(1, self.COUNT + 1):
+        for sequence in range(1, self.COUNT + 1):
             self._start.wait()
-            self.revoked.append(self._turns.revoke(self._slowly(place)) == [place])
+            self.revoked.append(
+                self._claims.revoke(self._slowly(sequence)) == [sequence]
+            )
 
-    def _slowly(self, place: int) -> Iterator[int]:
-        yield place
+    def _slowly(self, sequence: int) -> Iterator[int]:
+        yield sequence
         time.sleep(0)  # let the other thread try in the middle of the answer
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from asyncpool import JobCancelled, JobNotPicklableError, JobRaisedError
-from asyncpool._core.wire.frames import Frame, Kind
-from asyncpool._core.wire.page import LANE_OUTCOME_SIZE, NOTED, Layout
+from asyncpool._core.wire.frames import Frame, FrameKind
+from asyncpool._core.wire.page import LANE_OUTCOME_SIZE, NOTED, PageLayout
 from asyncpool._worker.lanes.lanes import Lane, Lanes
 from tests.worker.in_process import Loops, Quiet, SharedPage, call_of, opened
 
@@ -41,12 +41,12 @@ class Road:
         self.page = page.seen
         self.interrupts = Quiet()
         self.lanes = Lanes(
-            memory, Layout(WIDTH), coroutines, self.interrupts, self._send
+            memory, PageLayout(WIDTH), coroutines, self.interrupts, self._send
         )
         self.interrupts.lanes = self.lanes
         self.lanes.max_payload = 1 << 20
 
-    def _send(self, lane: Lane, kind: Kind, payload: Any, duration: int) -> None:
+    def _send(self, lane: Lane, kind: FrameKind, payload: Any, duration: int) -> None:
         assert duration >= 0
         self.sent.append((lane.frame.job, opened(kind, payload)))
         self.seen.append((len(self.lanes.by_job), self.lanes.full))
@@ -90,7 +90,7 @@ def road() -> Iterator[Road]:
     coroutines = Loops(Quiet())
     with (
         closing(SharedPage(WIDTH)) as page,
-        mmap(page.fd, Layout(WIDTH).stacks) as memory,
+        mmap(page.fd, PageLayout(WIDTH).stacks) as memory,
         closing(coroutines),
     ):
         yield Road(page, memory, coroutines)
@@ -238,10 +238,10 @@ def test_a_traceback_begins_in_the_job(road: Road) -> None:
 # Jobs that are to end.
 
 
-def end(road: Road, *places: int) -> None:
+def end(road: Road, *sequences: int) -> None:
     """Have jobs end, as the control thread does."""
-    for place in places:
-        road.interrupts.ask(place)
+    for sequence in sequences:
+        road.interrupts.ask(sequence)
 
 
 async def linger(log: list[str]) -> str:
@@ -332,21 +332,23 @@ def test_a_cancellation_of_the_jobs_own_stays_one(road: Road) -> None:
 def test_an_outcome_is_noted_if_there_is_room(road: Road) -> None:
     one, other = road.begin(1), road.begin(2)
     most = LANE_OUTCOME_SIZE - NOTED.size
-    assert road.lanes.note(one, Kind.VALUE, b"x" * most, 17)
-    assert not road.lanes.note(other, Kind.ERROR, b"y" * (most + 1), 18)
-    assert road.page.outcomes() == {(1, 1): Frame(Kind.VALUE, 1, 1, 17, b"x" * most)}
-    assert road.lanes.note(other, Kind.ERROR, b"z", 19)
-    assert road.page.outcomes()[2, 1] == Frame(Kind.ERROR, 2, 1, 19, b"z")
+    assert road.lanes.note(one, FrameKind.VALUE, b"x" * most, 17)
+    assert not road.lanes.note(other, FrameKind.ERROR, b"y" * (most + 1), 18)
+    assert road.page.outcomes() == {
+        (1, 1): Frame(FrameKind.VALUE, 1, 1, 17, b"x" * most)
+    }
+    assert road.lanes.note(other, FrameKind.ERROR, b"z", 19)
+    assert road.page.outcomes()[2, 1] == Frame(FrameKind.ERROR, 2, 1, 19, b"z")
 
 
 def test_half_an_outcome_is_nobodys(road: Road) -> None:
     lane = road.begin(1)
-    assert road.lanes.note(lane, Kind.VALUE, b"before", 1)
+    assert road.lanes.note(lane, FrameKind.VALUE, b"before", 1)
     road.lanes.finish(lane, None)
     again = road.begin(2)
     assert again.index == lane.index
     with pytest.raises(IndexError):
-        road.lanes.note(again, Kind.VALUE, Short(b"after"), 1)
+        road.lanes.note(again, FrameKind.VALUE, Short(b"after"), 1)
     assert (1, 1) not in road.page.outcomes()
     assert (2, 1) not in road.page.outcomes()
 

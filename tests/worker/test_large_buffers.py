@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 
 from asyncpool._core.pickling.calls import pack_job
-from asyncpool._core.pickling.out_of_band import Bundle, Parcel, dump, lay_out, loads
-from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind
+from asyncpool._core.pickling.out_of_band import (
+    OutOfBandPickle,
+    ReceivedPickle,
+    dump,
+    lay_out,
+    loads,
+)
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind
 from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
 from asyncpool._system.memory import Memory, create
-from asyncpool._worker.channel.large_buffers import Cargo
+from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.channel.segments import Segments
 from tests.helpers import jobs, large
 from tests.helpers.guards import open_fds
@@ -54,7 +60,7 @@ class Dock:
     def __init__(self) -> None:
         self.segments = Segments()
         self.socket = Socket()
-        self.cargo = Cargo(
+        self.cargo = LargeBuffers(
             self.socket,  # type: ignore[arg-type] # a fake
             self.segments,
         )
@@ -79,14 +85,14 @@ class Dock:
         for offset, area in zip(offsets, areas, strict=True):
             self.memories[number].write(offset, [area])
         payload = pack_numbers([len(area) for area in areas])
-        self.cargo.take(Frame(Kind.LENT, 0, 0, number, payload))
+        self.cargo.take(Frame(FrameKind.LENT, 0, 0, number, payload))
 
     def send_area(self, data: bytes | memoryview) -> None:
-        self.cargo.take(Frame(Kind.AREA, 0, 0, 0, data))
+        self.cargo.take(Frame(FrameKind.AREA, 0, 0, 0, data))
 
     def news(self) -> list[Frame]:
         """Return what the next outcome brings along."""
-        ahead, payload = self.cargo.stow(b"outcome")
+        ahead, payload = self.cargo.put(b"outcome")
         assert payload == b"outcome"
         return frames_in(ahead)
 
@@ -103,19 +109,19 @@ def dock() -> Iterator[Dock]:
 
 
 def want(size: int) -> Frame:
-    return Frame(Kind.WANT, size, 0, 0, b"")
+    return Frame(FrameKind.WANT, size, 0, 0, b"")
 
 
 def returned(number: int) -> Frame:
-    return Frame(Kind.RETURNED, 0, 0, number, b"")
+    return Frame(FrameKind.SEGMENT_RETURNED, 0, 0, number, b"")
 
 
 def lost(number: int) -> Frame:
-    return Frame(Kind.LOST, 0, 0, number, b"")
+    return Frame(FrameKind.LOST, 0, 0, number, b"")
 
 
-def bundle(found: Any) -> Bundle:
-    assert isinstance(found, Bundle)
+def bundle(found: Any) -> ReceivedPickle:
+    assert isinstance(found, ReceivedPickle)
     return found
 
 
@@ -163,7 +169,7 @@ def test_what_was_sent_is_added(dock: Dock) -> None:
 
 def test_memory_that_cannot_be_seen_is_said_and_is_the_jobs_error(dock: Dock) -> None:
     dock.segments.arrive(7, None, SIZE)
-    dock.cargo.take(Frame(Kind.LENT, 0, 0, 7, pack_numbers([10])))
+    dock.cargo.take(Frame(FrameKind.LENT, 0, 0, 7, pack_numbers([10])))
     with pytest.raises(OSError, match="Too many open files") as caught:
         dock.cargo.complete(b"payload")
     assert caught.value.errno == errno.EMFILE
@@ -240,7 +246,7 @@ def test_memory_that_a_copy_of_the_worker_has_too_is_not_used_again(
 
 
 def test_a_small_outcome_goes_as_it_is(dock: Dock) -> None:
-    assert dock.cargo.stow(b"outcome") == (b"", b"outcome")
+    assert dock.cargo.put(b"outcome") == (b"", b"outcome")
     assert dock.socket.frames() == []
     assert not dock.cargo.in_use
 
@@ -251,13 +257,13 @@ def test_an_outcome_goes_into_the_segment_that_is_granted(dock: Dock) -> None:
     sizes = [sum(map(len, pieces)) for pieces in parcel.areas]
     dock.bring(7)
     dock.segments.grant(7)
-    ahead, payload = dock.cargo.stow(parcel)
+    ahead, payload = dock.cargo.put(parcel)
     assert dock.socket.frames() == [want(lay_out(sizes)[1])]
     [lent] = frames_in(ahead)
-    assert (lent.kind, lent.tag, payload) == (Kind.LENT, 7, b"")
+    assert (lent.kind, lent.number, payload) == (FrameKind.LENT, 7, b"")
     assert unpack_numbers(lent.payload) == tuple(sizes)
     areas = [memoryview(area) for area in dock.areas(7, *sizes)]
-    assert loads(Bundle(payload, areas)) == value
+    assert loads(ReceivedPickle(payload, areas)) == value
     assert dock.cargo.in_use
     # It is no view: the pool has it now.
     assert dock.news() == []
@@ -267,23 +273,23 @@ def test_an_outcome_with_a_short_stream_carries_that_itself(dock: Dock) -> None:
     value = Block(pattern(70_001))
     dock.bring(7)
     dock.segments.grant(7)
-    ahead, payload = dock.cargo.stow(dump(value))
+    ahead, payload = dock.cargo.put(dump(value))
     [lent] = frames_in(ahead)
     assert unpack_numbers(lent.payload) == (70_001,)
     areas = [memoryview(area) for area in dock.areas(7, 70_001)]
-    assert loads(Bundle(payload, areas)) == value
+    assert loads(ReceivedPickle(payload, areas)) == value
 
 
 def test_an_outcome_is_sent_if_there_is_no_segment(dock: Dock) -> None:
     value = [Block(pattern(70_001)), filler(200_000)]
     dock.segments.grant(0)
-    ahead, payload = dock.cargo.stow(dump(value))
+    ahead, payload = dock.cargo.put(dump(value))
     asked, *areas = dock.socket.frames()
-    assert asked.kind is Kind.WANT
-    assert [frame.kind for frame in areas] == [Kind.AREA] * 2
+    assert asked.kind is FrameKind.WANT
+    assert [frame.kind for frame in areas] == [FrameKind.AREA] * 2
     assert (ahead, payload) == (b"", b"")
     views = [memoryview(frame.payload) for frame in areas]
-    assert loads(Bundle(payload, views)) == value
+    assert loads(ReceivedPickle(payload, views)) == value
     assert dock.news() == []
 
 
@@ -291,11 +297,11 @@ def test_an_outcome_is_sent_if_the_segment_cannot_be_seen(dock: Dock) -> None:
     value = Block(pattern(70_001))
     dock.segments.arrive(7, None, SIZE)
     dock.segments.grant(7)
-    ahead, payload = dock.cargo.stow(dump(value))
+    ahead, payload = dock.cargo.put(dump(value))
     _, area = dock.socket.frames()
-    assert area == Frame(Kind.AREA, 0, 0, 0, bytes(pattern(70_001)))
+    assert area == Frame(FrameKind.AREA, 0, 0, 0, bytes(pattern(70_001)))
     assert frames_in(ahead) == [lost(7)]
-    assert loads(Bundle(payload, [memoryview(area.payload)])) == value
+    assert loads(ReceivedPickle(payload, [memoryview(area.payload)])) == value
     assert dock.news() == []
 
 
@@ -310,12 +316,12 @@ def test_an_outcome_lets_go_of_the_argument_that_it_is(dock: Dock) -> None:
     gc.collect()
     assert dock.news() == []
     dock.segments.grant(8)
-    ahead, _ = dock.cargo.stow(outcome)
+    ahead, _ = dock.cargo.put(outcome)
     first, lent = frames_in(ahead)
     assert first == returned(7)
-    assert (lent.kind, lent.tag) == (Kind.LENT, 8)
+    assert (lent.kind, lent.number) == (FrameKind.LENT, 8)
     assert dock.areas(8, 70_001) == [bytes(pattern(70_001))]
-    assert isinstance(outcome, Parcel)
+    assert isinstance(outcome, OutOfBandPickle)
     assert open_fds() == before
 
 
@@ -325,10 +331,10 @@ def test_news_come_with_large_outcomes_too_before_their_areas(dock: Dock) -> Non
     dock.lend(7, b"one")
     dock.cargo.complete(b"")
     dock.segments.grant(8)
-    ahead, _ = dock.cargo.stow(dump(Block(pattern(70_001))))
-    assert [(f.kind, f.tag) for f in frames_in(ahead)] == [
-        (Kind.RETURNED, 7),
-        (Kind.LENT, 8),
+    ahead, _ = dock.cargo.put(dump(Block(pattern(70_001))))
+    assert [(f.kind, f.number) for f in frames_in(ahead)] == [
+        (FrameKind.SEGMENT_RETURNED, 7),
+        (FrameKind.LENT, 8),
     ]
     assert dock.news() == []
 
@@ -339,9 +345,9 @@ def test_news_come_with_large_outcomes_too_before_their_areas(dock: Dock) -> Non
 def large_job(number: int, block: Block) -> tuple[list[bytes], bytes]:
     """Return the areas of a job that looks at a block, and the frame of the job."""
     parcel = pack_job(large.checksum, (block,), {})
-    assert isinstance(parcel, Parcel)
+    assert isinstance(parcel, OutOfBandPickle)
     areas = [b"".join(pieces) for pieces in parcel.areas]
-    return areas, encode(Kind.JOB, parcel.payload, number, 1)
+    return areas, encode(FrameKind.JOB, parcel.payload, number, 1)
 
 
 def test_what_was_sent_for_a_revoked_job_is_not_for_the_next_one(
@@ -354,7 +360,7 @@ def test_what_was_sent_for_a_revoked_job_is_not_for_the_next_one(
     assert worker.result() == (1, "go")
     for number in (2, 3):
         areas, job = large_job(number, Block(pattern(70_000, number)))
-        worker.write(*(encode(Kind.AREA, area) for area in areas), job)
+        worker.write(*(encode(FrameKind.AREA, area) for area in areas), job)
     assert worker.result() == (3, large.checksum(Block(pattern(70_000, 3))))
 
 
@@ -366,16 +372,18 @@ def test_what_was_lent_for_a_revoked_job_is_returned(
     assert worker.revoke(2) == (2,)
     for number in (2, 3):
         fd = create(SIZE)
-        head = encode(Kind.SEGMENT, b"", job=SIZE, tag=number + 10)
+        head = encode(FrameKind.SEGMENT, b"", job=SIZE, tag=number + 10)
         socket.send_fds(worker.control, [head], [fd])
         [area], job = large_job(number, Block(pattern(70_000, number)))
         Memory(fd, SIZE).write(0, [area])
         os.close(fd)
         payload = pack_numbers([len(area)])
-        worker.write(encode(Kind.LENT, payload, tag=number + 10), job)
+        worker.write(encode(FrameKind.LENT, payload, tag=number + 10), job)
     door.release()
     assert worker.result() == (1, "go")
     told = [worker.heard(worker.jobs) for _ in range(2)]
-    assert {frame.tag for frame in told if frame is not None} == {12, 13}
-    assert [frame.kind for frame in told if frame is not None] == [Kind.RETURNED] * 2
+    assert {frame.number for frame in told if frame is not None} == {12, 13}
+    assert [frame.kind for frame in told if frame is not None] == [
+        FrameKind.SEGMENT_RETURNED
+    ] * 2
     assert worker.result() == (3, large.checksum(Block(pattern(70_000, 3))))

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind
 from asyncpool._core.wire.messages import unpack_pid
 from asyncpool._system.descriptors import receive_fds
-from asyncpool._worker.launcher.launcher_process import Template
+from asyncpool._worker.launcher.launcher_process import LauncherProcess
 from asyncpool._worker.launcher.reaper import Reaper
 
 # No process has it.
@@ -42,10 +42,10 @@ def test_the_pool_hears_of_a_process_that_cannot_be_forked_ahead(
     monkeypatch.setattr(os, "fork", fork)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        template = Template(ours, Reaper())
+        template = LauncherProcess(ours, Reaper())
         template._fork_spare()
         [frame], fds = told(theirs)
-        assert (frame.kind, frame.payload, fds) == (Kind.SPARE, b"", [])
+        assert (frame.kind, frame.payload, fds) == (FrameKind.SPARE, b"", [])
         for fd in (template._wake_out, template._wake_in):
             os.close(fd)
 
@@ -63,11 +63,14 @@ def test_a_sigterm_while_it_forks_ahead_waits_until_the_pool_has_the_process(
     monkeypatch.setattr(os, "fork", fork)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        template = Template(ours, Reaper())
+        template = LauncherProcess(ours, Reaper())
         with pytest.raises(SystemExit):
             template._fork_spare()
         [frame], [door] = told(theirs)
-        assert (frame.kind, unpack_pid(frame.payload)) == (Kind.SPARE, (PID, False))
+        assert (frame.kind, unpack_pid(frame.payload)) == (
+            FrameKind.SPARE,
+            (PID, False),
+        )
         assert PID in template._reaper._workers
         with socket.socket(fileno=door) as way:
             assert way.recv(1) == b"", "nobody waits there, nor holds it open"

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 import pytest
 
-from asyncpool._worker.job.job_claims import Turns
-from asyncpool._worker.job.lease_fences import Fences
+from asyncpool._worker.job.job_claims import JobClaims
+from asyncpool._worker.job.lease_fences import LeaseFences
 from tests.helpers.patience import PATIENCE
 
 PAST, FAR = 1.0, 3600.0
@@ -31,16 +31,16 @@ class Desk:
     def __init__(self) -> None:
         self.running: set[int] = set()
         self.ended = threading.Event()
-        self.turns = Turns()
-        self.fences = Fences(self.turns, self.running.__contains__, self.end)
+        self.claims = JobClaims()
+        self.fences = LeaseFences(self.claims, self.running.__contains__, self.end)
 
     def end(self) -> NoReturn:
         self.ended.set()
         raise EndError
 
     def take(self) -> None:
-        assert self.turns.take()
-        self.running = {self.turns.taken}
+        assert self.claims.claim()
+        self.running = {self.claims.taken}
 
     def close(self) -> None:
         """Have the thread end."""
@@ -94,10 +94,10 @@ def test_those_that_are_over_are_forgotten_and_those_to_come_are_not(
     desk: Desk,
 ) -> None:
     now = time.monotonic()
-    for place in range(1, 6):
-        desk.fences.put(place, now + place * FAR)
+    for sequence in range(1, 6):
+        desk.fences.put(sequence, now + sequence * FAR)
     for _ in range(3):
-        assert desk.turns.take()
+        assert desk.claims.claim()
     desk.running.add(1)
     # One runs on beside others, two is over, and whether three has begun is not known.
     assert desk.fences._look() <= FAR
@@ -119,5 +119,5 @@ def test_a_watch_that_fails_ends_the_process() -> None:
         raise EndError
 
     runs: Callable[[int], bool] = fail
-    Fences(Turns(), runs, end).put(1, PAST)
+    LeaseFences(JobClaims(), runs, end).put(1, PAST)
     assert ended.wait(PATIENCE)

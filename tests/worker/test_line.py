@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._system.descriptors import receive_fds
 from asyncpool._worker.cluster import link as line_module
-from asyncpool._worker.cluster.link import Line
+from asyncpool._worker.cluster.link import MasterLink
 from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE, patience
 
@@ -30,14 +30,14 @@ class Peer:
     def __init__(self) -> None:
         self.sock, other = socket.socketpair()
         self.sock.settimeout(PATIENCE)
-        self.frames: list[tuple[Kind, int, bytes]] = []
+        self.frames: list[tuple[FrameKind, int, bytes]] = []
         self.descriptors: list[int | None] = []
         self.ends: list[ProtocolError | None] = []
         self.changed = asyncio.Event()
         self._decoder = FrameDecoder(max_payload=MAX_PAYLOAD)
         self._read: list[tuple[Frame, int | None]] = []
         self._fds: list[int] = []
-        self.line = Line(
+        self.line = MasterLink(
             other,
             max_payload=MAX_PAYLOAD,
             on_frame=self._take,
@@ -46,7 +46,7 @@ class Peer:
 
     def _take(self, frame: Frame, descriptor: int | None) -> None:
         self.frames.append((frame.kind, frame.job, bytes(frame.payload)))
-        if frame.kind in {Kind.HANDLE, Kind.LISTEN}:
+        if frame.kind in {FrameKind.HANDLE, FrameKind.LISTEN}:
             self.descriptors.append(
                 None if descriptor is None else read_mark(descriptor)
             )
@@ -62,7 +62,7 @@ class Peer:
                 self.changed.clear()
                 await self.changed.wait()
 
-    def hand(self, number: int, kind: Kind = Kind.HANDLE) -> None:
+    def hand(self, number: int, kind: FrameKind = FrameKind.HANDLE) -> None:
         """Write a frame with a descriptor that is known by its number."""
         descriptor = marked(number)
         frame = header(kind, 0, number)
@@ -76,7 +76,7 @@ class Peer:
             assert data
             self._fds += fds
             for frame in self._decoder.feed(data):
-                carries = frame.kind is Kind.HANDLE
+                carries = frame.kind is FrameKind.HANDLE
                 mark = read_mark(self._fds.pop(0)) if carries else None
                 self._read.append((frame, mark))
         found, self._read = self._read[:count], self._read[count:]
@@ -128,19 +128,19 @@ def no_descriptor_left() -> Iterator[None]:
 
 
 # What the pool writes: frames with descriptors, of which some are lost, and others.
-HANDLE = st.tuples(st.sampled_from((Kind.HANDLE, Kind.LISTEN)), st.booleans())
-OTHER = st.tuples(st.just(Kind.MESSAGE), st.binary(max_size=100))
+HANDLE = st.tuples(st.sampled_from((FrameKind.HANDLE, FrameKind.LISTEN)), st.booleans())
+OTHER = st.tuples(st.just(FrameKind.MESSAGE), st.binary(max_size=100))
 WRITTEN = st.lists(st.one_of(HANDLE, OTHER), max_size=12)
 
 
 @given(written=WRITTEN, size=st.integers(1, 60))
 def test_each_descriptor_comes_with_its_frame_however_reads_are_cut(
-    written: list[tuple[Kind, Any]], size: int
+    written: list[tuple[FrameKind, Any]], size: int
 ) -> None:
     lost = [
         number
         for number, (kind, extra) in enumerate(written)
-        if kind is not Kind.MESSAGE and extra
+        if kind is not FrameKind.MESSAGE and extra
     ]
 
     def receive(
@@ -155,19 +155,19 @@ def test_each_descriptor_comes_with_its_frame_however_reads_are_cut(
 
     async def test(peer: Peer) -> None:
         for number, (kind, extra) in enumerate(written):
-            if kind is Kind.MESSAGE:
+            if kind is FrameKind.MESSAGE:
                 peer.sock.sendall(header(kind, len(extra), number) + extra)
             else:
                 peer.hand(number, kind)
         await peer.until(lambda: len(peer.frames) == len(written))
         assert peer.frames == [
-            (kind, number, extra if kind is Kind.MESSAGE else b"")
+            (kind, number, extra if kind is FrameKind.MESSAGE else b"")
             for number, (kind, extra) in enumerate(written)
         ]
         assert peer.descriptors == [
             None if number in lost else number
             for number, (kind, _) in enumerate(written)
-            if kind is not Kind.MESSAGE
+            if kind is not FrameKind.MESSAGE
         ]
         assert not peer.ends
 
@@ -178,12 +178,12 @@ def test_each_descriptor_comes_with_its_frame_however_reads_are_cut(
 
 @given(written=WRITTEN, cut=st.floats(0, 1), size=st.integers(1, 60))
 def test_an_end_may_come_anywhere(
-    written: list[tuple[Kind, Any]], cut: float, size: int
+    written: list[tuple[FrameKind, Any]], cut: float, size: int
 ) -> None:
     pieces = [
-        (header(kind, len(payload), number) + payload, kind is not Kind.MESSAGE)
+        (header(kind, len(payload), number) + payload, kind is not FrameKind.MESSAGE)
         for number, (kind, extra) in enumerate(written)
-        for payload in [extra if kind is Kind.MESSAGE else b""]
+        for payload in [extra if kind is FrameKind.MESSAGE else b""]
     ]
     left = int(cut * sum(len(data) for data, _ in pieces))
     whole = 0
@@ -242,15 +242,15 @@ def test_a_long_payload_costs_no_descriptor_behind_it() -> None:
     async def test(peer: Peer) -> None:
         peer.hand(1)
         writing = asyncio.to_thread(
-            peer.sock.sendall, header(Kind.MESSAGE, len(long)) + long
+            peer.sock.sendall, header(FrameKind.MESSAGE, len(long)) + long
         )
         await writing
         peer.hand(2)
         await peer.until(lambda: len(peer.frames) == 3)
         assert [kind for kind, _, _ in peer.frames] == [
-            Kind.HANDLE,
-            Kind.MESSAGE,
-            Kind.HANDLE,
+            FrameKind.HANDLE,
+            FrameKind.MESSAGE,
+            FrameKind.HANDLE,
         ]
         assert peer.frames[1][2] == long
         assert peer.descriptors == [1, 2]
@@ -258,10 +258,10 @@ def test_a_long_payload_costs_no_descriptor_behind_it() -> None:
     run(test)
 
 
-@pytest.mark.parametrize("kind", [Kind.HANDLE, Kind.LISTEN])
-def test_a_frame_that_lacks_its_descriptor_ends_the_line(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FrameKind.HANDLE, FrameKind.LISTEN])
+def test_a_frame_that_lacks_its_descriptor_ends_the_line(kind: FrameKind) -> None:
     async def test(peer: Peer) -> None:
-        peer.sock.sendall(header(Kind.MESSAGE, 0) + header(kind, 0, 1))
+        peer.sock.sendall(header(FrameKind.MESSAGE, 0) + header(kind, 0, 1))
         await peer.until(lambda: peer.ends)
         assert len(peer.frames) == 1
         (error,) = peer.ends
@@ -273,7 +273,7 @@ def test_a_frame_that_lacks_its_descriptor_ends_the_line(kind: Kind) -> None:
 def test_several_descriptors_with_one_frame_are_an_offence() -> None:
     async def test(peer: Peer) -> None:
         marks = [marked(1), marked(2)]
-        socket.send_fds(peer.sock, [header(Kind.HANDLE, 0, 1)], marks)
+        socket.send_fds(peer.sock, [header(FrameKind.HANDLE, 0, 1)], marks)
         for mark in marks:
             os.close(mark)
         await peer.until(lambda: peer.ends)
@@ -287,9 +287,12 @@ def test_several_descriptors_with_one_frame_are_an_offence() -> None:
 def test_what_comes_before_nonsense_counts() -> None:
     async def test(peer: Peer) -> None:
         peer.hand(1)
-        peer.sock.sendall(header(Kind.MESSAGE, 0) + bytes(24))
+        peer.sock.sendall(header(FrameKind.MESSAGE, 0) + bytes(24))
         await peer.until(lambda: peer.ends)
-        assert [kind for kind, _, _ in peer.frames] == [Kind.HANDLE, Kind.MESSAGE]
+        assert [kind for kind, _, _ in peer.frames] == [
+            FrameKind.HANDLE,
+            FrameKind.MESSAGE,
+        ]
         (error,) = peer.ends
         assert str(error) == "the peer speaks version 0, not 2"
         assert peer.line.ended
@@ -303,7 +306,7 @@ def test_an_offence_that_the_taker_finds_ends_the_line() -> None:
             raise ProtocolError(f"no {frame.kind.name}, please")
 
         peer.line._on_frame = refuse
-        peer.sock.sendall(header(Kind.MESSAGE, 0) * 2)
+        peer.sock.sendall(header(FrameKind.MESSAGE, 0) * 2)
         await peer.until(lambda: peer.ends)
         (error,) = peer.ends
         assert str(error) == "no MESSAGE, please"
@@ -330,15 +333,15 @@ def test_what_the_pool_does_not_read_waits_and_so_does_the_pool() -> None:
     async def test(peer: Peer) -> None:
         link, count = peer.line, 0
         while link.unsent <= 262_144:
-            link.put(header(Kind.MESSAGE, len(payload), count) + payload)
-            link.put(header(Kind.HANDLE, 0, count), marked(count))
+            link.put(header(FrameKind.MESSAGE, len(payload), count) + payload)
+            link.put(header(FrameKind.HANDLE, 0, count), marked(count))
             count += 1
         waiting = asyncio.ensure_future(link.until_sent())
         flushing = asyncio.ensure_future(link.flushed())
         # One read, after which it is seen that nothing more can be answered.
-        peer.sock.sendall(header(Kind.MESSAGE, 0, 1))
+        peer.sock.sendall(header(FrameKind.MESSAGE, 0, 1))
         await peer.until(lambda: len(peer.frames) == 1)
-        peer.sock.sendall(header(Kind.MESSAGE, 0, 2))
+        peer.sock.sendall(header(FrameKind.MESSAGE, 0, 2))
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(peer.frames) == 1
@@ -361,21 +364,21 @@ def test_what_the_pool_does_not_read_waits_and_so_does_the_pool() -> None:
 def test_of_totals_only_the_latest_goes_out() -> None:
     async def test(peer: Peer) -> None:
         for number in (1, 2, 3):
-            peer.line.note(Kind.ROOM, job=number)
-        peer.line.put(header(Kind.TAKEN, 0, 9))
+            peer.line.note(FrameKind.ROOM, job=number)
+        peer.line.put(header(FrameKind.TAKEN, 0, 9))
         await peer.line.flushed()
         frames = [(frame.kind, frame.job) for frame, _ in peer.read(2)]
-        assert frames == [(Kind.TAKEN, 9), (Kind.ROOM, 3)]
+        assert frames == [(FrameKind.TAKEN, 9), (FrameKind.ROOM, 3)]
         # The same while nothing can be sent.
         while not peer.line.unsent:
-            peer.line.put(header(Kind.MESSAGE, 60_000) + bytes(60_000))
+            peer.line.put(header(FrameKind.MESSAGE, 60_000) + bytes(60_000))
         for number in (4, 5):
-            peer.line.note(Kind.ROOM, job=number)
+            peer.line.note(FrameKind.ROOM, job=number)
             await asyncio.sleep(0)
         found: list[Frame] = []
-        while not found or found[-1].kind is not Kind.ROOM:
+        while not found or found[-1].kind is not FrameKind.ROOM:
             found += [frame for frame, _ in await asyncio.to_thread(peer.read, 1)]
-        assert [frame.job for frame in found if frame.kind is Kind.ROOM] == [5]
+        assert [frame.job for frame in found if frame.kind is FrameKind.ROOM] == [5]
 
     run(test)
 
@@ -383,8 +386,8 @@ def test_of_totals_only_the_latest_goes_out() -> None:
 def test_a_pool_that_is_gone_is_an_end_and_costs_nothing() -> None:
     async def test(peer: Peer) -> None:
         while not peer.line.unsent:
-            peer.line.put(header(Kind.MESSAGE, 60_000) + bytes(60_000))
-        peer.line.put(header(Kind.HANDLE, 0, 1), marked(1))
+            peer.line.put(header(FrameKind.MESSAGE, 60_000) + bytes(60_000))
+        peer.line.put(header(FrameKind.HANDLE, 0, 1), marked(1))
         waiting = asyncio.ensure_future(peer.line.flushed())
         await asyncio.sleep(0)
         peer.sock.close()
@@ -393,8 +396,8 @@ def test_a_pool_that_is_gone_is_an_end_and_costs_nothing() -> None:
             await waiting
         assert peer.ends == [None]
         # Nor does what comes later.
-        peer.line.put(header(Kind.HANDLE, 0, 2), marked(2))
-        peer.line.note(Kind.ROOM, job=1)
+        peer.line.put(header(FrameKind.HANDLE, 0, 2), marked(2))
+        peer.line.note(FrameKind.ROOM, job=1)
         assert peer.line.unsent == 0
 
     run(test)
@@ -415,8 +418,8 @@ def test_too_many_descriptors_on_their_way_are_waited_for(
     async def test(peer: Peer) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(socket, "send_fds", send)
-            peer.line.put(header(Kind.HANDLE, 0, 1), marked(1))
-            peer.line.put(header(Kind.TAKEN, 0, 2))
+            peer.line.put(header(FrameKind.HANDLE, 0, 1), marked(1))
+            peer.line.put(header(FrameKind.TAKEN, 0, 2))
             async with patience():
                 await peer.line.flushed()
         assert not refusals
@@ -432,7 +435,7 @@ def test_closing_closes_what_nobody_has_had() -> None:
         # Of the second one only the beginning comes, with its descriptor.
         peer.hand(1)
         mark = marked(2)
-        socket.send_fds(peer.sock, [header(Kind.HANDLE, 0, 2)[:5]], [mark])
+        socket.send_fds(peer.sock, [header(FrameKind.HANDLE, 0, 2)[:5]], [mark])
         os.close(mark)
         await peer.until(lambda: peer.frames)
         for _ in range(5):

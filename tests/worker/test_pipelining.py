@@ -9,7 +9,7 @@ import pytest
 
 from asyncpool._core.pickling.calls import dumps, load_value, pack_job
 from asyncpool._core.pickling.out_of_band import HEAVY
-from asyncpool._core.wire.frames import MAX_TAG, Frame, Kind
+from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from tests.helpers import jobs, values
 from tests.helpers.parcels import plain
 from tests.worker.by_hand import (
@@ -36,9 +36,9 @@ def test_jobs_that_come_together_are_answered_one_by_one(worker: Worker) -> None
 def test_each_outcome_has_the_attempt_of_its_job(worker: Worker) -> None:
     payload = plain(pack_job(jobs.attempt, (), {}))
     worker.write(
-        encode(Kind.JOB, payload, 3, 9),
-        encode(Kind.JOB, payload, 1, 65_535),
-        encode(Kind.JOB, payload, 2, 1),
+        encode(FrameKind.JOB, payload, 3, 9),
+        encode(FrameKind.JOB, payload, 1, 65_535),
+        encode(FrameKind.JOB, payload, 2, 1),
     )
     heard = [worker.heard(worker.jobs) for _ in range(3)]
     told = [(f.job, f.attempt, load_value(f.payload)) for f in heard if f is not None]
@@ -257,12 +257,14 @@ def test_outcomes_carry_their_durations(worker: Worker) -> None:
         job_frame(4, jobs.divide, 1, 0),
     )
     heard: list[Frame | None] = [worker.heard(worker.jobs) for _ in range(4)]
-    told = [(frame.job, frame.kind, frame.tag) for frame in heard if frame is not None]
+    told = [
+        (frame.job, frame.kind, frame.number) for frame in heard if frame is not None
+    ]
     assert told == [
-        (1, Kind.VALUE, MAX_TAG),
-        (2, Kind.VALUE, 4566),
-        (3, Kind.VALUE, 0),
-        (4, Kind.ERROR, 1000),
+        (1, FrameKind.VALUE, MAX_NUMBER),
+        (2, FrameKind.VALUE, 4566),
+        (3, FrameKind.VALUE, 0),
+        (4, FrameKind.ERROR, 1000),
     ]
 
 
@@ -286,13 +288,13 @@ def test_an_outcome_of_any_size_is_whole(size: int, worker: Worker) -> None:
 @pytest.mark.parametrize("size", [HEAVY + 1, 1 << 20])
 def test_a_heavy_outcome_is_whole_too(size: int, worker: Worker) -> None:
     worker.write(job_frame(1, bytes, length_of(size)), job_frame(2, jobs.square, 5))
-    assert worker.heard(worker.jobs) == (Kind.WANT, size, 0, 0, b"")
-    worker.control.sendall(encode(Kind.GRANT, b""))  # there is no segment for it
+    assert worker.heard(worker.jobs) == (FrameKind.WANT, size, 0, 0, b"")
+    worker.control.sendall(encode(FrameKind.GRANT, b""))  # there is no segment for it
     area, outcome = (worker.heard(worker.jobs) for _ in range(2))
     stream = dumps(bytes(length_of(size)))
-    assert area == (Kind.AREA, 0, 0, 0, stream)
+    assert area == (FrameKind.AREA, 0, 0, 0, stream)
     assert len(stream) == size
     assert outcome is not None
-    assert (outcome.kind, outcome.job, outcome.attempt) == (Kind.VALUE, 1, 1)
+    assert (outcome.kind, outcome.job, outcome.attempt) == (FrameKind.VALUE, 1, 1)
     assert outcome.payload == b""
     assert worker.result() == (2, 25)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.log_records import LogEntry
 from asyncpool._core.wire.messages import Failure
 from asyncpool._core.wire.page import STACKS_SIZE, STACKS_START
@@ -116,14 +116,14 @@ def test_a_target_that_cannot_serve_is_a_start_that_failed(
     ids=["early", "ours", "at import"],
 )
 def test_what_is_told_of_a_failed_start_begins_where_the_users_code_does(
-    start: Start, target: Any, places: list[tuple[str, str]]
+    start: Start, target: Any, sequences: list[tuple[str, str]]
 ) -> None:
     master = start(target)
     told = master.failure().text
     found = re.findall(r'  File "(?:.*/)?(.*)", line \d+, in (.*)', told)
-    assert found[: len(places)] == places
+    assert found[: len(sequences)] == sequences
     is_theirs = target is not serves.leave_early
-    assert (len(found) == len(places)) is is_theirs
+    assert (len(found) == len(sequences)) is is_theirs
 
 
 def test_a_connection_is_taken_when_somebody_takes_it(master: Master) -> None:
@@ -180,7 +180,7 @@ def told(master: Master) -> str:
     """Wait for what the worker logs next."""
     frame = master.worker.heard(master.worker.control)
     assert frame is not None
-    assert frame.kind is Kind.RECORD
+    assert frame.kind is FrameKind.RECORD
     entry = LogEntry.unpack(frame.payload)
     assert (entry.name, entry.level_name) == ("asyncpool", "WARNING")
     return entry.message
@@ -260,11 +260,11 @@ def test_an_exception_announces_the_end_and_others_get_what_waits(
         failure = master.failure()
         assert (failure.stage, failure.summary) == ("serve", "ValueError: out of luck")
         assert "raise ValueError(text)\nValueError: out of luck" in failure.text
-        frame = master.heard(Kind.REFUSED)
+        frame = master.heard(FrameKind.REFUSED)
         assert frame is not None
         assert frame.job == 2
         late = master.connect()
-        assert master.heard(Kind.REFUSED) is not None
+        assert master.heard(FrameKind.REFUSED) is not None
         assert say(client, b"still here") == b"still here"
         master.drain()
         assert say(client, b"and here") == b"and here"
@@ -304,7 +304,11 @@ def test_a_worker_may_retire(master: Master, order: str) -> None:
         master.post((order, "worn out"))
         frame = master.worker.heard(master.worker.control)
         assert frame is not None
-        assert (frame.kind, frame.tag, frame.payload) == (Kind.RETIRE, 0, b"worn out")
+        assert (frame.kind, frame.number, frame.payload) == (
+            FrameKind.RETIRE,
+            0,
+            b"worn out",
+        )
         if order == "retire":
             assert master.message() is True
         assert say(client, b"still here") == b"still here"
@@ -317,7 +321,7 @@ def test_a_worker_may_ask_for_its_successor(master: Master, order: str) -> None:
     master.post((order, "worn out"))
     frame = master.worker.heard(master.worker.control)
     assert frame is not None
-    assert (frame.kind, frame.tag) == (Kind.RETIRE, 1)
+    assert (frame.kind, frame.number) == (FrameKind.RETIRE, 1)
     assert master.message() is False
     # It serves on.
     with master.connect() as client:
@@ -374,10 +378,13 @@ def test_a_connection_may_be_given_back(master: Master, returning: bool) -> None
 @pytest.mark.parametrize(
     ("frames", "trouble"),
     [
-        (header(Kind.JOB, 0, 1, 1), "the pool sent JOB"),
-        (header(Kind.HANDLE, 0, 1), "HANDLE came without a descriptor"),
-        (header(Kind.LISTEN, 0, 0, 0, 1), "LISTEN came without a descriptor"),
-        (header(Kind.ROOM, 0, 1), "the pool has taken messages that were not sent"),
+        (header(FrameKind.JOB, 0, 1, 1), "the pool sent JOB"),
+        (header(FrameKind.HANDLE, 0, 1), "HANDLE came without a descriptor"),
+        (header(FrameKind.LISTEN, 0, 0, 0, 1), "LISTEN came without a descriptor"),
+        (
+            header(FrameKind.ROOM, 0, 1),
+            "the pool has taken messages that were not sent",
+        ),
         (bytes(24), "the peer speaks version 0, not 2"),
     ],
 )
@@ -397,10 +404,10 @@ def test_stacks_tell_where_its_tasks_are(master: Master) -> None:
         master.post(("echo", None))
         assert master.message() == "echoing"
         control = master.worker.control
-        control.sendall(header(Kind.STACKS, 0))
+        control.sendall(header(FrameKind.STACKS, 0))
         frame = master.worker.heard(control)
         assert frame is not None
-        assert frame.kind is Kind.STACKS
+        assert frame.kind is FrameKind.STACKS
         text = os.pread(master.worker.page, STACKS_SIZE, STACKS_START).decode()
         assert "serves.py" in text
         assert "in run" in text
@@ -412,17 +419,17 @@ def test_a_ping_is_answered_when_the_loop_turns(master: Master, door: Door) -> N
     master.post(("block", door.path))
     assert door.visitor().startswith("blocked")
     # Its control thread answers what comes later, and has heard the ping by then.
-    for kind in (Kind.PING, Kind.STACKS):
+    for kind in (FrameKind.PING, FrameKind.STACKS):
         control.sendall(header(kind, 0))
     frame = master.worker.heard(control)
     assert frame is not None
-    assert frame.kind is Kind.STACKS
+    assert frame.kind is FrameKind.STACKS
     text = os.pread(master.worker.page, STACKS_SIZE, STACKS_START).decode()
     assert "in block" in text
     door.release()
     frame = master.worker.heard(control)
     assert frame is not None
-    assert frame.kind is Kind.PONG
+    assert frame.kind is FrameKind.PONG
     assert master.message() == "go"
 
 
@@ -431,10 +438,10 @@ def test_a_ping_is_answered_by_a_loop_that_is_busy(master: Master) -> None:
     master.post(("be_busy", None))
     assert master.message() == "busy"
     for _ in range(3):
-        control.sendall(header(Kind.PING, 0))
+        control.sendall(header(FrameKind.PING, 0))
         frame = master.worker.heard(control)
         assert frame is not None
-        assert frame.kind is Kind.PONG
+        assert frame.kind is FrameKind.PONG
 
 
 def test_failures_can_be_read() -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.log_records import LogEntry
 from tests.helpers.patience import PATIENCE
 from tests.helpers.serves import Unreadable
@@ -33,12 +33,12 @@ def test_messages_are_acknowledged_when_they_are_taken(master: Master) -> None:
     # It takes one by one.
     with master.connect():
         master.post(("take", 2))
-        assert master.heard(Kind.TAKEN) is not None
+        assert master.heard(FrameKind.TAKEN) is not None
         for _ in range(64):
             master.post(("say", "late"))
         with master.connect():
             assert master.message() == "taken"
-            master.write(header(Kind.ROOM, 0, 3))
+            master.write(header(FrameKind.ROOM, 0, 3))
             for _ in range(64):
                 assert master.message() == "late"
     master.drain()
@@ -51,7 +51,7 @@ def test_who_sends_more_than_there_is_room_for_breaks_the_protocol(
 ) -> None:
     with master.connect():
         master.post(("take", 2))  # which takes as long as there is no other connection
-        assert master.heard(Kind.TAKEN) is not None
+        assert master.heard(FrameKind.TAKEN) is not None
     for _ in range(65):
         master.post(("say", None))
     text = "ProtocolError: the pool sent more messages than there is room for"
@@ -63,7 +63,7 @@ def record(master: Master) -> LogEntry:
     """Wait for what the worker logs next."""
     frame = master.worker.heard(master.worker.control)
     assert frame is not None
-    assert frame.kind is Kind.RECORD
+    assert frame.kind is FrameKind.RECORD
     return LogEntry.unpack(frame.payload)
 
 
@@ -84,7 +84,7 @@ def test_a_worker_waits_for_room(master: Master) -> None:
     assert [master.message() for _ in range(64)] == list(range(64))
     # It waits now, so whatever comes next comes after room was made.
     for consumed in (1, 40):
-        master.write(header(Kind.ROOM, 0, consumed))
+        master.write(header(FrameKind.ROOM, 0, consumed))
     assert [master.message() for _ in range(36)] == list(range(64, 100))
     assert master.message() == "said"
 
@@ -105,7 +105,7 @@ def test_a_message_has_a_largest_size(start: Start) -> None:
     text = "a message of 2018 bytes is longer than the 1000 that may be sent"
     assert order(master, "say_large", size) == text
     assert order(master, "say", "x") == "x"
-    master.write(encode(Kind.MESSAGE, bytes(1001)))
+    master.write(encode(FrameKind.MESSAGE, bytes(1001)))
     text = "ProtocolError: a payload of 1001 bytes exceeds the limit of 1000"
     assert master.failure().summary == text
     assert master.ended()[0] == 1
@@ -124,7 +124,7 @@ def test_a_socket_travels_to_the_worker(master: Master) -> None:
     before = order(master, "descriptors")
     # One that nobody takes out is closed with the worker.
     master.hand(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), tag=1)
-    assert master.heard(Kind.TAKEN) is not None
+    assert master.heard(FrameKind.TAKEN) is not None
     assert order(master, "descriptors") == before + 1  # type: ignore[operator]
     master.drain()
     assert master.ended() == (0, "")
@@ -135,14 +135,14 @@ def test_a_socket_travels_from_the_worker(master: Master) -> None:
     master.post(("give_socket", None))
     with master.given() as sock:
         assert sock.family == socket.AF_INET
-    master.write(header(Kind.TAKEN, 0, 1))
+    master.write(header(FrameKind.TAKEN, 0, 1))
     assert master.message() == "arrived"
     master.post(("give_socket", None))
     master.given().close()
-    master.write(header(Kind.REFUSED, 0, 2))
+    master.write(header(FrameKind.REFUSED, 0, 2))
     assert master.message() == "OSError: the pool could not take the socket"
     # An answer to nothing changes nothing.
-    master.write(header(Kind.TAKEN, 0, 2) + header(Kind.TAKEN, 0, 99))
+    master.write(header(FrameKind.TAKEN, 0, 2) + header(FrameKind.TAKEN, 0, 99))
     assert order(master, "descriptors") == before
     master.post(("give_socket", None))
     master.given().close()
@@ -157,9 +157,9 @@ def test_what_is_neither_a_socket_nor_a_file_costs_no_descriptor(
     before = order(master, "descriptors")
     folder = os.open("/", os.O_RDONLY)
     for number in range(1, 21):
-        head = header(Kind.HANDLE, 0, number, 0, 1)
+        head = header(FrameKind.HANDLE, 0, number, 0, 1)
         assert socket.send_fds(master.worker.jobs, [head], [folder]) == len(head)
-        assert master.heard(Kind.REFUSED) is not None
+        assert master.heard(FrameKind.REFUSED) is not None
     os.close(folder)
     assert order(master, "descriptors") == before
     master.drain()
@@ -172,7 +172,7 @@ def test_a_worker_out_of_descriptors_says_so_and_loses_none(master: Master) -> N
     clients = [master.connect() for _ in range(3)]
     number = master.hand(socket.socket(), tag=1)
     for _ in range(4):
-        assert master.heard(Kind.REFUSED) is not None
+        assert master.heard(FrameKind.REFUSED) is not None
     assert master.refused == [1, 2, 3, number]
     entry = record(master)
     assert (entry.level_name, entry.message) == (
@@ -202,9 +202,9 @@ def test_a_thousand_connections_leave_nothing(master: Master) -> None:
             assert client.recv(100) == b"%d" % number
         assert master.message() == "echoing"
         if number % 50 == 0:  # as its user has taken the answers
-            master.write(header(Kind.ROOM, 0, number + 1))
+            master.write(header(FrameKind.ROOM, 0, number + 1))
     master.until_load(1000, 1000)
-    master.write(header(Kind.ROOM, 0, 1001))
+    master.write(header(FrameKind.ROOM, 0, 1001))
     assert order(master, "descriptors") == before
     assert not master.refused
     assert master.taken == list(range(1, 1001))

@@ -15,11 +15,11 @@ from asyncpool._core.map import chunks
 from asyncpool._core.wire.frames import Frame, FrameDecoder
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import LANE_OUTCOME_SIZE
-from asyncpool._worker.channel.large_buffers import Cargo
+from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.channel.segments import Segments
-from asyncpool._worker.job.job_claims import Turns
+from asyncpool._worker.job.job_claims import JobClaims
 from asyncpool._worker.job.streams import Credit
-from asyncpool._worker.lanes.concurrent_jobs import Several
+from asyncpool._worker.lanes.concurrent_jobs import ConcurrentJobs
 from asyncpool._worker.loop import _prepare
 from asyncpool.errors import ProtocolError
 from tests.worker.by_hand import context_frame, function_frame, job_frame
@@ -58,7 +58,7 @@ class Hand:
     """A worker that runs three jobs at once, in this process.
 
     Attributes:
-        turns: Which job is the next.
+        claims: Which job is the next.
         loops: What coroutines run in.
         page: What is noted.
         jobs: Its end of the channel.
@@ -72,13 +72,13 @@ class Hand:
         self.jobs = Counted(fileno=jobs_end.detach())
         self.jobs.sizes = []
         self.page = page.seen
-        self.turns = Turns()
+        self.claims = JobClaims()
         self.loops = loops
         config = WorkerConfig((), None, 1 << 20, concurrency=WIDTH)
-        cargo = Cargo(self.jobs, Segments())
+        cargo = LargeBuffers(self.jobs, Segments())
         given: Any = control
-        self.several = Several(
-            config, page.fd, self.jobs, given, self.turns, cargo, loops
+        self.several = ConcurrentJobs(
+            config, page.fd, self.jobs, given, self.claims, cargo, loops
         )
         Hand.current = self
 
@@ -141,7 +141,7 @@ def heard_so_far() -> list[int]:
 
 
 def close_turns() -> str:
-    Hand.current.turns.closed = True
+    Hand.current.claims.closed = True
     return "the last"
 
 
@@ -169,21 +169,21 @@ async def meet(count: int) -> int:
     return log.count("meet")
 
 
-async def pass_at(word: str, turns: int) -> str:
+async def pass_at(word: str, claims: int) -> str:
     """Take so many turns of the loop."""
     log.append(f"{word} begins")
-    for _ in range(turns):
+    for _ in range(claims):
         await asyncio.sleep(0)
     log.append(f"{word} ends")
     return word
 
 
-async def clean_up(turns: int) -> None:
+async def clean_up(claims: int) -> None:
     """Take so many turns to end, when it is cancelled."""
     try:
         await asyncio.Event().wait()
     finally:
-        for _ in range(turns):
+        for _ in range(claims):
             await asyncio.sleep(0)
         log.append("clean")
 
@@ -324,10 +324,10 @@ def test_one_for_which_there_is_no_room_is_sent_at_once(hand: Hand) -> None:
 def test_what_was_revoked_does_not_begin(
     hand: Hand, function: Callable[..., Any]
 ) -> None:
-    assert hand.turns.revoke([2, 3]) == [2, 3]
+    assert hand.claims.revoke([2, 3]) == [2, 3]
     hand.serve(*(job_frame(job, function, job) for job in range(1, 6)))
     assert [job for job, _ in hand.heard()] == [1, 4, 5]
-    assert hand.turns.taken == 5
+    assert hand.claims.taken == 5
 
 
 def test_nothing_begins_when_the_worker_retires_and_what_runs_ends(hand: Hand) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.messages import Failure, Identity
 from asyncpool._system.descriptors import Handed
 from tests.helpers import faults, jobs, sharing
@@ -66,7 +66,7 @@ def test_a_failing_initializer_is_told_instead_of_a_hello(
     worker = hire(jobs.finish_badly)
     frame = worker.heard(worker.control)
     assert frame is not None
-    assert frame.kind is Kind.FAILED
+    assert frame.kind is FrameKind.FAILED
     failure = Failure.unpack(frame.payload)
     assert (failure.stage, failure.summary) == ("initializer", "LookupError: badly")
     assert "finish_badly" in failure.text
@@ -79,10 +79,10 @@ def test_a_descriptor_that_was_lost_is_told_instead_of_a_hello(
     hire: Callable[..., Worker],
 ) -> None:
     """It was, if the frame is there without it: this process may open no more."""
-    worker = hire(Handed(0).detach, ahead=encode(Kind.HANDED, b""))
+    worker = hire(Handed(0).detach, ahead=encode(FrameKind.HANDED, b""))
     frame = worker.heard(worker.control)
     assert frame is not None
-    assert frame.kind is Kind.FAILED
+    assert frame.kind is FrameKind.FAILED
     failure = Failure.unpack(frame.payload)
     assert failure.stage == "initializer"
     assert failure.summary == (
@@ -94,7 +94,7 @@ def test_a_descriptor_that_was_lost_is_told_instead_of_a_hello(
 def test_it_is_who_it_is_told_to_be(hire: Callable[..., Worker]) -> None:
     """However long the configuration is that comes behind that."""
     identity = Identity("images-worker-2", 3, (1, "main"), b"key", "spawn", ("a", "b"))
-    ahead = encode(Kind.IDENTITY, identity.pack())
+    ahead = encode(FrameKind.IDENTITY, identity.pack())
     worker = hire(partial(len, bytes(3 << 20)), ahead=ahead)
     worker.hello()
     worker.send(1, sharing.told)

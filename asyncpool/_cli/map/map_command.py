@@ -30,10 +30,10 @@ from asyncpool._cli.map.progress import Progress, WorkerLines
 from asyncpool._cli.map.run import Files, Interrupted, Run
 from asyncpool._cli.map.summary import Ended
 from asyncpool._cli.parameters import (
+    CommandError,
     Exit,
     JsonCommand,
-    Trouble,
-    Unfinished,
+    UnfinishedError,
     error_console,
     pool_options,
     say,
@@ -206,10 +206,10 @@ def _run(asked: Asked) -> int:
         try:
             run, source = _prepare(asked, stack)
         except (InputError, JournalError) as error:
-            raise Trouble(str(error)) from None
+            raise CommandError(str(error)) from None
         except OSError as error:
             text = f"cannot write {error.filename}: {error.strerror}"
-            raise Unfinished(text) from None
+            raise UnfinishedError(text) from None
         except KeyboardInterrupt:
             return _say_end(asked, Ended(Exit.INTERRUPTED, _INTERRUPTED))
         began = time.monotonic()

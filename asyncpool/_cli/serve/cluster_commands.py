@@ -13,14 +13,14 @@ import click
 from rich.console import Console, Group
 from rich.live import Live
 
-from asyncpool._cli.parameters import Exit, Refused, Trouble, say, seconds
+from asyncpool._cli.parameters import CommandError, Exit, RefusedError, say, seconds
 from asyncpool._cli.serve.status_view import status_view
 from asyncpool._core.cluster.control_protocol import MAX_WORKERS, Request
 from asyncpool._runtime.base.machine import is_stopped
 from asyncpool._runtime.cluster.control_client import ControlClient
 from asyncpool._runtime.cluster.control_paths import (
     live_names,
-    place_of,
+    path_of,
     private_folder,
 )
 from asyncpool.errors import ProtocolError
@@ -79,7 +79,7 @@ def status_command(
             try:
                 client = stack.enter_context(_connected(each, control))
                 shown.clients[each or control or ""] = client
-            except Refused as error:
+            except RefusedError as error:
                 shown.tell(error)
         if watch:
             with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
@@ -101,7 +101,7 @@ def reload_command(*, name: str | None, control: str | None) -> None:
     with _connected(name, control) as client:
         result = _asked(client, "reload")
     if result["trouble"]:
-        raise Refused(result["text"])
+        raise RefusedError(result["text"])
     say(result["text"])
 
 
@@ -131,24 +131,26 @@ def _connected(name: str | None, control: str | None) -> Generator[ControlClient
     """Connect to the cluster that is meant.
 
     Raises:
-        Trouble: If there is none, or it is not clear which.
+        CommandError: If there is none, or it is not clear which.
     """
     try:
-        path = control or place_of(name or _only_one())
+        path = control or path_of(name or _only_one())
     except ValueError as error:
-        raise Trouble(str(error)) from None
+        raise CommandError(str(error)) from None
     except OSError as error:
-        raise Refused(str(error)) from None
+        raise RefusedError(str(error)) from None
     try:
         client = ControlClient(path, within=_PATIENCE)
     except TimeoutError:
-        raise Refused(f"{name or path} {_silent(None)}") from None
+        raise RefusedError(f"{name or path} {_silent(None)}") from None
     except (FileNotFoundError, ConnectionRefusedError):
         what = f"no cluster at {path}" if control else f"no cluster named {name}"
         living = ", ".join(_names())
-        raise Refused(f"there is {what}; there is {living or 'none at all'}") from None
+        raise RefusedError(
+            f"there is {what}; there is {living or 'none at all'}"
+        ) from None
     except OSError as error:
-        raise Refused(f"{path}: {error.strerror or error}") from None
+        raise RefusedError(f"{path}: {error.strerror or error}") from None
     with client:
         yield client
 
@@ -157,13 +159,13 @@ def _names() -> list[str]:
     try:
         return live_names()
     except OSError as error:
-        raise Refused(str(error)) from None
+        raise RefusedError(str(error)) from None
 
 
 def _living() -> list[str]:
     names = _names()
     if not names:
-        raise Refused(
+        raise RefusedError(
             f"no cluster of yours runs ({private_folder(make=False)}); if it has a control "
             "socket elsewhere, name it: --control PATH"
         )
@@ -173,7 +175,7 @@ def _living() -> list[str]:
 def _only_one() -> str:
     names = _living()
     if len(names) > 1:
-        raise Trouble(f"there are several, say which: --name {' | '.join(names)}")
+        raise CommandError(f"there are several, say which: --name {' | '.join(names)}")
     return names[0]
 
 
@@ -184,11 +186,11 @@ def _asked(client: ControlClient, action: Any, **fields: Any) -> dict[str, Any]:
         # Without a limit: it takes as long as connections do.
         return client.ask(Request(action, **fields))
     except TimeoutError:
-        raise Refused(f"the cluster {_silent(client.pid)}") from None
+        raise RefusedError(f"the cluster {_silent(client.pid)}") from None
     except ProtocolError as error:
-        raise Refused(str(error)) from None
+        raise RefusedError(str(error)) from None
     except OSError as error:
-        raise Refused(error.strerror or str(error)) from None
+        raise RefusedError(error.strerror or str(error)) from None
 
 
 def _silent(pid: int | None) -> str:
@@ -234,10 +236,10 @@ class _Shown:
                 continue
             del self.clients[name]
             if why:
-                self.tell(Refused(f"{name} {why}"))
+                self.tell(RefusedError(f"{name} {why}"))
         return found
 
-    def tell(self, error: Refused) -> None:
+    def tell(self, error: RefusedError) -> None:
         """Say why somebody is left out."""
         self.trouble = True
         error.show()

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from asyncpool._cli.parameters import Exit, Refused, Trouble
+from asyncpool._cli.parameters import CommandError, Exit, RefusedError
 from asyncpool._cli.serve.life_options import life_options
 from asyncpool._cli.serve.serve_log import ServeLog
 from asyncpool._cli.serve.server_options import read_options, server_options
@@ -187,16 +187,18 @@ def serve_command(  # noqa: PLR0917 - they are click's
     """  # noqa: D301 - \b is click's
     module, colon, attribute = target.partition(":")
     if not (module and colon and attribute):
-        raise Trouble(f"{target!r} is not MODULE:NAME, such as app:app")
+        raise CommandError(f"{target!r} is not MODULE:NAME, such as app:app")
     if "/" in module or module.endswith(".py"):
         name = module.removesuffix(".py").replace("/", ".").strip(".")
-        raise Trouble(
+        raise CommandError(
             f"{module} is a file, and a module's name is wanted: {name}:{attribute}"
         )
     if name is not None and not is_name(name):
-        raise Trouble(f"--name: {name!r} is no name: letters, digits and -_.: are")
+        raise CommandError(f"--name: {name!r} is no name: letters, digits and -_.: are")
     if reload_on_change and cluster["preload"]:
-        raise Trouble("what is preloaded is not loaded anew: --reload-on-change or not")
+        raise CommandError(
+            "what is preloaded is not loaded anew: --reload-on-change or not"
+        )
     given = {name: cluster.pop(name) for name in _OF_UVICORN}
     if interface == "serve":
         _refuse_options(options, given, access_log=access_log)
@@ -217,7 +219,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
             nice=nice,
         )
     except ValueError as error:
-        raise Trouble(str(error)) from None
+        raise CommandError(str(error)) from None
     cluster["restart"] = _restart_policy(max_restarts, within)
     plan = ServingPlan(
         target=target,
@@ -239,7 +241,9 @@ def _restart_policy(max_restarts: int | None, within: float | None) -> RestartPo
     if max_restarts is not None:
         return RestartPolicy.limited(max_restarts, within or _WITHIN)
     if within is not None:
-        raise Trouble("--within says for how long --max-restarts counts: give both")
+        raise CommandError(
+            "--within says for how long --max-restarts counts: give both"
+        )
     return RestartPolicy()
 
 
@@ -249,7 +253,7 @@ def _refuse_options(
     flags = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     flags += ["--option"] * bool(words) + ["--access-log"] * access_log
     if flags:
-        raise Trouble(
+        raise CommandError(
             f"{flags[0]} is for applications: with --interface serve it would change nothing"
         )
 
@@ -262,7 +266,7 @@ def _check_installed(interface: str, *, reload_on_change: bool) -> None:
     needed += [("watchfiles", "reload", "--reload-on-change")] * reload_on_change
     for package, extra, what in needed:
         if importlib.util.find_spec(package) is None:
-            raise Trouble(
+            raise CommandError(
                 f"{what} needs {package}, which is not installed: "
                 f"pip install 'asyncpool-supervised[{extra}]'"
             )
@@ -283,6 +287,6 @@ def _run(plan: ServingPlan, *, level: str, log: ServeLog) -> int:
     except KeyboardInterrupt:  # while there is no cluster to obey it
         return Exit.INTERRUPTED
     except OSError as error:
-        raise Refused(error.strerror or str(error)) from None
+        raise RefusedError(error.strerror or str(error)) from None
     except (ValueError, TypeError, AsyncPoolError) as error:
-        raise Trouble(str(error)) from None
+        raise CommandError(str(error)) from None

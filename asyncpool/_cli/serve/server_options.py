@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import click
 
-from asyncpool._cli.parameters import Trouble, seconds, size
+from asyncpool._cli.parameters import CommandError, seconds, size
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -134,7 +134,7 @@ def read_options(
         password_file: Where the password of the key is.
 
     Raises:
-        Trouble: If there is no such option, its value is of another type, or it was given
+        CommandError: If there is no such option, its value is of another type, or it was given
             in both ways; if there is no such file, or the certificate cannot be loaded.
     """
     import uvicorn  # noqa: PLC0415 - an extra, which only workers need otherwise
@@ -145,17 +145,17 @@ def read_options(
     for word in words:
         name, equals, text = word.partition("=")
         if not (equals and name.isidentifier()):
-            raise Trouble(f"--option: {word!r} is not NAME=VALUE")
+            raise CommandError(f"--option: {word!r} is not NAME=VALUE")
         if name in _ELSEWHERE and name not in _OPTIONAL:
-            raise Trouble(f"--option: {name} is the command's: {_ELSEWHERE[name]}")
+            raise CommandError(f"--option: {name} is the command's: {_ELSEWHERE[name]}")
         if name not in known or name == "app":
             near = get_close_matches(name, known, 1)
             hint = f"; is {near[0]} meant?" if near else ""
-            raise Trouble(
+            raise CommandError(
                 f"--option: uvicorn {uvicorn.__version__} has no {name}{hint}"
             )
         if name in found and name in given:
-            raise Trouble(
+            raise CommandError(
                 f"--option: {name} is given twice, by an option of its own too"
             )
         found[name] = _typed(name, text, hints.get(name, Any))
@@ -170,32 +170,34 @@ def _typed(name: str, text: str, hint: Any) -> Any:
     """Return the value that a text stands for.
 
     Raises:
-        Trouble: If it stands for none of that type.
+        CommandError: If it stands for none of that type.
     """
     kinds = _kinds(hint)
     choices = [word for kind in kinds for word in get_args(kind)]
     if kinds and all(get_origin(kind) is Literal for kind in kinds):
         if text not in choices:
-            raise Trouble(
+            raise CommandError(
                 f"--option: {name} is one of {', '.join(choices)}, not {text!r}"
             )
         return text
     if kinds == {bool}:
         if text.lower() not in _BOOLEANS:
-            raise Trouble(f"--option: {name} is true or false, not {text!r}")
+            raise CommandError(f"--option: {name} is true or false, not {text!r}")
         return _BOOLEANS[text.lower()]
     for kind, what in ((int, "a whole number"), (float, "a number")):
         if kinds == {kind}:
             try:
                 return kind(text)
             except ValueError:
-                raise Trouble(f"--option: {name} is {what}, not {text!r}") from None
+                raise CommandError(
+                    f"--option: {name} is {what}, not {text!r}"
+                ) from None
     if any(kind is str or get_origin(kind) is Literal for kind in kinds):
         return text
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise Trouble(
+        raise CommandError(
             f"--option: {name} is a list or an object, in JSON, not {text!r}"
         ) from None
 
@@ -211,11 +213,11 @@ def _check_files(options: Mapping[str, Any]) -> None:
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "env_file"):
         path = options.get(name)
         if path is not None and not Path(path).is_file():
-            raise Trouble(f"--option: {name}: there is no file {path}")
+            raise CommandError(f"--option: {name}: there is no file {path}")
     certificate, key = options.get("ssl_certfile"), options.get("ssl_keyfile")
     if certificate is None:
         if key is not None:
-            raise Trouble("a key needs its certificate: --ssl-certfile FILE")
+            raise CommandError("a key needs its certificate: --ssl-certfile FILE")
         return
     # Whoever asks at the terminal for a password would have to be answered in each worker.
     password = options.get("ssl_keyfile_password", "")
@@ -225,6 +227,6 @@ def _check_files(options: Mapping[str, Any]) -> None:
         )
     except (OSError, ValueError) as error:
         named = f"{certificate} and {key}" if key else f"{certificate}"
-        raise Trouble(
+        raise CommandError(
             f"{named}: the certificate and its key cannot be loaded: {error}"
         ) from None

@@ -53,7 +53,7 @@ class _Unread(Cluster):
     async def start(self) -> Self:
         """Start, and let no worker wait for a reader."""
         await super().start()
-        self._service().mail.drop_messages()
+        self._service().queues.drop_messages()
         return self
 
 

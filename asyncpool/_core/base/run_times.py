@@ -12,9 +12,9 @@ __all__ = [
     "ALONE",
     "BUDGET",
     "DEEPEST",
-    "ERRAND",
     "LEAST",
     "LOADING",
+    "PINNED",
     "REFILL",
     "UNKNOWN",
     "Keyed",
@@ -59,7 +59,7 @@ class Profile:
         self.least: float = LEAST
 
     @property
-    def lonely(self) -> bool:
+    def exclusive(self) -> bool:
         """Whether no job may be sent while it is the last one."""
         return False
 
@@ -84,25 +84,25 @@ class Profile:
             self.least += (duration - self.least) * _FADING
 
 
-class _Lonely(Profile):
+class _Exclusive(Profile):
     __slots__ = ()
 
     @property
-    def lonely(self) -> bool:
+    def exclusive(self) -> bool:
         return True
 
 
 # Of jobs that nobody waits behind, whatever is known of them: streams, and those whose
 # large arguments are on their way for a while, so that nothing can be sent meanwhile.
 ALONE = Profile()
-LOADING = _Lonely()
+LOADING = _Exclusive()
 
-# Of errands: jobs for one worker, which no other one may run, and that nothing begins
+# Of pinned jobs: jobs for one worker, which no other one may run, and that nothing begins
 # beside: whoever comes later finds what they have done.
-ERRAND = _Lonely()
+PINNED = _Exclusive()
 
 
-class Bound(_Lonely):
+class Bound(_Exclusive):
     """What is known of a call of a session: nothing begins beside it, or behind it.
 
     Args:
@@ -138,9 +138,9 @@ class Keyed(Profile):
         return self._key
 
     @property
-    def lonely(self) -> bool:
+    def exclusive(self) -> bool:
         """Whether no job may be sent while it is the last one."""
-        return self._function.lonely
+        return self._function.exclusive
 
     # To all who read or write it, it is what it is there.
     @property

@@ -22,7 +22,7 @@ _FIRST = 25
 _WIDTH = 500
 
 
-class Tail:
+class StderrTail:
     """The last lines of a stream, and the first ones of a fatal error."""
 
     def __init__(self) -> None:

@@ -103,13 +103,13 @@ def parse(text: str) -> Bind:
 
 
 def parse_all(
-    texts: Iterable[str], *, once_per_place: bool = False
+    texts: Iterable[str], *, once_per_group: bool = False
 ) -> tuple[Bind, ...]:
     """Return what several addresses mean.
 
     Args:
         texts: The addresses.
-        once_per_place: Whether each is to be opened several times (``SO_REUSEPORT``).
+        once_per_group: Whether each is to be opened several times (``SO_REUSEPORT``).
 
     Raises:
         ValueError: If there is none, one is no address or is there twice, or cannot be
@@ -122,7 +122,7 @@ def parse_all(
         anything = isinstance(bind, Tcp) and bind.port == 0
         if bind in binds[:number] and not anything:
             raise ValueError(f"{bind} is given twice")
-        if once_per_place and not isinstance(bind, Tcp):
+        if once_per_group and not isinstance(bind, Tcp):
             raise ValueError(
                 f"{bind} cannot be opened once per worker, which "
                 "spread='reuseport' needs: use 'handoff' or 'shared'"

@@ -50,7 +50,7 @@ class _Share(Generic[H]):
         handed: How many connections it got, but for those that it gave back.
         opened: How many it has had, as it says.
         closed: How many of them are over.
-        cut: How many of those that it had do not finish, since its time is over.
+        count_cut_off: How many of those that it had do not finish, since its time is over.
         returned: How many it has given back later on.
         refused: How many handles it had no descriptors for.
         turn: When it had its last, as a number that grows.
@@ -94,7 +94,7 @@ class _Share(Generic[H]):
         return next(iter(self.pending.values())).at
 
 
-class Spreading(Generic[H]):
+class ConnectionBalancing(Generic[H]):
     """The connections of one cluster, on their way to workers.
 
     A *handle* is whatever the shell keeps for a socket.  Workers are known by numbers.
@@ -269,7 +269,7 @@ class Spreading(Generic[H]):
     @property
     def served(self) -> int:
         """How many connections workers have, and have had."""
-        return self._past + sum(map(self.had, self._shares))
+        return self._past + sum(map(self.totals, self._shares))
 
     def is_open(self, worker: int) -> bool:
         """Tell whether a worker may get more."""
@@ -285,16 +285,16 @@ class Spreading(Generic[H]):
         had = max(share.handed - share.on_their_way, share.opened)
         return had, max(had - share.closed, 0)
 
-    def cut(self, worker: int) -> int:
+    def count_cut_off(self, worker: int) -> int:
         """How many connections a worker has cut off, or has said that it does."""
         return self._shares[worker].cut
 
-    def doomed(self, worker: int) -> int:
+    def still_open(self, worker: int) -> int:
         """How many of them were open still when it has last told of its load."""
         share = self._shares[worker]
         return share.opened - share.closed if share.cut else 0
 
-    def had(self, worker: int) -> int:
+    def totals(self, worker: int) -> int:
         """How many connections a worker has, and has had."""
         share = self._shares[worker]
         return max(share.handed, share.opened)

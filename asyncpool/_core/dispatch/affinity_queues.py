@@ -1,6 +1,6 @@
 """The jobs that wait for one worker, since they have a key.
 
-Whoever is in the pool to stay has a *place*, see ``affinity_slots.py``, and each place has a
+Whoever is in the pool to stay has a *bucket*, see ``affinity_slots.py``, and each place has a
 line: a queue of its own, with the same rules as the common one.  A job waits in the line
 of the place that its key belongs to, also when that changes: then it moves, and keeps its
 age and its priority.  If nobody has a place at all, it waits for the first that is there.
@@ -34,7 +34,7 @@ from asyncpool._core.base.run_times import Profile
 from asyncpool._core.dispatch.queue import Entry, JobQueue
 
 
-class Lines:
+class AffinityQueues:
     """A line for each place in which jobs wait.
 
     Args:
@@ -42,14 +42,14 @@ class Lines:
 
     Attributes:
         open: The lines that are not empty, by place; ``None`` is no place.
-        seats: The slot of each place.
+        slots_by_bucket: The slot of each place.
     """
 
     def __init__(self, patience: int) -> None:
         self.open: dict[int | None, JobQueue] = {}
-        self.seats: Mapping[int, int] = {}
+        self.slots_by_bucket: Mapping[int, int] = {}
         self._patience = patience
-        self._places: dict[int, int] = {}  # by slot
+        self._buckets: dict[int, int] = {}  # by slot
         # Of each job that waits; and of each key of theirs, its place and its jobs.
         self._keys: dict[int, int] = {}
         self._groups: dict[int, tuple[int | None, set[int]]] = {}
@@ -60,12 +60,12 @@ class Lines:
 
     def slot_of(self, key: int | None) -> int | None:
         """Return the slot that a key belongs to, if any does."""
-        place = self._place_of(key)
-        return None if place is None else self.seats[place]
+        bucket = self._bucket_of(key)
+        return None if bucket is None else self.slots_by_bucket[bucket]
 
-    def line_of(self, slot: int) -> JobQueue | None:
+    def queue_of(self, slot: int) -> JobQueue | None:
         """Return the line of those who wait for *slot*, unless it is empty."""
-        return self.open.get(self._places[slot]) if slot in self._places else None
+        return self.open.get(self._buckets[slot]) if slot in self._buckets else None
 
     def add(self, job: int, profile: Profile, priority: int) -> None:
         """Let *job* wait."""
@@ -80,12 +80,12 @@ class Lines:
     def left(self, job: int) -> None:
         """Take note that *job* is no longer in its line."""
         key = self._keys.pop(job)
-        place, group = self._groups[key]
+        bucket, group = self._groups[key]
         group.remove(job)
         if not group:
             del self._groups[key]
-        if not self.open[place]:
-            del self.open[place]
+        if not self.open[bucket]:
+            del self.open[bucket]
 
     def remove(self, job: int) -> bool:
         """Forget *job*, and tell whether it waited."""
@@ -98,35 +98,35 @@ class Lines:
 
     def clear(self) -> list[int]:
         """Forget every job, and return them, line by line."""
-        jobs = [job for line in self.open.values() for job in line.clear()]
+        jobs = [job for queue in self.open.values() for job in queue.clear()]
         self.open.clear()
         self._keys.clear()
         self._groups.clear()
         return jobs
 
-    def seat(self, seats: Mapping[int, int]) -> None:
+    def assign(self, slots_by_bucket: Mapping[int, int]) -> None:
         """Let these slots have these places, and each job wait where it belongs now."""
-        there, self.seats = self.seats, seats
-        self._places = {slot: place for place, slot in seats.items()}
-        new = [place for place in seats if place not in there]
+        there, self.slots_by_bucket = self.slots_by_bucket, slots_by_bucket
+        self._buckets = {slot: bucket for bucket, slot in slots_by_bucket.items()}
+        new = [bucket for bucket in slots_by_bucket if bucket not in there]
         moved: defaultdict[int | None, list[Entry]] = defaultdict(list)
-        if new or len(seats) < len(there):
-            for key, (place, group) in list(self._groups.items()):
-                if place is None or place not in seats:
-                    chosen = choose(key, seats)
+        if new or len(slots_by_bucket) < len(there):
+            for key, (bucket, group) in list(self._groups.items()):
+                if bucket is None or bucket not in slots_by_bucket:
+                    chosen = choose(key, slots_by_bucket)
                 else:  # the first choice of all that were there
-                    chosen = choose(key, (place, *new)) if new else place
-                if chosen != place:
-                    line = self.open[place]
-                    moved[chosen] += [line.entry(job) for job in group]
-        for place, entries in moved.items():
+                    chosen = choose(key, (bucket, *new)) if new else bucket
+                if chosen != bucket:
+                    queue = self.open[bucket]
+                    moved[chosen] += [queue.entry(job) for job in group]
+        for bucket, entries in moved.items():
             for entry in entries:
                 self.remove(entry.job)
-            self._join(place, entries)
+            self._join(bucket, entries)
 
-    def _join(self, place: int | None, entries: list[Entry]) -> None:
+    def _join(self, bucket: int | None, entries: list[Entry]) -> None:
         """Let jobs of other lines wait here, as if they had always done."""
-        present = self.open.pop(place, None)
+        present = self.open.pop(bucket, None)
         if present is not None:
             entries += present.entries()
         entries.sort()
@@ -141,19 +141,19 @@ class Lines:
         assert key is not None, "without a key, a job waits for anybody"
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = (self._place_of(key), set())
+            group = self._groups[key] = (self._bucket_of(key), set())
         self._keys[job] = key
-        place, jobs = group
+        bucket, jobs = group
         jobs.add(job)
-        line = self.open.get(place)
-        if line is None:
-            line = self.open[place] = JobQueue(self._patience)
-        return line
+        queue = self.open.get(bucket)
+        if queue is None:
+            queue = self.open[bucket] = JobQueue(self._patience)
+        return queue
 
-    def _place_of(self, key: int | None) -> int | None:
+    def _bucket_of(self, key: int | None) -> int | None:
         assert key is not None, "without a key, a job waits for anybody"
         group = self._groups.get(key)
-        return choose(key, self.seats) if group is None else group[0]
+        return choose(key, self.slots_by_bucket) if group is None else group[0]
 
 
 _MASK = (1 << 64) - 1
@@ -189,14 +189,14 @@ def hash_of(key: Any) -> int:
     return number
 
 
-def weight(key: int, place: int) -> int:
-    """Return how much *key*, the hash of one, is drawn to *place*."""
-    x = (key & _MASK) ^ ((place + 1) * _GOLDEN & _MASK)
+def weight(key: int, bucket: int) -> int:
+    """Return how much *key*, the hash of one, is drawn to *bucket*."""
+    x = (key & _MASK) ^ ((bucket + 1) * _GOLDEN & _MASK)
     x = (x ^ (x >> 30)) * _FIRST & _MASK
     x = (x ^ (x >> 27)) * _SECOND & _MASK
     return x ^ (x >> 31)
 
 
-def choose(key: int, places: Collection[int]) -> int | None:
+def choose(key: int, buckets: Collection[int]) -> int | None:
     """Return the place that *key* belongs to; ``None`` if there is none at all."""
-    return max(places, key=lambda place: weight(key, place), default=None)
+    return max(buckets, key=lambda bucket: weight(key, bucket), default=None)

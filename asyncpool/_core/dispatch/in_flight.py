@@ -3,7 +3,7 @@
 A worker has one *lane* or several: it runs as many jobs at once, and takes them in their
 order.  So the first of them are running, or about to; the others wait in the worker for
 their turn.  A job that waits there can be *revoked*: the worker is asked not to begin what
-came in these *places*, counted from 1 in the order of sending, and answers which of
+came in these *sequences*, counted from 1 in the order of sending, and answers which of
 them will indeed not begin.  Exactly one side wins each, and both know which: until
 the answer is there, such a job belongs to the worker, and its outcome is welcome.
 
@@ -19,8 +19,8 @@ from itertools import islice
 
 from asyncpool._core.base.run_times import (
     BUDGET,
-    ERRAND,
     LEAST,
+    PINNED,
     REFILL,
     UNKNOWN,
     Profile,
@@ -29,29 +29,29 @@ from asyncpool._core.policies.worker_limits import NEVER
 from asyncpool.errors import ProtocolError
 
 
-class Flight:
-    """What one generation of a slot has in hand.
+class InFlight:
+    """What one generation of a slot has in flight.
 
     Args:
-        width: How many jobs its worker runs at once.
+        concurrency: How many jobs its worker runs at once.
 
     Attributes:
         jobs: Each job's place, what it is expected to cost, and what that is known
             from, in their order.
         backlog: The sum of those costs.
-        width: As above.
+        concurrency: As above.
         closed: Whether nothing may be sent beside the last one, which is yet to be sent
             itself, or is before all others.  Where there is one lane it is taken anyway.
         sent: How many were sent.
         most: How many may be, and more by those that came back.
     """
 
-    __slots__ = ("_asked", "backlog", "closed", "jobs", "most", "sent", "width")
+    __slots__ = ("_asked", "backlog", "closed", "concurrency", "jobs", "most", "sent")
 
-    def __init__(self, width: int = 1) -> None:
+    def __init__(self, concurrency: int = 1) -> None:
         self.jobs: dict[int, tuple[int, float, Profile]] = {}
         self.backlog = 0.0
-        self.width = width
+        self.concurrency = concurrency
         self.closed = False
         self.most = NEVER
         self.sent = 0
@@ -70,63 +70,63 @@ class Flight:
     @property
     def running(self) -> tuple[int, ...]:
         """Those that are running, or about to."""
-        return tuple(islice(self.jobs, self.width))
+        return tuple(islice(self.jobs, self.concurrency))
 
     def runs(self, job: int) -> bool:
         """Tell whether *job* is running, or about to."""
-        return job in islice(self.jobs, self.width)
+        return job in islice(self.jobs, self.concurrency)
 
     @property
-    def spent(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether it may get no more."""
         return self.sent >= self.most
 
     @property
-    def free(self) -> int:
+    def free_lanes(self) -> int:
         """How many more jobs would begin at once."""
         if self.closed:
             return 0
-        return max(0, min(self.width - len(self.jobs), self.most - self.sent))
+        return max(0, min(self.concurrency - len(self.jobs), self.most - self.sent))
 
     @property
-    def hungry(self) -> bool:
+    def wants_more(self) -> bool:
         """Whether it should get more."""
-        return len(self.jobs) < self.width or self.backlog <= REFILL
+        return len(self.jobs) < self.concurrency or self.backlog <= REFILL
 
     def takes(self, profile: Profile) -> bool:
         """Tell whether a job may be sent now: it begins at once, or before long."""
         if self.closed or self.sent >= self.most:
             return False
-        if len(self.jobs) < self.width:
+        if len(self.jobs) < self.concurrency:
             return True
         return self.backlog + self._cost(profile) <= BUDGET
 
     @property
-    def assured(self) -> float:
+    def least_work(self) -> float:
         """What there is to do at the least, even if those that are running end now.
 
         By the shortest calls, and not by the mean: one long call raises that for dozens.
         """
-        behind = islice(self.jobs.values(), self.width, None)
-        least = (entry[2].least / self.width for entry in behind)
+        behind = islice(self.jobs.values(), self.concurrency, None)
+        least = (entry[2].least / self.concurrency for entry in behind)
         return sum(one - LEAST for one in least if one > LEAST)
 
     @property
-    def asking(self) -> bool:
+    def revoking(self) -> bool:
         """Whether the worker has been asked something that it has not answered."""
         return bool(self._asked)
 
     def add(self, job: int, profile: Profile) -> None:
         """Send *job*."""
         self.sent += 1
-        if self.width == 1:
+        if self.concurrency == 1:
             cost = profile.cost
         else:
-            cost, self.closed = self._cost(profile), profile.lonely
+            cost, self.closed = self._cost(profile), profile.exclusive
         self.jobs[job] = (self.sent, cost, profile)
         self.backlog += cost
 
-    def land(self, job: int) -> None:
+    def complete(self, job: int) -> None:
         """Take note of an outcome of *job*.
 
         Raises:
@@ -144,7 +144,7 @@ class Flight:
         """Forget *job*, which came back."""
         _, cost, profile = self.jobs.pop(job)
         self.backlog -= cost
-        self.most += profile is not ERRAND  # there was room made for that one
+        self.most += profile is not PINNED  # there was room made for that one
         if not self.jobs:
             self.backlog = 0.0
             self.closed = False
@@ -156,33 +156,33 @@ class Flight:
         self.sent -= 1
         self.most -= 1
 
-    def stall(self, jobs: Iterable[int]) -> None:
+    def block(self, jobs: Iterable[int]) -> None:
         """Expect no end of *jobs*; nothing may wait behind them."""
         for job in jobs:
-            place, cost, profile = self.jobs[job]
-            self.jobs[job] = (place, UNKNOWN, profile)
+            sequence, cost, profile = self.jobs[job]
+            self.jobs[job] = (sequence, UNKNOWN, profile)
             self.backlog += UNKNOWN - cost
 
-    def behind(self) -> list[int]:
+    def waiting(self) -> list[int]:
         """Return the jobs that wait for their turn, oldest first."""
-        return list(islice(self.jobs, self.width, None))
+        return list(islice(self.jobs, self.concurrency, None))
 
-    def ask(self, jobs: Iterable[int]) -> tuple[int, ...]:
+    def begin_revoke(self, jobs: Iterable[int]) -> tuple[int, ...]:
         """Take note that the worker is asked for *jobs*; return their places."""
-        places = tuple(self.jobs[job][0] for job in jobs)
-        self._asked.append(places)
-        return places
+        sequences = tuple(self.jobs[job][0] for job in jobs)
+        self._asked.append(sequences)
+        return sequences
 
-    def place(self, job: int) -> int:
+    def sequence_of(self, job: int) -> int:
         """Return the place in which *job* was sent."""
         return self.jobs[job][0]
 
-    def asks_for(self, job: int) -> bool:
+    def is_revoking(self, job: int) -> bool:
         """Tell whether the worker has been asked for *job*, and has not answered."""
-        place = self.jobs[job][0]
-        return any(place in places for places in self._asked)
+        sequence = self.jobs[job][0]
+        return any(sequence in sequences for sequences in self._asked)
 
-    def answer(self, won: Iterable[int]) -> tuple[dict[int, Profile], list[int]]:
+    def end_revoke(self, won: Iterable[int]) -> tuple[dict[int, Profile], list[int]]:
         """Take the worker's answer to the oldest question.
 
         Args:
@@ -196,26 +196,28 @@ class Flight:
             ProtocolError: If nobody asked for them, or one of them is done.
         """
         asked = self._asked.popleft() if self._asked else ()
-        places = {entry[0]: job for job, entry in self.jobs.items()}
+        sequences = {entry[0]: job for job, entry in self.jobs.items()}
         given = sorted(set(won))
-        for place in given:
-            if place not in asked or place not in places:
-                raise ProtocolError(f"it gave back job {place}, which it cannot")
-        back = {places[place]: self.jobs[places[place]][2] for place in given}
+        for sequence in given:
+            if sequence not in asked or sequence not in sequences:
+                raise ProtocolError(f"it gave back job {sequence}, which it cannot")
+        back = {
+            sequences[sequence]: self.jobs[sequences[sequence]][2] for sequence in given
+        }
         for job in back:
             self.remove(job)
-        kept = [places[place] for place in asked if place in places]
+        kept = [sequences[sequence] for sequence in asked if sequence in sequences]
         return back, [job for job in kept if job in self.jobs]
 
     def _cost(self, profile: Profile) -> float:
         # The floor is that of one lane: beyond DEEPEST nothing is gained by more either.
-        return max(profile.cost / self.width, LEAST)
+        return max(profile.cost / self.concurrency, LEAST)
 
     def _check_turn(self, job: int) -> None:
         # It can have begun only when all before it had, but for those that the worker may
         # have given back; and so many run beside it at the most.
-        asked = {place for places in self._asked for place in places}
-        others = self.width
+        asked = {sequence for sequences in self._asked for sequence in sequences}
+        others = self.concurrency
         for other, entry in self.jobs.items():
             if other == job:
                 return

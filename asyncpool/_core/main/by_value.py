@@ -87,7 +87,7 @@ class _Piece:
                 yield key
 
 
-class Globals:
+class GlobalsPickler:
     """Pickles a call, with the globals that it needs.
 
     Args:

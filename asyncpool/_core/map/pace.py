@@ -8,7 +8,7 @@ from asyncpool._core.base.run_times import BUDGET
 from asyncpool._core.map.chunks import CHUNK_SIZE
 
 # What a job of several items is to take, in microseconds: a hundred times what the pool
-# adds to it, and a sixteenth of what a worker may have in hand.
+# adds to it, and a sixteenth of what a worker may have in flight.
 TARGET = BUDGET / 16
 
 # A chunk is at most so many times as large as what its size was learned from.
@@ -17,7 +17,7 @@ _GROWTH = 16
 # The least that an item is taken to cost.
 _LEAST = 0.25
 
-# How much work, in microseconds, is under way for each worker: what it has in hand, and as
+# How much work, in microseconds, is under way for each worker: what it has in flight, and as
 # much in the queue.
 _AHEAD = 2 * BUDGET
 

@@ -20,15 +20,15 @@ from asyncpool._core.pickling import reducers
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
     MAIN,
-    Bundle,
-    Parcel,
+    OutOfBandPickle,
+    ReceivedPickle,
     StreamTooLongError,
     dump,
     keep_large,
     loads,
 )
 from asyncpool._core.pickling.reducers import LARGE
-from asyncpool._core.pickling.size_probe import Lookout
+from asyncpool._core.pickling.size_probe import SizeProbe
 from asyncpool.errors import JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -75,7 +75,7 @@ def pack_job(
     number: int = 0,
     limit: int | None = None,
     pause: Callable[[], None] | None = None,
-) -> bytes | Parcel:
+) -> bytes | OutOfBandPickle:
     """Return what a ``JOB`` frame carries, or what travels beside it.
 
     Args:
@@ -96,12 +96,12 @@ def pack_job(
             return dumps((args, kwargs))
         call = (args, kwargs) if number else (function, args, kwargs)
         if limit is None:
-            parcel = dump(call, pause=pause)
+            pickled = dump(call, pause=pause)
         else:
-            lookout = Lookout(limit)
-            seen_all = lookout.search((function, *args, *kwargs.values())[number > 0 :])
-            watch = None if seen_all else lookout.watch
-            parcel = dump(call, limit=limit, pause=pause, watch=watch)
+            probe = SizeProbe(limit)
+            seen_all = probe.search((function, *args, *kwargs.values())[number > 0 :])
+            watch = None if seen_all else probe.watch
+            pickled = dump(call, limit=limit, pause=pause, watch=watch)
     except StreamTooLongError:
         raise
     except Exception as error:
@@ -113,11 +113,12 @@ def pack_job(
             direction="arguments",
             name=name,
         ) from culprit
-    return parcel.payload if parcel.is_light else parcel
+    return pickled.payload if pickled.is_light else pickled
 
 
 def load_job(
-    payload: bytes | memoryview | Bundle, function: Callable[..., Any] | None = None
+    payload: bytes | memoryview | ReceivedPickle,
+    function: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Read what came with a ``JOB`` frame; it must come from the pool.
 
@@ -135,7 +136,7 @@ def load_job(
 _GENERATORS = frozenset(("generator", "async_generator"))
 
 
-def pack_value(value: object, limit: int | None = None) -> bytes | Parcel:
+def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPickle:
     """Return what a ``VALUE`` frame carries, or what travels beside it.
 
     Raises:
@@ -168,7 +169,8 @@ def _too_large(size: int, max_payload: int) -> JobNotPicklableError:
 
 
 def load_value(
-    payload: bytes | memoryview | Bundle, pause: Callable[[], None] | None = None
+    payload: bytes | memoryview | ReceivedPickle,
+    pause: Callable[[], None] | None = None,
 ) -> Any:
     """Read what came with a ``VALUE`` frame.
 
@@ -207,7 +209,7 @@ def load_details(payload: bytes) -> Any:
         ) from error
 
 
-def _pack(value: object) -> bytes | Parcel:
+def _pack(value: object) -> bytes | OutOfBandPickle:
     buffers: list[memoryview] = []
     keep = keep_large(buffers)
     try:
@@ -220,7 +222,7 @@ def _pack(value: object) -> bytes | Parcel:
     if data.find(MAIN) >= 0:
         buffers.clear()
         data = _dumps_by_value(value, keep)
-    return Parcel([data], buffers) if buffers or len(data) > HEAVY else data
+    return OutOfBandPickle([data], buffers) if buffers or len(data) > HEAVY else data
 
 
 def _dumps_by_value(value: object, keep: Any = None) -> bytes:

@@ -16,7 +16,7 @@ import traceback
 from asyncpool._core.main.by_value_loading import pickler_of_results
 from asyncpool._core.pickling import reducers
 from asyncpool._core.pickling.calls import describe, dumps, text_of
-from asyncpool._core.pickling.out_of_band import MAIN, Bundle, loads
+from asyncpool._core.pickling.out_of_band import MAIN, ReceivedPickle, loads
 from asyncpool.errors import JobNotPicklableError, JobRaisedError, RemoteTraceback
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -56,7 +56,8 @@ def pack_error(error: BaseException, *, skip: int) -> bytes:
 
 
 def load_error(
-    payload: bytes | memoryview | Bundle, pause: Callable[[], None] | None = None
+    payload: bytes | memoryview | ReceivedPickle,
+    pause: Callable[[], None] | None = None,
 ) -> BaseException:
     """Read the payload of an ``ERROR`` frame; the remote traceback is its cause.
 

@@ -16,7 +16,7 @@ from asyncpool._core.base.names import function_name
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.main.main_module import is_importable
 from asyncpool._core.pickling.out_of_band import MAIN
-from asyncpool._core.wire.frames import MAX_TAG
+from asyncpool._core.wire.frames import MAX_NUMBER
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class FunctionTable:
             if found is not None:
                 return found
             payload = _reference_to(function)
-            if payload and self._last_number < MAX_TAG:
+            if payload and self._last_number < MAX_NUMBER:
                 self._last_number += 1
                 known = Function(self._last_number, payload, function_name(function))
                 return self._enter(function, known)
@@ -99,10 +99,10 @@ def travels_by_name(function: Callable[..., Any]) -> bool:
     return type(function) in _PLAIN and bool(_reference_to(function))
 
 
-class Memory(_Numbered):
+class FunctionCache(_Numbered):
     """The functions that a worker remembers; both sides keep the same, by this rule."""
 
-    def learn(self, number: int, function: object = None) -> None:
+    def add(self, number: int, function: object = None) -> None:
         """Remember one more, and forget the oldest if there are too many."""
         if len(self) >= MEMORY:
             del self[next(iter(self))]

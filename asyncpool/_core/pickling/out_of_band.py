@@ -2,9 +2,9 @@
 
 Pickling with protocol 5 (PEP 574) leaves two things: a *stream*, and the large
 *buffers* that were kept out of it, which are not copied at all.  Together they are a
-:class:`Parcel`; it is laid out as *areas*, one after the other, in memory that both
+:class:`OutOfBandPickle`; it is laid out as *areas*, one after the other, in memory that both
 processes see, or sent as so many frames.  What the other side makes of them is a
-:class:`Bundle`, and the object that it yields has its buffers where they lie.
+:class:`ReceivedPickle`, and the object that it yields has its buffers where they lie.
 
 The stream is written and read in pieces of some 64 KB, as pickle frames it, and
 between them whoever does it in a thread can make way for others.
@@ -42,7 +42,7 @@ class StreamTooLongError(Exception):
     """The stream has become longer than was allowed; what there is of it is lost."""
 
 
-class Parcel:
+class OutOfBandPickle:
     """A pickled object that is sent in parts.
 
     Attributes:
@@ -84,8 +84,8 @@ class Parcel:
         return sizes if self._stream <= HEAVY else [self._stream, *sizes]
 
 
-class Bundle:
-    """A parcel that has arrived.
+class ReceivedPickle:
+    """An out-of-band pickle that has arrived.
 
     Attributes:
         stream: The stream, as a whole.
@@ -99,9 +99,9 @@ class Bundle:
         self.buffers = areas
 
 
-def is_heavy(payload: bytes | memoryview | Bundle) -> bool:
+def is_heavy(payload: bytes | memoryview | ReceivedPickle) -> bool:
     """Tell whether it takes long to load *payload*."""
-    stream = payload.stream if isinstance(payload, Bundle) else payload
+    stream = payload.stream if isinstance(payload, ReceivedPickle) else payload
     return len(stream) > HEAVY
 
 
@@ -133,7 +133,7 @@ def dump(
     watch: Callable[[Any], None] | None = None,
     whole: bool = False,
     others: Callable[[], reducers.Reducers] | None = None,
-) -> Parcel:
+) -> OutOfBandPickle:
     """Pickle *value*, by value where a reference would not be found.
 
     Args:
@@ -186,7 +186,9 @@ def keep_large(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], boo
 
 
 def loads(
-    payload: bytes | memoryview | Bundle, *, pause: Callable[[], None] | None = None
+    payload: bytes | memoryview | ReceivedPickle,
+    *,
+    pause: Callable[[], None] | None = None,
 ) -> Any:
     """Make the object that *payload* stands for.
 
@@ -197,11 +199,13 @@ def loads(
     Raises:
         BaseException: Whatever unpickling raises.
     """
-    bundle = payload if isinstance(payload, Bundle) else Bundle(payload, [])
+    received = (
+        payload if isinstance(payload, ReceivedPickle) else ReceivedPickle(payload, [])
+    )
     if pause is None:
-        return pickle.loads(bundle.stream, buffers=bundle.buffers)
-    reader: Any = _Reader(bundle.stream, pause)
-    return pickle.Unpickler(reader, buffers=bundle.buffers).load()
+        return pickle.loads(received.stream, buffers=received.buffers)
+    reader: Any = _Reader(received.stream, pause)
+    return pickle.Unpickler(reader, buffers=received.buffers).load()
 
 
 def _dump(
@@ -212,7 +216,7 @@ def _dump(
     *,
     whole: bool,
     others: reducers.Reducers | None,
-) -> Parcel:
+) -> OutOfBandPickle:
     buffers: list[memoryview] = []
     keep = None if whole else keep_large(buffers)
     made = pickler(writer, 5, buffer_callback=keep)
@@ -220,7 +224,7 @@ def _dump(
         made.watch = watch
     reducers.teach(made, others)
     made.dump(value)
-    return Parcel(writer.pieces, buffers)
+    return OutOfBandPickle(writer.pieces, buffers)
 
 
 def _dump_by_value(
@@ -231,13 +235,15 @@ def _dump_by_value(
     *,
     whole: bool,
     others: reducers.Reducers | None,
-) -> Parcel:
+) -> OutOfBandPickle:
     def write(pickler: Any, value: object) -> tuple[list[bytes], list[memoryview]]:
         writer = _Writer(limit, pause)
-        parcel = _dump(pickler, value, writer, watch, whole=whole, others=others)
-        return parcel.pieces, parcel.buffers
+        pickled = _dump(pickler, value, writer, watch, whole=whole, others=others)
+        return pickled.pieces, pickled.buffers
 
-    return Parcel(*by_value.Globals(write, StreamTooLongError).pack(value))
+    return OutOfBandPickle(
+        *by_value.GlobalsPickler(write, StreamTooLongError).pack(value)
+    )
 
 
 class _Watched(pickle.Pickler):

@@ -29,8 +29,8 @@ _LOOKS = 100
 _OBJECTS = 400
 
 
-class Lookout:
-    """Looks for giants in one call.
+class SizeProbe:
+    """Looks for large objects in one call.
 
     Args:
         limit: How many bytes an object has that is none.
@@ -51,7 +51,7 @@ class Lookout:
             Whether it has seen all that there is, so that no pickler need :meth:`watch`.
 
         Raises:
-            StreamTooLongError: If there is a giant.
+            StreamTooLongError: If there is a large objects.
         """
         limit, seen_all = self._limit, True
         found = list(islice(values, _LOOKS))  # which grows meanwhile
@@ -69,7 +69,7 @@ class Lookout:
                 found += islice(value.values() if cls is dict else value, room)
             elif cls not in _PLAIN:
                 seen_all = False
-                if _is_giant(value, limit):
+                if _is_large(value, limit):
                     raise StreamTooLongError
         return seen_all and len(found) < _LOOKS
 
@@ -77,14 +77,14 @@ class Lookout:
         """Look at an object with a class of its own that is about to be pickled.
 
         Raises:
-            StreamTooLongError: If it is a giant or holds one, or is one of too many.
+            StreamTooLongError: If it is a large objects or holds one, or is one of too many.
         """
         self._objects -= 1
         if self._objects < 0:
             raise StreamTooLongError
         cls = type(value)
         if cls not in self._ordinary:
-            if _is_giant(value, self._limit):
+            if _is_large(value, self._limit):
                 raise StreamTooLongError
             if issubclass(cls, dict):
                 self.search(dict[object, object].values(value))
@@ -102,7 +102,7 @@ class Lookout:
             self.search(attributes.values())
 
 
-def _is_giant(value: Any, limit: int) -> bool:
+def _is_large(value: Any, limit: int) -> bool:
     cls = type(value)
     if issubclass(cls, str):
         return str.__len__(value) > limit

@@ -1,6 +1,6 @@
 """Who has which place, so that jobs with the same key find the same worker.
 
-A *place* is a number that belongs to whoever does the work that is meant for it: the keys
+A *bucket* is a number that belongs to whoever does the work that is meant for it: the keys
 are divided among places (``affinity_queues.py``), and a place goes from a worker to the one that
 comes after it:
 
@@ -31,7 +31,7 @@ from asyncpool._core.slots.slots import UP, Slot, SlotState
 _SEATED = UP | {SlotState.STARTING, SlotState.STOPPING}
 
 
-class Seating:
+class AffinitySlots:
     """The places of a pool.
 
     Args:
@@ -47,26 +47,28 @@ class Seating:
         """Give places to the workers with which the pool begins."""
         for slot in self._slots:
             if slot.state is SlotState.STARTING:
-                slot.place = slot.index
-        self.settle()
+                slot.bucket = slot.index
+        self.update()
 
-    def take(self, slot: Slot) -> None:
+    def assign(self, slot: Slot) -> None:
         """Give a place to the worker of *slot*, which is ready; :meth:`settle` is next."""
-        if slot.place is None and slot.replaces is not None:
+        if slot.bucket is None and slot.replaces is not None:
             old = self._slots[slot.replaces]
-            slot.place, old.place = old.place, None
-        if slot.place is None:
-            taken = {other.place for other in self._slots}
-            slot.place = min(set(range(len(self._slots))) - taken)
+            slot.bucket, old.bucket = old.bucket, None
+        if slot.bucket is None:
+            taken = {other.bucket for other in self._slots}
+            slot.bucket = min(set(range(len(self._slots))) - taken)
 
-    def settle(self) -> list[Command]:
+    def update(self) -> list[Command]:
         """Let go of the places that are given up, and have jobs follow their keys."""
         for slot in self._slots:
-            if slot.leaving or slot.session or slot.state not in _SEATED:
-                slot.place = None
-        seats = {s.place: s.index for s in self._slots if s.place is not None}
+            if slot.draining or slot.session or slot.state not in _SEATED:
+                slot.bucket = None
+        slots_by_bucket = {
+            s.bucket: s.index for s in self._slots if s.bucket is not None
+        }
         commands: list[Command] = []
-        for index, job in self._dispatcher.seat(seats):
+        for index, job in self._dispatcher.assign_buckets(slots_by_bucket):
             self._slots[index].assign()
             commands.append(Assign(index, (job,)))
         return commands

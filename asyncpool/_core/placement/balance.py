@@ -11,7 +11,7 @@ from asyncpool._core.slots.slots import Slot
 
 
 class Balance:
-    """What the workers of a pool have in hand, beside what waits for them.
+    """What the workers of a pool have in flight, beside what waits for them.
 
     Args:
         slots: The slots; there may be more later.
@@ -29,19 +29,21 @@ class Balance:
     @property
     def waiting(self) -> int:
         """How many jobs have not begun."""
-        ahead = sum(max(0, len(slot.flight.jobs) - slot.width) for slot in self._slots)
+        ahead = sum(
+            max(0, len(slot.in_flight.jobs) - slot.concurrency) for slot in self._slots
+        )
         return self._dispatcher.waiting + ahead
 
     @property
     def pipelining(self) -> bool:
         """Whether a job waits in a worker for its turn."""
-        return any(len(slot.flight.jobs) > slot.width for slot in self._slots)
+        return any(len(slot.in_flight.jobs) > slot.concurrency for slot in self._slots)
 
     @property
     def unbalanced(self) -> bool:
         """Whether a worker is idle while jobs wait behind others, and are not asked for."""
         return self._dispatcher.idle > 0 and any(
-            len(slot.flight.jobs) > slot.width and not slot.flight.asking
+            len(slot.in_flight.jobs) > slot.concurrency and not slot.in_flight.revoking
             for slot in self._slots
         )
 
@@ -50,8 +52,8 @@ class Balance:
 
         It has enough to do until then, and where so many wait, a little later is not late.
         """
-        flight = self._slots[index].flight
-        if flight.backlog <= REFILL or flight.assured <= REFILL:
+        in_flight = self._slots[index].in_flight
+        if in_flight.backlog <= REFILL or in_flight.least_work <= REFILL:
             return False
         waiting = self._dispatcher.waiting_for(index)
-        return waiting >= len(flight.jobs) * self._sizing.size
+        return waiting >= len(in_flight.jobs) * self._sizing.size

@@ -2,8 +2,8 @@
 
 Whoever wants a worker to himself gets the next one that is idle.  As long as somebody waits
 for one, no job of the queue is sent to as many workers as are wanted, so that those run out
-of what they have in hand: the next one that has is handed over.  From then on until the
-session ends, its worker gets the session's *calls* alone, one after the other, and errands.
+of what they have in flight: the next one that has is handed over.  From then on until the
+session ends, its worker gets the session's *calls* alone, one after the other, and pinned jobs.
 
 A worker that is to be replaced stays until its session is over.  If it dies, or a call
 retires it, that ends the session, unless it *lasts*: then it goes on in the next worker of
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from asyncpool._core.base.run_times import Bound
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.placement.pinned_jobs import Errands
+from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.slots.commands import (
     Assign,
     Command,
@@ -36,18 +36,18 @@ class Sessions:
     Args:
         slots: The slots; there may be more later.
         dispatcher: Which sends no job to a worker that is somebody's own.
-        errands: Which come before the session's calls.
+        pinned_jobs: Which come before the session's calls.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], dispatcher: Dispatcher, errands: Errands
+        self, slots: Sequence[Slot], dispatcher: Dispatcher, pinned_jobs: PinnedJobs
     ) -> None:
         self._slots = slots
         self._dispatcher = dispatcher
-        self._errands = errands
+        self._pinned = pinned_jobs
         self._numbers = itertools.count(1)
         self._slot_of: dict[int, Slot] = {}
-        self._held: set[int] = set()  # slots that get no job, and have some in hand
+        self._held: set[int] = set()  # slots that get no job, and have some in flight
         self._lasting: set[int] = set()
         # Those that are rebuilt, each with the call that does it, once that has come.
         self._rebuilding: dict[int, int | None] = {}
@@ -84,7 +84,7 @@ class Sessions:
         if not self._may_have(slot):
             self._held.discard(slot.index)
             return None
-        if not slot.flight.jobs:
+        if not slot.in_flight.jobs:
             return self._begin(slot)
         if slot.index not in self._held:
             # Of no use are those that are on their way out by now.
@@ -116,12 +116,12 @@ class Sessions:
 
     def _may_have(self, slot: Slot) -> bool:
         # Whose replacement is on its way is about to leave, and so is who may run no more.
-        return not slot.flight.spent and not any(
+        return not slot.in_flight.exhausted and not any(
             other.replaces == slot.index for other in self._slots
         )
 
     def _may_come(self, slot: Slot) -> bool:
-        stays = slot.state in UP and not (slot.leaving or slot.faulty)
+        stays = slot.state in UP and not (slot.draining or slot.faulty)
         return stays and slot.job_endings.killing is None and self._may_have(slot)
 
     # They go on.
@@ -160,18 +160,18 @@ class Sessions:
         return self.go_on(self._slot_of[session])
 
     def go_on(self, slot: Slot) -> list[Command]:
-        """Have the worker of *slot* begin with the next call, if it has nothing in hand."""
-        if slot.flight.jobs or slot.state not in UP or slot.hung or slot.leaving:
+        """Have the worker of *slot* begin with the next call, if it has nothing in flight."""
+        if slot.in_flight.jobs or slot.state not in UP or slot.hung or slot.draining:
             return []
-        if slot.errands:
-            return self._errands.begin(slot)
+        if slot.pinned:
+            return self._pinned.begin(slot)
         assert slot.session is not None
         if not slot.calls:
             return []
         if self._rebuilding.get(slot.session, slot.calls[0]) != slot.calls[0]:
             return []  # the others wait for what rebuilds it
         job = slot.calls.popleft()
-        slot.flight.add(job, Bound(slot.session))
+        slot.in_flight.add(job, Bound(slot.session))
         slot.assign()
         return [Assign(slot.index, (job,))]
 

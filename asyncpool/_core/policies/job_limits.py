@@ -10,8 +10,8 @@ from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.run_times import Bound
 from asyncpool._core.base.validation import INT, SECONDS, check_kinds, or_none
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.wire.context import Context, end_of
-from asyncpool._core.wire.frames import MAX_TAG
+from asyncpool._core.wire.context import JobContext, end_of
+from asyncpool._core.wire.frames import MAX_NUMBER
 
 Limit = Literal["timeout", "queue_timeout", "deadline"]
 OnCancel = Literal["interrupt", "kill", "wait"]
@@ -43,20 +43,20 @@ class Hold(Protocol):
         ...
 
 
-class Press(NamedTuple):
+class CancelMode(NamedTuple):
     """How a running job is made to end.
 
     Attributes:
-        how: See :class:`JobLimits`.
+        action: See :class:`JobLimits`.
         grace: How many seconds it has, before its worker is killed.
     """
 
-    how: OnCancel
+    action: OnCancel
     grace: float
 
 
 # What leaves nothing to the job.
-KILL = Press("kill", 0.0)
+KILL = CancelMode("kill", 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,15 +117,15 @@ class JobLimits:
         object.__setattr__(self, "timed", timed)
         patience = earliest(self.timeout, self.heartbeat_timeout)
         object.__setattr__(self, "patience", patience)
-        context = Context(timeout=self.timeout, deadline=self.deadline).pack()
+        context = JobContext(timeout=self.timeout, deadline=self.deadline).pack()
         object.__setattr__(self, "context", context)
 
     @property
-    def press(self) -> Press:
+    def cancel_mode(self) -> CancelMode:
         """How it is made to end when it is cancelled."""
         if self.on_cancel == "kill":
             return KILL
-        return Press(self.on_cancel, self.cancel_grace)
+        return CancelMode(self.on_cancel, self.cancel_grace)
 
     def exceeded(self, now: float, *, running: bool) -> Limit:
         """Tell which limit it is that a job has reached by *now*.
@@ -197,7 +197,7 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         check_kinds(self, {"priority": INT, "buffer": INT})
-        if not 0 < self.buffer <= MAX_TAG:
+        if not 0 < self.buffer <= MAX_NUMBER:
             raise ValueError(f"buffer must be >= 1 item, not {self.buffer}")
         if self.lease is not None:
             _check_lease(self.lease)

@@ -115,14 +115,14 @@ class RestartPolicy:
             period=during,
         )
 
-    def delay(self, failures: int, *, roll: float) -> float:
+    def delay(self, failures: int, *, jitter: float) -> float:
         """Return how long to wait after so many failed starts in a row.
 
-        *roll* is a random number in ``[0, 1)``; 0 gives the longest delay.
+        *jitter* is a random number in ``[0, 1)``; 0 gives the longest delay.
         """
         # 2.0**1024 overflows; long before that the maximum has won anyway.
         full = min(self.initial_delay * 2.0 ** min(failures - 1, 1000), self.max_delay)
-        return full * (1.0 - 0.5 * roll)
+        return full * (1.0 - 0.5 * jitter)
 
     def _refuse_unreachable(self) -> None:
         # Starts that fail one after another, at the longest delays: death number n + 1
@@ -132,7 +132,7 @@ class RestartPolicy:
         elapsed, deaths = 0.0, 1
         delays: list[str] = []
         while deaths <= self.max_restarts:
-            delay = self.delay(deaths, roll=0.0)
+            delay = self.delay(deaths, jitter=0.0)
             elapsed += delay
             if elapsed > self.period:
                 break
@@ -160,12 +160,12 @@ class Restart:
 class Retry:
     """Verdict: a start has failed; the pool tries the next one in *delay* seconds.
 
-    *hopeless* says that a pool without any worker is broken now.
+    *breaks_pool* says that a pool without any worker is broken now.
     """
 
     delay: float
     reason: str
-    hopeless: bool
+    breaks_pool: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class RestartLedger:
     _deaths: deque[float] = field(default_factory=deque)
 
     @property
-    def hopeless(self) -> bool:
+    def breaks_pool(self) -> bool:
         """Whether so many have that a pool without any worker is broken."""
         limit = self.policy.max_failed_starts
         return limit is not None and self.failures >= limit
@@ -215,13 +215,13 @@ class RestartLedger:
             # Those starts have their times already: until then, and no longer, others wait.
             self._free *= before / self._interval
 
-    def start_failed(self, began: float, now: float, *, roll: float) -> Verdict:
+    def start_failed(self, began: float, now: float, *, jitter: float) -> Verdict:
         """Enter the end of a worker that was never ready, and say what to do about it.
 
         Args:
             began: When it was forked.
             now: The time, on a clock that never goes backwards.
-            roll: A random number in ``[0, 1)``.
+            jitter: A random number in ``[0, 1)``.
         """
         # Starts that overlap fail of the same thing, and say no more than one of them.
         if began >= self._failed_at:
@@ -230,11 +230,11 @@ class RestartLedger:
         if self._is_one_too_many(now):
             return self._give_up()
         return Retry(
-            self.policy.delay(self.failures, roll=roll),
+            self.policy.delay(self.failures, jitter=jitter),
             "the start failed"
             if self.failures == 1
             else f"{self.failures} starts failed in a row",
-            hopeless=self.hopeless,
+            breaks_pool=self.breaks_pool,
         )
 
     def died(self, now: float, *, blamed: bool) -> Verdict:

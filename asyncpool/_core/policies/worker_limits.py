@@ -1,4 +1,4 @@
-"""When a worker is worn, so that another one is to take its place.
+"""When a worker is due for recycling, so that another one is to take its place.
 
 Workers that began together reach the same limit together.  Each generation of each slot
 has limits of its own, therefore, a little below the given ones; not by chance, which
@@ -47,8 +47,8 @@ NEVER = 1 << 62
 _GOLDEN = (5**0.5 - 1) / 2
 
 
-class Wear(NamedTuple):
-    """When one worker is worn.
+class RecycleLimits(NamedTuple):
+    """When one worker is due for recycling.
 
     Attributes:
         jobs: After so many outcomes.
@@ -138,11 +138,11 @@ class WorkerLimits:
         """The CPUs that workers may run on; ``None`` for any."""
         return None if self.cpu_affinity is None else tuple(self.cpu_affinity)
 
-    def wear(self, slot: int, generation: int) -> Wear:
+    def recycle_limits(self, slot: int, generation: int) -> RecycleLimits:
         """Return the limits of worker *generation* of *slot*."""
         fraction = (generation * _GOLDEN + slot * _GOLDEN**2) % 1.0
         part = 1.0 - self.jitter * fraction
-        return Wear(
+        return RecycleLimits(
             jobs=NEVER
             if self.max_jobs is None
             else max(1, round(self.max_jobs * part)),

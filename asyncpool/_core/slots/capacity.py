@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.slots.slots import UP, Slot, SlotState
 
-_NOT_NEEDED = frozenset({SlotState.SPARE, SlotState.RETIRED})
+_NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.RETIRED})
 
 
 class Budget:
@@ -79,7 +79,7 @@ class Budget:
         ):
             return False
         return not self.missing and not any(
-            slot.leaving or slot.state is SlotState.STARTING for slot in self._slots
+            slot.draining or slot.state is SlotState.STARTING for slot in self._slots
         )
 
     @property
@@ -97,8 +97,8 @@ class Budget:
     @property
     def free(self) -> int:
         """How many more workers there may be; those that fail take up nothing."""
-        seats = sum(slot.state not in _NOT_NEEDED for slot in self._slots)
-        return self._sizing.size + self._surge - seats + self._failing
+        filled = sum(slot.state not in _NOT_NEEDED for slot in self._slots)
+        return self._sizing.size + self._surge - filled + self._failing
 
     @property
     def can_replace(self) -> bool:
@@ -108,7 +108,7 @@ class Budget:
     @property
     def can_miss(self) -> bool:
         """Whether one may go before another one comes."""
-        taking = sum(slot.state in UP and not slot.leaving for slot in self._slots)
+        taking = sum(slot.state in UP and not slot.draining for slot in self._slots)
         return self._sizing.size - taking < self._unavailable
 
     @property
@@ -116,7 +116,7 @@ class Budget:
         """Whether one that fails may be followed before it has finished."""
         return self._failing < self._sizing.size + self._surge
 
-    def seats(self, most: int) -> int:
+    def slots_for(self, most: int) -> int:
         """Return how many slots it takes for so many workers."""
         return most + self._surge
 
@@ -125,12 +125,12 @@ class Budget:
         """How many have failed, and are followed before they have finished."""
         if not self._serving:
             return 0
-        return sum(it.faulty and it.leaving and not it.planned for it in self._slots)
+        return sum(it.faulty and it.draining and not it.planned for it in self._slots)
 
 
 def counts(slot: Slot) -> bool:
     """Tell whether *slot* is one of those that make the size of the pool."""
-    return slot.state not in _NOT_NEEDED and not slot.leaving and slot.replaces is None
+    return slot.state not in _NOT_NEEDED and not slot.draining and slot.replaces is None
 
 
 # Seconds that jobs wait before there are more workers, and then more again.  A worker is

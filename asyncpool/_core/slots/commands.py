@@ -12,13 +12,13 @@ __all__ = [
     "Abandon",
     "Assign",
     "Command",
-    "DropErrands",
+    "DropPinnedJobs",
     "EndSession",
     "FailJobs",
     "Finished",
     "GiveUp",
     "Interrupt",
-    "Keep",
+    "KeepWorker",
     "Kill",
     "LeaveEmpty",
     "Offer",
@@ -29,10 +29,10 @@ __all__ = [
     "Resized",
     "Retiring",
     "Revoke",
-    "Rolled",
-    "ScheduleRestart",
+    "RollEnded",
     "Spawn",
     "Stop",
+    "TellRestart",
     "Terminate",
     "Unassign",
     "WriteStacks",
@@ -66,7 +66,7 @@ class Unassign:
 
 
 @dataclass(frozen=True, slots=True)
-class DropErrands:
+class DropPinnedJobs:
     """Forget *jobs*: they were for workers that go, and have not begun."""
 
     jobs: tuple[int, ...]
@@ -109,7 +109,7 @@ class Revoke:
     """Ask the worker in *slot* not to begin what it got in these places."""
 
     slot: int
-    places: tuple[int, ...]
+    sequences: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Interrupt:
     """Ask the worker in *slot* to end what it got in this place, which it runs."""
 
     slot: int
-    place: int
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class FailJobs:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleRestart:
+class TellRestart:
     """Tell listeners that *slot* gets its next worker in *delay* seconds."""
 
     slot: int
@@ -196,7 +196,7 @@ class LeaveEmpty:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepWorker:
     """Tell listeners that the worker in *slot* stays, since its replacement has failed.
 
     There is another try in *again_in* seconds, if at all.
@@ -222,7 +222,7 @@ class Resized:
 
 
 @dataclass(frozen=True, slots=True)
-class Rolled:
+class RollEnded:
     """A roll is over: *replaced* workers are gone; *trouble* says what has stopped it.
 
     *filled* slots had no worker since starts had failed, and have one now.
@@ -256,7 +256,7 @@ Command = (
     Spawn
     | Assign
     | Unassign
-    | DropErrands
+    | DropPinnedJobs
     | Offer
     | Rebuild
     | EndSession
@@ -269,13 +269,13 @@ Command = (
     | Kill
     | Abandon
     | FailJobs
-    | ScheduleRestart
+    | TellRestart
     | ParkSlot
     | LeaveEmpty
-    | Keep
+    | KeepWorker
     | Retiring
     | Resized
-    | Rolled
+    | RollEnded
     | GiveUp
     | Recover
     | Finished

@@ -54,7 +54,7 @@ from dataclasses import dataclass
 
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.transitions import IllegalTransitionError
-from asyncpool._core.policies.job_limits import Press
+from asyncpool._core.policies.job_limits import CancelMode
 
 
 class EndingStage(enum.Enum):
@@ -159,7 +159,7 @@ class JobEnding:
 
     stage: EndingStage = EndingStage.NONE
     due: float | None = None
-    press: Press | None = None
+    press: CancelMode | None = None
     late: bool = False
     silent: bool = False
     written: bool | None = None

@@ -29,12 +29,12 @@ from asyncpool._core.slots.commands import (
     LeaveEmpty,
     ParkSlot,
     Recover,
-    ScheduleRestart,
     Spawn,
     Stop,
+    TellRestart,
     Terminate,
 )
-from asyncpool._core.slots.slots import UP, Ending, Slot, SlotEvent, SlotState
+from asyncpool._core.slots.slots import UP, Slot, SlotEvent, SlotState, StopStage
 
 # Seconds that a worker has to end after each step, before the next one is taken.
 STOP_GRACE = 2.0
@@ -46,20 +46,20 @@ KILL_GRACE = 5.0
 WANTED_AGAIN = 1.0
 
 # No process is in these, and there may be one again.
-EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.SPARE})
+EMPTY = frozenset({SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED})
 
 
-class Lives:
+class SlotLifecycle:
     """Every slot, and what is due there.
 
     Args:
         workers: How many slots are filled at first.
-        seats: How many there are.
-        limits: When workers are worn.
+        count: How many there are.
+        limits: When workers are due for recycling.
         policy: When a dead worker is replaced.
         start_timeout: Seconds that a worker has to become ready.
         stop_grace: Seconds that one which was stopped has to end by itself.
-        width: How many jobs it runs at once.
+        concurrency: How many jobs it runs at once.
         dispatcher: Which must not count on a worker that goes, and holds no job for a
             broken pool.
 
@@ -75,18 +75,18 @@ class Lives:
         self,
         *,
         workers: int,
-        seats: int,
+        count: int,
         limits: WorkerLimits,
         policy: RestartPolicy,
         start_timeout: float,
         stop_grace: float,
-        width: int,
+        concurrency: int,
         dispatcher: Dispatcher,
     ) -> None:
-        self._width = width
+        self._concurrency = concurrency
         self.slots: list[Slot] = []
-        self.seat(workers, SlotState.VACANT)
-        self.seat(seats, SlotState.SPARE)
+        self.ensure_slots(workers, SlotState.VACANT)
+        self.ensure_slots(count, SlotState.UNUSED)
         self.broken: str | None = None
         self.gave_up = False
         self.kills = self.restarts = 0
@@ -94,19 +94,19 @@ class Lives:
         self._limits = limits
         self._start_timeout = start_timeout
         self._grace = {
-            Ending.STOPPED: stop_grace,
-            Ending.TERMINATED: TERM_GRACE,
-            Ending.KILLED: KILL_GRACE,
+            StopStage.STOPPED: stop_grace,
+            StopStage.TERMINATED: TERM_GRACE,
+            StopStage.KILLED: KILL_GRACE,
         }
         self._dispatcher = dispatcher
         self._retry_at: float | None = None
         self._tried_at = float("-inf")
         self._announced: dict[int, Verdict] = {}
 
-    def seat(self, seats: int, state: SlotState = SlotState.SPARE) -> None:
+    def ensure_slots(self, count: int, state: SlotState = SlotState.UNUSED) -> None:
         """Have so many slots at the least; new ones begin in that state."""
-        for index in range(len(self.slots), seats):
-            self.slots.append(Slot(index, state, width=self._width))
+        for index in range(len(self.slots), count):
+            self.slots.append(Slot(index, state, concurrency=self._concurrency))
 
     # A worker comes.
 
@@ -116,15 +116,15 @@ class Lives:
         slot.apply(SlotEvent.SPAWN)
         slot.renew()
         self._announced.pop(slot.index, None)
-        slot.wear = self._limits.wear(slot.index, slot.generation)
+        slot.recycle_limits = self._limits.recycle_limits(slot.index, slot.generation)
         if self._limits.exact:
-            slot.flight.most = slot.wear.jobs
+            slot.in_flight.most = slot.recycle_limits.jobs
         slot.began_at = now
         # Before the fork: a start that hangs anywhere is noticed.
         slot.due = now + self._start_timeout
         return Spawn(slot.index, slot.generation)
 
-    def came_up(self, slot: Slot, now: float) -> list[Command]:
+    def on_ready(self, slot: Slot, now: float) -> list[Command]:
         """Take note that a worker is ready: starting is possible, for all slots."""
         commands: list[Command] = []
         if self.ledger.failures:
@@ -137,13 +137,13 @@ class Lives:
                 commands.append(self.spawn(other, now))
         return commands
 
-    def wanted(self, now: float) -> None:
+    def try_sooner(self, now: float) -> None:
         """Take note that a caller was refused: if the pool is broken, the next try is soon."""
         if self._retry_at is not None:
             soon = max(now, self._tried_at + WANTED_AGAIN)
             self._retry_at = min(self._retry_at, soon)
 
-    def hasten(self, now: float) -> None:
+    def try_now(self, now: float) -> None:
         """Have the next start be tried now, if starts fail."""
         if self._retry_at is not None:
             self._retry_at = now
@@ -156,10 +156,10 @@ class Lives:
 
     # A worker goes.
 
-    def end(
+    def stop_worker(
         self,
         slot: Slot,
-        how: Ending,
+        how: StopStage,
         now: float,
         *,
         planned: bool = False,
@@ -170,55 +170,55 @@ class Lives:
 
         It has *grace* seconds before it is pressed harder, or as many as all have.
         """
-        if slot.ending >= how:
+        if slot.stop_stage >= how:
             return []
         self._dispatcher.worker_gone(slot.index)
         slot.planned = slot.planned or planned
         if slot.state is not SlotState.STOPPING:
             slot.apply(SlotEvent.STOP)
-        slot.ending = how
+        slot.stop_stage = how
         slot.due = now + (self._grace[how] if grace is None else grace)
-        if how is Ending.STOPPED:
+        if how is StopStage.STOPPED:
             return [Stop(slot.index)]
-        if how is Ending.TERMINATED:
+        if how is StopStage.TERMINATED:
             return [Terminate(slot.index)]
         self.kills += 1
         return [Kill(slot.index, reason)]
 
     def leave_empty(self, slot: Slot) -> list[Command]:
         """Let nobody come into a slot that is empty."""
-        slot.apply(SlotEvent.SPARE)
-        slot.due = slot.place = None
+        slot.apply(SlotEvent.CLOSE)
+        slot.due = slot.bucket = None
         return [LeaveEmpty(slot.index)]
 
-    def announce(self, slot: Slot, now: float) -> Verdict:
+    def judge_early(self, slot: Slot, now: float) -> Verdict:
         """Judge the death of a worker that has something to finish before it ends."""
         verdict = self._announced[slot.index] = self.ledger.died(now, blamed=False)
         return verdict
 
-    def succeed(self, heir: Slot, delay: float, now: float) -> Command:
+    def start_successor(self, successor: Slot, delay: float, now: float) -> Command:
         """Have the next worker, after one whose death is announced, in a spare slot."""
         if delay <= 0:
-            return self.spawn(heir, now)
-        heir.apply(SlotEvent.SEAT)
-        heir.due = now + delay
-        return ScheduleRestart(heir.index, delay)
+            return self.spawn(successor, now)
+        successor.apply(SlotEvent.REOPEN)
+        successor.due = now + delay
+        return TellRestart(successor.index, delay)
 
     def judge(
-        self, slot: Slot, now: float, *, needed: bool, blamed: bool, roll: float
+        self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
     ) -> list[Command]:
         """Decide what follows upon a death in a slot in which a worker is *needed*."""
-        verdict = self._verdict(slot, now, blamed=blamed, roll=roll)
+        verdict = self._verdict(slot, now, blamed=blamed, jitter=jitter)
         if isinstance(verdict, GiveUpVerdict) and not self.gave_up:
             self.gave_up, self._retry_at = True, None
             parked = self.park(slot, verdict.reason, now)
             return [*parked, *self._break(verdict.reason, now)]
-        # A broken pool needs one seat at least, to try again.
+        # A broken pool needs one slot at least, to try again.
         if not needed and (self.broken is None or self._will_try()):
             return self.leave_empty(slot)
         if isinstance(verdict, Retry):
             commands = self.park(slot, verdict.reason, now)
-            if verdict.hopeless and self.broken is None and self._is_deserted():
+            if verdict.breaks_pool and self.broken is None and self._is_deserted():
                 commands += self._break(verdict.reason, now)
             return commands
         if self.broken is not None:
@@ -226,16 +226,18 @@ class Lives:
         assert isinstance(verdict, Restart)
         if verdict.delay > 0:
             slot.due = now + verdict.delay
-            return [ScheduleRestart(slot.index, verdict.delay)]
-        return [ScheduleRestart(slot.index, 0.0), self.spawn(slot, now)]
+            return [TellRestart(slot.index, verdict.delay)]
+        return [TellRestart(slot.index, 0.0), self.spawn(slot, now)]
 
-    def _verdict(self, slot: Slot, now: float, *, blamed: bool, roll: float) -> Verdict:
+    def _verdict(
+        self, slot: Slot, now: float, *, blamed: bool, jitter: float
+    ) -> Verdict:
         announced = self._announced.pop(slot.index, None)
         if announced is not None:
             return announced
         if slot.ready_at is not None:
             return self.ledger.died(now, blamed=blamed)
-        verdict = self.ledger.start_failed(slot.began_at, now, roll=roll)
+        verdict = self.ledger.start_failed(slot.began_at, now, jitter=jitter)
         self._tried_at = now
         coming = self._retry_at is not None or self._is_trying()
         if isinstance(verdict, Retry) and not coming:
@@ -251,12 +253,12 @@ class Lives:
     def _break(self, reason: str, now: float) -> list[Command]:
         self.broken = reason
         commands: list[Command] = [GiveUp(reason)]
-        commands += fail_jobs(self._dispatcher.empty(), "broken")
+        commands += fail_jobs(self._dispatcher.clear(), "broken")
         for slot in self.slots:
             if slot.state is SlotState.VACANT:
                 commands += self.park(slot, reason, now)
             elif slot.state in {SlotState.IDLE, SlotState.STARTING}:
-                commands += self.end(slot, Ending.STOPPED, now, planned=True)
+                commands += self.stop_worker(slot, StopStage.STOPPED, now, planned=True)
         return commands
 
     # Time.
@@ -291,13 +293,13 @@ class Lives:
         if slot.state in EMPTY:
             return [self.spawn(slot, now)]
         if slot.state is SlotState.STARTING:
-            return self.end(slot, Ending.KILLED, now)
+            return self.stop_worker(slot, StopStage.KILLED, now)
         if slot.state in {SlotState.BUSY, SlotState.IDLE}:
-            return self.end(slot, Ending.KILLED, now, planned=not slot.hung)
-        if slot.ending is Ending.KILLED:
+            return self.stop_worker(slot, StopStage.KILLED, now, planned=not slot.hung)
+        if slot.stop_stage is StopStage.KILLED:
             slot.due = None
             return [Abandon(slot.index)]
-        return self.end(slot, Ending(slot.ending + 1), now)
+        return self.stop_worker(slot, StopStage(slot.stop_stage + 1), now)
 
     def _try(self, now: float) -> list[Command]:
         """Start one worker, to find out for all parked slots whether that is possible."""
@@ -311,14 +313,14 @@ class Lives:
         return any(slot.probing and not slot.planned for slot in self.slots)
 
     def _will_try(self) -> bool:
-        """Tell whether there is a seat for the next start of a broken pool."""
+        """Tell whether there is a slot for the next start of a broken pool."""
         parked = any(slot.state is SlotState.PARKED for slot in self.slots)
         return parked or self._is_trying()
 
     def _is_deserted(self) -> bool:
         """Tell whether nobody takes jobs any more, or may do so soon."""
         return all(
-            slot.leaving
+            slot.draining
             or (
                 slot.state not in UP | {SlotState.STARTING}
                 and (slot.state is not SlotState.VACANT or slot.due is None)

@@ -1,6 +1,6 @@
-"""The life of a slot, from an empty seat to an empty seat.
+"""The life of a slot, from an empty slot to an empty slot.
 
-A slot is a seat for one worker process; workers come and go, the slot stays.
+A slot is where one worker process after another runs; workers come and go, the slot stays.
 Rule 1: every change of a slot's state goes through the table below.  Rule 2:
 this file does not know *why* something happens: a worker that was told to stop
 and one that was shot both end in ``EXITED``.
@@ -11,7 +11,7 @@ The states in the order in which a healthy worker visits them::
 
 ``BUSY`` begins when a job is assigned, not when the worker confirms it: otherwise
 a worker would look idle while a job is on its way to it, and could be stopped.
-``PARKED`` is an empty seat that waits for a probe, ``SPARE`` one that is not needed now,
+``PARKED`` is an empty slot that waits for a probe, ``UNUSED`` one that is not needed now,
 and ``RETIRED`` one that is never filled again.
 """
 
@@ -22,11 +22,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from asyncpool._core.base.transitions import IllegalTransitionError
-from asyncpool._core.dispatch.in_flight import Flight
-from asyncpool._core.policies.worker_limits import NEVER, Wear
+from asyncpool._core.dispatch.in_flight import InFlight
+from asyncpool._core.policies.worker_limits import NEVER, RecycleLimits
 from asyncpool._core.slots.job_ending import JobEndings
 
-_NEW = Wear(jobs=NEVER, age=None, rss=None)
+_NEW = RecycleLimits(jobs=NEVER, age=None, rss=None)
 
 
 class SlotState(enum.Enum):
@@ -38,7 +38,7 @@ class SlotState(enum.Enum):
     BUSY = "busy"
     STOPPING = "stopping"
     PARKED = "parked"
-    SPARE = "spare"
+    UNUSED = "spare"
     RETIRED = "retired"
 
 
@@ -52,12 +52,12 @@ class SlotEvent(enum.Enum):
     STOP = enum.auto()
     EXITED = enum.auto()
     PARK = enum.auto()
-    SPARE = enum.auto()
-    SEAT = enum.auto()
+    CLOSE = enum.auto()
+    REOPEN = enum.auto()
     RETIRE = enum.auto()
 
 
-class Ending(enum.IntEnum):
+class StopStage(enum.IntEnum):
     """How far the end of a process has been pressed; each step has a deadline."""
 
     NO = 0
@@ -72,7 +72,7 @@ TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
     _S.VACANT: {
         _E.SPAWN: _S.STARTING,
         _E.PARK: _S.PARKED,
-        _E.SPARE: _S.SPARE,
+        _E.CLOSE: _S.UNUSED,
         _E.RETIRE: _S.RETIRED,
     },
     _S.STARTING: {_E.READY: _S.IDLE, _E.STOP: _S.STOPPING, _E.EXITED: _S.VACANT},
@@ -81,12 +81,12 @@ TRANSITIONS: dict[SlotState, dict[SlotEvent, SlotState]] = {
     _S.STOPPING: {_E.EXITED: _S.VACANT},
     _S.PARKED: {
         _E.SPAWN: _S.STARTING,
-        _E.SPARE: _S.SPARE,
+        _E.CLOSE: _S.UNUSED,
         _E.RETIRE: _S.RETIRED,
     },
-    _S.SPARE: {
+    _S.UNUSED: {
         _E.SPAWN: _S.STARTING,
-        _E.SEAT: _S.VACANT,
+        _E.REOPEN: _S.VACANT,
         _E.RETIRE: _S.RETIRED,
     },
     _S.RETIRED: {},
@@ -117,21 +117,21 @@ class Slot:
         index: Its number in the pool, from 0.
         state: See :data:`TRANSITIONS`.
         generation: Which worker it has, or had last, counting from 1.
-        flight: The jobs that it has in hand.
+        in_flight: The jobs that it has in flight.
         outcomes: How many outcomes it has delivered.
-        width: How many jobs its workers run at once.
+        concurrency: How many jobs its workers run at once.
         job_endings: Its jobs that are made to end; see ``job_ending.py``.  All that is
             about one such job is there; what follows is about the worker.
         seen: The jobs that were running at the last look for a stall: if they still are,
             it gives back those that wait behind them.
         hung: It, or one of its jobs, has been silent for too long, and it dies of that.
-        wear: When it is worn.
-        worn: Why another worker is to take its place, if one is.
+        recycle_limits: When it is due for recycling.
+        replace_reason: Why another worker is to take its place, if one is.
         replaces: The slot of the worker whose place it is to take when it is ready.
-        place: What jobs with keys know its workers by; see ``affinity_slots.py``.
-        leaving: It gets no more jobs, and ends when it has finished what it has.
-        leave_by: By when it must have.
-        errands: Jobs for its worker alone, which it begins before any other.
+        bucket: What jobs with keys know its workers by; see ``affinity_slots.py``.
+        draining: It gets no more jobs, and ends when it has finished what it has.
+        drain_deadline: By when it must have.
+        pinned: Jobs for its worker alone, which it begins before any other.
         session: Whose own its worker is, if it is somebody's.
         calls: The jobs of that session that have not begun.
         idle_since: Since when it has had nothing to do, if that is so.
@@ -143,26 +143,26 @@ class Slot:
         planned: Its end is the supervisor's own wish, hence not a crash.
         faulty: It must not get another job, since something in the worker is broken.
         probing: It was started to find out whether starting is possible again.
-        ending: How far the end of its process has been pressed.
+        stop_stage: How far the end of its process has been pressed.
         is_late: It was asked where it is, since its time to end is nearly over.
     """
 
     index: int
     state: SlotState = SlotState.VACANT
     generation: int = 0
-    flight: Flight = field(default_factory=Flight)
-    width: int = 1
+    in_flight: InFlight = field(default_factory=InFlight)
+    concurrency: int = 1
     outcomes: int = 0
     job_endings: JobEndings = field(default_factory=JobEndings)
     seen: tuple[int, ...] = ()
     hung: bool = False
-    wear: Wear = _NEW
-    worn: str | None = None
+    recycle_limits: RecycleLimits = _NEW
+    replace_reason: str | None = None
     replaces: int | None = None
-    place: int | None = None
-    leaving: bool = False
-    leave_by: float | None = None
-    errands: deque[int] = field(default_factory=deque)
+    bucket: int | None = None
+    draining: bool = False
+    drain_deadline: float | None = None
+    pinned: deque[int] = field(default_factory=deque)
     session: int | None = None
     calls: deque[int] = field(default_factory=deque)
     idle_since: float = 0.0
@@ -173,7 +173,7 @@ class Slot:
     planned: bool = False
     faulty: bool = False
     probing: bool = False
-    ending: Ending = Ending.NO
+    stop_stage: StopStage = StopStage.NO
     is_late: bool = False
 
     def apply(self, event: SlotEvent) -> None:
@@ -185,19 +185,19 @@ class Slot:
         self.state = next_state(self.state, event)
 
     def assign(self) -> None:
-        """Take note that its worker has something in hand."""
+        """Take note that its worker has something in flight."""
         if self.state is SlotState.IDLE:
             self.apply(SlotEvent.ASSIGN)
 
     def renew(self) -> None:
         """Begin the next generation."""
         self.generation += 1
-        self.flight = Flight(self.width)
+        self.in_flight = InFlight(self.concurrency)
         self.job_endings = JobEndings()
         self.ready_at = self.due = None
         self.seen = ()
         self.outcomes = 0
         self.planned = self.faulty = self.hung = False
-        self.worn = self.replaces = self.leave_by = None
-        self.leaving = self.oversized = self.is_late = False
-        self.ending = Ending.NO
+        self.replace_reason = self.replaces = self.drain_deadline = None
+        self.draining = self.oversized = self.is_late = False
+        self.stop_stage = StopStage.NO

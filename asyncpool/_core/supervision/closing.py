@@ -3,7 +3,7 @@
 A pool that finishes all its jobs *drains*: as long as one of them may need another worker,
 it goes on as an open pool does, and only then lets its workers go.  What it has to do are the
 jobs that wait, those in a worker's hands that wait behind others, the calls for every worker
-(errands), and whatever *holds* it open since more jobs are to come: a map that has not drawn
+(pinned jobs), and whatever *holds* it open since more jobs are to come: a map that has not drawn
 all of its items.
 """
 
@@ -12,12 +12,12 @@ from __future__ import annotations
 import enum
 
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.dispatch.in_flight import Flight
-from asyncpool._core.placement.pinned_jobs import Errands
+from asyncpool._core.dispatch.in_flight import InFlight
+from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.slots.commands import Command, Finished
 from asyncpool._core.slots.job_ending import EndingEvent
-from asyncpool._core.slots.lifecycle import EMPTY, Lives, fail_jobs
-from asyncpool._core.slots.slots import Ending, SlotEvent, SlotState
+from asyncpool._core.slots.lifecycle import EMPTY, SlotLifecycle, fail_jobs
+from asyncpool._core.slots.slots import SlotEvent, SlotState, StopStage
 
 
 class Finish(enum.IntEnum):
@@ -32,9 +32,9 @@ class Closing:
     """A pool's close, which has not begun yet.
 
     Args:
-        lives: The slots.
+        lifecycle: The slots.
         dispatcher: The jobs that wait for a worker.
-        errands: Those that wait for one worker each.
+        pinned_jobs: Those that wait for one worker each.
         grace: Seconds that a worker which is told to stop has to end by itself; as many as
             at other times by default.
 
@@ -47,18 +47,18 @@ class Closing:
 
     def __init__(
         self,
-        lives: Lives,
+        lifecycle: SlotLifecycle,
         dispatcher: Dispatcher,
-        errands: Errands,
+        pinned_jobs: PinnedJobs,
         grace: float | None = None,
     ) -> None:
         self.finish: Finish | None = None
         self.over = False
         self.due: float | None = None
         self.holds = 0
-        self._lives = lives
+        self._lifecycle = lifecycle
         self._dispatcher = dispatcher
-        self._errands = errands
+        self._pinned = pinned_jobs
         self._grace = grace
         self._landing: dict[int, None] = {}
 
@@ -77,12 +77,15 @@ class Closing:
     @property
     def _more_to_do(self) -> bool:
         """Whether a pool that finishes all has more jobs than those that are running."""
-        if self._lives.broken is not None:
+        if self._lifecycle.broken is not None:
             return False  # whoever holds it open would only be refused
         return (
             self.holds > 0
-            or self._errands.any
-            or any(len(slot.flight.jobs) > slot.width for slot in self._lives.slots)
+            or self._pinned.any
+            or any(
+                len(slot.in_flight.jobs) > slot.concurrency
+                for slot in self._lifecycle.slots
+            )
         )
 
     def landing(self, job: int) -> None:
@@ -107,13 +110,13 @@ class Closing:
             return self.on_timer(now)  # nobody is to hear of it before he is killed
         commands: list[Command] = []
         if self.finish >= Finish.RUNNING:
-            commands += fail_jobs(self._dispatcher.empty(), "closed")
+            commands += fail_jobs(self._dispatcher.clear(), "closed")
         if self.finish is Finish.NONE:
             commands += fail_jobs(self._take_begun(), "closed")
-            for slot in self._lives.slots:
+            for slot in self._lifecycle.slots:
                 if slot.state is SlotState.BUSY:
-                    commands += self._lives.end(
-                        slot, Ending.TERMINATED, now, planned=True
+                    commands += self._lifecycle.stop_worker(
+                        slot, StopStage.TERMINATED, now, planned=True
                     )
         return commands
 
@@ -123,31 +126,35 @@ class Closing:
             return []
         self.due = None
         self.finish = Finish.NONE
-        self._lives.stop_trying()  # that may be due now, too
-        jobs = [*self._take_begun(), *self._dispatcher.empty()]
-        jobs += self._errands.take_all()
+        self._lifecycle.stop_trying()  # that may be due now, too
+        jobs = [*self._take_begun(), *self._dispatcher.clear()]
+        jobs += self._pinned.take_all()
         commands = fail_jobs(jobs, "closed")
-        for slot in self._lives.slots:
+        for slot in self._lifecycle.slots:
             if slot.state in EMPTY:
                 slot.due = None
             elif slot.state is not SlotState.RETIRED:
-                commands += self._lives.end(slot, Ending.KILLED, now, planned=True)
+                commands += self._lifecycle.stop_worker(
+                    slot, StopStage.KILLED, now, planned=True
+                )
         return commands
 
     def settle(self, now: float) -> list[Command]:
         """Let go of what no job needs any more, as the pool closes and *needs nobody*."""
         commands: list[Command] = []
-        for slot in self._lives.slots:
+        for slot in self._lifecycle.slots:
             if slot.state in EMPTY:
                 slot.due = None
                 slot.apply(SlotEvent.RETIRE)
             elif slot.state is SlotState.STARTING:
-                commands += self._lives.end(slot, Ending.TERMINATED, now, planned=True)
-            elif slot.state is SlotState.IDLE:
-                commands += self._lives.end(
-                    slot, Ending.STOPPED, now, planned=True, grace=self._grace
+                commands += self._lifecycle.stop_worker(
+                    slot, StopStage.TERMINATED, now, planned=True
                 )
-        if self._lives.retire_all():
+            elif slot.state is SlotState.IDLE:
+                commands += self._lifecycle.stop_worker(
+                    slot, StopStage.STOPPED, now, planned=True, grace=self._grace
+                )
+        if self._lifecycle.retire_all():
             self.over = True
             self.due = None
             commands.append(Finished())
@@ -163,10 +170,10 @@ class Closing:
         With them, those whose outcome is being loaded.
         """
         jobs: list[int] = []
-        for slot in self._lives.slots:
-            if slot.flight.jobs:
-                jobs += filter(slot.job_endings.is_wanted, slot.flight.jobs)
-                slot.flight = Flight(slot.width)
+        for slot in self._lifecycle.slots:
+            if slot.in_flight.jobs:
+                jobs += filter(slot.job_endings.is_wanted, slot.in_flight.jobs)
+                slot.in_flight = InFlight(slot.concurrency)
                 for ending in slot.job_endings.values():
                     ending.apply(EndingEvent.CLOSE)
         jobs += self._landing

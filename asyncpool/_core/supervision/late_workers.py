@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.slots.slots import Ending, Slot, SlotState
+from asyncpool._core.slots.slots import Slot, SlotState, StopStage
 from asyncpool._core.supervision.closing import Closing
 from asyncpool._core.supervision.termination import STACK_GRACE
 
 
-class LateLooks:
+class LateWorkers:
     """Which workers are to be asked where they are, and when.
 
     Args:
@@ -46,7 +46,7 @@ class LateLooks:
         if slot.is_late:
             return None
         if slot.state is SlotState.BUSY:
-            return earliest(slot.leave_by, self._closing.due)
-        if slot.state is SlotState.STOPPING and slot.ending is not Ending.KILLED:
+            return earliest(slot.drain_deadline, self._closing.due)
+        if slot.state is SlotState.STOPPING and slot.stop_stage is not StopStage.KILLED:
             return earliest(slot.due, self._closing.due)
         return None

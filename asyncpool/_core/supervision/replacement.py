@@ -1,12 +1,12 @@
 """Planned exits: which worker is to go, and when another one comes.
 
-There are four reasons: a worker is worn, has been idle for too long, is one too many since
+There are four reasons: a worker is due for recycling, has been idle for too long, is one too many since
 the pool was resized, or is rolled.  All of them are granted here, out of one *budget*
 (``capacity.py``): how many workers there may be beyond the pool's size (*surge*), and how many
 may be missing (*unavailable*).  So planned exits never coincide.
 
 Whoever is to be replaced goes on working until the other one is ready; then it *leaves*
-(``draining.py``).  A seat that is not needed is *spare*; the replacement begins in a spare one.
+(``draining.py``).  A slot that is not needed is *spare*; the replacement begins in a spare one.
 
 Who serves, and fails, finishes what it has as well, but its end is a crash, and not granted:
 that it is followed at once costs nothing of the budget, for as many as there may be workers.
@@ -19,24 +19,28 @@ from __future__ import annotations
 
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.placement.affinity_slots import Seating
+from asyncpool._core.placement.affinity_slots import AffinitySlots
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.slots.capacity import Budget, Sizing, counts
-from asyncpool._core.slots.commands import Command, Keep, Resized
-from asyncpool._core.slots.lifecycle import EMPTY, Lives
-from asyncpool._core.slots.slots import UP, Ending, Slot, SlotEvent, SlotState
+from asyncpool._core.slots.commands import Command, KeepWorker, Resized
+from asyncpool._core.slots.lifecycle import EMPTY, SlotLifecycle
+from asyncpool._core.slots.slots import UP, Slot, SlotEvent, SlotState, StopStage
 from asyncpool._core.supervision.closing import Closing
-from asyncpool._core.supervision.draining import Leaving
-from asyncpool._core.supervision.rolling_restart import ROLL, Roll, may_fail_to_start
+from asyncpool._core.supervision.draining import DrainingWorkers
+from asyncpool._core.supervision.rolling_restart import (
+    ROLL,
+    RollingRestart,
+    may_fail_to_start,
+)
 
 
-class Rotation:
+class Replacements:
     """Who goes, and who comes instead.
 
     Args:
-        lives: The slots.
+        lifecycle: The slots.
         dispatcher: Which knows how many jobs wait.
-        seating: What is told when somebody comes or goes.
+        affinity_slots: What is told when somebody comes or goes.
         leaving: How they go.
         sizing: How many workers there are to be.
         budget: How many may come and go meanwhile.
@@ -49,11 +53,11 @@ class Rotation:
 
     def __init__(
         self,
-        lives: Lives,
+        lifecycle: SlotLifecycle,
         dispatcher: Dispatcher,
         *,
-        seating: Seating,
-        leaving: Leaving,
+        affinity_slots: AffinitySlots,
+        leaving: DrainingWorkers,
         sizing: Sizing,
         budget: Budget,
         policy: RestartPolicy,
@@ -62,17 +66,17 @@ class Rotation:
         self.stopped = False
         self.sizing = sizing
         self.budget = budget
-        self._slots = lives.slots
-        self._lives = lives
+        self._slots = lifecycle.slots
+        self._lifecycle = lifecycle
         self._dispatcher = dispatcher
-        self._seating = seating
+        self._affinity_slots = affinity_slots
         self._leaving = leaving
         self._policy = policy
         self._more = 0  # by so many it has grown, and they have not been started
         self._failed = 0
         self._retry_at: float | None = None
         self._closing = closing
-        self._roll = Roll(self._slots)
+        self._roll = RollingRestart(self._slots)
         self._most_failures = 0  # in a row, while a roll fills slots
 
     # What is asked.
@@ -84,11 +88,11 @@ class Rotation:
 
     # What happens.
 
-    def wear_out(self, slot: Slot, why: str, now: float) -> list[Command]:
+    def check_limits(self, slot: Slot, why: str, now: float) -> list[Command]:
         """Have another worker take the place of *slot*'s."""
-        if slot.state not in UP or slot.leaving or slot.worn is not None:
+        if slot.state not in UP or slot.draining or slot.replace_reason is not None:
             return []
-        slot.worn = why
+        slot.replace_reason = why
         return self.step(now)
 
     def retire(
@@ -102,27 +106,27 @@ class Rotation:
             return []
         commands = self._leaving.begin(slot, why, now)
         # The first one may not have begun either.
-        not_begun = [job for job in slot.flight.jobs if job != unsent]
+        not_begun = [job for job in slot.in_flight.jobs if job != unsent]
         commands += self._leaving.ask_back(slot, not_begun)
         return [*commands, *self.step(now)]
 
-    def let_go(self, slot: Slot, why: str, now: float) -> list[Command]:
+    def release(self, slot: Slot, why: str, now: float) -> list[Command]:
         """Let the worker of *slot* go, whoever is there instead."""
         return [*self._leaving.begin(slot, why, now), *self.step(now)]
 
-    def break_off(
+    def cancel_replacement(
         self, slot: Slot, why: str, now: float, delay: float | None
     ) -> list[Command]:
         """Let the worker of *slot* finish what it has; its end is a crash.
 
         Another one takes its place in *delay* seconds; when it is gone, if that is
-        ``None`` or too many have failed and not finished yet: it has a seat for so long.
+        ``None`` or too many have failed and not finished yet: it has a slot for so long.
         """
         if delay is None or not self.budget.can_fail:
-            return self._lives.end(slot, Ending.STOPPED, now)
+            return self._lifecycle.stop_worker(slot, StopStage.STOPPED, now)
         commands = self._leaving.begin(slot, why, now, planned=False)
         if not self._let_stay(slot) and self.budget.needs(slot):
-            commands.append(self._lives.succeed(self._spare(), delay, now))
+            commands.append(self._lifecycle.start_successor(self._spare(), delay, now))
         return [*commands, *self.step(now)]
 
     def oversized(self, slot: Slot, reason: str, now: float) -> list[Command]:
@@ -130,7 +134,7 @@ class Rotation:
         if slot.state not in UP:
             return []
         slot.oversized = True
-        return self._lives.end(slot, Ending.KILLED, now, reason=reason)
+        return self._lifecycle.stop_worker(slot, StopStage.KILLED, now, reason=reason)
 
     def kill(self, slot: Slot, now: float) -> list[Command]:
         """Kill the worker of *slot*, which was ready, since somebody wants that.
@@ -138,13 +142,15 @@ class Rotation:
         So it is no crash, unless something else had become of it by now.
         """
         planned = not (slot.faulty or slot.hung)
-        how, reason = Ending.KILLED, "kill() was called"
-        return self._lives.end(slot, how, now, planned=planned, reason=reason)
+        how, reason = StopStage.KILLED, "kill() was called"
+        return self._lifecycle.stop_worker(
+            slot, how, now, planned=planned, reason=reason
+        )
 
     def resize(self, least: int, most: int, now: float) -> list[Command]:
         """Keep the size between these from now on."""
-        self._lives.seat(self.budget.seats(most))
-        self._lives.ledger.workers = most
+        self._lifecycle.ensure_slots(self.budget.slots_for(most))
+        self._lifecycle.ledger.workers = most
         size = self.sizing.size
         self.sizing.limit(least, most, now)
         return [*self._report(size), *self.step(now)]
@@ -156,7 +162,7 @@ class Rotation:
         """
         # A worker that is being started may fail of what is old, and does not count.
         starting = any(map(may_fail_to_start, self._slots))
-        self._most_failures = self._lives.ledger.failures + starting
+        self._most_failures = self._lifecycle.ledger.failures + starting
         self._retry_at = None  # so may replacements that have failed before
         self._roll.begin()
         return self.step(now)
@@ -171,39 +177,46 @@ class Rotation:
             old, slot.replaces = self._slots[slot.replaces], None
             self._roll.inherit(slot, old)
             self._failed = 0
-            commands += self._leaving.begin(old, old.worn or "", now)
-        return [*commands, *self._exchange(now), *self._seating.settle()]
+            commands += self._leaving.begin(old, old.replace_reason or "", now)
+        return [*commands, *self._exchange(now), *self._affinity_slots.update()]
 
     def gone(self, slot: Slot) -> None:
         """Take note that the worker of *slot* is gone; who was to replace it stays."""
-        slot.leaving, slot.leave_by, slot.worn, slot.replaces = False, None, None, None
+        slot.draining, slot.drain_deadline, slot.replace_reason, slot.replaces = (
+            False,
+            None,
+            None,
+            None,
+        )
         self._let_stay(slot)
 
     def count(self, now: float) -> None:
         """Take note that a worker has come or gone: there may be jobs for which none is."""
-        if self.sizing.watching and self._dispatcher.crowd > self.budget.coming:
+        if self.sizing.watching and self._dispatcher.unserved > self.budget.coming:
             self.sizing.crowded(now)
 
-    def failed(self, slot: Slot, old: Slot, now: float, roll: float) -> list[Command]:
+    def failed(self, slot: Slot, old: Slot, now: float, jitter: float) -> list[Command]:
         """Take note that the worker of *slot*, to replace that of *old*, never came up.
 
         If it had begun before a roll that is under way, another one follows at once.
         """
-        slot.apply(SlotEvent.SPARE)
+        slot.apply(SlotEvent.CLOSE)
         if self._roll.is_early(slot):
-            return [Keep(slot.index, 0.0)]
+            return [KeepWorker(slot.index, 0.0)]
         self._failed += 1
         commands: list[Command] = []
         if self._roll.has(old):
             commands += self._roll.end("a replacement did not start")
-        if old.worn == ROLL:  # of a roll that is over since another one has failed
-            old.worn = None
+        if (
+            old.replace_reason == ROLL
+        ):  # of a roll that is over since another one has failed
+            old.replace_reason = None
         self._age(now)
-        if old.worn is None:
-            return [Keep(slot.index, None), *commands]
-        delay = self._policy.delay(self._failed, roll=roll)
+        if old.replace_reason is None:
+            return [KeepWorker(slot.index, None), *commands]
+        delay = self._policy.delay(self._failed, jitter=jitter)
         self._retry_at = now + delay
-        return [Keep(slot.index, delay), *commands]
+        return [KeepWorker(slot.index, delay), *commands]
 
     def stop(self, why: str) -> list[Command]:
         """Grant nothing more, since the pool ends; who has come stays.
@@ -218,7 +231,7 @@ class Rotation:
     def suspend(self, why: str) -> list[Command]:
         """Forget who was to replace whom."""
         for slot in self._slots:
-            slot.replaces = slot.worn = None
+            slot.replaces = slot.replace_reason = None
         return self._roll.end(why)
 
     # Time.
@@ -228,7 +241,7 @@ class Rotation:
         leave_by = self._leaving.next_deadline()
         if self._grants_nothing:
             return leave_by
-        resize_at = self.sizing.next_deadline(leaving=self._leaving.anybody)
+        resize_at = self.sizing.next_deadline(leaving=self._leaving.any)
         old_at = [_old_at(slot) for slot in self._slots]
         return earliest(leave_by, resize_at, self._retry_at, *old_at)
 
@@ -243,24 +256,28 @@ class Rotation:
 
     def step(self, now: float) -> list[Command]:
         """Grant what the budget allows, and see to what follows from all that was."""
-        return [*self._fill_parked(now), *self._grant(now), *self._seating.settle()]
+        return [
+            *self._fill_parked(now),
+            *self._grant(now),
+            *self._affinity_slots.update(),
+        ]
 
     def _fill_parked(self, now: float) -> list[Command]:
         """Have a roll try slots whose starts have failed, once, without waiting."""
-        failures = self._lives.ledger.failures
+        failures = self._lifecycle.ledger.failures
         # They are counted from the last start that has succeeded.
         self._most_failures = min(self._most_failures, failures + 1)
         if self.stopped or not self._roll.fills:
             return []
         if failures > self._most_failures:
             return self._roll.end("a start failed again")
-        self._lives.hasten(now)
+        self._lifecycle.try_now(now)
         return []
 
     def _grant(self, now: float) -> list[Command]:
         if self._grants_nothing:
             return []
-        size, waiting = self.sizing.size, self._dispatcher.crowd
+        size, waiting = self.sizing.size, self._dispatcher.unserved
         self.sizing.grow(now, waiting=waiting, coming=self.budget.coming)
         commands = self._report(size)
         commands += self._fill(now)
@@ -276,14 +293,14 @@ class Rotation:
 
     @property
     def _grants_nothing(self) -> bool:
-        broken = self._lives.broken is not None
+        broken = self._lifecycle.broken is not None
         return self.stopped or broken or self._closing.needs_nobody
 
     def _age(self, now: float) -> None:
         for slot in self._slots:
             old_at = _old_at(slot)
             if old_at is not None and old_at <= now:
-                slot.worn = "max_age"
+                slot.replace_reason = "max_age"
 
     def _report(self, before: int) -> list[Command]:
         size = self.sizing.size
@@ -295,7 +312,9 @@ class Rotation:
         self._more = min(self._more, max(0, missing))
         commands: list[Command] = []
         for _ in range(min(missing, self.budget.free)):
-            commands.append(self._lives.spawn(self._spare(), now, new=self._more > 0))
+            commands.append(
+                self._lifecycle.spawn(self._spare(), now, new=self._more > 0)
+            )
             self._more = max(0, self._more - 1)
         return commands
 
@@ -308,20 +327,20 @@ class Rotation:
             if slot is None:
                 break  # until a session is over
             if slot.state in EMPTY:
-                commands += self._lives.leave_empty(slot)
-            elif self._leaving.anybody or slot.state is SlotState.STOPPING:
+                commands += self._lifecycle.leave_empty(slot)
+            elif self._leaving.any or slot.state is SlotState.STOPPING:
                 break  # whoever is gone then calls here again
             else:
                 commands += self._leaving.begin(slot, "resize", now)
         return commands
 
     def _let_idle_go(self, now: float) -> list[Command]:
-        if self._leaving.anybody:
+        if self._leaving.any:
             return []
         idle = [
             (slot.idle_since, slot.index)
             for slot in self._slots
-            if slot.state is SlotState.IDLE and not slot.leaving
+            if slot.state is SlotState.IDLE and not slot.draining
             if slot.session is None
         ]
         size = self.sizing.size
@@ -339,16 +358,16 @@ class Rotation:
             return commands
         coming = {slot.replaces for slot in self._slots}
         for slot in self._slots:
-            if slot.worn is None or slot.leaving or slot.state not in UP:
+            if slot.replace_reason is None or slot.draining or slot.state not in UP:
                 continue
             if slot.index in coming or slot.session is not None:
                 continue
             if self.budget.can_replace:
                 spare = self._spare()
-                commands.append(self._lives.spawn(spare, now))
+                commands.append(self._lifecycle.spawn(spare, now))
                 spare.replaces = slot.index
             elif self.budget.can_miss:
-                commands += self._leaving.begin(slot, slot.worn, now)
+                commands += self._leaving.begin(slot, slot.replace_reason, now)
         return commands
 
     def _let_stay(self, slot: Slot) -> bool:
@@ -357,23 +376,23 @@ class Rotation:
             if other.replaces == slot.index:
                 other.replaces = None
                 self._roll.inherit(other, slot)
-                other.place, slot.place = slot.place, None
+                other.bucket, slot.bucket = slot.bucket, None
                 return True
         return False
 
     def _spare(self) -> Slot:
         for slot in self._slots:
-            if slot.state is SlotState.SPARE:
+            if slot.state is SlotState.UNUSED:
                 return slot
-        self._lives.seat(len(self._slots) + 1)
+        self._lifecycle.ensure_slots(len(self._slots) + 1)
         return self._slots[-1]
 
 
 def _old_at(slot: Slot) -> float | None:
-    age = slot.wear.age
-    if age is None or slot.ready_at is None or slot.worn is not None:
+    age = slot.recycle_limits.age
+    if age is None or slot.ready_at is None or slot.replace_reason is not None:
         return None
-    return None if slot.leaving or slot.state not in UP else slot.ready_at + age
+    return None if slot.draining or slot.state not in UP else slot.ready_at + age
 
 
 def _worth(slot: Slot) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""A roll: every worker that was there when it began is worn, until none of them is left.
+"""A roll: every worker that was there when it began is due for recycling, until none of them is left.
 
 A start that had begun before it may run, or fail of, what is old.  So one that was to replace
 somebody, and is *early*, says nothing about the roll if it fails; if it comes up it replaces
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncpool._core.slots.commands import Command, Rolled
+from asyncpool._core.slots.commands import Command, RollEnded
 from asyncpool._core.slots.lifecycle import EMPTY
 from asyncpool._core.slots.slots import UP, Slot, SlotState
 
-# Why those are worn that are rolled.
+# Why those are due for recycling that are rolled.
 ROLL = "roll"
 
 # Of a slot that was parked: the next start there, or the answer to it, is still to come;
@@ -26,7 +26,7 @@ _UNFILLED = {
 }
 
 
-class Roll:
+class RollingRestart:
     """The rolls of a pool, one at a time.
 
     Args:
@@ -63,7 +63,7 @@ class Roll:
             (it, it.generation)
             for it in self._slots
             if it.state in UP or may_fail_to_start(it)
-            if not it.leaving and it.replaces is None
+            if not it.draining and it.replaces is None
         ]
         self._empty = [it for it in self._slots if it.state is SlotState.PARKED]
         self._replaced = self._filled = 0
@@ -76,17 +76,17 @@ class Roll:
         """Tell whether the start in *slot*, to replace somebody, had begun before the roll."""
         return any(slot is early for early in self._early)
 
-    def inherit(self, heir: Slot, old: Slot) -> None:
-        """Take note that the worker of *heir* is there now instead of that of *old*."""
-        if self._left is None or not self.is_early(heir):
+    def inherit(self, successor: Slot, old: Slot) -> None:
+        """Take note that the worker of *successor* is there now instead of that of *old*."""
+        if self._left is None or not self.is_early(successor):
             return
-        # One worker is to be replaced, and that is the heir from now on; but both are to go.
+        # One worker is to be replaced, and that is the successor from now on; but both are to go.
         self._going += [rolled for rolled in self._left if rolled[0] is old]
         self._left = [rolled for rolled in self._left if rolled[0] is not old]
-        self._left.append((heir, heir.generation))
+        self._left.append((successor, successor.generation))
 
     def go_on(self) -> list[Command]:
-        """Wear those that are left, and end it if there are none."""
+        """Replace those that are left, and end it if there are none."""
         if self._left is None:
             return []
         there = _there(self._left)
@@ -95,8 +95,8 @@ class Roll:
         self._empty += parked
         self._left = there
         for slot, _ in there:
-            if slot.state in UP and slot.worn is None:
-                slot.worn = ROLL
+            if slot.state in UP and slot.replace_reason is None:
+                slot.replace_reason = ROLL
         self._filled += sum(slot.state in UP for slot in self._empty)
         self._empty = [slot for slot in self._empty if slot.state in _UNFILLED]
         self._early = [slot for slot in self._early if slot.replaces is not None]
@@ -115,9 +115,13 @@ class Roll:
         self._empty, self._early, self._going = [], [], []
         coming = {slot.replaces for slot in self._slots}
         for slot in self._slots:
-            if slot.worn == ROLL and not slot.leaving and slot.index not in coming:
-                slot.worn = None
-        return [Rolled(self._replaced, why, self._filled)]
+            if (
+                slot.replace_reason == ROLL
+                and not slot.draining
+                and slot.index not in coming
+            ):
+                slot.replace_reason = None
+        return [RollEnded(self._replaced, why, self._filled)]
 
 
 def _there(rolled: list[tuple[Slot, int]]) -> list[tuple[Slot, int]]:

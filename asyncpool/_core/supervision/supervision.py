@@ -14,25 +14,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.base.run_times import ERRAND, Bound, Profile
+from asyncpool._core.base.run_times import PINNED, Bound, Profile
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.dispatch.in_flight import Flight
-from asyncpool._core.placement.affinity_slots import Seating
+from asyncpool._core.dispatch.in_flight import InFlight
+from asyncpool._core.placement.affinity_slots import AffinitySlots
 from asyncpool._core.placement.balance import Balance
-from asyncpool._core.placement.pinned_jobs import Errands
+from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.placement.sessions import Sessions
-from asyncpool._core.policies.job_limits import KILL, Press
+from asyncpool._core.policies.job_limits import KILL, CancelMode
 from asyncpool._core.policies.restart import Restart, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.capacity import Budget, Sizing
-from asyncpool._core.slots.commands import Assign, Command, DropErrands, Unassign
-from asyncpool._core.slots.lifecycle import STOP_GRACE, Lives, fail_jobs
-from asyncpool._core.slots.slots import UP, Ending, Slot, SlotEvent, SlotState
+from asyncpool._core.slots.commands import Assign, Command, DropPinnedJobs, Unassign
+from asyncpool._core.slots.lifecycle import STOP_GRACE, SlotLifecycle, fail_jobs
+from asyncpool._core.slots.slots import UP, Slot, SlotEvent, SlotState, StopStage
 from asyncpool._core.supervision.closing import Closing, Finish
-from asyncpool._core.supervision.draining import Leaving
-from asyncpool._core.supervision.late_workers import LateLooks
-from asyncpool._core.supervision.replacement import Rotation
-from asyncpool._core.supervision.termination import Pressing
+from asyncpool._core.supervision.draining import DrainingWorkers
+from asyncpool._core.supervision.late_workers import LateWorkers
+from asyncpool._core.supervision.replacement import Replacements
+from asyncpool._core.supervision.termination import Termination
 
 _NO_LIMITS = WorkerLimits()
 _CLOSED = "the pool was closed"
@@ -45,9 +45,9 @@ class Supervision:
         workers: How many workers there are to be, at the least and at the most.
         policy: When a dead worker is replaced.
         start_timeout: Seconds that a worker has to become ready.
-        limits: When workers are worn.
+        limits: When workers are due for recycling.
         idle_timeout: Seconds after which an idle worker goes, if there may be fewer.
-        width: How many jobs each worker runs at once.
+        concurrency: How many jobs each worker runs at once.
         surge: How many workers there may be beyond the size of the pool, and
         unavailable: How many may be missing, for the sake of planned exits.
         stop_grace: Seconds that a worker which was stopped has to end by itself,
@@ -64,7 +64,7 @@ class Supervision:
         start_timeout: float,
         limits: WorkerLimits = _NO_LIMITS,
         idle_timeout: float = 60.0,
-        width: int = 1,
+        concurrency: int = 1,
         surge: int = 1,
         unavailable: int = 0,
         stop_grace: float = STOP_GRACE,
@@ -73,34 +73,36 @@ class Supervision:
     ) -> None:
         least, most = workers
         self.dispatcher = Dispatcher()
-        self._lives = Lives(
+        self._lifecycle = SlotLifecycle(
             workers=least,
-            seats=most + surge,
+            count=most + surge,
             limits=limits,
             policy=policy,
             start_timeout=start_timeout,
             stop_grace=stop_grace,
-            width=width,
+            concurrency=concurrency,
             dispatcher=self.dispatcher,
         )
-        self.slots = self._lives.slots
-        self._errands = Errands(self.slots, self.dispatcher)
-        self._sessions = Sessions(self.slots, self.dispatcher, self._errands)
-        self.closing = Closing(self._lives, self.dispatcher, self._errands, end_grace)
-        self.late_looks = LateLooks(self.slots, self.closing)
-        self._pressing = Pressing(self._lives, self.dispatcher)
-        self._seating = Seating(self.slots, self.dispatcher)
-        leaving = Leaving(
-            self._lives, self.dispatcher, self._errands, limits.drain_timeout
+        self.slots = self._lifecycle.slots
+        self._pinned = PinnedJobs(self.slots, self.dispatcher)
+        self._sessions = Sessions(self.slots, self.dispatcher, self._pinned)
+        self.closing = Closing(
+            self._lifecycle, self.dispatcher, self._pinned, end_grace
+        )
+        self.late_workers = LateWorkers(self.slots, self.closing)
+        self._termination = Termination(self._lifecycle, self.dispatcher)
+        self._affinity_slots = AffinitySlots(self.slots, self.dispatcher)
+        leaving = DrainingWorkers(
+            self._lifecycle, self.dispatcher, self._pinned, limits.drain_timeout
         )
         sizing = Sizing(least, most, idle_timeout)
         budget = Budget(
             self.slots, sizing, surge=surge, unavailable=unavailable, serving=serving
         )
-        self.rotation = Rotation(
-            self._lives,
+        self.replacements = Replacements(
+            self._lifecycle,
             self.dispatcher,
-            seating=self._seating,
+            affinity_slots=self._affinity_slots,
             leaving=leaving,
             sizing=sizing,
             budget=budget,
@@ -113,29 +115,29 @@ class Supervision:
     @property
     def broken(self) -> str | None:
         """Why there is no hope for the pool, if there is none."""
-        return self._lives.broken
+        return self._lifecycle.broken
 
     @property
     def whole(self) -> bool:
         """Whether as many workers are ready as there are to be at the least."""
-        ready = sum(slot.state in UP and not slot.leaving for slot in self.slots)
-        return ready >= self.rotation.sizing.least
+        ready = sum(slot.state in UP and not slot.draining for slot in self.slots)
+        return ready >= self.replacements.sizing.least
 
     @property
     def failures(self) -> int | None:
         """How many starts have failed in a row, if those are so many that there is no hope."""
-        ledger = self._lives.ledger
-        return ledger.failures if ledger.hopeless else None
+        ledger = self._lifecycle.ledger
+        return ledger.failures if ledger.breaks_pool else None
 
     @property
     def kills(self) -> int:
         """How many processes had to be killed."""
-        return self._lives.kills
+        return self._lifecycle.kills
 
     @property
     def restarts(self) -> int:
         """How many workers were started after others, or to replace them."""
-        return self._lives.restarts
+        return self._lifecycle.restarts
 
     # The hot path.
 
@@ -153,12 +155,12 @@ class Supervision:
             self.slots[index].assign()
         return index
 
-    def errand(self, index: int, job: int) -> list[Command]:
+    def submit_pinned(self, index: int, job: int) -> list[Command]:
         """Have the worker in slot *index*, and no other one, run *job* before all others.
 
         It is the next when nothing is in its hands any more, in the order of these calls.
         """
-        return self._errands.add(self.slots[index], job)
+        return self._pinned.add(self.slots[index], job)
 
     def announce(self, job: int) -> None:
         """Take note of a job that is being pickled; :meth:`arrive` submits it."""
@@ -184,10 +186,10 @@ class Supervision:
             ProtocolError: If it was not this job's turn there.
         """
         slot = self.slots[index]
-        slot.flight.land(job)
+        slot.in_flight.complete(job)
         slot.outcomes += 1
         if slot.job_endings:
-            self._pressing.clear_ending(slot, job)
+            self._termination.clear_ending(slot, job)
 
     def refill(self, index: int, now: float) -> list[Command]:
         """Give the worker in slot *index* more, or let it go, after its outcomes."""
@@ -196,20 +198,24 @@ class Supervision:
             return []  # it is on its way out already
         endings = slot.job_endings
         must_end = endings and endings.killing is not None
-        if must_end or slot.faulty or slot.leaving or self.broken:
-            commands = self._pressing.end_worker(slot, now)
-        elif (endings and endings.by_itself) or not slot.flight.hungry:
+        if must_end or slot.faulty or slot.draining or self.broken:
+            commands = self._termination.end_worker(slot, now)
+        elif (endings and endings.by_itself) or not slot.in_flight.wants_more:
             commands = []
         else:
-            if not slot.flight.jobs:
+            if not slot.in_flight.jobs:
                 slot.apply(SlotEvent.RELEASE)
                 slot.idle_since = now
             commands = self._feed(slot, now)
-            if slot.flight.spent and not slot.flight.jobs and slot.session is None:
+            if (
+                slot.in_flight.exhausted
+                and not slot.in_flight.jobs
+                and slot.session is None
+            ):
                 # It is of no more use, whether there is another one or not.
-                commands += self.rotation.retire(slot, "max_jobs", now, unsent=None)
-            elif slot.flight.spent or slot.outcomes >= slot.wear.jobs:
-                commands += self.rotation.wear_out(slot, "max_jobs", now)
+                commands += self.replacements.retire(slot, "max_jobs", now, unsent=None)
+            elif slot.in_flight.exhausted or slot.outcomes >= slot.recycle_limits.jobs:
+                commands += self.replacements.check_limits(slot, "max_jobs", now)
         if self.closing.finish is not None:
             commands += self._settle(now)
         return commands
@@ -234,11 +240,11 @@ class Supervision:
         if self.closing.needs_nobody:
             return []
         commands = [
-            self._lives.spawn(slot, now, new=True)
+            self._lifecycle.spawn(slot, now, new=True)
             for slot in self.slots
             if slot.state is SlotState.VACANT
         ]
-        self._seating.open()
+        self._affinity_slots.open()
         return commands
 
     def ready(self, index: int, now: float) -> list[Command]:
@@ -249,20 +255,20 @@ class Supervision:
         slot.apply(SlotEvent.READY)
         slot.ready_at, slot.idle_since, slot.due = now, now, None
         was_broken = self.broken is not None
-        commands = self._lives.came_up(slot, now)
+        commands = self._lifecycle.on_ready(slot, now)
         if was_broken:
             for other in self.slots:
-                if 0 < len(other.flight.jobs) < other.width:
+                if 0 < len(other.in_flight.jobs) < other.concurrency:
                     commands += self.refill(other.index, now)  # it has lanes again
         if slot.session is None:
-            self._seating.take(slot)
-        commands += self.rotation.ready(slot, now)
+            self._affinity_slots.assign(slot)
+        commands += self.replacements.ready(slot, now)
         if slot.session is not None:
             commands += self._sessions.renew(slot)
-        elif not slot.leaving:
+        elif not slot.draining:
             commands += self._feed(slot, now)
-        commands += self.rotation.step(now)
-        self.rotation.count(now)
+        commands += self.replacements.step(now)
+        self.replacements.count(now)
         return [*commands, *self._settle(now)]
 
     def ended(
@@ -272,7 +278,7 @@ class Supervision:
         *,
         started: bool,
         requeue: Sequence[int],
-        roll: float,
+        jitter: float,
     ) -> list[Command]:
         """Take note that the process in slot *index* is gone.
 
@@ -281,52 +287,54 @@ class Supervision:
             now: The time.
             started: Whether the worker had begun one of its jobs, or served somebody.
             requeue: Those of its jobs that are to be tried again, oldest first.
-            roll: A random number in ``[0, 1)``, for the jitter.
+            jitter: A random number in ``[0, 1)``, for the jitter.
         """
         slot = self.slots[index]
         self.dispatcher.worker_gone(index)
-        flight, slot.flight = slot.flight, Flight(slot.width)
+        in_flight, slot.in_flight = slot.in_flight, InFlight(slot.concurrency)
         slot.due = None
         slot.probing = False
         slot.apply(SlotEvent.EXITED)
         old = None if slot.replaces is None else self.slots[slot.replaces]
-        self.rotation.gone(slot)
+        self.replacements.gone(slot)
         # A session that lasts goes on in this slot.
         followed = self._sessions.lasts(slot) and not self.closing.needs_nobody
-        needed = self.rotation.budget.needs(slot) or followed
-        commands = self._errands.drop(slot)
-        commands += self._return({job: flight.jobs[job][2] for job in requeue})
+        needed = self.replacements.budget.needs(slot) or followed
+        commands = self._pinned.drop(slot)
+        commands += self._return({job: in_flight.jobs[job][2] for job in requeue})
         if self.closing.needs_nobody:
             pass  # nobody needs another worker
         elif old is not None and not slot.planned:
-            commands += self.rotation.failed(slot, old, now, roll)
+            commands += self.replacements.failed(slot, old, now, jitter)
         elif not slot.planned:
             by_jobs = slot.faulty and slot.outcomes > 0 and not self._serving
             blamed = started or by_jobs
-            commands += self._judge(slot, now, needed=needed, blamed=blamed, roll=roll)
+            commands += self._judge(
+                slot, now, needed=needed, blamed=blamed, jitter=jitter
+            )
         elif not needed:
-            commands += self._lives.leave_empty(slot)
+            commands += self._lifecycle.leave_empty(slot)
         elif self.broken is not None:
-            commands += self._lives.park(slot, self.broken, now)
+            commands += self._lifecycle.park(slot, self.broken, now)
         else:
-            commands.append(self._lives.spawn(slot, now))
+            commands.append(self._lifecycle.spawn(slot, now))
         followed = followed and self.broken is None
         commands += self._sessions.gone(slot, followed=followed)
         commands += self._sessions.hand_out()
-        commands += self.rotation.step(now)
-        self.rotation.count(now)
+        commands += self.replacements.step(now)
+        self.replacements.count(now)
         return [*commands, *self._settle(now)]
 
     def served(self, index: int, served: int, now: float) -> list[Command]:
         """Take note that the worker in slot *index* has served so many, in all."""
         slot = self.slots[index]
         slot.outcomes = served
-        if served >= slot.wear.jobs:
-            return self.rotation.wear_out(slot, "max_jobs", now)
+        if served >= slot.recycle_limits.jobs:
+            return self.replacements.check_limits(slot, "max_jobs", now)
         return []
 
-    def faulty(self, index: int, now: float) -> list[Command]:
-        """Replace the worker in slot *index*, once it has nothing more in hand.
+    def condemn(self, index: int, now: float) -> list[Command]:
+        """Replace the worker in slot *index*, once it has nothing more in flight.
 
         One that serves is followed before that.
         """
@@ -339,15 +347,15 @@ class Supervision:
             if slot.state is SlotState.IDLE:
                 return self._let_finish(slot, now)
             return []  # it finishes already
-        return self._lives.end(slot, Ending.KILLED, now)
+        return self._lifecycle.stop_worker(slot, StopStage.KILLED, now)
 
-    def wanted(self, now: float) -> None:
+    def try_sooner(self, now: float) -> None:
         """Take note that a caller was refused, since the pool is broken."""
-        self._lives.wanted(now)
+        self._lifecycle.try_sooner(now)
 
     def retry_in(self, now: float) -> float | None:
         """Return the seconds until a broken pool tries to start a worker; ``None`` for never."""
-        return self._lives.retry_in(now)
+        return self._lifecycle.retry_in(now)
 
     # Jobs that are not to go on where they are.
 
@@ -355,15 +363,15 @@ class Supervision:
         """Give up *job*, which may be in the queue, or on its way there."""
         commands: list[Command] = []
         if not self.dispatcher.discard(job):
-            slot = self._errands.discard(job)
+            slot = self._pinned.discard(job)
             if slot is not None:
                 commands += self.refill(slot.index, now)  # it may have a free lane
         return [*commands, *self._settle(now)]
 
     def cancel(
-        self, job: int, now: float, *, index: int, begun: bool, press: Press = KILL
+        self, job: int, now: float, *, index: int, begun: bool, press: CancelMode = KILL
     ) -> list[Command]:
-        """Give up *job*, which the worker in slot *index* may have in hand.
+        """Give up *job*, which the worker in slot *index* may have in flight.
 
         Args:
             job: The job.
@@ -373,62 +381,64 @@ class Supervision:
             press: How it is made to end if it has.
         """
         slot = self.slots[index]
-        if job not in slot.flight.jobs:
+        if job not in slot.in_flight.jobs:
             return self.drop(job, now)
-        return self._pressing.cancel(slot, job, now, begun=begun, press=press)
+        return self._termination.cancel(slot, job, now, begun=begun, press=press)
 
     def recall(self, job: int, index: int) -> list[Command]:
         """Take *job* back, if the worker in slot *index* has not begun it: it is late.
 
         It fails when the worker has said so, and goes on if that has begun it.
         """
-        return self._pressing.recall(self.slots[index], job)
+        return self._termination.recall(self.slots[index], job)
 
     def recalled(self, job: int, index: int) -> bool:
         """Tell whether that was asked, and has not been answered."""
         return self.slots[index].job_endings.is_late(job)
 
     def expire(
-        self, job: int, now: float, *, index: int, press: Press
+        self, job: int, now: float, *, index: int, press: CancelMode
     ) -> list[Command]:
         """Make *job*, which the worker in slot *index* runs, end.
 
         Its caller waits for that: what comes of it is still an outcome.
         """
-        return self._pressing.expire(self.slots[index], job, now, press)
+        return self._termination.expire(self.slots[index], job, now, press)
 
     def hang(self, index: int, now: float, job: int | None = None) -> list[Command]:
         """Kill the worker in slot *index*, which has been silent for too long, or its *job*.
 
         That has crashed with it; first, the worker is to say where it is.
         """
-        return self._pressing.declare_hung(self.slots[index], now, job)
+        return self._termination.declare_hung(self.slots[index], now, job)
 
     def stacks_written(
         self, index: int, now: float, job: int | None = None
     ) -> list[Command]:
         """Take note that the worker in slot *index* has said where it is, or *job* is."""
-        return self._pressing.take_stacks(self.slots[index], now, job)
+        return self._termination.take_stacks(self.slots[index], now, job)
 
     def withdraw(self, index: int, job: int, now: float) -> list[Command]:
         """Take back *job*, which was assigned to slot *index* and was not sent yet."""
         slot = self.slots[index]
-        slot.flight.withdraw(job)
-        self._pressing.clear_ending(slot, job)
+        slot.in_flight.withdraw(job)
+        self._termination.clear_ending(slot, job)
         return [Unassign((job,)), *self.refill(index, now), *self._settle(now)]
 
     def look_for_stalls(self) -> list[Command]:
         """Take back what has waited behind the same jobs since the last look."""
-        return self._pressing.look_for_stalls()
+        return self._termination.look_for_stalls()
 
-    def revoked(self, index: int, places: Iterable[int], now: float) -> list[Command]:
+    def revoked(
+        self, index: int, sequences: Iterable[int], now: float
+    ) -> list[Command]:
         """Take a worker's answer to a :class:`Revoke`: what it will not begin.
 
         Raises:
             ProtocolError: If it is no answer to that.
         """
         slot = self.slots[index]
-        commands, wanted = self._pressing.take_answer(slot, places, now)
+        commands, wanted = self._termination.take_answer(slot, sequences, now)
         if self.closing.finish is not None and self.closing.finish >= Finish.RUNNING:
             commands += fail_jobs(list(wanted), "closed")
         else:
@@ -436,41 +446,41 @@ class Supervision:
         commands += self.refill(index, now)
         return [*commands, *self._settle(now)]
 
-    def in_hand(self, index: int) -> int:
-        """How many jobs the worker in slot *index* has in hand."""
-        return len(self.slots[index].flight.jobs)
+    def jobs_of(self, index: int) -> int:
+        """How many jobs the worker in slot *index* has in flight."""
+        return len(self.slots[index].in_flight.jobs)
 
     def head(self, index: int) -> int | None:
         """Return the first job that the worker in slot *index* runs, or is about to."""
-        return self.slots[index].flight.head
+        return self.slots[index].in_flight.head
 
     def running(self, index: int) -> tuple[int, ...]:
         """Return the jobs that the worker in slot *index* runs, or is about to."""
-        return self.slots[index].flight.running
+        return self.slots[index].in_flight.running
 
     def runs(self, index: int, job: int) -> bool:
         """Tell whether the worker in slot *index* runs *job*, or is about to."""
-        return self.slots[index].flight.runs(job)
+        return self.slots[index].in_flight.runs(job)
 
     def last(self, index: int) -> int | None:
         """Return the job that came last into the hands of the worker in slot *index*."""
-        return self.slots[index].flight.last
+        return self.slots[index].in_flight.last
 
     def loaded(self, index: int, now: float) -> list[Command]:
         """Take note that the last job of slot *index*, which was loading, has been sent."""
-        flight = self.slots[index].flight
-        if not flight.closed:
+        in_flight = self.slots[index].in_flight
+        if not in_flight.closed:
             return []
-        flight.closed = False
+        in_flight.closed = False
         return self.refill(index, now)
 
     # Workers that are somebody's own for a while.
 
     def want_worker(self) -> list[Command]:
         """Have the next idle worker be offered to whoever waits for one."""
-        return [*self._sessions.want(), *self._seating.settle()]
+        return [*self._sessions.want(), *self._affinity_slots.update()]
 
-    def leave_line(self, now: float) -> list[Command]:
+    def leave_session_queue(self, now: float) -> list[Command]:
         """Take note that one who has waited wants none any more."""
         self._sessions.leave()
         return self._let_go(now)
@@ -497,16 +507,16 @@ class Supervision:
             return []
         commands: list[Command] = []
         if fresh and slot.ready_at is not None:
-            commands += self.rotation.let_go(slot, "session", now)
-        elif slot.flight.spent and slot.state is SlotState.IDLE:
-            commands += self.rotation.retire(slot, "max_jobs", now, unsent=None)
+            commands += self.replacements.release(slot, "session", now)
+        elif slot.in_flight.exhausted and slot.state is SlotState.IDLE:
+            commands += self.replacements.retire(slot, "max_jobs", now, unsent=None)
         elif slot.state in UP:
-            self._seating.take(slot)
+            self._affinity_slots.assign(slot)
             if slot.state is SlotState.IDLE and not slot.hung:
                 slot.idle_since = now
                 commands += self._feed(slot, now)
-        commands += self.rotation.step(now)
-        self.rotation.count(now)
+        commands += self.replacements.step(now)
+        self.replacements.count(now)
         return [*commands, *self._settle(now)]
 
     # The end of the pool.
@@ -516,15 +526,15 @@ class Supervision:
     ) -> list[Command]:
         """Finish what *finish* says, by *deadline* if there is one, and stop every worker."""
         commands: list[Command] = []
-        errands: dict[int, Slot] = {}
+        pinned_jobs: dict[int, Slot] = {}
         if max(finish, self.closing.finish or Finish.ALL) is not Finish.ALL:
-            commands += self.rotation.stop(_CLOSED)
-            errands = self._errands.take_all()
-            commands += fail_jobs(list(errands), "closed")
+            commands += self.replacements.stop(_CLOSED)
+            pinned_jobs = self._pinned.take_all()
+            commands += fail_jobs(list(pinned_jobs), "closed")
         commands += self.closing.begin(finish, deadline, now)
         if self.closing.finish is not Finish.ALL:  # the time may be over already
             commands += self._refuse_sessions(now)
-        for index in {slot.index: None for slot in errands.values()}:
+        for index in {slot.index: None for slot in pinned_jobs.values()}:
             commands += self.refill(index, now)  # it may have free lanes
         return [*commands, *self._settle(now)]
 
@@ -533,7 +543,9 @@ class Supervision:
         """For how many seconds a cancelled job may yet run."""
         endings = (it for slot in self.slots for it in slot.job_endings.values())
         presses = [it.press for it in endings if it.press is not None]
-        return max((it.grace for it in presses if it.how == "interrupt"), default=0.0)
+        return max(
+            (it.grace for it in presses if it.action == "interrupt"), default=0.0
+        )
 
     def hold(self) -> None:
         """Take note that more jobs are to come, also if the pool closes meanwhile."""
@@ -549,8 +561,8 @@ class Supervision:
     def next_deadline(self) -> float | None:
         """When to call :meth:`on_timer`; ``None`` if nothing is due."""
         return earliest(
-            self._lives.next_deadline(),
-            self.rotation.next_deadline(),
+            self._lifecycle.next_deadline(),
+            self.replacements.next_deadline(),
             self.closing.due,
         )
 
@@ -559,9 +571,9 @@ class Supervision:
         commands = self.closing.on_timer(now)
         if self.closing.finish is Finish.NONE:
             commands += self._refuse_sessions(now)
-        commands += self._pressing.on_timer(now)
-        commands += self._lives.on_timer(now)
-        commands += self.rotation.on_timer(now)
+        commands += self._termination.on_timer(now)
+        commands += self._lifecycle.on_timer(now)
+        commands += self.replacements.on_timer(now)
         return [*commands, *self._settle(now)]
 
     # The pieces.
@@ -570,16 +582,18 @@ class Supervision:
         """If the pool closes, let go of what no job needs any more."""
         if self.closing.over or not self.closing.needs_nobody:
             return []
-        return [*self.rotation.stop(_CLOSED), *self.closing.settle(now)]
+        return [*self.replacements.stop(_CLOSED), *self.closing.settle(now)]
 
     def _judge(
-        self, slot: Slot, now: float, *, needed: bool, blamed: bool, roll: float
+        self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
     ) -> list[Command]:
         before = self.broken
-        commands = self._lives.judge(slot, now, needed=needed, blamed=blamed, roll=roll)
+        commands = self._lifecycle.judge(
+            slot, now, needed=needed, blamed=blamed, jitter=jitter
+        )
         if self.broken != before:
-            commands += self.rotation.suspend("the pool broke")
-            commands += fail_jobs(list(self._errands.take_all()), "broken")
+            commands += self.replacements.suspend("the pool broke")
+            commands += fail_jobs(list(self._pinned.take_all()), "broken")
             commands += self._sessions.give_up()
         return commands
 
@@ -587,10 +601,10 @@ class Supervision:
         if self.broken is not None:
             return fail_jobs(list(jobs), "broken")
         commands: list[Command] = []
-        errands = tuple(job for job in jobs if jobs[job] is ERRAND)
-        if errands:
-            jobs = {job: jobs[job] for job in jobs if job not in errands}
-            commands.append(DropErrands(errands))
+        pinned_jobs = tuple(job for job in jobs if jobs[job] is PINNED)
+        if pinned_jobs:
+            jobs = {job: jobs[job] for job in jobs if job not in pinned_jobs}
+            commands.append(DropPinnedJobs(pinned_jobs))
         calls = {job: of for job, of in jobs.items() if isinstance(of, Bound)}
         if calls:
             jobs = {job: jobs[job] for job in jobs if job not in calls}
@@ -615,13 +629,13 @@ class Supervision:
     def _feed(self, slot: Slot, now: float) -> list[Command]:
         if slot.session is not None:
             return self._sessions.go_on(slot)
-        if slot.errands:
-            return self._errands.begin(slot)
+        if slot.pinned:
+            return self._pinned.begin(slot)
         if self.dispatcher.wanted:
             commands = self._sessions.take(slot)
             if commands is not None:
-                return [*commands, *self._seating.settle(), *self._let_go(now)]
-        jobs = self.dispatcher.refill(slot.index, slot.flight)
+                return [*commands, *self._affinity_slots.update(), *self._let_go(now)]
+        jobs = self.dispatcher.refill(slot.index, slot.in_flight)
         if not jobs:
             return []
         slot.assign()
@@ -629,6 +643,8 @@ class Supervision:
 
     def _let_finish(self, slot: Slot, now: float) -> list[Command]:
         """Let a faulty worker finish what it serves, while another takes its place."""
-        verdict = self._lives.announce(slot, now)
+        verdict = self._lifecycle.judge_early(slot, now)
         delay = verdict.delay if isinstance(verdict, Restart) else None
-        return self.rotation.break_off(slot, "uncaught exception", now, delay)
+        return self.replacements.cancel_replacement(
+            slot, "uncaught exception", now, delay
+        )

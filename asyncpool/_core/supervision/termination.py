@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.dispatch.dispatcher import Dispatcher
-from asyncpool._core.policies.job_limits import Press
+from asyncpool._core.policies.job_limits import CancelMode
 from asyncpool._core.slots.commands import (
     Command,
     Interrupt,
@@ -27,8 +27,8 @@ from asyncpool._core.slots.commands import (
     WriteStacks,
 )
 from asyncpool._core.slots.job_ending import BY_ITSELF, EndingEvent, EndingStage
-from asyncpool._core.slots.lifecycle import Lives, fail_jobs
-from asyncpool._core.slots.slots import UP, Ending, Slot, SlotState
+from asyncpool._core.slots.lifecycle import SlotLifecycle, fail_jobs
+from asyncpool._core.slots.slots import UP, Slot, SlotState, StopStage
 
 # Seconds that a worker, which is to be killed for one job, has to give back others.
 REVOKE_GRACE = 0.1
@@ -42,22 +42,22 @@ STACK_GRACE = 0.25
 LEAST_GRACE = 0.1
 
 
-class Pressing:
+class Termination:
     """Makes jobs end.
 
     Args:
-        lives: What ends workers.
+        lifecycle: What ends workers.
         dispatcher: Which must not count on a worker that may have to die.
     """
 
-    def __init__(self, lives: Lives, dispatcher: Dispatcher) -> None:
-        self._lives = lives
+    def __init__(self, lifecycle: SlotLifecycle, dispatcher: Dispatcher) -> None:
+        self._lifecycle = lifecycle
         self._dispatcher = dispatcher
 
     def cancel(
-        self, slot: Slot, job: int, now: float, *, begun: bool, press: Press
+        self, slot: Slot, job: int, now: float, *, begun: bool, press: CancelMode
     ) -> list[Command]:
-        """Give up *job*, which *slot*'s worker has in hand."""
+        """Give up *job*, which *slot*'s worker has in flight."""
         slot.job_endings.of(job).press = press
         if slot.state is not SlotState.BUSY:
             return []
@@ -67,7 +67,7 @@ class Pressing:
 
     def recall(self, slot: Slot, job: int) -> list[Command]:
         """Have *job*, which is late, given back, if it has not begun."""
-        if slot.state is not SlotState.BUSY or job not in slot.flight.jobs:
+        if slot.state is not SlotState.BUSY or job not in slot.in_flight.jobs:
             return []
         slot.job_endings.of(job).late = True
         return self._ask_back(slot, job)
@@ -75,19 +75,23 @@ class Pressing:
     def look_for_stalls(self) -> list[Command]:
         """Ask back what has waited behind the same jobs since the last look."""
         commands: list[Command] = []
-        for slot in self._lives.slots:
-            flight, seen, slot.seen = slot.flight, slot.seen, slot.flight.running
+        for slot in self._lifecycle.slots:
+            in_flight, seen, slot.seen = (
+                slot.in_flight,
+                slot.seen,
+                slot.in_flight.running,
+            )
             if not seen or seen != slot.seen or slot.state is SlotState.STOPPING:
                 continue
-            behind = flight.behind()
-            if behind and not flight.asking:
-                flight.stall(slot.seen)
+            behind = in_flight.waiting()
+            if behind and not in_flight.revoking:
+                in_flight.block(slot.seen)
                 self._dispatcher.worker_gone(slot.index)
-                commands.append(Revoke(slot.index, flight.ask(behind)))
+                commands.append(Revoke(slot.index, in_flight.begin_revoke(behind)))
         return commands
 
     def take_answer(
-        self, slot: Slot, places: Iterable[int], now: float
+        self, slot: Slot, sequences: Iterable[int], now: float
     ) -> tuple[list[Command], dict[int, Profile]]:
         """Take the answer of *slot*'s worker to a :class:`Revoke`: what it will not begin.
 
@@ -97,7 +101,7 @@ class Pressing:
         Raises:
             ProtocolError: If it is no answer to that.
         """
-        back, kept = slot.flight.answer(places)
+        back, kept = slot.in_flight.end_revoke(sequences)
         endings = slot.job_endings
         wanted = {job: back[job] for job in back if endings.is_wanted(job)}
         late = [job for job in wanted if endings.is_late(job)]
@@ -109,14 +113,16 @@ class Pressing:
         commands += self._end_kept(slot, kept, now)
         return [*commands, *fail_jobs(late, "late")], wanted
 
-    def expire(self, slot: Slot, job: int, now: float, press: Press) -> list[Command]:
+    def expire(
+        self, slot: Slot, job: int, now: float, press: CancelMode
+    ) -> list[Command]:
         """Make *job*, which *slot*'s worker runs, end."""
         if slot.state is not SlotState.BUSY:
             return []
-        if press.how == "kill" or press.grace < LEAST_GRACE:
-            press = Press("kill", STACK_GRACE)
-        elif press.how == "wait":
-            press = Press("interrupt", press.grace)
+        if press.action == "kill" or press.grace < LEAST_GRACE:
+            press = CancelMode("kill", STACK_GRACE)
+        elif press.action == "wait":
+            press = CancelMode("interrupt", press.grace)
         return [WriteStacks(slot.index, job), *self._make_end(slot, job, press, now)]
 
     def declare_hung(self, slot: Slot, now: float, job: int | None) -> list[Command]:
@@ -124,7 +130,7 @@ class Pressing:
         endings = slot.job_endings
         if slot.state not in UP or slot.hung or endings.killing is not None:
             return []
-        job = slot.flight.head if job is None else job
+        job = slot.in_flight.head if job is None else job
         slot.hung = True
         due = now + STACK_GRACE
         commands: list[Command] = [WriteStacks(slot.index, job)]
@@ -144,7 +150,7 @@ class Pressing:
     def take_stacks(self, slot: Slot, now: float, job: int | None) -> list[Command]:
         """Take note that *slot*'s worker has said where it is, or where *job* is."""
         if slot.hung and slot.state is SlotState.IDLE:
-            return self._lives.end(slot, Ending.KILLED, now)
+            return self._lifecycle.stop_worker(slot, StopStage.KILLED, now)
         if slot.state is not SlotState.BUSY:
             return []
         endings = slot.job_endings
@@ -173,23 +179,29 @@ class Pressing:
 
     def end_worker(self, slot: Slot, now: float) -> list[Command]:
         """End a worker that gets no more jobs, or first ask back those that wait in it."""
-        flight = slot.flight
+        in_flight = slot.in_flight
         if slot.job_endings.killing is not None:
-            behind = flight.behind()
+            behind = in_flight.waiting()
             if not behind:
                 planned = not slot.hung
-                return self._lives.end(slot, Ending.KILLED, now, planned=planned)
-            return [] if flight.asking else [Revoke(slot.index, flight.ask(behind))]
-        if flight.jobs:
+                return self._lifecycle.stop_worker(
+                    slot, StopStage.KILLED, now, planned=planned
+                )
+            return (
+                []
+                if in_flight.revoking
+                else [Revoke(slot.index, in_flight.begin_revoke(behind))]
+            )
+        if in_flight.jobs:
             return []
         if slot.faulty:
-            return self._lives.end(slot, Ending.KILLED, now)
-        return self._lives.end(slot, Ending.STOPPED, now, planned=True)
+            return self._lifecycle.stop_worker(slot, StopStage.KILLED, now)
+        return self._lifecycle.stop_worker(slot, StopStage.STOPPED, now, planned=True)
 
     def on_timer(self, now: float) -> list[Command]:
         """End those whose job had its time to end by itself."""
         commands: list[Command] = []
-        for slot in self._lives.slots:
+        for slot in self._lifecycle.slots:
             endings = slot.job_endings
             if not endings or slot.state is not SlotState.BUSY:
                 continue
@@ -203,9 +215,9 @@ class Pressing:
     def _ask_back(self, slot: Slot, job: int) -> list[Command]:
         """Ask for *job*, unless its worker was asked for it and has not answered."""
         slot.job_endings.apply(job, EndingEvent.REVOKE)
-        if slot.flight.asks_for(job):
+        if slot.in_flight.is_revoking(job):
             return []  # the answer tells what has become of it
-        return [Revoke(slot.index, slot.flight.ask([job]))]
+        return [Revoke(slot.index, slot.in_flight.begin_revoke([job]))]
 
     def _end_kept(self, slot: Slot, kept: list[int], now: float) -> list[Command]:
         """Make cancelled jobs end that were asked back in vain, since they have begun."""
@@ -217,48 +229,48 @@ class Pressing:
             return []
         # Those before the last are done, and their outcomes are on their way.
         commands: list[Command] = []
-        for job in cancelled[-slot.width :]:
+        for job in cancelled[-slot.concurrency :]:
             press = endings[job].press
             assert press is not None
             commands += self._make_end(slot, job, press, now)
         return commands
 
     def _make_end(
-        self, slot: Slot, job: int, press: Press, now: float
+        self, slot: Slot, job: int, press: CancelMode, now: float
     ) -> list[Command]:
         """Make *job*, which has begun, end as *press* says."""
         ending = slot.job_endings.of(job)
-        if press.how == "wait" or ending.stage in BY_ITSELF:
+        if press.action == "wait" or ending.stage in BY_ITSELF:
             return []
         if ending.silent:
             slot.hung = ending.silent = False
         if press.grace == 0:
             self._kill_for(slot, job, now)
             return self.end_worker(slot, now)
-        if press.how == "kill":
+        if press.action == "kill":
             ending.written = False
         # A worker that was to write its stacks is killed as soon as they are written.
         dumps = ending.written is not None
         event = EndingEvent.DUMP if dumps else EndingEvent.INTERRUPT
         commands = self._give_time(slot, job, event, now + press.grace)
-        if press.how == "interrupt":
-            place = slot.flight.place(job)
-            commands.insert(0, Interrupt(slot.index, place))
+        if press.action == "interrupt":
+            sequence = slot.in_flight.sequence_of(job)
+            commands.insert(0, Interrupt(slot.index, sequence))
         return commands
 
     def _give_time(
         self, slot: Slot, job: int, event: EndingEvent, due: float
     ) -> list[Command]:
         """Give *job* until *due*; nothing may wait behind it meanwhile."""
-        flight = slot.flight
+        in_flight = slot.in_flight
         slot.job_endings.apply(job, event, due)
         _set_due(slot)
-        flight.stall((job,))
+        in_flight.block((job,))
         self._dispatcher.worker_gone(slot.index)
-        behind = flight.behind()
-        if not behind or flight.asking:
+        behind = in_flight.waiting()
+        if not behind or in_flight.revoking:
             return []
-        return [Revoke(slot.index, flight.ask(behind))]
+        return [Revoke(slot.index, in_flight.begin_revoke(behind))]
 
     def _kill_for(self, slot: Slot, job: int, now: float) -> None:
         """Have a worker killed for *job*, once nobody else's job can begin there."""

@@ -36,7 +36,7 @@ def end_of(began: float, seconds: float | None, deadline: float | None) -> float
     return end if deadline is None else min(end, deadline)
 
 
-class Context(Record):
+class JobContext(Record):
     """What a job finds around it.
 
     Attributes:
@@ -74,7 +74,7 @@ class Context(Record):
         return head + self.details + self.variables
 
     @classmethod
-    def unpack(cls, payload: bytes) -> Context:
+    def unpack(cls, payload: bytes) -> JobContext:
         """Read the payload of a ``CONTEXT`` frame.
 
         Raises:
@@ -101,7 +101,7 @@ class Context(Record):
         return end_of(began, self.timeout, self.deadline)
 
 
-PLAIN = Context()
+PLAIN = JobContext()
 
 
 def with_details(context: bytes, details: bytes) -> bytes:
@@ -110,7 +110,7 @@ def with_details(context: bytes, details: bytes) -> bytes:
     Raises:
         ValueError: If they are too large.
     """
-    return Context.unpack(context)._replace(details=details).pack()
+    return JobContext.unpack(context)._replace(details=details).pack()
 
 
 def with_variables(context: bytes, variables: bytes) -> bytes:
@@ -119,4 +119,4 @@ def with_variables(context: bytes, variables: bytes) -> bytes:
     Raises:
         ValueError: If they are too large.
     """
-    return Context.unpack(context)._replace(variables=variables).pack()
+    return JobContext.unpack(context)._replace(variables=variables).pack()

@@ -41,7 +41,7 @@ HEADER_SIZE = _HEADER.size
 
 # What fits in the header's fields.
 MAX_ATTEMPTS = 0xFFFF
-MAX_TAG = 0xFFFF_FFFF
+MAX_NUMBER = 0xFFFF_FFFF
 
 # What no object's size exceeds.
 MAX_PAYLOAD = (1 << 63) - 1
@@ -50,7 +50,7 @@ MAX_PAYLOAD = (1 << 63) - 1
 _LONG = 1 << 20
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """What a frame means."""
 
     # Control channels, of workers and of the launcher.
@@ -70,7 +70,7 @@ class Kind(enum.IntEnum):
     STREAM = 34  # pool: run this, as a JOB, and send what it yields
     ITEM = 35  # worker: the next thing that the job has yielded
     CREDIT = 36  # pool: the next stream may send *tag* items
-    BEAT = 33  # worker: the last beat of the job whose outcome is next
+    LAST_HEARTBEAT = 33  # worker: the last beat of the job whose outcome is next
     # Control channels of workers again.
     IDENTITY = 46  # pool: who you are; ahead of the CONFIG
     HANDED = 47  # pool: a descriptor for the initializer is along; ahead of the CONFIG
@@ -101,7 +101,7 @@ class Kind(enum.IntEnum):
     AREA = 19  # this is one of them
     # And by themselves:
     WANT = 20  # worker: I have an outcome of *job* bytes
-    RETURNED = 21  # worker: I have no view of segment *tag* any more
+    SEGMENT_RETURNED = 21  # worker: I have no view of segment *tag* any more
     LOST = 22  # worker: I cannot get at segment *tag*
     # The line of a worker of a cluster, which is its job channel.
     LISTEN = 37  # pool: accept on this, socket *job* of *tag*; its descriptor is along
@@ -115,16 +115,16 @@ class Kind(enum.IntEnum):
     RETURN = 44  # pool: what you give back now (HANDLE, tag 0) finds another worker
 
 
-_KINDS = {int(kind): kind for kind in Kind}
+_KINDS = {int(kind): kind for kind in FrameKind}
 
 
 class Frame(Record):
     """One message on a channel."""
 
-    kind: Kind
+    kind: FrameKind
     job: int
     attempt: int
-    tag: int
+    number: int
     payload: Any  # bytes; a view, if there are many; a Bundle, if some came before
 
 
@@ -133,7 +133,7 @@ _frame = functools.partial(tuple.__new__, Frame)  # pyright: ignore[reportUnknow
 
 
 def header(
-    kind: Kind, size: int, job: int = 0, attempt: int = 0, tag: int = 0
+    kind: FrameKind, size: int, job: int = 0, attempt: int = 0, tag: int = 0
 ) -> bytes:
     """Return the header of a frame whose payload has *size* bytes."""
     return _HEADER.pack(VERSION, kind, attempt, tag, job, size)

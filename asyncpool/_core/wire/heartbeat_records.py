@@ -53,7 +53,7 @@ class Beat(Record):
         return _SUM.pack(crc32(body)) + body
 
 
-def place_of(number: int) -> int:
+def offset_of(number: int) -> int:
     """Return where in the room for beats that one is written."""
     return number % 2 * _RECORD_SIZE
 
@@ -77,7 +77,7 @@ def unpack(memory: Readable, start: int = 0) -> Beat | None:
 
 def has_any(memory: Readable, start: int) -> bool:
     """Tell whether there has been a beat in the room that begins at *start*."""
-    first = start + place_of(1)
+    first = start + offset_of(1)
     return any(memory[first : first + _BEGIN])
 
 

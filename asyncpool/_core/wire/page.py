@@ -56,7 +56,7 @@ _LANE_SIZE = BEATS_SIZE + LOG_SIZE + LANE_STACK_SIZE + LANE_OUTCOME_SIZE
 MAX_LANES = 1024
 
 
-class Layout:
+class PageLayout:
     """Where the lanes are, and what is behind them.
 
     Args:

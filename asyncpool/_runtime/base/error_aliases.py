@@ -15,7 +15,7 @@ from asyncpool.errors import AsyncPoolError
 E = TypeVar("E", bound=AsyncPoolError)
 
 
-def also(error: E, kind: type[Exception]) -> E:
+def with_base(error: E, kind: type[Exception]) -> E:
     """Return *error* itself, which is an instance of *kind* too from now on.
 
     Its attributes, its cause and its text stay, and it survives pickling.
@@ -49,4 +49,4 @@ def _rebuild(
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(details)
-    return also(error, kind)
+    return with_base(error, kind)

@@ -98,8 +98,10 @@ class Threads:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._copiers = _Crew(loop, "asyncpool-copy", most=_COPIERS)
-        self._picklers = _Crew(loop, "asyncpool-pickle", most=_PICKLERS, apart=_LONG)
+        self._copiers = _ThreadPool(loop, "asyncpool-copy", most=_COPIERS)
+        self._picklers = _ThreadPool(
+            loop, "asyncpool-pickle", most=_PICKLERS, apart=_LONG
+        )
 
     def copy(
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
@@ -137,8 +139,8 @@ class Threads:
             if running:
                 await asyncio.wait(running, timeout=_GRACE)
         finally:
-            for crew in (self._copiers, self._picklers):
-                crew.close()
+            for threads in (self._copiers, self._picklers):
+                threads.close()
 
 
 class _Call(NamedTuple):
@@ -157,7 +159,7 @@ class _Call(NamedTuple):
     ended: asyncio.Future[None]
 
 
-class _Crew:
+class _ThreadPool:
     """Some threads that take calls from one queue.
 
     Not an executor of the standard library's: that one waits for its threads when the

@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from asyncpool._core.pickling.out_of_band import Bundle, Parcel, cut, lay_out
+from asyncpool._core.pickling.out_of_band import (
+    OutOfBandPickle,
+    ReceivedPickle,
+    cut,
+    lay_out,
+)
 from asyncpool._core.pickling.reducers import LARGE
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import Channel
@@ -23,11 +28,11 @@ _AT_ONCE = 1 << 20
 
 
 # What has its parts ahead of it.
-_WHOLE = frozenset((Kind.VALUE, Kind.ERROR, Kind.ITEM))
+_WHOLE = frozenset((FrameKind.VALUE, FrameKind.ERROR, FrameKind.ITEM))
 
 
-class Load:
-    """A parcel on its way into a segment.
+class BufferLoad:
+    """An out-of-band pickle on its way into a segment.
 
     Attributes:
         withdrawn: Whether it is not to be sent after all.
@@ -45,7 +50,7 @@ class Load:
         return self.withdrawn
 
 
-class Cargo:
+class LargeBuffers:
     """The large objects of one worker's jobs.
 
     Args:
@@ -83,27 +88,27 @@ class Cargo:
 
     # To the worker.
 
-    def load(self, parcel: Parcel, send: Callable[[], None]) -> Load:
-        """Put *parcel* where the worker can see it, then call *send*.
+    def load(self, pickled: OutOfBandPickle, send: Callable[[], None]) -> BufferLoad:
+        """Put *pickled* where the worker can see it, then call *send*.
 
         The areas go before what *send* puts on the job channel.  Nothing is sent if
         the load is withdrawn meanwhile, or the worker is gone.
         """
-        load = Load()
-        size = lay_out(parcel.sizes)[1]
+        load = BufferLoad()
+        size = lay_out(pickled.sizes)[1]
         segment = self._segments.take(self, size)
         if segment is not None and size <= _AT_ONCE:
-            self._fill(segment, parcel)
+            self._fill(segment, pickled)
             load.done = True
-            self._send(parcel, segment, send)
+            self._send(pickled, segment, send)
         else:
-            self._spawn(self._load_slowly(load, parcel, segment, size, send))
+            self._spawn(self._load_slowly(load, pickled, segment, size, send))
         return load
 
     async def _load_slowly(
         self,
-        load: Load,
-        parcel: Parcel,
+        load: BufferLoad,
+        pickled: OutOfBandPickle,
         segment: Segment | None,
         size: int,
         send: Callable[[], None],
@@ -112,33 +117,36 @@ class Cargo:
             segment = await self._segments.make(self, size)
         if segment is not None and not load.withdrawn:
             # If this is cancelled, the segment is left to the thread, which writes on.
-            await self._threads.copy(self._fill, segment, parcel)
+            await self._threads.copy(self._fill, segment, pickled)
         # First this, then the question: Ctrl-C may withdraw it between any two steps.
         load.done = True
         if not load.withdrawn and not self.closed:
-            self._send(parcel, segment, send)
+            self._send(pickled, segment, send)
             return
         load.done = False
         if segment is not None:
             self._segments.free(segment)
 
     @staticmethod
-    def _fill(segment: Segment, parcel: Parcel) -> None:
-        segment.fill(lay_out(parcel.sizes)[0], parcel.areas)
+    def _fill(segment: Segment, pickled: OutOfBandPickle) -> None:
+        segment.fill(lay_out(pickled.sizes)[0], pickled.areas)
 
     def _send(
-        self, parcel: Parcel, segment: Segment | None, send: Callable[[], None]
+        self,
+        pickled: OutOfBandPickle,
+        segment: Segment | None,
+        send: Callable[[], None],
     ) -> None:
         assert self._jobs is not None
         if segment is None:
-            for size, pieces in zip(parcel.sizes, parcel.areas, strict=True):
-                self._jobs.put(header(Kind.AREA, size))
+            for size, pieces in zip(pickled.sizes, pickled.areas, strict=True):
+                self._jobs.put(header(FrameKind.AREA, size))
                 for piece in pieces:
                     self._jobs.put(b"", piece)
         else:
             segment.use = Use.WORKER
-            numbers = pack_numbers(parcel.sizes)
-            head = header(Kind.LENT, len(numbers), tag=segment.number)
+            numbers = pack_numbers(pickled.sizes)
+            head = header(FrameKind.LENT, len(numbers), tag=segment.number)
             self._jobs.put(head, numbers)
         send()
 
@@ -146,14 +154,14 @@ class Cargo:
         """Send the worker a new segment."""
         assert self._control is not None
         self._control.put_descriptor(
-            header(Kind.SEGMENT, 0, segment.memory.size, tag=segment.number), fd
+            header(FrameKind.SEGMENT, 0, segment.memory.size, tag=segment.number), fd
         )
         self._control.flush()
 
     def drop(self, number: int) -> None:
         """Have the worker forget a segment."""
         if self._control is not None and not self.closed:
-            self._control.put(header(Kind.DROP, 0, tag=number))
+            self._control.put(header(FrameKind.DROP, 0, tag=number))
             self._control.flush_soon()
 
     # From the worker.
@@ -182,27 +190,27 @@ class Cargo:
 
     def _take(self, frame: Frame) -> None:
         match frame.kind:
-            case Kind.AREA:
+            case FrameKind.AREA:
                 data = frame.payload
                 self._expect(len(data), 1)
                 # A caller may change what it gets.
                 area = memoryview(bytearray(data) if type(data) is bytes else data)
                 self._areas.append(area)
-            case Kind.LENT:
+            case FrameKind.LENT:
                 self._expect(0, len(frame.payload) // 8)
                 sizes = unpack_numbers(frame.payload)
                 self._expect(sum(sizes), len(sizes))
-                segment = self._segments.find(self, frame.tag, Use.GRANTED)
+                segment = self._segments.find(self, frame.number, Use.GRANTED)
                 view = self._segments.view(segment, lay_out(sizes)[1])
                 self._wanting = False
                 self._areas += cut(view, sizes)
-            case Kind.WANT:
+            case FrameKind.WANT:
                 self._want(frame.job)
-            case Kind.RETURNED:
-                self._segments.free(self._segments.find(self, frame.tag, Use.WORKER))
-            case Kind.LOST:
+            case FrameKind.SEGMENT_RETURNED:
+                self._segments.free(self._segments.find(self, frame.number, Use.WORKER))
+            case FrameKind.LOST:
                 uses = Use.WORKER, Use.GRANTED
-                segment = self._segments.find(self, frame.tag, *uses)
+                segment = self._segments.find(self, frame.number, *uses)
                 self._wanting = self._wanting and segment.use is not Use.GRANTED
                 self._segments.forget(segment)
             case _:
@@ -213,7 +221,7 @@ class Cargo:
         if not self._areas:
             return frame
         areas, self._areas = self._areas, []
-        return frame._replace(payload=Bundle(frame.payload, areas))
+        return frame._replace(payload=ReceivedPickle(frame.payload, areas))
 
     def close(self) -> None:
         """Take note that the worker is gone."""
@@ -256,5 +264,5 @@ class Cargo:
             self._wanting = False
         else:
             number, segment.use = segment.number, Use.GRANTED
-        self._control.put(header(Kind.GRANT, 0, tag=number))
+        self._control.put(header(FrameKind.GRANT, 0, tag=number))
         self._control.flush()

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from asyncpool._core.pickling.functions import Function, Memory
-from asyncpool._core.pickling.out_of_band import Parcel
-from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.pickling.functions import Function, FunctionCache
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.channel.large_buffers import Cargo, Load
+from asyncpool._runtime.channel.large_buffers import BufferLoad, LargeBuffers
 
 
 class Outbox:
     """Puts jobs on a worker's job channel, behind all that they need.
 
     Args:
-        cargo: What brings large objects to where the worker sees them.
+        large_buffers: What brings large objects to where the worker sees them.
     """
 
-    def __init__(self, cargo: Cargo) -> None:
-        self._cargo = cargo
-        self._memory = Memory()
+    def __init__(self, large_buffers: LargeBuffers) -> None:
+        self._large_buffers = large_buffers
+        self._memory = FunctionCache()
         self._context = b""  # the last that was put
-        self._load: Load | None = None
+        self._load: BufferLoad | None = None
         self._channel: Channel | None = None
 
     def connect(self, channel: Channel) -> None:
@@ -36,7 +36,7 @@ class Outbox:
 
     @property
     def loading(self) -> bool:
-        """Whether a parcel is on its way to where it can see it."""
+        """Whether an out-of-band pickle is on its way to where it can see it."""
         return self._load is not None
 
     def put_job(
@@ -60,28 +60,28 @@ class Outbox:
         number, ahead = function.number, 0
         if context != self._context:
             self._context = context
-            ahead = self._put(header(Kind.CONTEXT, len(context)), context)
+            ahead = self._put(header(FrameKind.CONTEXT, len(context)), context)
         if number and number not in self._memory:
-            self._memory.learn(number)
+            self._memory.add(number)
             reference = function.payload
-            head = header(Kind.FUNCTION, len(reference), tag=number)
+            head = header(FrameKind.FUNCTION, len(reference), tag=number)
             ahead += self._put(head, reference)
-        kind = Kind.JOB
+        kind = FrameKind.JOB
         if credit:
-            kind = Kind.STREAM
-            ahead += self._put(header(Kind.CREDIT, 0, tag=credit), b"")
+            kind = FrameKind.STREAM
+            ahead += self._put(header(FrameKind.CREDIT, 0, tag=credit), b"")
         head = header(kind, len(payload), job, attempt, number)
         self._channel.put(head, payload)
         return ahead
 
-    def load(self, parcel: Parcel, send: Callable[[], None]) -> None:
-        """Put *parcel* where the worker sees it, then have *send* put its job."""
+    def load(self, pickled: OutOfBandPickle, send: Callable[[], None]) -> None:
+        """Put *pickled* where the worker sees it, then have *send* put its job."""
 
         def sent() -> None:
             self._load = None
             send()
 
-        load = self._cargo.load(parcel, sent)
+        load = self._large_buffers.load(pickled, sent)
         if not load.done:
             self._load = load
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from asyncpool._core.base.text import printable_lines
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOST, ask_to_stop, read_log
-from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._core.wire.heartbeat_records import Beat, has_any, read
 from asyncpool._core.wire.page import (
     BEGUN,
@@ -18,14 +18,14 @@ from asyncpool._core.wire.page import (
     LANE_STACK_SIZE,
     NOTED,
     STACKS_SIZE,
-    Layout,
+    PageLayout,
 )
 from asyncpool._core.wire.stacks import tidy
 from asyncpool._runtime.channel.page_memory import PageMemory, make_memory
 
 _LOGGER = logging.getLogger("asyncpool")
 
-_OUTCOMES = (Kind.VALUE, Kind.ERROR)
+_OUTCOMES = (FrameKind.VALUE, FrameKind.ERROR)
 
 # How often beats are looked for: both may be torn, if the first is read while it is
 # written, and the second too.
@@ -55,7 +55,7 @@ def _or_else(otherwise: Callable[[], object]) -> Callable[[R], R]:
     return decorate
 
 
-class Page:
+class WorkerPage:
     """What one worker has noted; nothing, as long as it is not open.
 
     Args:
@@ -63,7 +63,7 @@ class Page:
     """
 
     def __init__(self, width: int = 1) -> None:
-        self._layout = Layout(width)
+        self._layout = PageLayout(width)
         self._memory: PageMemory | None = None
 
     def open(self) -> int:
@@ -147,7 +147,9 @@ class Page:
             job, attempt, kind, duration, size = NOTED.unpack_from(noted)
             if kind in _OUTCOMES and size <= LANE_OUTCOME_SIZE - NOTED.size:
                 data = noted[NOTED.size : NOTED.size + size]
-                found[job, attempt] = Frame(Kind(kind), job, attempt, duration, data)
+                found[job, attempt] = Frame(
+                    FrameKind(kind), job, attempt, duration, data
+                )
         return found
 
     @property

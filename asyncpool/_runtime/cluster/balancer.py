@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from asyncpool._core.cluster.balancing import Spreading
+from asyncpool._core.cluster.balancing import ConnectionBalancing
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import is_scarce
-from asyncpool._runtime.cluster.link import FOR_USER, Line
+from asyncpool._runtime.cluster.link import FOR_USER, WorkerLink
 from asyncpool.errors import NoWorkerError, ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -36,7 +36,7 @@ _PAUSE = 0.1  # seconds
 
 
 @dataclass(slots=True, eq=False)
-class Handle:
+class SocketHandle:
     """A socket, or a user's file, that is to go to a worker.
 
     Attributes:
@@ -56,14 +56,14 @@ class Handle:
         os.close(self.fd)
 
 
-class Spreader:
+class ConnectionBalancer:
     """The connections of one cluster, and the sockets that are sent to its workers.
 
     Args:
         loop: The loop that watches the listening sockets.
         name: What logs call the cluster.
         listeners: The listening sockets, if connections are accepted here.
-        lines: The ways to the workers, by slot.
+        links: The ways to the workers, by slot.
 
     Attributes:
         core: What decides.
@@ -75,72 +75,72 @@ class Spreader:
         loop: asyncio.AbstractEventLoop,
         name: str,
         listeners: Sequence[socket.socket],
-        lines: dict[int, Line],
+        links: dict[int, WorkerLink],
     ) -> None:
         self._loop = loop
         self._name = name
         self._listeners = list(listeners)
-        self._lines = lines
+        self._links = links
         self._accepting = False
         self._ready: deque[socket.socket] = deque()
         self._pause = Alarm(loop, self._on_alarm)
         self._exhausted = self._stopped = False
         self._look = Alarm(loop, self._on_alarm)
-        self._paused: set[Line] = set()
+        self._paused: set[WorkerLink] = set()
         self.lost = 0
-        self.core: Spreading[Handle] = Spreading()
+        self.core: ConnectionBalancing[SocketHandle] = ConnectionBalancing()
 
     # Workers.
 
-    def joined(self, line: Line) -> None:
+    def joined(self, link: WorkerLink) -> None:
         """Give connections to a worker from now on."""
-        self.core.join(line.slot)
-        self.pump()
+        self.core.join(link.slot)
+        self.dispatch()
 
-    def left(self, line: Line) -> None:
+    def left(self, link: WorkerLink) -> None:
         """Give nothing more to a worker."""
-        self.core.leave(line.slot)
-        self.pump()
+        self.core.leave(link.slot)
+        self.dispatch()
 
-    def gone(self, line: Line) -> None:
+    def gone(self, link: WorkerLink) -> None:
         """Give what a dead worker has not taken to others."""
-        self._paused.discard(line)
-        if line.lost:
+        self._paused.discard(link)
+        if link.lost:
             _LOGGER.error(
                 "cluster %s: %d connections of worker %d were closed, not handed on, for "
                 "want of descriptors",
                 self._name,
-                line.lost,
-                line.slot,
+                link.lost,
+                link.slot,
             )
-        for handle in self.core.gone(line.slot):
+        for handle in self.core.gone(link.slot):
             self._try_another(handle)
-        self.pump()
+        self.dispatch()
 
-    def taken(self, line: Line, number: int) -> None:
+    def taken(self, link: WorkerLink, number: int) -> None:
         """Let go of what a worker has.
 
         Raises:
             ProtocolError: If it was not sent.
         """
-        handle = self.core.taken(line.slot, number)
+        handle = self.core.taken(link.slot, number)
         handle.close()
         if handle.arrival is not None and not handle.arrival.done():
             handle.arrival.set_result(None)
-        self.pump()
+        self.dispatch()
 
-    def refused(self, line: Line, number: int) -> None:
+    def refused(self, link: WorkerLink, number: int) -> None:
         """Give what did not get to a worker to another one.
 
         Raises:
             ProtocolError: If it was not sent.
         """
-        handle = self.core.refused_by(line.slot, number, self._loop.time())
+        handle = self.core.refused_by(link.slot, number, self._loop.time())
         if handle is not None:
             self._try_another(handle)
-        self.pump()
+        self.dispatch()
 
-    def returned(self, line: Line, fd: int) -> None:
+    def returned(self, link: WorkerLink, fd: int) -> None:
         """Give a connection that a leaving worker has given back to another one.
 
         While descriptors are scarce, it gives back the next when another worker has taken
@@ -149,28 +149,28 @@ class Spreader:
         Raises:
             ProtocolError: If it cannot have had that.
         """
-        handle = Handle(fd)
+        handle = SocketHandle(fd)
         try:
-            self.core.returned(line.slot, handle)
+            self.core.returned(link.slot, handle)
         except ProtocolError:
             handle.close()
             raise
-        self.pump()
+        self.dispatch()
         if is_scarce(fd) and not self._stopped:
-            self._paused.add(line)
-            line.pause()
+            self._paused.add(link)
+            link.pause()
 
-    def lose(self, _: Line, more: int) -> None:
+    def lose(self, _: WorkerLink, more: int) -> None:
         """Count connections that no other worker gets, for want of descriptors."""
         self.lost += more
 
-    def load(self, line: Line, opened: int, closed: int, cut: int) -> None:
-        """Take note of how many connections a worker has had; see :meth:`Spreading.load`.
+    def load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
+        """Take note of how many connections a worker has had; see :meth:`ConnectionBalancing.load`.
 
         Raises:
             ProtocolError: If that cannot be.
         """
-        self.core.load(line.slot, opened, closed, cut)
+        self.core.load(link.slot, opened, closed, cut)
 
     # What users send.
 
@@ -182,18 +182,18 @@ class Spreader:
         """
         if not self.core.is_open(worker):
             raise NoWorkerError(worker)
-        handle = Handle(os.dup(fd), self._loop.create_future(), payload)
+        handle = SocketHandle(os.dup(fd), self._loop.create_future(), payload)
         self._send(worker, handle)
         assert handle.arrival is not None
         await handle.arrival
 
-    def _send(self, worker: int, handle: Handle) -> None:
+    def _send(self, worker: int, handle: SocketHandle) -> None:
         handle.tried.add(worker)
         now = self._loop.time()
         number = self.core.hand(worker, handle, now, connection=False)
-        self._lines[worker].hand(number, handle.fd, FOR_USER, handle.payload)
+        self._links[worker].hand(number, handle.fd, FOR_USER, handle.payload)
 
-    def _try_another(self, handle: Handle) -> None:
+    def _try_another(self, handle: SocketHandle) -> None:
         assert handle.arrival is not None
         worker = self.core.choose(self._loop.time(), besides=handle.tried)
         if worker is not None and not handle.arrival.done():
@@ -212,9 +212,9 @@ class Spreader:
         self._listen(wanted=False)
         self._listeners = list(listeners)
         self._ready.clear()  # the loop tells of those that still are
-        self.pump()
+        self.dispatch()
 
-    def pump(self) -> None:
+    def dispatch(self) -> None:
         """Hand on what can go to a worker now, and see to the rest."""
         while self._paused:
             self._paused.pop().resume()
@@ -254,21 +254,21 @@ class Spreader:
         self._listeners.clear()
         self._ready.clear()
         self._stopped = True
-        self.pump()
+        self.dispatch()
 
     def close(self) -> None:
         """Let go of everything; there are no workers any more."""
         self.stop()
         self._look.cancel()
 
-    def _next(self) -> Handle | None:
+    def _next(self) -> SocketHandle | None:
         return self.core.waiting.popleft() if self.core.waiting else self._accept()
 
-    def _hand(self, worker: int, handle: Handle, now: float) -> None:
+    def _hand(self, worker: int, handle: SocketHandle, now: float) -> None:
         number = self.core.hand(worker, handle, now)
-        self._lines[worker].hand(number, handle.fd)
+        self._links[worker].hand(number, handle.fd)
 
-    def _accept(self) -> Handle | None:
+    def _accept(self) -> SocketHandle | None:
         """Return the next connection, if one waits in a socket that is ready."""
         while self._ready:
             listener = self._ready.popleft()
@@ -285,13 +285,13 @@ class Spreader:
                 continue
             self._ready.append(listener)
             self._exhausted = False
-            return Handle(connection.detach())
+            return SocketHandle(connection.detach())
         return None
 
     def _on_ready(self, listener: socket.socket) -> None:
         if listener not in self._ready:
             self._ready.append(listener)
-        self.pump()
+        self.dispatch()
 
     def _listen(self, *, wanted: bool) -> None:
         """Watch the listening sockets, or leave connections in their queues."""
@@ -320,4 +320,4 @@ class Spreader:
         self._listen(wanted=False)
 
     def _on_alarm(self, _: float) -> None:
-        self.pump()
+        self.dispatch()

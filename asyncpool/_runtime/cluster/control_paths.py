@@ -80,7 +80,7 @@ def _is_ours(runtime: str) -> bool:
         return False
 
 
-def place_of(name: str, *, make: bool = False) -> str:
+def path_of(name: str, *, make: bool = False) -> str:
     """Return the path of the control socket of a cluster.
 
     Args:

@@ -2,7 +2,7 @@
 
 It is the worker's job channel.  Every frame with a descriptor is one message of the socket,
 and the kernel ends a read behind the bytes that a descriptor came with: so the descriptors
-of :class:`LineSocket` belong to the frames of their kind in the same order.  Where this
+of :class:`DescriptorSocket` belong to the frames of their kind in the same order.  Where this
 process may open no more, the kernel says so with the read, and the descriptor is lost.
 
 Every handle is answered, by *taken* or *refused*, before anybody looks into its socket.
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import unpack_numbers
 from asyncpool._runtime.channel.channel import Channel
 from asyncpool.errors import ProtocolError
@@ -47,7 +47,7 @@ _INT = array.array("i").itemsize
 _ROOM = socket.CMSG_SPACE(_INT)
 
 
-class LineSocket(socket.socket):
+class DescriptorSocket(socket.socket):
     """A socket that keeps the descriptors which come with what is read.
 
     Attributes:
@@ -90,13 +90,13 @@ class LineSocket(socket.socket):
 
 
 @dataclass(frozen=True, slots=True)
-class LineSetup:
+class LinkSetup:
     """What is called by the lines of a cluster; each with the line first.
 
     Attributes:
         on_taken: The worker has the handle of this number,
         on_refused: or had no descriptor for it.
-        on_parcel: It has sent a descriptor, and a pickled value; tells whether that is
+        on_socket: It has sent a descriptor, and a pickled value; tells whether that is
             wanted.  The descriptor is not ours any more.
         on_message: It has sent one, pickled.
         on_load: It has had, closed and cut off so many connections.
@@ -107,19 +107,19 @@ class LineSetup:
         others_serve: Whether what it gives back finds another worker.
     """
 
-    on_taken: Callable[[Line, int], None]
-    on_refused: Callable[[Line, int], None]
-    on_parcel: Callable[[Line, int, bytes], bool]
-    on_message: Callable[[Line, bytes], None]
-    on_load: Callable[[Line, int, int, int], None]
-    on_lost: Callable[[Line, int], None]
-    on_returned: Callable[[Line, int], None]
-    on_listens: Callable[[Line], None]
-    on_shut: Callable[[Line], None]
+    on_taken: Callable[[WorkerLink, int], None]
+    on_refused: Callable[[WorkerLink, int], None]
+    on_socket: Callable[[WorkerLink, int, bytes], bool]
+    on_message: Callable[[WorkerLink, bytes], None]
+    on_load: Callable[[WorkerLink, int, int, int], None]
+    on_lost: Callable[[WorkerLink, int], None]
+    on_returned: Callable[[WorkerLink, int], None]
+    on_listens: Callable[[WorkerLink], None]
+    on_shut: Callable[[WorkerLink], None]
     others_serve: Callable[[], bool]
 
 
-class Line:
+class WorkerLink:
     """The pool's end of the line to one worker.
 
     Args:
@@ -139,9 +139,9 @@ class Line:
         self,
         slot: int,
         generation: int,
-        sock: LineSocket,
+        sock: DescriptorSocket,
         channel: Channel,
-        setup: LineSetup,
+        setup: LinkSetup,
     ) -> None:
         self.slot = slot
         self.generation = generation
@@ -164,14 +164,14 @@ class Line:
         self._may_listen = bool(sockets)
         for index, (address, sock) in enumerate(sockets):
             name = address.encode()
-            head = header(Kind.LISTEN, len(name), index, tag=len(sockets))
+            head = header(FrameKind.LISTEN, len(name), index, tag=len(sockets))
             self._channel.put_descriptor(head + name, os.dup(sock.fileno()))
         self._channel.flush()
 
     def hand(self, number: int, fd: int, tag: int = 0, payload: bytes = b"") -> None:
         """Send a descriptor, which must not be closed before that is answered."""
         self._last = number
-        head = header(Kind.HANDLE, len(payload), number, tag=tag)
+        head = header(FrameKind.HANDLE, len(payload), number, tag=tag)
         self._channel.put_descriptor(head + payload, fd, keep=True)
         self._channel.flush()
 
@@ -192,7 +192,7 @@ class Line:
             if not self._takes(early):
                 return False
             self._sent += 1
-            self._channel.put(header(Kind.MESSAGE, len(payload)), payload)
+            self._channel.put(header(FrameKind.MESSAGE, len(payload)), payload)
             self._channel.flush()
             return True
 
@@ -204,7 +204,7 @@ class Line:
         self._consumed += 1
         if self._consumed - self._told >= _TELL_EVERY:
             self._told = self._consumed
-            self._answer(Kind.ROOM, self._consumed)
+            self._answer(FrameKind.ROOM, self._consumed)
 
     @property
     def is_shut(self) -> bool:
@@ -218,7 +218,7 @@ class Line:
         self.open, self._shut = False, True
         self._room.set()
         if self._setup.others_serve():
-            self._channel.put(header(Kind.RETURN, 0))
+            self._channel.put(header(FrameKind.RETURN, 0))
             self._channel.flush()
         self._setup.on_shut(self)
 
@@ -245,28 +245,28 @@ class Line:
             self._on_frame(frame)
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.kind is Kind.TAKEN or frame.kind is Kind.REFUSED:
+        if frame.kind is FrameKind.TAKEN or frame.kind is FrameKind.REFUSED:
             if frame.job > self._last - self._channel.unsent_descriptors:
                 raise ProtocolError(
                     f"it answered for handle {frame.job}, which was not sent"
                 )
             setup = self._setup
-            tell = setup.on_taken if frame.kind is Kind.TAKEN else setup.on_refused
+            tell = setup.on_taken if frame.kind is FrameKind.TAKEN else setup.on_refused
             tell(self, frame.job)
-        elif frame.kind is Kind.LOAD:
+        elif frame.kind is FrameKind.LOAD:
             self._on_load(frame)
-        elif frame.kind is Kind.MESSAGE:
+        elif frame.kind is FrameKind.MESSAGE:
             self._on_message(frame)
-        elif frame.kind is Kind.ROOM:
+        elif frame.kind is FrameKind.ROOM:
             if not self._taken <= frame.job <= self._sent:
                 raise ProtocolError(
                     f"it took {frame.job} messages, after {self._taken} of {self._sent}"
                 )
             self._taken = frame.job
             self._room.set()
-        elif frame.kind is Kind.HANDLE:
+        elif frame.kind is FrameKind.HANDLE:
             self._on_handle(frame)
-        elif frame.kind is Kind.LISTEN and self._may_listen:
+        elif frame.kind is FrameKind.LISTEN and self._may_listen:
             self.listens = True
             self._setup.on_listens(self)
         else:
@@ -301,23 +301,23 @@ class Line:
             raise ProtocolError(f"it sent handle {frame.job} after {self._received}")
         self._received = frame.job
         fd = self._socket.arrived.popleft()
-        if frame.tag != FOR_USER:
+        if frame.number != FOR_USER:
             # No answer is due: it could not hear it any more.
             if fd is None:
                 self._lose(1)
             else:
                 self._setup.on_returned(self, fd)
             return
-        wanted = fd is not None and self._setup.on_parcel(
+        wanted = fd is not None and self._setup.on_socket(
             self, fd, bytes(frame.payload)
         )
-        self._answer(Kind.TAKEN if wanted else Kind.REFUSED, frame.job)
+        self._answer(FrameKind.TAKEN if wanted else FrameKind.REFUSED, frame.job)
 
     def _lose(self, more: int) -> None:
         self.lost += more
         self._setup.on_lost(self, more)
 
-    def _answer(self, kind: Kind, number: int) -> None:
+    def _answer(self, kind: FrameKind, number: int) -> None:
         if self._channel.unsent > _MOST_UNSENT:
             raise ProtocolError("it does not read what it is answered")
         if not self._shut:

@@ -47,7 +47,7 @@ class _Listener:
 class Listeners:
     """Listening sockets, all non-blocking and close-on-exec; :func:`open_listeners` opens.
 
-    With ``SO_REUSEPORT`` there is one for each address and *place*, and each has a queue of
+    With ``SO_REUSEPORT`` there is one for each address and *group*, and each has a queue of
     its own.
 
     Attributes:
@@ -55,11 +55,11 @@ class Listeners:
     """
 
     def __init__(
-        self, places: dict[int | None, list[_Listener]], *, backlog: int
+        self, groups: dict[int | None, list[_Listener]], *, backlog: int
     ) -> None:
-        self._places = places
+        self._groups = groups
         self._backlog = backlog
-        first = next(iter(places.values()))
+        first = next(iter(groups.values()))
         # The same in every place, which may all be closed one day.
         self._names = [listener.sock.getsockname() for listener in first]
         self._families = [listener.sock.family for listener in first]
@@ -67,41 +67,41 @@ class Listeners:
             _shown(listener.sock) for listener in first
         )
 
-    def sockets(self, place: int | None = None) -> list[socket.socket]:
+    def sockets(self, group: int | None = None) -> list[socket.socket]:
         """Return those of a place, in the order of :attr:`addresses`; ``None``: all."""
-        if place is None:
-            return [it.sock for place in self._places.values() for it in place]
-        return [it.sock for it in self._places.get(place, ())]
+        if group is None:
+            return [it.sock for group in self._groups.values() for it in group]
+        return [it.sock for it in self._groups.get(group, ())]
 
-    def open_place(self, place: int) -> None:
+    def open_group(self, group: int) -> None:
         """Open the sockets of one more place, or of one that was closed.
 
         Raises:
             OSError: If they cannot be had; none is open then.
         """
-        if place not in self._places:
+        if group not in self._groups:
             with _all_or_nothing() as opened:
                 for family, name in zip(self._families, self._names, strict=True):
                     opened.append(
                         _Listener(_tcp_socket(family, name, self._backlog, reuse=True))
                     )
-            self._places[place] = opened
+            self._groups[group] = opened
 
-    def close_place(self, place: int) -> None:
+    def close_group(self, group: int) -> None:
         """Close the sockets of a place; what the kernel has queued there is lost."""
-        for listener in self._places.pop(place, ()):
+        for listener in self._groups.pop(group, ()):
             listener.close()
 
     def close(self) -> None:
         """Close all, and remove the files of Unix sockets that are still ours."""
-        while self._places:
-            _, listeners = self._places.popitem()
+        while self._groups:
+            _, listeners = self._groups.popitem()
             for listener in listeners:
                 listener.close()
 
 
 def open_listeners(
-    binds: Sequence[str], *, backlog: int, reuseport_places: int = 0
+    binds: Sequence[str], *, backlog: int, reuseport_groups: int = 0
 ) -> Listeners:
     """Open everything that a cluster listens on, or nothing.
 
@@ -109,26 +109,26 @@ def open_listeners(
         binds: The addresses; see :mod:`asyncpool._core.cluster.addresses`.
         backlog: How many connections may wait in each socket.  A socket that is
             inherited and listens already keeps its own.
-        reuseport_places: How many sockets there are to be for each address; 0 for a
+        reuseport_groups: How many sockets there are to be for each address; 0 for a
             single one without ``SO_REUSEPORT``.
 
     Raises:
         ValueError: If an address makes no sense, or systemd has passed no socket.
         OSError: If one cannot be opened; the text names it, and says why.
     """
-    addresses = parse_all(binds, once_per_place=reuseport_places > 0)
+    addresses = parse_all(binds, once_per_group=reuseport_groups > 0)
     with _all_or_nothing() as opened:
         for bind in addresses:
             try:
-                opened.extend(_open(bind, backlog, reuse=reuseport_places > 0))
+                opened.extend(_open(bind, backlog, reuse=reuseport_groups > 0))
             except OSError as error:
                 raise _explained(bind, error) from error
-        if not reuseport_places:
+        if not reuseport_groups:
             return Listeners({None: opened}, backlog=backlog)
         listeners = Listeners({0: opened}, backlog=backlog)
         try:
-            for place in range(1, reuseport_places):
-                listeners.open_place(place)
+            for group in range(1, reuseport_groups):
+                listeners.open_group(group)
         except OSError:
             listeners.close()
             raise

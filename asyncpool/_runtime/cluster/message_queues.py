@@ -8,14 +8,14 @@ from collections import deque
 from typing import Generic, Self, TypeVar
 
 from asyncpool._runtime.base.event_loop import check_home
-from asyncpool._runtime.cluster.link import MOST_MESSAGES, Line
+from asyncpool._runtime.cluster.link import MOST_MESSAGES, WorkerLink
 from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket, received
 
 _LOGGER = logging.getLogger("asyncpool")
 
 # The most sockets that are kept here, and as many files: one more is refused, as if there
 # were no descriptors.
-_MOST_PARCELS = 64
+_MOST_SOCKETS = 64
 
 T = TypeVar("T")
 H = TypeVar("H", bound=ReceivedSocket | ReceivedFile)
@@ -73,7 +73,7 @@ class Inbox(Generic[T]):
         return items
 
 
-class Mail:
+class MessageQueues:
     """What came from the workers of one cluster.
 
     Args:
@@ -89,33 +89,33 @@ class Mail:
     def __init__(self, name: str) -> None:
         self._name = name
         self._dropping = self._told = False
-        self.messages: Inbox[tuple[Line, bytes]] = Inbox()
+        self.messages: Inbox[tuple[WorkerLink, bytes]] = Inbox()
         self.sockets: Inbox[tuple[int, ReceivedSocket, bytes]] = Inbox()
         self.files: Inbox[tuple[int, ReceivedFile, bytes]] = Inbox()
 
-    def take_message(self, line: Line, payload: bytes) -> None:
+    def take_message(self, link: WorkerLink, payload: bytes) -> None:
         """Keep a message, if somebody may read it."""
         if self._dropping:
-            self._drop(line)
+            self._drop(link)
         else:
-            self.messages.put((line, payload))
+            self.messages.put((link, payload))
 
     def drop_messages(self) -> None:
         """Drop all messages from now on, since nobody can read them."""
         self._dropping = True
-        for line, _ in self.messages.clear():
-            self._drop(line)
+        for link, _ in self.messages.clear():
+            self._drop(link)
 
-    def bury(self, line: Line) -> None:
+    def drop_worker(self, link: WorkerLink) -> None:
         """Keep no more messages of dead workers than a living one may have here.
 
         Of each slot, that is; the oldest go.
         """
         items = self.messages.clear()
-        theirs = [item for item in items if item[0].slot == line.slot]
+        theirs = [item for item in items if item[0].slot == link.slot]
         too_many = len(theirs) - MOST_MESSAGES
         for item in items:
-            if item[0].slot == line.slot and too_many > 0:
+            if item[0].slot == link.slot and too_many > 0:
                 too_many -= 1
             else:
                 self.messages.put(item)
@@ -125,38 +125,38 @@ class Mail:
                 "has read",
                 self._name,
                 len(theirs) - MOST_MESSAGES,
-                line.slot,
+                link.slot,
             )
 
-    def _drop(self, line: Line) -> None:
-        line.consumed()
+    def _drop(self, link: WorkerLink) -> None:
+        link.consumed()
         if not self._told:
             self._told = True
             _LOGGER.warning(
                 "worker %d of cluster %s sends messages, which nobody can read here: "
                 "they are dropped",
-                line.slot,
+                link.slot,
                 self._name,
             )
 
-    def take_parcel(self, line: Line, fd: int, payload: bytes) -> bool:
+    def take_socket(self, link: WorkerLink, fd: int, payload: bytes) -> bool:
         """Keep a socket or a file, and tell whether it was one, and wanted."""
         try:
             thing = received(fd)
         except OSError:
             return False
         if isinstance(thing, ReceivedSocket):
-            return self._keep(self.sockets, line, thing, payload)
-        return self._keep(self.files, line, thing, payload)
+            return self._keep(self.sockets, link, thing, payload)
+        return self._keep(self.files, link, thing, payload)
 
     @staticmethod
     def _keep(
-        inbox: Inbox[tuple[int, H, bytes]], line: Line, thing: H, payload: bytes
+        inbox: Inbox[tuple[int, H, bytes]], link: WorkerLink, thing: H, payload: bytes
     ) -> bool:
-        if len(inbox) >= _MOST_PARCELS:
+        if len(inbox) >= _MOST_SOCKETS:
             thing.close()
             return False
-        inbox.put((line.slot, thing, payload))
+        inbox.put((link.slot, thing, payload))
         return True
 
     def close(self) -> None:

@@ -19,10 +19,10 @@ from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._runtime.base.callbacks import warn
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.cluster.balancer import Spreader
-from asyncpool._runtime.cluster.link import Line, LineSetup, LineSocket
+from asyncpool._runtime.cluster.balancer import ConnectionBalancer
+from asyncpool._runtime.cluster.link import DescriptorSocket, LinkSetup, WorkerLink
 from asyncpool._runtime.cluster.listeners import Listeners
-from asyncpool._runtime.cluster.message_queues import Mail
+from asyncpool._runtime.cluster.message_queues import MessageQueues
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 
@@ -72,8 +72,8 @@ class Service:
         worker: How they begin.
 
     Attributes:
-        spreader: The way of connections to them.
-        mail: What they have sent.
+        balancer: The way of connections to them.
+        queues: What they have sent.
     """
 
     def __init__(
@@ -85,29 +85,31 @@ class Service:
         self._state = state
         self._config = config
         self._worker = worker
-        self.lines: dict[int, Line] = {}
-        self.mail = Mail(state.config.name)
+        self.links: dict[int, WorkerLink] = {}
+        self.queues = MessageQueues(state.config.name)
         listeners, own = config.listeners, list[socket.socket]()
         if listeners is not None and config.spread == "handoff":
             own = listeners.sockets()
-        self.spreader = Spreader(state.loop, state.config.name, own, self.lines)
+        self.balancer = ConnectionBalancer(
+            state.loop, state.config.name, own, self.links
+        )
         # What is told to each new worker, in the order of the broadcasts.
         self._remembered: dict[Hashable, bytes] = {}
-        self._places: dict[int, int] = {}
-        self._open_places: set[int] = set(range(state.config.workers[1]))
+        self._groups: dict[int, int] = {}
+        self._open_groups: set[int] = set(range(state.config.workers[1]))
         self._stopped = False
         self._stopped_at: float | None = None
         # Since when each drains, and whether others served on then.
         self._drains: dict[int, tuple[float, bool]] = {}
         self._at_end = self._cut = 0
-        self._setup = LineSetup(
-            on_taken=self.spreader.taken,
-            on_refused=self.spreader.refused,
-            on_parcel=self.mail.take_parcel,
-            on_message=self.mail.take_message,
+        self._setup = LinkSetup(
+            on_taken=self.balancer.taken,
+            on_refused=self.balancer.refused,
+            on_socket=self.queues.take_socket,
+            on_message=self.queues.take_message,
             on_load=self._on_load,
-            on_lost=self.spreader.lose,
-            on_returned=self.spreader.returned,
+            on_lost=self.balancer.lose,
+            on_returned=self.balancer.returned,
             on_listens=lambda _: self._fill_in(),
             on_shut=self._on_shut,
             others_serve=self._others_serve,
@@ -128,50 +130,50 @@ class Service:
         )
         return self._worker._replace(main=(_MAIN, pickle.dumps(serving))).pack()
 
-    def open_line(
+    def open_link(
         self,
         handle: WorkerHandle,
         sock: socket.socket,
         make_channel: Callable[[socket.socket], Channel],
-    ) -> Line:
+    ) -> WorkerLink:
         """Return the line to a worker that is being started; it knows what to listen on.
 
         Raises:
             OSError: If this process lacks the means.
         """
-        keeping = LineSocket(sock)
+        keeping = DescriptorSocket(sock)
         channel = make_channel(keeping)
-        line = Line(handle.slot, handle.generation, keeping, channel, self._setup)
-        line.listen(self._sockets_for(handle.slot))
+        link = WorkerLink(handle.slot, handle.generation, keeping, channel, self._setup)
+        link.listen(self._sockets_for(handle.slot))
         # Nobody knows of a line that has failed, so nobody would forget it.
-        self.lines[handle.slot] = line
-        self.spreader.core.add(handle.slot)
+        self.links[handle.slot] = link
+        self.balancer.core.add(handle.slot)
         self._fill_in()
-        return line
+        return link
 
     def ready(self, handle: WorkerHandle) -> None:
         """Take note that a worker is ready."""
         if self._state.core.slots[handle.slot].state in UP:
-            line = self.lines[handle.slot]
-            line.open = True
+            link = self.links[handle.slot]
+            link.open = True
             self._fill_in()  # or it would be handed what it will accept
-            self.spreader.joined(line)
+            self.balancer.joined(link)
 
     def ended(self, handle: WorkerHandle) -> bool:
         """Take note that a worker is dead; tell whether it has served anybody."""
-        slot, line = self._state.core.slots[handle.slot], self.lines.get(handle.slot)
+        slot, link = self._state.core.slots[handle.slot], self.links.get(handle.slot)
         if handle.status == 0 and not slot.planned and slot.ready_at is not None:
             handle.detail = handle.detail or "serve() returned"
-        self._leave_place(handle.slot)
-        if line is None:
+        self._leave_group(handle.slot)
+        if link is None:
             return False  # there were no descriptors for it
-        spread = self.spreader.core
-        served, open_now = spread.taken_by(line.slot)
-        unsaid = open_now - spread.doomed(line.slot)  # it has told of these itself
-        del self.lines[line.slot]
-        line.shut()
-        self.spreader.gone(line)
-        self.mail.bury(line)
+        spread = self.balancer.core
+        served, open_now = spread.taken_by(link.slot)
+        unsaid = open_now - spread.still_open(link.slot)  # it has told of these itself
+        del self.links[link.slot]
+        link.shut()
+        self.balancer.gone(link)
+        self.queues.drop_worker(link)
         self._fill_in()
         if self._stopped:
             self._cut += unsaid
@@ -239,35 +241,35 @@ class Service:
         self._remembered[key] = payload
         # From here on it is in the configuration of whoever has no line yet.
         async with asyncio.TaskGroup() as sending:
-            for line in self.lines.values():
-                sending.create_task(line.send(payload, early=True))
+            for link in self.links.values():
+                sending.create_task(link.send(payload, early=True))
 
-    def _on_shut(self, line: Line) -> None:
-        self._drains[line.slot] = self._state.loop.time(), not self._stopped
-        self.spreader.left(line)
+    def _on_shut(self, link: WorkerLink) -> None:
+        self._drains[link.slot] = self._state.loop.time(), not self._stopped
+        self.balancer.left(link)
         self._fill_in()
 
-    def _on_load(self, line: Line, opened: int, closed: int, cut: int) -> None:
-        spread = self.spreader.core
-        had, cut_before = spread.had(line.slot), spread.cut(line.slot)
-        self.spreader.load(line, opened, closed, cut)
+    def _on_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
+        spread = self.balancer.core
+        had, cut_before = spread.totals(link.slot), spread.count_cut_off(link.slot)
+        self.balancer.load(link, opened, closed, cut)
         if self._stopped:
             # It has accepted what was waiting, perhaps.
-            self._at_end += spread.had(line.slot) - had
+            self._at_end += spread.totals(link.slot) - had
             self._cut += cut - cut_before
         now = self._state.loop.time()
-        self._state.performer.perform(self._state.core.served(line.slot, closed, now))
+        self._state.performer.perform(self._state.core.served(link.slot, closed, now))
 
     def figures(self, slot: int) -> Figures:
         """Return what there is to be known of a slot."""
-        line = self.lines.get(slot)
-        if line is None:
+        link = self.links.get(slot)
+        if link is None:
             return Figures(ready=False, connections=0, had=0, uptime=0.0)
-        spread, began_at = self.spreader.core, self._state.handles[slot].began_at
+        spread, began_at = self.balancer.core, self._state.handles[slot].began_at
         return Figures(
-            ready=line.open,
+            ready=link.open,
             connections=spread.connections(slot),
-            had=spread.had(slot),
+            had=spread.totals(slot),
             uptime=self._state.loop.time() - began_at,
         )
 
@@ -282,28 +284,28 @@ class Service:
     # What they listen on.
 
     def _sockets_for(self, slot: int) -> list[tuple[str, socket.socket]]:
-        listeners, place = self._config.listeners, None
+        listeners, group = self._config.listeners, None
         if listeners is None or self._config.spread == "handoff" or self._stopped:
             return []
         if self._config.spread == "reuseport":
-            place = self._place_of(slot)
-            listeners.open_place(place)
-            self._open_places.add(place)
-        sockets = listeners.sockets(place)
+            group = self._group_of(slot)
+            listeners.open_group(group)
+            self._open_groups.add(group)
+        sockets = listeners.sockets(group)
         return list(zip(listeners.addresses, sockets, strict=True))
 
-    def _leave_place(self, slot: int) -> None:
+    def _leave_group(self, slot: int) -> None:
         """Close the sockets that a dead worker has listened on, if they are too many."""
-        place = self._places.pop(slot, None)
-        if place is None or place in self._places.values():
+        group = self._groups.pop(slot, None)
+        if group is None or group in self._groups.values():
             return
-        if len(self._open_places) > self._state.core.rotation.sizing.size:
-            self._open_places.discard(place)
+        if len(self._open_groups) > self._state.core.replacements.sizing.size:
+            self._open_groups.discard(group)
             self._fill_in()
             assert self._config.listeners is not None
-            self._config.listeners.close_place(place)
+            self._config.listeners.close_group(group)
 
-    def _place_of(self, slot: int) -> int:
+    def _group_of(self, slot: int) -> int:
         """Give the worker that begins in *slot* a place, with the sockets that are there.
 
         That of the worker whose place it takes; or one whose worker is leaving, dead, or
@@ -311,17 +313,17 @@ class Service:
         """
         slots = self._state.core.slots
         replaced = slots[slot].replaces
-        if replaced is not None and replaced in self._places:
-            place = self._places[replaced]
+        if replaced is not None and replaced in self._groups:
+            group = self._groups[replaced]
         else:
             held = {
-                place
-                for index, place in self._places.items()
-                if not slots[index].leaving
+                group
+                for index, group in self._groups.items()
+                if not slots[index].draining
             }
-            place = min(set(range(len(held) + 1)) - held)
-        self._places[slot] = place
-        return place
+            group = min(set(range(len(held) + 1)) - held)
+        self._groups[slot] = group
+        return group
 
     def _fill_in(self) -> None:
         """Accept here in the places where no worker does, and hand that to the others.
@@ -331,32 +333,32 @@ class Service:
         listeners = self._config.listeners
         if listeners is None or self._config.spread != "reuseport" or self._stopped:
             return
-        serving = [line for line in self.lines.values() if line.open]
-        free = self._open_places - {self._places.get(line.slot) for line in serving}
-        if not serving or not all(line.listens for line in serving):
+        serving = [link for link in self.links.values() if link.open]
+        free = self._open_groups - {self._groups.get(link.slot) for link in serving}
+        if not serving or not all(link.listens for link in serving):
             free.clear()
-        sockets = [sock for place in sorted(free) for sock in listeners.sockets(place)]
-        self.spreader.listen_on(sockets)
+        sockets = [sock for group in sorted(free) for sock in listeners.sockets(group)]
+        self.balancer.listen_on(sockets)
 
     # The end.
 
     def stop(self) -> None:
         """Accept no more connections."""
         if not self._stopped:
-            self.spreader.stop()
+            self.balancer.stop()
             self._stopped = True
             self._stopped_at = self._state.loop.time()
             if self._config.listeners is not None:
                 self._config.listeners.close()
-            spread = self.spreader.core
-            self._at_end = sum(spread.connections(slot) for slot in self.lines)
-            self._cut = sum(map(spread.doomed, self.lines))
-            for slot, line in self.lines.items():
-                if line.is_shut:  # else it is about to hear that nobody serves on
+            spread = self.balancer.core
+            self._at_end = sum(spread.connections(slot) for slot in self.links)
+            self._cut = sum(map(spread.still_open, self.links))
+            for slot, link in self.links.items():
+                if link.is_shut:  # else it is about to hear that nobody serves on
                     self._state.handles[slot].tell_of_close()
 
     def close(self) -> None:
         """Let go of everything; there are no workers any more."""
         self.stop()
-        self.spreader.close()
-        self.mail.close()
+        self.balancer.close()
+        self.queues.close()

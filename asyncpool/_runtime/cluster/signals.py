@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class SignalHandlers:
     """What is done at each signal; every one is called in the loop.
 
     Attributes:
@@ -75,7 +75,7 @@ def _is_real_time(number: int) -> bool:
 
 @contextmanager
 def obeyed(
-    orders: Orders, *, is_last: Callable[[], bool] = lambda: False
+    orders: SignalHandlers, *, is_last: Callable[[], bool] = lambda: False
 ) -> Generator[None]:
     """Have signals obeyed while the context lasts.
 

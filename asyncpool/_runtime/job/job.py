@@ -8,12 +8,12 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from asyncpool._core.base.run_times import ALONE, LOADING, Bound, Keyed, Profile
 from asyncpool._core.pickling.functions import Function
-from asyncpool._core.pickling.out_of_band import Parcel
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Limit
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
-from asyncpool._runtime.job.progress import Progress, Pulse
+from asyncpool._runtime.job.progress import HeartbeatLog, Progress
 from asyncpool.errors import JobError, ProtocolError, job_text
 from asyncpool.events import Crash
 
@@ -49,8 +49,8 @@ class Job(asyncio.Future[R], Generic[R]):
     Attributes:
         id: Its number in the pool, as shown in events, errors and logs.
         attempt: How many attempts there were, this one included, counted as soon as a
-            worker has the job in hand and may begin it; 0 before the first one.
-        worker: The pid of the worker that has it in hand, or ``None``.
+            worker has the job in flight and may begin it; 0 before the first one.
+        worker: The pid of the worker that has it in flight, or ``None``.
     """
 
     # With slots a job takes 230 bytes instead of 420, and 0.4 us less to make.  What
@@ -100,13 +100,13 @@ class Job(asyncio.Future[R], Generic[R]):
         self.bound: Bound | None = options.bound
         self.began: float | None = None
         self.exceeded: Limit | None = None
-        self.payload: bytes | Parcel = b""
+        self.payload: bytes | OutOfBandPickle = b""
         self.credit: int = 0
         self.context: bytes = options.limits.context
         self.ahead: int = 0
         self.crashes: tuple[Crash, ...] = ()
         self.returns: int = 0
-        self.pulse: Pulse | None = None
+        self.heartbeat_log: HeartbeatLog | None = None
         self._owner = owner
 
     @property
@@ -156,11 +156,11 @@ class Job(asyncio.Future[R], Generic[R]):
         self._check_home()
         return Progress(self, self.listen())
 
-    def listen(self) -> Pulse:
+    def listen(self) -> HeartbeatLog:
         """Return what hears of its beats."""
-        if self.pulse is None:
-            self.pulse = Pulse(self)
-        return self.pulse
+        if self.heartbeat_log is None:
+            self.heartbeat_log = HeartbeatLog(self)
+        return self.heartbeat_log
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Give the job up, and return whether there was still something to give up.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # a keeper needs no pool, which takes 0.1 s to import
 
 
 class Holder(asyncio.Future[None]):
-    """Who holds a lease: a job, and whichever worker still has it in hand.
+    """Who holds a lease: a job, and whichever worker still has it in flight.
 
     Args:
         tell: Called when it is known that the lease lasts longer.

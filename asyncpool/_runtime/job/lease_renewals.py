@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.leases import LeaseLedger, Outcome, Verdict
+from asyncpool._core.leases import LeaseLedger, RenewalOutcome, Verdict
 from asyncpool.errors import LeaseGoneError, ThrottledError
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
@@ -21,7 +21,7 @@ Problem = Exception | asyncio.CancelledError | None
 _GRAIN = 0.001
 
 
-class Beats(Generic[L]):
+class LeaseRenewals(Generic[L]):
     """One task that waits for the ticks, and one more for each beat under way.
 
     Args:
@@ -41,7 +41,7 @@ class Beats(Generic[L]):
         send: Callable[[L], Awaitable[object]],
         timeout: float,
         *,
-        on_settled: Callable[[L, Outcome, Verdict, Problem], None],
+        on_settled: Callable[[L, RenewalOutcome, Verdict, Problem], None],
         on_lapsed: Callable[[L, float], None],
         on_news: Callable[[LeaseSaturated | LeaseRelieved], None],
     ) -> None:
@@ -70,7 +70,7 @@ class Beats(Generic[L]):
                     self._on_lapsed(lapsed, gap)
                 if (news := ledger.news(loop.time())) is not None:
                     self._on_news(news)
-                while (lease := ledger.beat(loop.time())) is not None:
+                while (lease := ledger.begin_renewal(loop.time())) is not None:
                     beats.create_task(self._beat(lease))
                 await self._sleep(self._next_look())
 
@@ -105,17 +105,17 @@ class Beats(Generic[L]):
         problem: Problem = None
         retry_after = 0.0
         # A task begins a turn after it was made, and the lease may be let go meanwhile.
-        if self._ledger.recall(lease, asyncio.get_running_loop().time()):
+        if self._ledger.withdraw(lease, asyncio.get_running_loop().time()):
             self.reconsider()
             return
         try:
             async with asyncio.timeout(self._timeout):
                 await self._send(lease)
-            outcome = Outcome.EXTENDED
+            outcome = RenewalOutcome.EXTENDED
         except LeaseGoneError as error:
-            outcome, problem = Outcome.GONE, error
+            outcome, problem = RenewalOutcome.GONE, error
         except ThrottledError as error:
-            outcome, problem = Outcome.THROTTLED, error
+            outcome, problem = RenewalOutcome.THROTTLED, error
             retry_after = error.retry_after
         except asyncio.CancelledError as error:
             # Only the end cancels this task.  Else something was cancelled that send
@@ -123,10 +123,10 @@ class Beats(Generic[L]):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            outcome, problem = Outcome.FAILED, error
+            outcome, problem = RenewalOutcome.FAILED, error
         except Exception as error:  # noqa: BLE001 - it is the user's
-            outcome, problem = Outcome.FAILED, error
+            outcome, problem = RenewalOutcome.FAILED, error
         now = asyncio.get_running_loop().time()
-        verdict = self._ledger.outcome(lease, outcome, now, retry_after=retry_after)
+        verdict = self._ledger.end_renewal(lease, outcome, now, retry_after=retry_after)
         self._on_settled(lease, outcome, verdict, problem)
         self.reconsider()

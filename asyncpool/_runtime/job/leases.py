@@ -4,7 +4,7 @@ A job that is cancelled, or was too late, is done for its caller at once, and ma
 in its worker: until it has cleaned up, until that worker is dead, or to its very end.
 Whoever got its lease meanwhile would do the same work at the same time.  So what a
 keeper keeps a lease for is not the job, but its *holder*, which is done when the job is
-settled and no worker has it in hand.
+settled and no worker has it in flight.
 
 A keeper that knows how long a lease lasts tells the holder when it lapses, and the worker
 that has the job is told in turn: it ends itself then, if the job still runs.  It learns
@@ -35,7 +35,7 @@ class Leases:
         self.coming: Holder | None = None
         self.fence: Callable[[Job[Any], int, float], None] = _nothing
         # Those whose jobs are settled, each with the slot of the worker that has it.
-        self._in_hand: dict[int, tuple[Holder, int]] = {}
+        self._in_flight: dict[int, tuple[Holder, int]] = {}
 
     def submit(
         self, lease: tuple[Keeper, Hashable], submit: Callable[[], Job[Any]]
@@ -77,23 +77,23 @@ class Leases:
         if job.slot is None:
             holder.let_go()
         else:
-            self._in_hand[job.id] = holder, job.slot
+            self._in_flight[job.id] = holder, job.slot
 
     def give_back(self, number: int) -> None:
         """Take note that a job that was settled before has left its worker's hands."""
-        if number in self._in_hand:
-            holder, _ = self._in_hand.pop(number)
+        if number in self._in_flight:
+            holder, _ = self._in_flight.pop(number)
             holder.let_go()
 
     def worker_gone(self, slot: int) -> None:
-        """Take note that the worker in *slot* has nothing in hand any more."""
-        for number, (_, where) in list(self._in_hand.items()):
+        """Take note that the worker in *slot* has nothing in flight any more."""
+        for number, (_, where) in list(self._in_flight.items()):
             if where == slot:
                 self.give_back(number)
 
     def close(self) -> None:
         """Take note that there are no workers any more."""
-        for number in list(self._in_hand):
+        for number in list(self._in_flight):
             self.give_back(number)
 
     def _on_extended(self, holder: Holder) -> None:
@@ -101,8 +101,8 @@ class Leases:
         if job is None or until is None:
             return
         slot = job.slot
-        if job.id in self._in_hand:
-            _, slot = self._in_hand[job.id]
+        if job.id in self._in_flight:
+            _, slot = self._in_flight[job.id]
         if slot is not None:
             self.fence(job, slot, until)
 

@@ -10,7 +10,7 @@ from asyncpool._core.wire.heartbeat_records import Beat
 from asyncpool._runtime.base.event_loop import check_home
 
 
-class Pulse:
+class HeartbeatLog:
     """The newest beat of a job.
 
     Args:
@@ -35,7 +35,7 @@ class Pulse:
         self.news: asyncio.Event = asyncio.Event()
         job.add_done_callback(self._tell)
 
-    def hear(self, beat: Beat, now: float) -> None:
+    def add(self, beat: Beat, now: float) -> None:
         """Take note of a beat, unless it is known, or older than what is."""
         if (beat.attempt, beat.number) <= (self.attempt, self._number):
             return
@@ -56,12 +56,12 @@ class Progress:
 
     Args:
         job: The job.
-        pulse: Its newest beat.
+        heartbeat_log: Its newest beat.
     """
 
-    def __init__(self, job: asyncio.Future[Any], pulse: Pulse) -> None:
+    def __init__(self, job: asyncio.Future[Any], heartbeat_log: HeartbeatLog) -> None:
         self._job = job
-        self._pulse = pulse
+        self._pulse = heartbeat_log
         self._seen = 0
 
     def __aiter__(self) -> Self:
@@ -78,10 +78,10 @@ class Progress:
             Safe: nothing is lost.
         """
         check_home(self._job.get_loop(), "the progress of a job")
-        pulse = self._pulse
-        while self._seen == pulse.heard:
+        heartbeat_log = self._pulse
+        while self._seen == heartbeat_log.heard:
             if self._job.done():
                 raise StopAsyncIteration
-            await pulse.news.wait()
-        self._seen = pulse.heard
-        return load_details(pulse.details)
+            await heartbeat_log.news.wait()
+        self._seen = heartbeat_log.heard
+        return load_details(heartbeat_log.details)

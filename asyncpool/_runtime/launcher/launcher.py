@@ -24,14 +24,16 @@ from asyncpool._runtime.base.machine import module_path, umask_and_ignored, usab
 from asyncpool._runtime.base.script import main_script
 from asyncpool._runtime.launcher.interpreter import worker_command
 from asyncpool._runtime.launcher.launcher_process import (
+    LauncherProcess,
     LaunchError,
     ScriptError,
-    Template,
 )
 from asyncpool._runtime.launcher.process import Process
 
 # Weak, so that a loop that is dropped with its pools takes their launchers along.
-_templates: WeakValueDictionary[tuple[object, ...], Template] = WeakValueDictionary()
+_processes: WeakValueDictionary[tuple[object, ...], LauncherProcess] = (
+    WeakValueDictionary()
+)
 
 
 # Seconds in which a script may be at its end, and needs no other workers.
@@ -61,8 +63,8 @@ class Launcher:
         script = main_script() if fork and main_module.is_in_use() else None
         command = worker_command()
         self._config = LauncherConfig(module_path(), fork, preload, command, script)
-        self._template: Template | None = None
-        self._others: list[Template] = []
+        self._process: LauncherProcess | None = None
+        self._others: list[LauncherProcess] = []
         self._later: asyncio.TimerHandle | None = None
         if fork and script is None:
             main_module.listen(self._on_use)
@@ -77,10 +79,10 @@ class Launcher:
         Cancellation:
             Safe: a worker that was on its way ends when its channels close.
         """
-        if self._template is None or self._template.lost:
-            self._template = self._find(self._config)
+        if self._process is None or self._process.lost:
+            self._process = self._find(self._config)
         try:
-            return await self._template.launch(fds)
+            return await self._process.launch(fds)
         except ScriptError:
             # It cannot be imported, or not where workers are forked: let them do it.
             self._config = self._config._replace(script=None)
@@ -91,23 +93,23 @@ class Launcher:
 
         A pool may have a short ``start_timeout``, or a machine that is busy for a moment.
         """
-        template = self._template
-        if template is None:
+        process = self._process
+        if process is None:
             return
-        asked_at, now = template.asked_at, self._loop.time()
+        asked_at, now = process.asked_at, self._loop.time()
         hangs = asked_at is not None and now - asked_at >= _SILENCE
-        if template.users == 1 or hangs:
-            template.abort()
+        if process.users == 1 or hangs:
+            process.abort()
 
     def drop_spare(self) -> None:
         """Let go of two descriptors, which the process that was forked ahead needs."""
-        if self._template is not None:
-            self._template.drop_spare()
+        if self._process is not None:
+            self._process.drop_spare()
 
     def abort(self) -> None:
         """Kill a launcher that does not answer; workers that run go on."""
-        if self._template is not None:
-            self._template.abort()
+        if self._process is not None:
+            self._process.abort()
 
     async def close(self) -> None:
         """See to it that nothing is left of this pool's workers, nor of the launcher.
@@ -118,24 +120,24 @@ class Launcher:
         main_module.forget(self._on_use)
         if self._later is not None:
             self._later.cancel()
-        template, self._template = self._template, None
-        if template is not None:
-            self._others.append(template)
+        process, self._process = self._process, None
+        if process is not None:
+            self._others.append(process)
         while self._others:
-            template = self._others.pop()
-            template.users -= 1
-            if template.users and not template.lost:
-                await template.sweep()
+            process = self._others.pop()
+            process.users -= 1
+            if process.users and not process.lost:
+                await process.sweep()
             else:
-                await template.close()
+                await process.close()
 
-    def _find(self, config: LauncherConfig) -> Template:
+    def _find(self, config: LauncherConfig) -> LauncherProcess:
         key = (id(self._loop), config, _inheritance())
-        template = _templates.get(key)
-        if template is None or template.lost or not template.users:
-            template = _templates[key] = Template(self._loop, config)
-        template.users += 1
-        return template
+        process = _processes.get(key)
+        if process is None or process.lost or not process.users:
+            process = _processes[key] = LauncherProcess(self._loop, config)
+        process.users += 1
+        return process
 
     def _on_use(self) -> None:
         """Take note, in any thread, that workers have to import the script."""
@@ -143,7 +145,7 @@ class Launcher:
             self._loop.call_soon_threadsafe(self._prepare_soon)
 
     def _prepare_soon(self) -> None:
-        if self._template is None:
+        if self._process is None:
             # Nothing was started yet: the first launcher imports it before it forks.
             self._config = self._config._replace(script=main_script())
         elif self._later is None:
@@ -168,16 +170,19 @@ class Launcher:
         )
 
     def _change(
-        self, coming: Template, config: LauncherConfig, ready: asyncio.Future[None]
+        self,
+        coming: LauncherProcess,
+        config: LauncherConfig,
+        ready: asyncio.Future[None],
     ) -> None:
-        before = self._template
+        before = self._process
         if ready.exception() is not None:
             coming.abort()
         elif before is not None and not before.lost:
             before.drop_spare()
             self._others.remove(coming)
             self._others.append(before)
-            self._template, self._config = coming, config
+            self._process, self._config = coming, config
 
 
 def _inheritance() -> tuple[object, ...]:

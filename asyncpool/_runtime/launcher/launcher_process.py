@@ -1,7 +1,7 @@
 """This side of a launcher's process: start it, ask for workers, hear of their ends.
 
 The launcher is a small process between the pool and its workers (``_worker/
-template.py`` is its other half).  It does what this process must not: fork, since
+launcher_process.py`` is its other half).  It does what this process must not: fork, since
 it has threads, an event loop and locks; and reap, since a library that calls
 ``waitpid(-1)`` here would steal the exit status of any child.
 """
@@ -16,7 +16,7 @@ import socket
 import sys
 
 from asyncpool._core.base.text import printable_lines
-from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import (
     Failure,
     LauncherConfig,
@@ -27,7 +27,7 @@ from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.launcher.interpreter import start_launcher
 from asyncpool._runtime.launcher.process import Process
-from asyncpool._runtime.launcher.spare import Spare
+from asyncpool._runtime.launcher.spare import SpareProcess
 from asyncpool._system.descriptors import receive_fds
 from asyncpool.errors import ProtocolError
 
@@ -65,7 +65,7 @@ class ScriptError(LaunchError):
     """The launcher cannot import the script, or could not fork after that."""
 
 
-class Template:
+class LauncherProcess:
     """One launcher's process and the channel to it.
 
     Args:
@@ -94,7 +94,7 @@ class Template:
         self._next_request = 0
         self._processes: dict[int, Process] = {}
         self._ahead = config.fork
-        self._spare: Spare | None = None
+        self._spare: SpareProcess | None = None
         self._quiet = Alarm(loop, lambda _: self._ask_for_spare())
         self._unwanted: set[int] = set()
         self._decoder = FrameDecoder(max_payload=_MAX_REPORT)
@@ -111,7 +111,7 @@ class Template:
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._read_some)
         payload = config.pack()
-        data = header(Kind.CONFIG, len(payload)) + payload
+        data = header(FrameKind.CONFIG, len(payload)) + payload
         if len(payload) > _MAX_CONFIG:
             self.abort()
             raise LaunchError(f"sys.path and preload have {len(payload)} bytes")
@@ -157,7 +157,7 @@ class Template:
         if self.lost or not self.ready.done():
             return
         swept: asyncio.Future[None] = self._loop.create_future()
-        self._socket.send(header(Kind.SWEEP, 0))
+        self._socket.send(header(FrameKind.SWEEP, 0))
         self._swept.append(swept)
         await asyncio.shield(swept)
 
@@ -182,7 +182,7 @@ class Template:
         if self._spare is None and not self._spare_asked:
             # Or else the next start takes a little longer.
             with contextlib.suppress(OSError):
-                self._socket.send(header(Kind.SPARE, 0))
+                self._socket.send(header(FrameKind.SPARE, 0))
                 self._spare_asked = True
 
     async def _request(self, fds: list[int]) -> Process:
@@ -190,7 +190,7 @@ class Template:
         number = self._next_request
         answer: asyncio.Future[Process] = self._loop.create_future()
         try:
-            socket.send_fds(self._socket, [header(Kind.LAUNCH, 0, number)], fds)
+            socket.send_fds(self._socket, [header(FrameKind.LAUNCH, 0, number)], fds)
         except OSError as error:
             self._useless = True
             raise LaunchError(f"the launcher does not listen: {error}") from error
@@ -248,21 +248,21 @@ class Template:
 
     def _hear(self, frame: Frame, fds: list[int]) -> None:
         match frame.kind:
-            case Kind.HELLO:
+            case FrameKind.HELLO:
                 _settle(self.ready)
-            case Kind.SWEPT if self._swept:
+            case FrameKind.SWEPT if self._swept:
                 _settle(self._swept.pop(0))
-            case Kind.LAUNCHED:
+            case FrameKind.LAUNCHED:
                 self._launched(frame, fds)
-            case Kind.SPARE:
+            case FrameKind.SPARE:
                 self._spare_asked = False
                 # Else it could not be forked, or its door was lost, which ends it.
                 if fds and self._spare is None:
                     door = fds.pop(0)
-                    self._spare = Spare(self._started(frame, fds), door)
-            case Kind.EXITED:
+                    self._spare = SpareProcess(self._started(frame, fds), door)
+            case FrameKind.EXITED:
                 self._exited(*unpack_exit(frame.payload))
-            case Kind.FAILED:
+            case FrameKind.FAILED:
                 failure = Failure.unpack(frame.payload)
                 kind = ScriptError if failure.stage == "script" else LaunchError
                 error = kind(printable_lines(failure.summary))

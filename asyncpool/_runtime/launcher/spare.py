@@ -10,7 +10,7 @@ import socket
 from asyncpool._runtime.launcher.process import Process
 
 
-class Spare:
+class SpareProcess:
     """The process, and the way of a worker's descriptors to it.
 
     Args:

@@ -24,7 +24,7 @@ from asyncpool._core.pickling.out_of_band import dumps_call
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._runtime.job.job import ChunkJob, Job
-from asyncpool._runtime.map.batches import Batch, Part, Task, Turn
+from asyncpool._runtime.map.batches import Batch, Part, Task, TimeSlice
 from asyncpool._runtime.state.draining import Hold
 from asyncpool._runtime.traffic.large_jobs import unpicklable
 from asyncpool.errors import (
@@ -53,7 +53,7 @@ class Holds(Protocol):
         """Keep the pool open: when it drains it takes more jobs with this *hold*."""
 
 
-class Crew(Protocol):
+class MapBackend(Protocol):
     """What a map needs of its pool."""
 
     @property
@@ -95,7 +95,7 @@ class BatchRunner:
     """Runs the batches of one map.
 
     Args:
-        crew: The pool.
+        backend: The pool.
         task: What is done with each item.
         chunk: How many items go together; ``None`` for what fits the pool.
         window: How many items may be under way; ``None`` for what fits the pool.
@@ -109,7 +109,7 @@ class BatchRunner:
 
     def __init__(
         self,
-        crew: Crew,
+        backend: MapBackend,
         task: Task,
         *,
         chunk: int | None,
@@ -118,7 +118,7 @@ class BatchRunner:
         on_complete: Callable[[Batch], None],
         on_held: Callable[[], None],
     ) -> None:
-        self._crew = crew
+        self._backend = backend
         self._task = task = task._replace(options=replace(task.options, hold=hold))
         self._on_complete = on_complete
         self._on_held = on_held
@@ -126,10 +126,10 @@ class BatchRunner:
         self._named = travels_by_name(task.function)
         self._name = function_name(task.function)
         alone = self._packed is None or not _may_share(task.options)
-        if crew.counts_jobs and chunk is None:
+        if backend.counts_jobs and chunk is None:
             chunk = 1  # each item counts, unless items are to go together
         self.pace = Pace(
-            chunk=chunk, window=window, alone=alone, lanes=crew.concurrency
+            chunk=chunk, window=window, alone=alone, lanes=backend.concurrency
         )
         self._together = replace(
             task.options,
@@ -189,7 +189,7 @@ class BatchRunner:
             names = {
                 "star": star,
                 "named": self._named,
-                "max_payload": self._crew.max_payload,
+                "max_payload": self._backend.max_payload,
             }
             job = submit(run_chunk, (self._packed, items), names, self._together)
             assert isinstance(job, ChunkJob)
@@ -211,7 +211,7 @@ class BatchRunner:
         """Send what was not begun of *part*."""
         offset, end = part.offset + done, part.offset + part.count
         while offset < end:
-            count = min(self.pace.size(self._crew.most_workers), end - offset)
+            count = min(self.pace.size(self._backend.most_workers), end - offset)
             self.send(Part(part.batch, offset, count))
             offset += count
 
@@ -242,7 +242,7 @@ class BatchRunner:
 
     def _unload(self) -> None:
         """Look at what has come back, as much of it as there is time for in a turn."""
-        turn = Turn()
+        turn = TimeSlice()
         self._unloading = False
         while self._landed and not self._ended:
             self._on_chunk(*self._landed.popleft())

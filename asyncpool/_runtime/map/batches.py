@@ -84,7 +84,7 @@ class Part:
 TURN = 0.001
 
 
-class Turn:
+class TimeSlice:
     """What is done in one turn of the loop, from now on."""
 
     def __init__(self) -> None:

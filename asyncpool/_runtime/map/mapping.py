@@ -8,17 +8,17 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from asyncpool._core.base.names import function_name
-from asyncpool._runtime.map.batch_runner import BatchRunner, Crew
-from asyncpool._runtime.map.batches import Batch, Part, Task, Turn
+from asyncpool._runtime.map.batch_runner import BatchRunner, MapBackend
+from asyncpool._runtime.map.batches import Batch, Part, Task, TimeSlice
 from asyncpool._runtime.map.sources import Source
 from asyncpool._runtime.state.draining import Hold
 
 
-class Mapping:
+class MapRun:
     """One run of a map.
 
     Args:
-        crew: The pool.
+        backend: The pool.
         task: What is done with each item.
         source: Where the items come from.
         news: Set by the source when there is something new.
@@ -29,7 +29,7 @@ class Mapping:
 
     def __init__(
         self,
-        crew: Crew,
+        backend: MapBackend,
         task: Task,
         source: Source,
         news: asyncio.Event,
@@ -38,21 +38,21 @@ class Mapping:
         window: int | None,
         ordered: bool,
     ) -> None:
-        self._crew = crew
+        self._backend = backend
         self._hold = Hold(function_name(task.function))
         self._source = source
         self._news = news
         # All of them in their order, or those that are complete in theirs.
-        self._line: deque[Batch] = deque()
+        self._ready: deque[Batch] = deque()
         self._ordered = ordered
         self._runner = BatchRunner(
-            crew,
+            backend,
             task,
             chunk=chunk,
             window=window,
             hold=self._hold,
             on_complete=partial(
-                _take_note, None if ordered else self._line, news, self._hold
+                _take_note, None if ordered else self._ready, news, self._hold
             ),
             on_held=news.set,
         )
@@ -69,14 +69,14 @@ class Mapping:
         Cancellation:
             Cancels the jobs that are under way.
         """
-        source, turn = self._source, Turn()
+        source, time_slice = self._source, TimeSlice()
         try:
-            self._crew.draining.hold(self._hold)
+            self._backend.draining.hold(self._hold)
             while True:
-                if turn.over:
+                if time_slice.over:
                     await asyncio.sleep(0)
-                    turn = Turn()
-                drew_all = self._draw(turn)
+                    time_slice = TimeSlice()
+                drew_all = self._draw(time_slice)
                 if source.exhausted:
                     self._hold.drawn()
                 batch = self._take()
@@ -94,9 +94,9 @@ class Mapping:
             self._hold.release()
             await source.aclose()
 
-    def _draw(self, turn: Turn) -> bool:
+    def _draw(self, time_slice: TimeSlice) -> bool:
         """Begin with items; tell whether it is as many as there is room for."""
-        source, workers = self._source, self._crew.most_workers
+        source, workers = self._source, self._backend.most_workers
         while not source.exhausted and not self._runner.full:
             size = self._pace.size(workers)
             room = self._pace.window(workers) - self._hold.under_way
@@ -107,26 +107,26 @@ class Mapping:
                 break
             batch = Batch(self._next, items)
             if self._ordered:
-                self._line.append(batch)
+                self._ready.append(batch)
             self._open += 1
             self._hold.begin()
             self._hold.under_way += len(items)
             self._next += len(items)
             self._runner.send(Part(batch, 0, len(items)))
-            if turn.over:
+            if time_slice.over:
                 return False
         return True
 
     def _take(self) -> Batch | None:
         """Return the batch that is next, if it is complete."""
-        if not self._line or self._line[0].open:
+        if not self._ready or self._ready[0].open:
             return None
         self._open -= 1
-        return self._line.popleft()
+        return self._ready.popleft()
 
     async def _wait(self) -> None:
         if self._runner.full and not self._runner.running:
-            await self._crew.admission.room()
+            await self._backend.admission.room()
             self._runner.send_held()
         else:
             self._news.clear()
@@ -135,9 +135,9 @@ class Mapping:
 
 # It does not know the mapping, which has what calls it: they would be a cycle.
 def _take_note(
-    line: deque[Batch] | None, news: asyncio.Event, hold: Hold, batch: Batch
+    ready: deque[Batch] | None, news: asyncio.Event, hold: Hold, batch: Batch
 ) -> None:
-    if line is not None:
-        line.append(batch)
+    if ready is not None:
+        ready.append(batch)
     hold.done()
     news.set()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from asyncpool._runtime.map.batches import Turn
+from asyncpool._runtime.map.batches import TimeSlice
 
 # Items of a plain iterator that are drawn between two looks at the clock.
 _AT_ONCE = 256
@@ -53,7 +53,7 @@ class SyncSource:
         """See :class:`Source`."""
         del room  # nothing is drawn beforehand
         found: list[Any] = []
-        turn = Turn()
+        turn = TimeSlice()
         try:
             while len(found) < count:
                 before = len(found)

@@ -22,7 +22,7 @@ from asyncpool.errors import PoolClosedError
 from asyncpool.events import CloseSummary, Event
 
 
-class Life:
+class SupervisorRunner:
     """One supervisor, before, during and after its time.
 
     Args:
@@ -73,11 +73,11 @@ class Life:
             )
         supervisor = self.supervisor
         try:
-            await shielded(supervisor.standing.up)
+            await shielded(supervisor.status.up)
         except BaseException:
             await self.end_now()
             raise
-        if supervisor.standing.done.done():
+        if supervisor.status.done.done():
             raise PoolClosedError(f"the {self._what} is closed")
         return supervisor
 
@@ -93,7 +93,7 @@ class Life:
             return CloseSummary(finished=0, failed=0, killed=0)
         self.check_loop()
         self.supervisor.close(finish, timeout)
-        await shielded(self.supervisor.standing.done)
+        await shielded(self.supervisor.status.done)
         return self.supervisor.summary()
 
     async def leave(
@@ -126,7 +126,7 @@ class Life:
         if supervisor is not None:
             supervisor.give_up()
             with anyio.CancelScope(shield=True):
-                await shielded(supervisor.standing.done)
+                await shielded(supervisor.status.done)
 
     async def end_now(self) -> None:
         """Kill everything, and do not return before it is gone."""
@@ -138,9 +138,9 @@ class Life:
         # A cancelled scope of anyio's cancels in every turn of the loop, hence the
         # shield; each of asyncio's is kept until nothing is left to leak.
         with anyio.CancelScope(shield=True):
-            while not supervisor.standing.done.done():
+            while not supervisor.status.done.done():
                 try:
-                    await shielded(supervisor.standing.done)
+                    await shielded(supervisor.status.done)
                 except asyncio.CancelledError as error:
                     cancelled = error
         if cancelled is not None:
@@ -205,7 +205,7 @@ class Life:
             )
         return self.supervisor
 
-    def here(self) -> Supervisor:
+    def running_here(self) -> Supervisor:
         """Return the supervisor, which may have ended, to whoever is in its loop.
 
         Raises:
@@ -224,7 +224,7 @@ class Life:
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If it was started in another event loop.
         """
-        supervisor = self.here()
+        supervisor = self.running_here()
         supervisor.admission.check_open()
         return supervisor
 
@@ -236,6 +236,6 @@ class Life:
             PoolBrokenError: If it has given up.
             RuntimeError: If it was started in another event loop.
         """
-        supervisor = self.here()
+        supervisor = self.running_here()
         supervisor.admission.check_trying()
         return supervisor

@@ -10,14 +10,14 @@ from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._runtime.base.event_hub import EventHub
 from asyncpool._runtime.base.threads import Threads
-from asyncpool._runtime.pool.pings import Health
-from asyncpool._runtime.pool.replacement import Rotator
+from asyncpool._runtime.pool.pings import Pings
+from asyncpool._runtime.pool.replacement import WorkerReplacement
 from asyncpool._runtime.pool.sessions import Sessions
 from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.draining import Draining
 from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.state.status import Standing
+from asyncpool._runtime.state.status import PoolStatus
 from asyncpool._runtime.traffic.broadcasts import Broadcaster
 from asyncpool._runtime.traffic.traffic import Traffic
 from asyncpool._runtime.worker.log_records import explicit_levels
@@ -33,29 +33,29 @@ class Parts:
         state: What all of them share.
         threads: Where large objects are pickled and copied.
         serving: What workers do instead of jobs, if they serve.
-        standing: Whether the pool is up, broken or over.
+        status: Whether the pool is up, broken or over.
         admission: Who may come in.
         draining: What keeps the pool open while it drains.
         traffic: The way of jobs, in and out.
-        rotator: The way to planned exits.
+        replacement: The way to planned exits.
         sessions: The way to workers to oneself.
         broadcasts: The way to calls for every worker.
         stacks: The way to where workers are.
-        health: The pings, if any are sent.
+        pings: The pings, if any are sent.
     """
 
     state: PoolState
     threads: Threads
     serving: Serving | None
-    standing: Standing
+    status: PoolStatus
     admission: Admission
     draining: Draining
     traffic: Traffic
-    rotator: Rotator
+    replacement: WorkerReplacement
     sessions: Sessions
     broadcasts: Broadcaster
     stacks: Stacks
-    health: Health | None
+    pings: Pings | None
 
 
 def assemble(config: SupervisorConfig, hub: EventHub[events.Event]) -> Parts:
@@ -74,15 +74,15 @@ def assemble(config: SupervisorConfig, hub: EventHub[events.Event]) -> Parts:
         state=state,
         threads=threads,
         serving=None if config.serving is None else config.serving(state, worker),
-        standing=Standing(state),
+        status=PoolStatus(state),
         admission=admission,
         draining=draining,
         traffic=traffic,
-        rotator=Rotator(state),
+        replacement=WorkerReplacement(state),
         sessions=Sessions(state, admission, draining, traffic),
         broadcasts=Broadcaster(state, admission, traffic, threads, worker),
         stacks=Stacks(),
-        health=None if timeout is None else Health(state, traffic.last_words, timeout),
+        pings=None if timeout is None else Pings(state, traffic.stack_dumps, timeout),
     )
 
 
@@ -102,7 +102,7 @@ def _core_of(config: SupervisorConfig) -> Supervision:
         start_timeout=config.start_timeout,
         limits=config.limits,
         idle_timeout=config.idle_timeout,
-        width=config.worker.concurrency,
+        concurrency=config.worker.concurrency,
         surge=config.surge,
         unavailable=config.unavailable,
         stop_grace=config.stop_grace,

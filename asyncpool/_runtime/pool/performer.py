@@ -16,7 +16,7 @@ from asyncpool._core.slots import commands as cmd
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.pool.workers import Workers
-from asyncpool._runtime.state.bulk_failure import Failing, broken_errors
+from asyncpool._runtime.state.bulk_failure import BulkFailure, broken_errors
 from asyncpool._runtime.state.pool_state import Performer, decision
 
 
@@ -26,17 +26,19 @@ class CommandPerformer(Performer):
     Args:
         parts: The parts of the pool, which the commands are for.
         workers: What starts workers.
-        failing: The end of jobs that the core has given up.
+        bulk_failure: The end of jobs that the core has given up.
 
     Attributes:
         finished: Set when the pool is closed and all its workers are gone.
     """
 
-    def __init__(self, parts: Parts, workers: Workers, failing: Failing) -> None:
+    def __init__(
+        self, parts: Parts, workers: Workers, bulk_failure: BulkFailure
+    ) -> None:
         self._state = parts.state
         self._parts = parts
         self._workers = workers
-        self._failing = failing
+        self._bulk_failure = bulk_failure
         self._alarm = Alarm(parts.state.loop, self._on_alarm)
         self.finished = asyncio.Event()
 
@@ -45,7 +47,7 @@ class CommandPerformer(Performer):
         lifecycle = False
         for command in commands:
             if isinstance(command, cmd.Assign):
-                jobs = self._state.book.jobs
+                jobs = self._state.registry.jobs
                 self._parts.traffic.send(command.slot, [jobs[n] for n in command.jobs])
             else:
                 lifecycle = True
@@ -59,7 +61,7 @@ class CommandPerformer(Performer):
     def rearm(self) -> None:
         """Set the pool's timer to the core's next deadline."""
         self._alarm.set_at(self._state.core.next_deadline())
-        self._parts.traffic.last_words.rearm()
+        self._parts.traffic.stack_dumps.rearm()
 
     def stop(self) -> None:
         """Forget the next deadline."""
@@ -76,8 +78,8 @@ class CommandPerformer(Performer):
                 self._workers.start(slot, generation)
             case cmd.Unassign(jobs):
                 for number in jobs:
-                    self._state.book.give_back(number)
-            case cmd.DropErrands(jobs):
+                    self._state.registry.give_back(number)
+            case cmd.DropPinnedJobs(jobs):
                 self._parts.broadcasts.on_dropped(jobs)
             case cmd.Offer(slot, session):
                 self._parts.sessions.offer(slot, session)
@@ -92,7 +94,7 @@ class CommandPerformer(Performer):
             case cmd.Interrupt(slot, place):
                 self._state.handles[slot].interrupt(place)
             case cmd.WriteStacks(slot, number):
-                job = self._state.book.jobs.get(number or 0)
+                job = self._state.registry.jobs.get(number or 0)
                 attempt = 0 if job is None else job.attempt
                 self._state.handles[slot].ask_for_stacks(number or 0, attempt)
             case cmd.Stop(slot):
@@ -104,21 +106,21 @@ class CommandPerformer(Performer):
             case cmd.Abandon(slot):
                 self._state.handles[slot].abandon()
             case cmd.FailJobs(jobs, why):
-                self._failing.fail(jobs, why)
-            case cmd.ScheduleRestart(slot, delay):
+                self._bulk_failure.fail(jobs, why)
+            case cmd.TellRestart(slot, delay):
                 self._state.hub.publish(events.Restarting(slot, delay))
             case cmd.ParkSlot(slot, reason, probe_in):
-                if self._parts.standing.start_failed:
+                if self._parts.status.start_failed:
                     probe_in = None
                 self._state.hub.publish(events.Parked(slot, reason, probe_in))
-            case cmd.Retiring() | cmd.Resized() | cmd.Rolled():
-                self._parts.rotator.carry_out(command)
-            case cmd.LeaveEmpty() | cmd.Keep():
+            case cmd.Retiring() | cmd.Resized() | cmd.RollEnded():
+                self._parts.replacement.carry_out(command)
+            case cmd.LeaveEmpty() | cmd.KeepWorker():
                 pass  # the crash report says so, if there is one
             case cmd.GiveUp():
-                self._parts.standing.give_up(broken_errors(self._state)(None))
+                self._parts.status.give_up(broken_errors(self._state)(None))
             case cmd.Recover(slot):
-                self._parts.standing.recover(slot)
+                self._parts.status.recover(slot)
             case cmd.Finished():
                 self.finished.set()
             case cmd.Assign():

@@ -11,22 +11,24 @@ from asyncpool._core.slots.health import HealthLedger
 from asyncpool._core.slots.slots import UP
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.state.pool_state import PoolState, decision
-from asyncpool._runtime.traffic.stack_dump import LastWords
+from asyncpool._runtime.traffic.stack_dump import StackDumps
 from asyncpool._runtime.worker.handle import WorkerHandle
 
 
-class Health:
+class Pings:
     """The pings of one pool.
 
     Args:
         state: The pool.
-        last_words: What ends those that are silent.
+        stack_dumps: What ends those that are silent.
         timeout: Seconds that a worker may be silent.
     """
 
-    def __init__(self, state: PoolState, last_words: LastWords, timeout: float) -> None:
+    def __init__(
+        self, state: PoolState, stack_dumps: StackDumps, timeout: float
+    ) -> None:
         self._state = state
-        self._last_words = last_words
+        self._stack_dumps = stack_dumps
         self._timeout = timeout
         self._ledger: HealthLedger[WorkerHandle] = HealthLedger(
             timeout, state.loop.time()
@@ -63,4 +65,4 @@ class Health:
             handle.ping()
         for handle in silent:
             text = f"no answer to pings for {self._timeout:g} s"
-            self._last_words.hang(handle, text)
+            self._stack_dumps.hang(handle, text)

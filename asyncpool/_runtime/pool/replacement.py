@@ -26,7 +26,7 @@ _LOOK_EVERY = 0.25
 _THERE = UP | {SlotState.STOPPING}
 
 
-class Rotator:
+class WorkerReplacement:
     """What makes workers go before their time.
 
     Args:
@@ -35,7 +35,7 @@ class Rotator:
 
     def __init__(self, state: PoolState) -> None:
         self._state = state
-        self._rotation = state.core.rotation
+        self._replacements = state.core.replacements
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._sized: asyncio.Future[None] | None = None
         self._watch = Alarm(state.loop, self._look_at_memory)
@@ -49,17 +49,17 @@ class Rotator:
     @decision
     def retire(self, handle: WorkerHandle, reason: str = "") -> None:
         """Have a worker begin no other job, since its job has asked for that."""
-        core, book = self._state.core, self._state.book
+        core, registry = self._state.core, self._state.registry
         slot, now = core.slots[handle.slot], self._state.loop.time()
         unsent = core.last(slot.index) if handle.outbox.withdraw() else None
         jobs = self._state.config.serving is None
         why = _why("retire_worker()" if jobs else "retire()", reason)
         self._state.performer.perform(
-            self._rotation.retire(slot, why, now, unsent=unsent)
+            self._replacements.retire(slot, why, now, unsent=unsent)
         )
         if unsent is not None:
             self._state.performer.perform(core.withdraw(slot.index, unsent, now))
-            profile = book.jobs[unsent].profile
+            profile = registry.jobs[unsent].profile
             self._state.performer.perform(core.give_back({unsent: profile}, now))
 
     @decision
@@ -67,7 +67,7 @@ class Rotator:
         """Have another worker take the place of one that has asked for it."""
         slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
         self._state.performer.perform(
-            self._rotation.wear_out(slot, _why("replace()", reason), now)
+            self._replacements.check_limits(slot, _why("replace()", reason), now)
         )
         self._state.performer.rearm()
 
@@ -79,7 +79,9 @@ class Rotator:
             NoWorkerError: If none is ready there.
         """
         slot, now = self._worker_in(index), self._state.loop.time()
-        self._state.performer.perform(self._rotation.wear_out(slot, "retire", now))
+        self._state.performer.perform(
+            self._replacements.check_limits(slot, "retire", now)
+        )
         self._state.performer.rearm()
 
     @decision
@@ -90,7 +92,7 @@ class Rotator:
             NoWorkerError: If none is ready there.
         """
         slot, now = self._worker_in(index), self._state.loop.time()
-        self._state.performer.perform(self._rotation.kill(slot, now))
+        self._state.performer.perform(self._replacements.kill(slot, now))
 
     def _worker_in(self, index: int) -> Slot:
         slots = {
@@ -108,13 +110,13 @@ class Rotator:
         if self._sized is None:
             self._sized = self._state.loop.create_future()
         sized = self._sized
-        self.look()
+        self.check_limits()
         return sized
 
     @decision
     def _resize(self, least: int, most: int) -> None:
         now = self._state.loop.time()
-        self._state.performer.perform(self._rotation.resize(least, most, now))
+        self._state.performer.perform(self._replacements.resize(least, most, now))
         self._state.performer.rearm()
 
     def roll(self) -> asyncio.Future[events.RollResult]:
@@ -123,7 +125,7 @@ class Rotator:
         Raises:
             RollInProgressError: If that is under way already.
         """
-        if self._rotation.rolling:
+        if self._replacements.rolling:
             raise RollInProgressError(
                 f"{self._state.config.title} is being rolled: one roll at a time"
             )
@@ -133,12 +135,12 @@ class Rotator:
 
     @decision
     def _begin_roll(self) -> None:
-        self._state.performer.perform(self._rotation.roll(self._state.loop.time()))
+        self._state.performer.perform(self._replacements.roll(self._state.loop.time()))
         self._state.performer.rearm()
 
     # What comes of it.
 
-    def carry_out(self, command: cmd.Retiring | cmd.Resized | cmd.Rolled) -> None:
+    def carry_out(self, command: cmd.Retiring | cmd.Resized | cmd.RollEnded) -> None:
         """Tell those who wait for it."""
         hub = self._state.hub
         match command:
@@ -147,12 +149,12 @@ class Rotator:
                 hub.publish(events.Retiring(slot, handle.generation, reason))
             case cmd.Resized(workers):
                 hub.publish(events.Resized(workers))
-            case cmd.Rolled(replaced, trouble, filled):
+            case cmd.RollEnded(replaced, trouble, filled):
                 self._rolled(replaced, trouble, filled)
 
     def _rolled(self, replaced: int, trouble: str, filled: int) -> None:
         crashes = self._state.crashes
-        failed = trouble and not self._rotation.stopped
+        failed = trouble and not self._replacements.stopped
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
         if roll is not None and not roll.done():
@@ -162,18 +164,18 @@ class Rotator:
                 )
             )
 
-    def look(self) -> None:
+    def check_limits(self) -> None:
         """Tell those who wait for a size, if the pool has it."""
-        if self._rotation.stopped:
+        if self._replacements.stopped:
             return  # stop() tells them
-        if self._rotation.budget.settled:
+        if self._replacements.budget.settled:
             self._sized_is(None)
-        elif self._rotation.budget.stuck:
+        elif self._replacements.budget.stuck:
             self._sized_is(self._state.crashes[-1])
 
     def start_failed(self, crash: events.Crash) -> None:
         """Tell them why it does not have it, if that worker was for its size."""
-        if self._rotation.budget.misses(crash.slot):
+        if self._replacements.budget.misses(crash.slot):
             self._sized_is(crash)
 
     def _sized_is(self, crash: events.Crash | None) -> None:
@@ -211,9 +213,13 @@ class Rotator:
         if self._hard is not None and memory >= self._hard:
             had, most = in_units(memory), in_units(self._hard)
             reason = f"it had {had} of memory, and hard_rss is {most}"
-            self._state.performer.perform(self._rotation.oversized(slot, reason, now))
-        elif slot.wear.rss is not None and memory >= slot.wear.rss:
-            self._state.performer.perform(self._rotation.wear_out(slot, "max_rss", now))
+            self._state.performer.perform(
+                self._replacements.oversized(slot, reason, now)
+            )
+        elif slot.recycle_limits.rss is not None and memory >= slot.recycle_limits.rss:
+            self._state.performer.perform(
+                self._replacements.check_limits(slot, "max_rss", now)
+            )
 
 
 def _why(call: str, reason: str) -> str:

@@ -25,7 +25,7 @@ from asyncpool.errors import AsyncPoolError, JobError, PoolClosedError, WorkerGo
 from asyncpool.events import Crash
 
 
-class Seat:
+class SessionWorker:
     """A worker that is somebody's own.
 
     Attributes:
@@ -74,16 +74,16 @@ class Seat:
             self.cause = error
 
 
-class _Place:
+class _Waiter:
     """A place in the line of those who wait for a worker."""
 
     __slots__ = ("offer", "turn")
 
     def __init__(self, turn: asyncio.Future[None]) -> None:
         self.turn = turn
-        self.offer: Seat | AsyncPoolError | None = None
+        self.offer: SessionWorker | AsyncPoolError | None = None
 
-    def take(self, offer: Seat | AsyncPoolError) -> None:
+    def take(self, offer: SessionWorker | AsyncPoolError) -> None:
         """Have it be the turn of whoever is in it, who may have been cancelled by now."""
         self.offer = offer
         if not self.turn.done():
@@ -111,8 +111,8 @@ class Sessions:
         self._admission = admission
         self._draining = draining
         self._traffic = traffic
-        self._line: deque[_Place] = deque()  # as many as the core has wanted
-        self._seats: dict[int, Seat] = {}
+        self._waiters: deque[_Waiter] = deque()  # as many as the core has wanted
+        self._session_workers: dict[int, SessionWorker] = {}
 
     # They begin.
 
@@ -121,44 +121,50 @@ class Sessions:
         timeout: float | None,  # noqa: ASYNC109 - it is only for the wait
         on_restart: Callable[[], Any] | None,
         options: JobOptions,
-    ) -> Seat:
+    ) -> SessionWorker:
         """Wait for a worker; see :meth:`asyncpool.Pool.worker`."""
         self._admission.check_session()
         hold = SessionHold()
         self._draining.hold(hold)
         try:
-            seat = await self._wait(timeout)
+            session_worker = await self._wait(timeout)
         except BaseException:
             hold.release()
             raise
-        hold.what = f"a session with worker {seat.pid} in slot {seat.slot}"
-        seat.hold, seat.on_restart, seat.options = hold, on_restart, options
+        hold.what = (
+            f"a session with worker {session_worker.pid} in slot {session_worker.slot}"
+        )
+        session_worker.hold, session_worker.on_restart, session_worker.options = (
+            hold,
+            on_restart,
+            options,
+        )
         if on_restart is not None:
-            self._state.core.make_last(seat.session)
-        return seat
+            self._state.core.make_last(session_worker.session)
+        return session_worker
 
-    async def _wait(self, timeout: float | None) -> Seat:  # noqa: ASYNC109
+    async def _wait(self, timeout: float | None) -> SessionWorker:  # noqa: ASYNC109
         limit = asyncio.timeout(timeout)
-        place = self._enter_line()
+        waiter = self._enter_queue()
         try:
             async with limit:
-                await place.turn
-                while isinstance(place.offer, Seat) and place.offer.gone:
+                await waiter.turn
+                while isinstance(waiter.offer, SessionWorker) and waiter.offer.gone:
                     # It died in this turn of the loop: whoever was first is so again.
                     self._check_whether_more_come()
-                    place = self._enter_line(first=True)
-                    await place.turn
+                    waiter = self._enter_queue(first=True)
+                    await waiter.turn
         except BaseException as error:
-            self._leave_line(place)
+            self._leave_queue(waiter)
             if isinstance(error, TimeoutError) and limit.expired():
                 name = self._state.config.title
                 text = f"no worker of {name} was free within {timeout:g} s"
                 raise TimeoutError(text) from None
             raise
-        if not isinstance(place.offer, Seat):
-            assert place.offer is not None
-            raise place.offer
-        return place.offer
+        if not isinstance(waiter.offer, SessionWorker):
+            assert waiter.offer is not None
+            raise waiter.offer
+        return waiter.offer
 
     def _check_whether_more_come(self) -> None:
         error = self._refusal()
@@ -174,58 +180,60 @@ class Sessions:
         return broken_errors(self._state)(None) if broken else None
 
     @decision
-    def _enter_line(self, *, first: bool = False) -> _Place:
-        place = _Place(self._state.loop.create_future())
+    def _enter_queue(self, *, first: bool = False) -> _Waiter:
+        waiter = _Waiter(self._state.loop.create_future())
         if first:
-            self._line.appendleft(place)
+            self._waiters.appendleft(waiter)
         else:
-            self._line.append(place)
+            self._waiters.append(waiter)
         core = self._state.core
         self._state.performer.perform(core.want_worker())
-        if core.dispatcher.wanted and core.rotation.sizing.watching:
+        if core.dispatcher.wanted and core.replacements.sizing.watching:
             self._admission.crowded()
-        return place
+        return waiter
 
     @decision
-    def _leave_line(self, place: _Place) -> None:
-        if place in self._line:
-            self._line.remove(place)
+    def _leave_queue(self, waiter: _Waiter) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
             core, now = self._state.core, self._state.loop.time()
-            self._state.performer.perform(core.leave_line(now))
-        elif isinstance(place.offer, Seat):
+            self._state.performer.perform(core.leave_session_queue(now))
+        elif isinstance(waiter.offer, SessionWorker):
             # Just when it was his turn.
-            self._end(place.offer, fresh=False)
+            self._end(waiter.offer, fresh=False)
 
     def offer(self, slot: int, session: int) -> None:
         """Give the worker in *slot* to whoever has waited longest."""
         pid = self._state.handles[slot].pid
         assert pid is not None
-        seat = self._seats[session] = Seat(session, slot, pid)
-        self._line.popleft().take(seat)
+        session_worker = self._session_workers[session] = SessionWorker(
+            session, slot, pid
+        )
+        self._waiters.popleft().take(session_worker)
 
     def refuse(self) -> None:
         """Turn away all who wait."""
-        while self._line:
-            self._line.popleft().take(self._refusal() or PoolClosedError())
+        while self._waiters:
+            self._waiters.popleft().take(self._refusal() or PoolClosedError())
 
     # They go on.
 
     def call(
         self,
-        seat: Seat,
+        session_worker: SessionWorker,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         options: JobOptions,
     ) -> Job[Any]:
         """Have the worker of a session run a call, behind the session's others."""
-        if seat.gone:
-            self._admission.check_open(seat.hold)  # or that is why
-            raise seat.error()
-        bound = Bound(seat.session)
-        options = replace(options, bound=bound, hold=seat.hold)
+        if session_worker.gone:
+            self._admission.check_open(session_worker.hold)  # or that is why
+            raise session_worker.error()
+        bound = Bound(session_worker.session)
+        options = replace(options, bound=bound, hold=session_worker.hold)
         job = self._traffic.submit(function, args, kwargs, options)
-        seat.add(job)
+        session_worker.add(job)
         return job
 
     def rebuild(self, slot: int, session: int) -> None:
@@ -233,45 +241,49 @@ class Sessions:
 
         If the last one had not begun to, the call that is to do it waits for the new one.
         """
-        seat = self._seats[session]
+        session_worker = self._session_workers[session]
         pid = self._state.handles[slot].pid
         assert pid is not None
-        assert seat.on_restart is not None
-        seat.pid = pid
-        if seat.rebuild is not None and not seat.rebuild.done():
+        assert session_worker.on_restart is not None
+        session_worker.pid = pid
+        if session_worker.rebuild is not None and not session_worker.rebuild.done():
             return
         bound = Bound(session, first=True)
-        options = replace(seat.options, bound=bound, hold=seat.hold)
+        options = replace(session_worker.options, bound=bound, hold=session_worker.hold)
         try:
-            job = self._traffic.submit(seat.on_restart, (), {}, options)
+            job = self._traffic.submit(session_worker.on_restart, (), {}, options)
         except AsyncPoolError as error:  # the pool is closed
-            self._state.loop.call_soon(self._give_up, seat, error)
+            self._state.loop.call_soon(self._give_up, session_worker, error)
         else:
-            seat.rebuild = job
-            seat.add(job)
-            job.add_done_callback(functools.partial(self._on_rebuilt, seat))
+            session_worker.rebuild = job
+            session_worker.add(job)
+            job.add_done_callback(functools.partial(self._on_rebuilt, session_worker))
 
-    def _on_rebuilt(self, seat: Seat, job: Job[Any]) -> None:
+    def _on_rebuilt(self, session_worker: SessionWorker, job: Job[Any]) -> None:
         error = None if job.cancelled() else job.exception()
         if error is not None or job.cancelled():
-            self._give_up(seat, error)
+            self._give_up(session_worker, error)
         else:
-            self._go_on(seat, job)
+            self._go_on(session_worker, job)
 
     @decision
-    def _go_on(self, seat: Seat, job: Job[Any]) -> None:
-        self._state.performer.perform(self._state.core.rebuilt(seat.session, job.id))
+    def _go_on(self, session_worker: SessionWorker, job: Job[Any]) -> None:
+        self._state.performer.perform(
+            self._state.core.rebuilt(session_worker.session, job.id)
+        )
 
-    def _give_up(self, seat: Seat, error: BaseException | None) -> None:
+    def _give_up(
+        self, session_worker: SessionWorker, error: BaseException | None
+    ) -> None:
         """End a session whose state cannot be rebuilt, and its calls."""
-        seat.gone = True
+        session_worker.gone = True
         if not isinstance(error, WorkerGoneError):
-            seat.cause = error
-        for job in [*seat.jobs]:
+            session_worker.cause = error
+        for job in [*session_worker.jobs]:
             if not job.done():
-                self._state.book.fail(job, seat.error())
+                self._state.registry.fail(job, session_worker.error())
                 self._take_out(job)
-        self._end(seat, fresh=True)
+        self._end(session_worker, fresh=True)
 
     @decision
     def _take_out(self, job: Job[Any]) -> None:
@@ -281,56 +293,60 @@ class Sessions:
 
     def is_over(self, job: Job[Any]) -> bool:
         """Tell whether *job* is a call of a session that is over."""
-        seat = None if job.bound is None else self._seats.get(job.bound.session)
-        return seat is not None and seat.gone
+        session_worker = (
+            None if job.bound is None else self._session_workers.get(job.bound.session)
+        )
+        return session_worker is not None and session_worker.gone
 
     # They end.
 
     def worker_crashed(self, crash: Crash) -> None:
         """Take note of how a worker has died."""
-        for seat in self._seats.values():
-            if (seat.slot, seat.pid) == (crash.slot, crash.pid):
-                seat.crash = crash
+        for session_worker in self._session_workers.values():
+            if (session_worker.slot, session_worker.pid) == (crash.slot, crash.pid):
+                session_worker.crash = crash
 
     def end(self, session: int, calls: tuple[int, ...]) -> None:
         """Take note that the worker of *session* is gone, and fail those *calls*."""
-        seat = self._seats.get(session)
-        if seat is None:
+        session_worker = self._session_workers.get(session)
+        if session_worker is None:
             return  # its calls were cancelled with it
-        seat.gone = True
+        session_worker.gone = True
         if calls:
             # When the error of the one that was running, which is their cause, is known.
             loop = self._state.loop
-            loop.call_soon(loop.call_soon, self._fail, seat, calls)
+            loop.call_soon(loop.call_soon, self._fail, session_worker, calls)
 
-    def _fail(self, seat: Seat, calls: tuple[int, ...]) -> None:
+    def _fail(self, session_worker: SessionWorker, calls: tuple[int, ...]) -> None:
         for number in calls:
-            job = self._state.book.jobs.get(number)
+            job = self._state.registry.jobs.get(number)
             if job is not None:
-                self._state.book.fail(job, seat.error())
+                self._state.registry.fail(job, session_worker.error())
 
-    async def leave(self, seat: Seat, *, fresh: bool, failed: bool) -> None:
+    async def leave(
+        self, session_worker: SessionWorker, *, fresh: bool, failed: bool
+    ) -> None:
         """End a session when its calls are done; if it has *failed*, at once.
 
         Cancellation:
             Ends it at once.
         """
         try:
-            while seat.jobs and not failed:
-                await asyncio.wait([*seat.jobs])
+            while session_worker.jobs and not failed:
+                await asyncio.wait([*session_worker.jobs])
         finally:
-            for job in [*seat.jobs]:
+            for job in [*session_worker.jobs]:
                 job.cancel()
-            seat.gone = True
-            self._end(seat, fresh=fresh)
-            seat.hold.release()
+            session_worker.gone = True
+            self._end(session_worker, fresh=fresh)
+            session_worker.hold.release()
 
     @decision
-    def _end(self, seat: Seat, *, fresh: bool) -> None:
-        self._seats.pop(seat.session, None)
+    def _end(self, session_worker: SessionWorker, *, fresh: bool) -> None:
+        self._session_workers.pop(session_worker.session, None)
         core = self._state.core
         if not core.closing.over:
             now = self._state.loop.time()
             self._state.performer.perform(
-                core.end_session(seat.session, now, fresh=fresh)
+                core.end_session(session_worker.session, now, fresh=fresh)
             )

@@ -24,9 +24,9 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.parts import assemble
 from asyncpool._runtime.pool.performer import CommandPerformer
 from asyncpool._runtime.pool.worker_events import PoolWorkerEvents
-from asyncpool._runtime.pool.worker_exit import Burial
+from asyncpool._runtime.pool.worker_exit import WorkerExit
 from asyncpool._runtime.pool.workers import Workers
-from asyncpool._runtime.state.bulk_failure import Failing
+from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.pool_state import decision
 from asyncpool.errors import PoolClosedError
@@ -44,12 +44,12 @@ class Supervisor:
         hub: Where its events go.
 
     Attributes:
-        standing: Whether the pool is up, broken or over.
+        status: Whether the pool is up, broken or over.
         admission: Who may come in.
         draining: What keeps the pool open while it drains.
         traffic: The way of jobs, in and out.
         leases: Who holds leases, and the way in for jobs that have one.
-        rotator: The way to planned exits.
+        replacement: The way to planned exits.
         sessions: The way to workers to oneself.
         broadcasts: The way to calls for every worker.
         stacks: The way to where workers are.
@@ -58,22 +58,24 @@ class Supervisor:
     def __init__(self, config: SupervisorConfig, hub: EventHub[events.Event]) -> None:
         parts = assemble(config, hub)
         state = self._state = parts.state
-        self.standing = parts.standing
+        self.status = parts.status
         self.admission = parts.admission
         self.draining = parts.draining
         self.traffic = parts.traffic
-        self.leases = state.book.leases
-        self.rotator = parts.rotator
+        self.leases = state.registry.leases
+        self.replacement = parts.replacement
         self.sessions = parts.sessions
         self.broadcasts = parts.broadcasts
         self.stacks = parts.stacks
-        self._health = parts.health
+        self._health = parts.pings
         self._serving = parts.serving
         self._threads = parts.threads
-        burial = Burial(parts)
-        self._workers = Workers(parts, PoolWorkerEvents(parts, burial), burial)
-        self._failing = Failing(state, self._workers.tasks)
-        self._performer = CommandPerformer(parts, self._workers, self._failing)
+        worker_exit = WorkerExit(parts)
+        self._workers = Workers(
+            parts, PoolWorkerEvents(parts, worker_exit), worker_exit
+        )
+        self._bulk_failure = BulkFailure(state, self._workers.tasks)
+        self._performer = CommandPerformer(parts, self._workers, self._bulk_failure)
         state.performer = self._performer
 
     # The life of the workers.
@@ -93,7 +95,7 @@ class Supervisor:
             await self._workers.finish()
         except Exception as error:
             _LOGGER.exception("the supervisor of %s failed", self._state.config.title)
-            reason = self.standing.fail(error)
+            reason = self.status.fail(error)
         finally:
             await self._end(reason)
 
@@ -118,18 +120,18 @@ class Supervisor:
                 self._serving.close()
             self.admission.end()
             self._state.hub.end()
-            self.standing.end()
+            self.status.end()
 
     def _stop(self, reason: PoolClosedError) -> None:
         self._performer.stop()
-        self.traffic.last_words.stop()
+        self.traffic.stack_dumps.stop()
         self.traffic.stop()
-        self.rotator.stop()
+        self.replacement.stop()
         if self._health is not None:
             self._health.stop()
         self._state.core.closing.abandon()
         self.sessions.refuse()
-        self._state.book.fail_all(reason)
+        self._state.registry.fail_all(reason)
         self.draining.stop()
         self._workers.stop()
 
@@ -141,7 +143,7 @@ class Supervisor:
     @property
     def most_workers(self) -> int:
         """How many workers there may be."""
-        return self._state.core.rotation.sizing.most
+        return self._state.core.replacements.sizing.most
 
     @property
     def concurrency(self) -> int:
@@ -183,13 +185,13 @@ class Supervisor:
     @decision
     def close(self, finish: Finish, timeout: float | None) -> None:
         """Begin to close, or close faster than was asked before."""
-        if not self._state.core.closing.over and not self.standing.done.done():
+        if not self._state.core.closing.over and not self.status.done.done():
             now = self._state.loop.time()
             if self._serving is not None:
                 self._serving.stop()
             else:
                 self.draining.begin()
-            self._state.book.mark_close(self._state.core.kills)
+            self._state.registry.mark_close(self._state.core.kills)
             deadline = None if timeout is None else now + timeout
             self._performer.perform(self._state.core.close(finish, deadline, now))
             self._performer.rearm()  # there may be nothing to do but to watch the deadline
@@ -209,10 +211,10 @@ class Supervisor:
 
     @decision
     def _give_up_running(self) -> None:
-        for job in list(self._state.book.jobs.values()):
+        for job in list(self._state.registry.jobs.values()):
             if (slot := job.slot) is not None:
-                self._failing.fail((job.id,), "closed")
-                self.traffic.under_way.take_out(job, slot)
+                self._bulk_failure.fail((job.id,), "closed")
+                self.traffic.job_control.take_out(job, slot)
 
     # Figures.
 
@@ -228,7 +230,7 @@ class Supervisor:
 
     def stats(self) -> events.PoolStats:
         """Return the pool as it stands."""
-        return self._state.book.stats(
+        return self._state.registry.stats(
             self._state.core,
             self._state.handles,
             dropped_events=self._state.hub.dropped,
@@ -237,4 +239,4 @@ class Supervisor:
 
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""
-        return self._state.book.summary(self._state.core.kills)
+        return self._state.registry.summary(self._state.core.kills)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncpool import events
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.pool.parts import Parts
-from asyncpool._runtime.pool.worker_exit import Burial
+from asyncpool._runtime.pool.worker_exit import WorkerExit
 from asyncpool._runtime.state.pool_state import decision
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool._runtime.worker.worker_events import WorkerEvents
@@ -17,13 +17,13 @@ class PoolWorkerEvents(WorkerEvents):
 
     Args:
         parts: The parts of the pool, which hear of it.
-        burial: What is to know of each worker that was started.
+        worker_exit: What is to know of each worker that was started.
     """
 
-    def __init__(self, parts: Parts, burial: Burial) -> None:
+    def __init__(self, parts: Parts, worker_exit: WorkerExit) -> None:
         self._state = parts.state
         self._parts = parts
-        self._burial = burial
+        self._worker_exit = worker_exit
 
     # Their life.
 
@@ -36,8 +36,8 @@ class PoolWorkerEvents(WorkerEvents):
     def on_spawned(self, handle: WorkerHandle) -> None:
         """Count a worker that has a process, and tell the listeners."""
         state = self._state
-        state.book.spawned += 1
-        self._burial.born()
+        state.registry.spawned += 1
+        self._worker_exit.on_spawned()
         assert handle.pid is not None
         state.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
 
@@ -54,14 +54,14 @@ class PoolWorkerEvents(WorkerEvents):
         if self._parts.serving is not None:
             self._parts.serving.ready(handle)
         state.performer.rearm()  # it grows old from now on
-        self._parts.rotator.look()
-        self._parts.standing.begin()
+        self._parts.replacement.check_limits()
+        self._parts.status.begin()
 
     @decision
     def on_fault(self, handle: WorkerHandle) -> None:
         """Have a worker replaced that has lost a thread."""
         core, now = self._state.core, self._state.loop.time()
-        self._state.performer.perform(core.faulty(handle.slot, now))
+        self._state.performer.perform(core.condemn(handle.slot, now))
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Settle the jobs whose outcomes a dead worker has noted, and not sent."""
@@ -81,29 +81,29 @@ class PoolWorkerEvents(WorkerEvents):
 
     def on_items(self, handle: WorkerHandle, frames: list[Frame]) -> None:
         """Hand over what streams have yielded."""
-        self._parts.traffic.under_way.on_items(handle, frames)
+        self._parts.traffic.job_control.on_items(handle, frames)
 
     def on_revoked(self, handle: WorkerHandle, places: tuple[int, ...]) -> None:
         """Give jobs to others that a worker will not begin."""
-        self._parts.traffic.under_way.on_revoked(handle, places)
+        self._parts.traffic.job_control.on_revoked(handle, places)
 
     def on_heartbeat(self, handle: WorkerHandle) -> None:
         """Look for heartbeats on a worker's page."""
-        self._parts.traffic.heartbeats.rung(handle)
+        self._parts.traffic.heartbeats.on_notice(handle)
 
     def on_last_beat(self, handle: WorkerHandle, frame: Frame) -> None:
         """Hear the last heartbeat of a job."""
-        self._parts.traffic.heartbeats.take(handle, frame)
+        self._parts.traffic.heartbeats.on_last_heartbeat(handle, frame)
 
     # What they ask for, and answer.
 
     def on_retire(self, handle: WorkerHandle, reason: str) -> None:
         """Have a worker end after the job that asks for it."""
-        self._parts.rotator.retire(handle, reason)
+        self._parts.replacement.retire(handle, reason)
 
     def on_worn(self, handle: WorkerHandle, reason: str) -> None:
         """Have a worker replaced that asks for it."""
-        self._parts.rotator.replace(handle, reason)
+        self._parts.replacement.replace(handle, reason)
 
     @decision
     def on_stacks(self, handle: WorkerHandle, job: int | None) -> None:
@@ -114,10 +114,10 @@ class PoolWorkerEvents(WorkerEvents):
 
     def on_pong(self, handle: WorkerHandle) -> None:
         """Take a worker for healthy that has answered a ping."""
-        if self._parts.health is None:
+        if self._parts.pings is None:
             raise ProtocolError("it answered a ping, and nobody sends any")
         try:
-            self._parts.health.answered(handle)
+            self._parts.pings.answered(handle)
         except ProtocolError:
             if not self._state.core.slots[
                 handle.slot

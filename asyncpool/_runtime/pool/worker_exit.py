@@ -1,4 +1,4 @@
-"""The burial of workers: what the end of one means for its jobs, its slot and the log."""
+"""The exit of workers: what the end of one means for its jobs, its slot and the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from asyncpool import events
 from asyncpool._runtime.base.callbacks import Reporter
 from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.state.crash_report import (
-    Coroner,
+    CrashReporter,
     crash_error,
     describe_next_step,
     seen_by,
@@ -18,7 +18,7 @@ from asyncpool._runtime.state.registry import Loss
 from asyncpool._runtime.worker.handle import WorkerHandle
 
 
-class Burial:
+class WorkerExit:
     """Buries the workers of one pool.
 
     Args:
@@ -29,11 +29,11 @@ class Burial:
         state = self._state = parts.state
         config = state.config
         self._heartbeats = parts.traffic.heartbeats
-        self._rotator = parts.rotator
+        self._replacement = parts.replacement
         self._serving = parts.serving
         self._sessions = parts.sessions
-        self._standing = parts.standing
-        self._coroner = Coroner(config.start_timeout)
+        self._status = parts.status
+        self._crash_reporter = CrashReporter(config.start_timeout)
         self._reporter = Reporter(
             state.loop,
             config.title,
@@ -42,19 +42,19 @@ class Burial:
             traces=parts.serving is not None,
         )
 
-    def born(self) -> None:
+    def on_spawned(self) -> None:
         """Take note that there is a new worker: what killed others before is soon no news."""
-        self._coroner.look(self._state.loop.time())
+        self._crash_reporter.look(self._state.loop.time())
 
     @decision
-    def bury(self, handle: WorkerHandle) -> None:
+    def handle(self, handle: WorkerHandle) -> None:
         """Bury a worker: the one place where its jobs and its slot hear of its end."""
         self._heartbeats.look(handle)
-        book, hub, core = self._state.book, self._state.hub, self._state.core
+        registry, hub, core = self._state.registry, self._state.hub, self._state.core
         slot, now = core.slots[handle.slot], self._state.loop.time()
-        planned, kind = slot.planned, self._coroner.kind_of(handle, slot, now)
+        planned, kind = slot.planned, self._crash_reporter.kind_of(handle, slot, now)
         was_ready = slot.ready_at is not None
-        losses = book.losses(handle, slot, kind)
+        losses = registry.losses(handle, slot, kind)
         begun = [loss.job for loss in losses if loss.attempt]
         if slot.is_late:
             handle.read_late_stacks()
@@ -67,13 +67,13 @@ class Burial:
             now,
             started=blamed,
             requeue=[loss.job.id for loss in losses if loss.again],
-            roll=random.random(),  # noqa: S311 - jitter
+            jitter=random.random(),  # noqa: S311 - jitter
         )
         # One that was told to end may yet have died of something else, and with whatever it
-        # still served.  (A pool's has no job in hand then.)  Another comes as was planned.
+        # still served.  (A pool's has no job in flight then.)  Another comes as was planned.
         served = self._serving is not None and was_ready
         crashed = not planned or (served and handle.failed)
-        crash = self._coroner.report(
+        crash = self._crash_reporter.report(
             handle,
             kind=kind,
             planned=planned,
@@ -81,7 +81,7 @@ class Burial:
             killed_for=killed_for if planned else None,
             now=now,
             next_step=describe_next_step(
-                handle.slot, commands, is_last=self._standing.start_failed
+                handle.slot, commands, is_last=self._status.start_failed
             ),
         )
         handle.page.close()
@@ -99,7 +99,7 @@ class Burial:
         else:
             self._state.crashes.append(crash)
             self._sessions.worker_crashed(crash)
-            book.crashes += 1
+            registry.crashes += 1
             hub.publish(events.Crashed(crash))
         # The next worker is on its way before anybody hears of this one, by logging,
         # callback or future: that takes half a millisecond and more.
@@ -107,10 +107,10 @@ class Burial:
         self._report(crash, handle, crashed=crashed)
         for loss in losses:
             self._settle(loss, crash)
-        book.leases.worker_gone(handle.slot)
+        registry.leases.worker_gone(handle.slot)
         if not planned and not was_ready:
-            self._rotator.start_failed(crash)
-        self._rotator.look()
+            self._replacement.start_failed(crash)
+        self._replacement.check_limits()
 
     def _report(
         self, crash: events.Crash, handle: WorkerHandle, *, crashed: bool
@@ -137,8 +137,8 @@ class Burial:
         if loss.again:
             if self._sessions.is_over(job):
                 return  # it fails with the session
-            self._state.book.takeovers += 1
+            self._state.registry.takeovers += 1
             self._state.hub.publish(events.TakenOver(job.id, loss.attempt))
         else:
             error = loss.error or crash_error(job, loss.delivery)
-            self._state.book.fail(job, error)
+            self._state.registry.fail(job, error)

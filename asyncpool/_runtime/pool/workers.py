@@ -1,4 +1,4 @@
-"""The workers of a pool, each a task from its start to its burial."""
+"""The workers of a pool, each a task from its start to its exit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError
 from asyncpool._runtime.pool.parts import Parts
-from asyncpool._runtime.pool.worker_exit import Burial
+from asyncpool._runtime.pool.worker_exit import WorkerExit
 from asyncpool._runtime.worker.handle import WorkerHandle, WorkerSetup
-from asyncpool._runtime.worker.log_records import Journal
+from asyncpool._runtime.worker.log_records import WorkerLogs
 from asyncpool._runtime.worker.worker_events import WorkerEvents
 
 
@@ -22,7 +22,7 @@ class Workers:
     Args:
         parts: The parts of the pool.
         listener: What hears the workers.
-        burial: What the end of one is left to.
+        worker_exit: What the end of one is left to.
 
     Attributes:
         tasks: The tasks that the pool waits for before it ends: one for each worker, and
@@ -30,19 +30,21 @@ class Workers:
         segments: The shared memory.
     """
 
-    def __init__(self, parts: Parts, listener: WorkerEvents, burial: Burial) -> None:
+    def __init__(
+        self, parts: Parts, listener: WorkerEvents, worker_exit: WorkerExit
+    ) -> None:
         state = self._state = parts.state
         config, loop = state.config, state.loop
-        self._standing = parts.standing
+        self._status = parts.status
         self._broadcasts = parts.broadcasts
-        self._burial = burial
+        self._worker_exit = worker_exit
         # Not anyio's: workers are started from timers and readers too, where there
         # is no current task, which anyio needs.
         self.tasks = asyncio.TaskGroup()
         self.segments = Segments(loop, config.max_shared_memory, parts.threads)
         ahead = config.preload if config.fork else ()
         self._launcher = Launcher(loop, fork=config.fork, preload=ahead)
-        self._journal = Journal(loop)
+        self._worker_logs = WorkerLogs(loop)
         self._setup = WorkerSetup(
             pool=config.name,
             launcher=self._launcher,
@@ -56,7 +58,7 @@ class Workers:
             threads=parts.threads,
             segments=self.segments,
             serving=parts.serving,
-            journal=self._journal,
+            journal=self._worker_logs,
         )
 
     def start(self, slot: int, generation: int) -> None:
@@ -80,8 +82,8 @@ class Workers:
             handle.detail, handle.traceback = str(error), error.trace
             if handle.killed and not self._state.core.slots[handle.slot].planned:
                 self._launcher.accuse()  # it has not answered for start_timeout
-        self._burial.bury(handle)
-        self._standing.look()
+        self._worker_exit.handle(handle)
+        self._status.update()
 
     async def finish(self) -> None:
         """Wait until everybody has heard of workers that are gone.
@@ -89,12 +91,12 @@ class Workers:
         Cancellation:
             Safe: what was called goes on.
         """
-        await self._burial.finish()
-        await self._journal.finish()
+        await self._worker_exit.finish()
+        await self._worker_logs.finish()
 
     def stop(self) -> None:
         """Let go of what the workers had, also of those that were not buried."""
-        self._journal.close()
+        self._worker_logs.close()
         self.segments.close()
         for handle in self._state.handles.values():
             handle.page.close()

@@ -45,7 +45,7 @@ class Admission:
         ):
             raise PoolClosedError
         if self._core.broken is not None:
-            self._core.wanted(self._state.loop.time())
+            self._core.try_sooner(self._state.loop.time())
             self._state.performer.rearm()
             raise broken_errors(self._state)(None)
 
@@ -65,7 +65,7 @@ class Admission:
     def check(self, options: JobOptions) -> None:
         """Check that a job with these options may come in.
 
-        The calls of a broadcast do not come this way (:meth:`Traffic.send_errand`): only the
+        The calls of a broadcast do not come this way (:meth:`Traffic.send_pinned`): only the
         broadcast itself has to find the pool open.  Each is for one worker, so it takes no
         room in the queue, and may be for one that is started while the pool drains.
 
@@ -109,8 +109,8 @@ class Admission:
     def crowded(self) -> None:
         """Take note that a job waits, while there may be more workers."""
         core = self._core
-        if core.dispatcher.crowd:
-            core.rotation.sizing.crowded(self._state.loop.time())
+        if core.dispatcher.unserved:
+            core.replacements.sizing.crowded(self._state.loop.time())
             self._state.performer.rearm()
 
     def relax(self) -> None:

@@ -18,7 +18,7 @@ from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError, 
 _FAILED_A_TURN = 500
 
 
-class Failing:
+class BulkFailure:
     """Fails the jobs that the core has given up.
 
     Args:
@@ -36,7 +36,7 @@ class Failing:
 
     def fail(self, numbers: tuple[int, ...], why: str) -> None:
         """Fail jobs: some at once, and if there are more, some in each turn of the loop."""
-        jobs = deque(self._state.book.jobs[number] for number in numbers)
+        jobs = deque(self._state.registry.jobs[number] for number in numbers)
         # From what is known now, not when it is their turn.
         error_for: Callable[[Job[Any]], Exception] = self._closed_error
         if why == "broken":
@@ -61,7 +61,7 @@ class Failing:
     ) -> None:
         for _ in range(min(len(jobs), _FAILED_A_TURN)):
             job = jobs.popleft()
-            self._state.book.fail(job, error_for(job))
+            self._state.registry.fail(job, error_for(job))
 
     def _late_error(self, job: Job[Any]) -> JobTimeoutError:
         return late_error(job, self._state.loop.time())

@@ -32,7 +32,7 @@ _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
 }
 
 
-class Coroner:
+class CrashReporter:
     """Judges deaths.
 
     Args:
@@ -222,7 +222,7 @@ def describe_next_step(
     """
     for command in commands:
         match command:
-            case cmd.ScheduleRestart(index, delay) if index == slot:
+            case cmd.TellRestart(index, delay) if index == slot:
                 return f"restarting {_in(delay)}"
             case cmd.Spawn(index, _) if index == slot:
                 return "restarting at once"
@@ -234,7 +234,7 @@ def describe_next_step(
                 )
             case cmd.LeaveEmpty(index) if index == slot:
                 return "not replaced: there are enough other workers"
-            case cmd.Keep(index, again_in) if index == slot:
+            case cmd.KeepWorker(index, again_in) if index == slot:
                 again = "" if again_in is None else f", next try {_in(again_in)}"
                 return f"the worker that it was to replace stays{again}"
             case _:

@@ -114,7 +114,7 @@ class Draining:
     def stop(self) -> None:
         """Say for the last time what there is to say."""
         self._alarm.cancel()
-        unheard = self._state.book.unheard
+        unheard = self._state.registry.unheard
         if unheard:
             count = unheard.total()
             _LOGGER.warning(
@@ -132,7 +132,7 @@ class Draining:
 
     def _say(self, _: float) -> None:
         assert self._began is not None
-        state, jobs = self._state, self._state.book.jobs
+        state, jobs = self._state, self._state.registry.jobs
         names = (job.title for job in itertools.islice(jobs.values(), _LOOKED_AT))
         text = say_what_it_waits_for(
             jobs=len(jobs),

@@ -13,7 +13,7 @@ from asyncpool._core.slots.commands import Command
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._runtime.base.event_hub import EventHub
 from asyncpool._runtime.state.config import SupervisorConfig
-from asyncpool._runtime.state.registry import JobBook
+from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.events import Crash, Event
 
@@ -44,7 +44,7 @@ class PoolState:
         config: What the user wants.
         core: What is decided.
         hub: The listeners.
-        book: The open jobs.
+        registry: The open jobs.
         handles: The workers, by slot.
         crashes: The last ones, oldest first.
         deciding: Whether a decision is being made and carried out just now.
@@ -56,7 +56,7 @@ class PoolState:
     config: SupervisorConfig
     core: Supervision
     hub: EventHub[Event]
-    book: JobBook = field(default_factory=JobBook)
+    registry: JobRegistry = field(default_factory=JobRegistry)
     handles: dict[int, WorkerHandle] = field(default_factory=dict)
     crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=_CRASHES_KEPT))
     deciding: bool = False

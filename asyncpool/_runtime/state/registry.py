@@ -1,7 +1,7 @@
 """The open jobs of a pool, how each of them ends, and the figures of its life.
 
-Every way that a job can end leads through :class:`JobBook`, which is why each job
-ends once: it is removed from the book in the same step.
+Every way that a job can end leads through :class:`JobRegistry`, which is why each job
+ends once: it is removed from the registry in the same step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from asyncpool._core.pickling.errors import load_error
 from asyncpool._core.slots.slots import Slot, SlotState
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._core.wire.context import with_details
-from asyncpool._core.wire.frames import Frame, Kind
+from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob, claim
 from asyncpool._runtime.job.leases import Leases
 from asyncpool._runtime.state.crash_report import deliveries, stacks_of, timeout_error
@@ -35,7 +35,7 @@ from asyncpool.events import (
     SlotStats,
 )
 
-_VALUE = Kind.VALUE
+_VALUE = FrameKind.VALUE
 
 
 class Failed(NamedTuple):
@@ -108,7 +108,7 @@ class Loss(NamedTuple):
     error: BaseException | None
 
 
-class JobBook:
+class JobRegistry:
     """The jobs that are open, by number, and the counters of all.
 
     Attributes:
@@ -182,13 +182,13 @@ class JobBook:
         return False
 
     def losses(self, handle: WorkerHandle, slot: Slot, kind: CrashKind) -> list[Loss]:
-        """Take note that a worker is dead: what becomes of the jobs it had in hand?"""
-        jobs = [self.jobs[n] for n in slot.flight.jobs if n in self.jobs]
+        """Take note that a worker is dead: what becomes of the jobs it had in flight?"""
+        jobs = [self.jobs[n] for n in slot.in_flight.jobs if n in self.jobs]
         losses: list[Loss] = []
         found = list(zip(jobs, deliveries(jobs, handle), strict=True))
         waits = (job.id for job, delivery in found if delivery != "started")
         about_to_begin = next(waits, None)
-        if handle.outbox.loading or about_to_begin not in slot.flight.running:
+        if handle.outbox.loading or about_to_begin not in slot.in_flight.running:
             about_to_begin = None
         for job, delivery in found:
             begun = delivery == "started"
@@ -290,7 +290,7 @@ class JobBook:
             state = "broken"
         return PoolStats(
             state=state,
-            workers=core.rotation.sizing.size,
+            workers=core.replacements.sizing.size,
             idle=states.count(SlotState.IDLE),
             busy=states.count(SlotState.BUSY),
             waiting=core.balance.waiting,
@@ -310,18 +310,18 @@ class JobBook:
                     generation=slot.generation,
                     pid=_pid(slot.state, handles.get(slot.index)),
                     state=_state_of(slot).value,
-                    job_id=slot.flight.head,
-                    job_ids=slot.flight.running,
+                    job_id=slot.in_flight.head,
+                    job_ids=slot.in_flight.running,
                 )
                 for slot in core.slots
-                if slot.state is not SlotState.SPARE
+                if slot.state is not SlotState.UNUSED
             ),
         )
 
     def _return(self, job: Job[Any]) -> None:
         """Take note that no attempt at it is running any more."""
-        if job.pulse is not None:
-            job.context = with_details(job.context, job.pulse.details)
+        if job.heartbeat_log is not None:
+            job.context = with_details(job.context, job.heartbeat_log.details)
         if job.began is not None:
             job.began = job.exceeded = None
             deadline = job.limits.deadline
@@ -358,7 +358,7 @@ def _pid(state: SlotState, handle: WorkerHandle | None) -> int | None:
     if handle is None or state in {
         SlotState.VACANT,
         SlotState.PARKED,
-        SlotState.SPARE,
+        SlotState.UNUSED,
         SlotState.RETIRED,
     }:
         return None

@@ -12,7 +12,7 @@ from asyncpool.errors import PoolBrokenError, PoolClosedError
 _LOGGER = logging.getLogger("asyncpool")
 
 
-class Standing:
+class PoolStatus:
     """Whether a pool works, does not any more, or has failed.
 
     Args:
@@ -37,17 +37,17 @@ class Standing:
         if self.up.done():
             return False
         core = self._state.core
-        hopeless = self._state.config.wait_for_all and core.failures is not None
-        return hopeless or core.broken is not None
+        breaks_pool = self._state.config.wait_for_all and core.failures is not None
+        return breaks_pool or core.broken is not None
 
     def begin(self) -> None:
         """Take note that a worker is ready."""
         if self._state.config.wait_for_all:
-            self.look()
+            self.update()
         elif not self.up.done():
             self.up.set_result(None)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Tell those who wait for all workers that these are there, or that some do not come."""
         core = self._state.core
         if self.up.done() or not self._state.config.wait_for_all:

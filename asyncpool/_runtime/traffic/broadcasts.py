@@ -1,7 +1,7 @@
 """Calls for every worker: for those that are there as jobs, for others at their start.
 
 A worker that is up or starting when a broadcast begins, or is started before it is over,
-has an *errand*: a job for this one worker, before which it gets no other.  When all have
+has an *call*: a job for this one worker, before which it gets no other.  When all have
 run theirs, the broadcast is over and remembered, and workers that are started from then on
 find it in their configuration.  So each worker has it from one of the two, and an error
 meets the caller, and not the pool's starts, as long as there is one.
@@ -46,9 +46,9 @@ class _Run:
 
     Attributes:
         broadcast: The call.
-        options: What each errand is to have.
+        options: What each pinned job is to have.
         over: What the caller awaits.
-        errands: Those that are open, by slot.
+        calls: Those that are open, by slot.
         results: What the others have returned.
         errors: Or raised.
     """
@@ -56,7 +56,7 @@ class _Run:
     broadcast: Broadcast
     options: JobOptions
     over: asyncio.Future[dict[int, Any]]
-    errands: dict[int, Job[Any]] = field(default_factory=dict)
+    calls: dict[int, Job[Any]] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, BaseException] = field(default_factory=dict)
 
@@ -124,8 +124,8 @@ class Broadcaster:
         finally:
             if run in self._runs:  # the caller has left
                 self._runs.remove(run)
-            for errand in list(run.errands.values()):
-                errand.cancel()
+            for call in list(run.calls.values()):
+                call.cancel()
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncGenerator[asyncio.Future[None], None]:
@@ -156,7 +156,7 @@ class Broadcaster:
         )
         self._runs.append(run)
         for slot in self._state.core.slots:
-            if slot.state in _COMING and not slot.leaving:
+            if slot.state in _COMING and not slot.draining:
                 self._run_in(slot.index, run)
         self._state.loop.call_soon(self._look, run)
         return run
@@ -196,33 +196,33 @@ class Broadcaster:
     def on_spawn(self, slot: int) -> None:
         """Take note that a worker is being started: it is one of those there are."""
         for run in self._runs:
-            last = run.errands.get(slot)
+            last = run.calls.get(slot)
             dying = last is not None and not last.done()  # with the worker before
             if not dying and not run.errors:  # which end it; nobody else need try
                 self._run_in(slot, run)
 
     def on_dropped(self, numbers: Iterable[int]) -> None:
-        """Take note that the workers of these errands go, and have not begun them."""
+        """Take note that the workers of these pinned jobs go, and have not begun them."""
         for number in numbers:
-            errand = self._state.book.jobs[number]
-            self._state.book.cancelled(errand)
-            super(Job, errand).cancel()  # its owner knows
+            call = self._state.registry.jobs[number]
+            self._state.registry.cancelled(call)
+            super(Job, call).cancel()  # its owner knows
 
     def _run_in(self, slot: int, run: _Run) -> None:
-        errand = self._traffic.send_errand(slot, run.broadcast.payload, run.options)
-        run.errands[slot] = errand
-        errand.add_done_callback(functools.partial(self._on_done, slot, run))
+        call = self._traffic.send_pinned(slot, run.broadcast.payload, run.options)
+        run.calls[slot] = call
+        call.add_done_callback(functools.partial(self._on_done, slot, run))
 
-    def _on_done(self, slot: int, run: _Run, errand: Job[Any]) -> None:
-        error = None if errand.cancelled() else errand.exception()
-        if run.errands.get(slot) is not errand:
+    def _on_done(self, slot: int, run: _Run, call: Job[Any]) -> None:
+        error = None if call.cancelled() else call.exception()
+        if run.calls.get(slot) is not call:
             return  # there is another worker by now, which has its own
-        del run.errands[slot]
+        del run.calls[slot]
         run.results.pop(slot, None)
         if error is not None:
             run.errors[slot] = error
-        elif not errand.cancelled():
-            run.results[slot] = errand.result()
+        elif not call.cancelled():
+            run.results[slot] = call.result()
         self._look(run)
 
     def _look(self, run: _Run) -> None:
@@ -231,7 +231,7 @@ class Broadcaster:
             return
         ended = (PoolClosedError, PoolBrokenError)
         end = next((e for e in run.errors.values() if isinstance(e, ended)), None)
-        if run.errands and end is None:
+        if run.calls and end is None:
             return
         self._runs.remove(run)
         if run.over.done():

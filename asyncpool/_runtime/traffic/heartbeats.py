@@ -27,7 +27,7 @@ class Heartbeats:
         self._state = state
         self._alarms: dict[WorkerHandle, Alarm] = {}
 
-    def rung(self, handle: WorkerHandle) -> None:
+    def on_notice(self, handle: WorkerHandle) -> None:
         """Look at the page of a worker that has rung, and again when it may next ring."""
         self.look(handle)
         alarm = self._alarms.get(handle)
@@ -41,7 +41,7 @@ class Heartbeats:
         for beat in handle.page.beats():
             self._hear(handle, beat)
 
-    def take(self, handle: WorkerHandle, frame: Frame) -> None:
+    def on_last_heartbeat(self, handle: WorkerHandle, frame: Frame) -> None:
         """Hear the last beat of a job, whose outcome is next.
 
         Raises:
@@ -50,9 +50,9 @@ class Heartbeats:
         beat = unpack(bytes(frame.payload))
         if beat is None:
             raise ProtocolError("a heartbeat cannot be read")
-        job = self._state.book.jobs.get(beat.job)  # or its caller has given it up
-        flight = self._state.core.slots[handle.slot].flight
-        if beat.job in flight.jobs and (job is None or job.attempt == beat.attempt):
+        job = self._state.registry.jobs.get(beat.job)  # or its caller has given it up
+        in_flight = self._state.core.slots[handle.slot].in_flight
+        if beat.job in in_flight.jobs and (job is None or job.attempt == beat.attempt):
             self._hear(handle, beat)
         else:
             raise ProtocolError(
@@ -72,11 +72,11 @@ class Heartbeats:
 
     def _hear(self, handle: WorkerHandle, beat: Beat) -> None:
         """Take note of a beat, if it is one of a job that the worker has."""
-        job = self._state.book.jobs.get(beat.job)
+        job = self._state.registry.jobs.get(beat.job)
         if (
             job is not None
             and job.slot == handle.slot
             and job.attempt == beat.attempt
             and not job.done()
         ):
-            job.listen().hear(beat, self._state.loop.time())
+            job.listen().add(beat, self._state.loop.time())

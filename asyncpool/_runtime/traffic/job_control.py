@@ -16,7 +16,7 @@ from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import ProtocolError
 
 
-class UnderWay:
+class JobControl:
     """The jobs of one pool, for their callers.
 
     Args:
@@ -45,7 +45,7 @@ class UnderWay:
         state, slot = self._state, job.slot
         if state.deciding:
             state.loop.call_soon(self.on_cancel, job)
-        elif state.book.cancelled(job):
+        elif state.registry.cancelled(job):
             self.take_out(job, slot)
 
     def take_out(self, job: Job[Any], slot: int | None) -> None:
@@ -64,7 +64,7 @@ class UnderWay:
                     now,
                     index=slot,
                     begun=state.handles[slot].page.begun(job.id, job.attempt),
-                    press=job.limits.press,
+                    press=job.limits.cancel_mode,
                 )
             )
 
@@ -91,9 +91,9 @@ class UnderWay:
                 return
 
     def _on_item(self, handle: WorkerHandle, frame: Frame) -> None:
-        if frame.job not in self._state.core.slots[handle.slot].flight.jobs:
+        if frame.job not in self._state.core.slots[handle.slot].in_flight.jobs:
             raise ProtocolError(f"it sent an item of job {frame.job}, which it has not")
-        job = self._state.book.jobs.get(frame.job)
+        job = self._state.registry.jobs.get(frame.job)
         if job is None:
             return  # its caller has given it up
         if not isinstance(job, StreamJob) or job.attempt != frame.attempt:

@@ -16,20 +16,20 @@ from asyncpool._runtime.job.timeouts import Timeouts
 from asyncpool._runtime.state.crash_report import late_error, timeout_error
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
-from asyncpool._runtime.traffic.job_control import UnderWay
-from asyncpool._runtime.traffic.stack_dump import LastWords
+from asyncpool._runtime.traffic.job_control import JobControl
+from asyncpool._runtime.traffic.stack_dump import StackDumps
 
 # Seconds that a worker has to give back a job which is late.
 _AGAIN = 0.1
 
 
-class Times:
+class JobTimers:
     """The times of a pool's jobs.
 
     Args:
         state: The pool.
         heartbeats: What its jobs say.
-        last_words: What its workers say before they are killed.
+        stack_dumps: What its workers say before they are killed.
         under_way: What takes those out that are settled before their time.
     """
 
@@ -37,15 +37,15 @@ class Times:
         self,
         state: PoolState,
         heartbeats: Heartbeats,
-        last_words: LastWords,
-        under_way: UnderWay,
+        stack_dumps: StackDumps,
+        under_way: JobControl,
     ) -> None:
         self._state = state
         self._time = state.loop.time
         self._heartbeats = heartbeats
-        self._last_words = last_words
+        self._stack_dumps = stack_dumps
         self._under_way = under_way
-        self._timeouts = Timeouts(state.loop, state.book.deadlines, self._on_due)
+        self._timeouts = Timeouts(state.loop, state.registry.deadlines, self._on_due)
 
     def wait(self, job: Job[Any]) -> bool:
         """Watch how long it waits, or end it since its time is over already."""
@@ -56,7 +56,7 @@ class Times:
         until = limits.queue_end(now)
         if until is not None and until <= now:
             job.exceeded = limits.exceeded(now, running=False)
-            self._state.book.fail(job, timeout_error(job))
+            self._state.registry.fail(job, timeout_error(job))
             return False
         self._timeouts.watch(job.id, until)
         return True
@@ -64,7 +64,7 @@ class Times:
     def begin_first(self, slot: int) -> None:
         """Watch how long what is first in a worker's hands is running."""
         for number in self._state.core.running(slot):
-            job = self._state.book.jobs.get(number)
+            job = self._state.registry.jobs.get(number)
             if job is not None and job.began is None and type(job.payload) is bytes:
                 self.begin(job)
 
@@ -74,7 +74,7 @@ class Times:
             job.began = now = self._time()
             look = job.limits.first_look(now)
             # If it was to begin before that, it is looked at then, which is soon enough.
-            if look is None or not self._state.book.deadlines.is_set(job.id, look):
+            if look is None or not self._state.registry.deadlines.is_set(job.id, look):
                 self._timeouts.watch(job.id, look)
 
     def end(self, job: Job[Any]) -> None:
@@ -91,13 +91,15 @@ class Times:
 
     def _on_due(self, numbers: list[int], now: float) -> None:
         """Judge the jobs whose time may be over."""
-        book, handles = self._state.book, self._state.handles
-        due = [job for number in numbers if (job := book.jobs.get(number)) is not None]
+        registry, handles = self._state.registry, self._state.handles
+        due = [
+            job for number in numbers if (job := registry.jobs.get(number)) is not None
+        ]
         before = [(job.slot, job.began) for job in due]
         # All their workers are heard before any job is judged: a worker may have sent
         # what concerns several of these jobs.
         for slot in {slot for slot, _ in before if slot is not None}:
-            handles[slot].hear()
+            handles[slot].read_now()
         for job, known in zip(due, before, strict=True):
             # A job that has begun or ended in time is watched as what it is now.
             if (job.slot, job.began) == known:
@@ -113,7 +115,7 @@ class Times:
             self._timeouts.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
             # Its outcome may be here, and take long to load.
-            state.book.fail(job, late_error(job, now))
+            state.registry.fail(job, late_error(job, now))
             self._under_way.take_out(job, slot)
         elif state.core.runs(slot, job.id):
             end = job.limits.run_end(began)
@@ -121,11 +123,11 @@ class Times:
                 self._judge(job, slot, now)
                 return
             job.exceeded = job.limits.exceeded(now, running=True)
-            press = job.limits.press
+            press = job.limits.cancel_mode
             self._state.performer.perform(
                 state.core.expire(job.id, now, index=slot, press=press)
             )
-            self._last_words.insist(state.handles[slot], now, job.id)
+            self._stack_dumps.insist(state.handles[slot], now, job.id)
 
     def _must_go(self, job: Job[Any], slot: int) -> bool:
         """Tell whether a job that waits in a worker's hands can only be given up.
@@ -151,16 +153,16 @@ class Times:
             several = self._state.config.worker.concurrency > 1
             whose = f" of job {job.id}" if several else ""
             silence = f"no heartbeat{whose} for {seconds:g} s"
-            self._last_words.hang(handle, silence, job.id)
+            self._stack_dumps.hang(handle, silence, job.id)
 
     def _next_look(self, job: Job[Any]) -> float | None:
         """Return until when a job may run on, as far as is known."""
-        began, pulse = job.began, job.pulse
+        began, heartbeat_log = job.began, job.heartbeat_log
         assert began is not None
         # After a gap in which this process did not run, the worker may not have either.
         beat = max(began, self._timeouts.resumed_at)
-        if pulse is not None and pulse.attempt == job.attempt:
-            beat = max(beat, pulse.at)
+        if heartbeat_log is not None and heartbeat_log.attempt == job.attempt:
+            beat = max(beat, heartbeat_log.at)
         if isinstance(job, StreamJob):
             beat = max(beat, job.heard_at(self._time()))
         return job.limits.next_look(began, beat)

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from asyncpool._core.pickling.calls import describe, pack_job
-from asyncpool._core.pickling.out_of_band import Parcel
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.job.job import Job, claim
@@ -49,7 +49,7 @@ class LargeObjects:
     ) -> None:
         self._state = state
         self._max_payload = state.config.worker.max_payload
-        self._sizing = state.core.rotation.sizing
+        self._sizing = state.core.replacements.sizing
         self._admission = admission
         self._packer = Packer(
             threads,
@@ -71,7 +71,7 @@ class LargeObjects:
         self._packer.go_on()
 
     @decision
-    def _on_packed(self, job: Job[Any], payload: bytes | Parcel) -> None:
+    def _on_packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
         if job.done():
             return
         if len(payload) > self._max_payload:
@@ -89,7 +89,7 @@ class LargeObjects:
     def _on_refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job that cannot be sent."""
         claim(error, job)
-        self._state.book.fail(job, error)
+        self._state.registry.fail(job, error)
         self._state.performer.perform(
             self._state.core.drop(job.id, self._state.loop.time())
         )
@@ -108,7 +108,7 @@ class LargeObjects:
     @decision
     def _on_loaded(self, job: Job[Any], loaded: Any) -> None:
         core, now = self._state.core, self._state.loop.time()
-        if self._state.book.settle(job, loaded):
+        if self._state.registry.settle(job, loaded):
             self._state.performer.perform(core.give_back({job.id: job.profile}, now))
         self._state.performer.perform(core.landed(job.id, now))
 
@@ -131,7 +131,7 @@ class Packer:
         threads: Threads,
         *,
         ahead: int,
-        on_packed: Callable[[Job[Any], bytes | Parcel], None],
+        on_packed: Callable[[Job[Any], bytes | OutOfBandPickle], None],
         on_refused: Callable[[Job[Any], JobNotPicklableError], None],
     ) -> None:
         self._threads = threads
@@ -158,13 +158,15 @@ class Packer:
             packed = self._threads.pickle(_pack, job, call, unwanted=job.done)
             packed.add_done_callback(partial(self._on_done, job))
 
-    def _on_done(self, job: Job[Any], packed: asyncio.Future[bytes | Parcel]) -> None:
+    def _on_done(
+        self, job: Job[Any], packed: asyncio.Future[bytes | OutOfBandPickle]
+    ) -> None:
         self._begun -= 1
         error = None if packed.cancelled() else packed.exception()
         if not job.done() and not packed.cancelled():
             if error is None:
                 payload = packed.result()
-                if isinstance(payload, Parcel):
+                if isinstance(payload, OutOfBandPickle):
                     self._ahead.append(job)
                 self._on_packed(job, payload)
             elif isinstance(error, JobNotPicklableError):
@@ -207,7 +209,7 @@ class Unpacker:
         self.jobs.discard(job.id)
 
 
-def _pack(job: Job[Any], call: _Call, pause: Pause) -> bytes | Parcel:
+def _pack(job: Job[Any], call: _Call, pause: Pause) -> bytes | OutOfBandPickle:
     function, args, kwargs = call
     pause()  # it may have waited for others, and be unwanted by now
     return pack_job(function, args, kwargs, number=job.function.number, pause=pause)

@@ -14,12 +14,12 @@ from asyncpool._runtime.worker.handle import WorkerHandle
 # Seconds before its end at which a worker is made to say where it is, and then is looked
 # at.  Before that its own thread had its turn, which comes every 5 ms.  24 ms were
 # too few now and then, on two cores that others computed on.
-_LAST_WORDS = 0.15
+_DUMP_TIME = 0.15
 _NEXT_LOOK = 0.001
 
 
-class LastWords:
-    """The last words of a pool's workers.
+class StackDumps:
+    """The stack dumps of a pool's workers.
 
     Args:
         state: The pool.
@@ -31,7 +31,7 @@ class LastWords:
 
     def rearm(self) -> None:
         """Watch the time of those that are to end, as it is now."""
-        self._alarm.set_at(self._state.core.late_looks.next_deadline())
+        self._alarm.set_at(self._state.core.late_workers.next_deadline())
 
     def stop(self) -> None:
         """Watch it no more."""
@@ -40,7 +40,7 @@ class LastWords:
     @decision
     def _look_at_late(self, now: float) -> None:
         """Ask those where they are whose time to end is nearly over."""
-        for slot, due in self._state.core.late_looks.take(now):
+        for slot, due in self._state.core.late_workers.take(now):
             handle = self._state.handles[slot]
             handle.page.read_stacks()  # whatever was written before
             handle.ask_for_stacks()
@@ -100,4 +100,4 @@ class LastWords:
 
 
 def _demand_at(due: float, now: float) -> float:
-    return due - min(_LAST_WORDS, 0.8 * (due - now))
+    return due - min(_DUMP_TIME, 0.8 * (due - now))

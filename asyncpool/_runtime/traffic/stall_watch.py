@@ -1,4 +1,4 @@
-"""The rounds: a look, every few milliseconds, at workers that have several jobs in hand.
+"""The rounds: a look, every few milliseconds, at workers that have several jobs in flight.
 
 One that has plenty of them may be left alone until the next round, when its outcomes are
 read together.  With one wake-up for each, a pool that is busy all the time takes much of
@@ -10,7 +10,7 @@ from __future__ import annotations
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.job.job import ChunkJob
 from asyncpool._runtime.state.pool_state import PoolState, decision
-from asyncpool._runtime.traffic.job_times import Times
+from asyncpool._runtime.traffic.job_times import JobTimers
 from asyncpool._runtime.worker.handle import WorkerHandle
 
 # Seconds from one round to the next.  A job that others wait behind, and that is the same
@@ -28,7 +28,7 @@ SOON = 0.0005
 _LONG = 2
 
 
-class Rounds:
+class StallWatch:
     """The rounds of one pool, as long as there is a reason for them.
 
     Args:
@@ -39,7 +39,7 @@ class Rounds:
     def __init__(
         self,
         state: PoolState,
-        times: Times,
+        times: JobTimers,
     ) -> None:
         self._state = state
         self._balance = state.core.balance
@@ -50,13 +50,13 @@ class Rounds:
         self._hearing = False
 
     @property
-    def on(self) -> bool:
+    def active(self) -> bool:
         """Whether there is a next round, or one is being made."""
         return self._alarm.is_set or self._hearing
 
     def go(self) -> None:
         """Make a round soon."""
-        if not self.on:
+        if not self.active:
             state, resting = self._state, self._resting
             self._soon = self._balance.unbalanced
             every = REST if len(resting) == len(state.handles) else EVERY
@@ -64,7 +64,7 @@ class Rounds:
                 every = SOON
             self._alarm.set_in(every)
 
-    def hurry(self) -> None:
+    def look_soon(self) -> None:
         """Make the next round sooner, if a worker has become idle meanwhile."""
         if not self._alarm.is_set or self._soon or not self._balance.unbalanced:
             return
@@ -75,12 +75,12 @@ class Rounds:
         """Read no outcomes of a worker's until the next round, if it has enough to do."""
         if self._balance.may_rest(handle.slot):
             if handle not in self._resting:
-                handle.rest()
+                handle.pause_reading()
                 self._resting.append(handle)
             self.go()
         elif self._resting and handle in self._resting:
             self._resting.remove(handle)  # it was heard meanwhile, and has little left
-            handle.attend()
+            handle.resume_reading()
 
     def stop(self) -> None:
         """Make no more rounds."""
@@ -91,8 +91,8 @@ class Rounds:
         resting, self._resting = self._resting, []
         self._hearing = True
         for handle in resting:
-            handle.attend()
-            handle.hear()
+            handle.resume_reading()
+            handle.read_now()
         self._hearing = False  # only now it is known who rests until the next round
         self._look_for_stalls()
 
@@ -108,7 +108,7 @@ class Rounds:
         watched = False
         for slot, handle in self._state.handles.items():
             for number in self._state.core.running(slot):
-                job = self._state.book.jobs.get(number)
+                job = self._state.registry.jobs.get(number)
                 if not isinstance(job, ChunkJob):
                     continue
                 job.rounds += 1

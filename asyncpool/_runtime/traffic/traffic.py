@@ -17,7 +17,7 @@ from asyncpool._core.pickling.calls import pack_job
 from asyncpool._core.pickling.functions import Function, FunctionTable
 from asyncpool._core.pickling.out_of_band import (
     HEAVY,
-    Parcel,
+    OutOfBandPickle,
     StreamTooLongError,
     is_heavy,
 )
@@ -30,16 +30,16 @@ from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.state.registry import outcome_of
 from asyncpool._runtime.traffic.heartbeats import Heartbeats
-from asyncpool._runtime.traffic.job_control import UnderWay
-from asyncpool._runtime.traffic.job_times import Times
+from asyncpool._runtime.traffic.job_control import JobControl
+from asyncpool._runtime.traffic.job_times import JobTimers
 from asyncpool._runtime.traffic.large_jobs import (
     Call,
     LargeObjects,
     too_large,
     unpicklable,
 )
-from asyncpool._runtime.traffic.stack_dump import LastWords
-from asyncpool._runtime.traffic.stall_watch import Rounds
+from asyncpool._runtime.traffic.stack_dump import StackDumps
+from asyncpool._runtime.traffic.stall_watch import StallWatch
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import JobNotPicklableError, ProtocolError
 
@@ -63,9 +63,9 @@ class Traffic:
 
     Attributes:
         heartbeats: What they say.
-        last_words: What their workers say before they are killed.
-        under_way: What else can happen to them.
-        times: How long they may wait, run and be silent.
+        stack_dumps: What their workers say before they are killed.
+        job_control: What else can happen to them.
+        timers: How long they may wait, run and be silent.
     """
 
     def __init__(
@@ -75,16 +75,18 @@ class Traffic:
         self._admission = admission
         self._propagation = state.config.propagation
         self._max_payload = state.config.worker.max_payload
-        self._sizing = state.core.rotation.sizing
+        self._sizing = state.core.replacements.sizing
         self._width = state.config.worker.concurrency
         self._functions = FunctionTable()
         self._large = LargeObjects(state, threads, admission)
         self.heartbeats = Heartbeats(state)
-        self.last_words = LastWords(state)
-        self.under_way = UnderWay(state, self._large)
-        self.times = Times(state, self.heartbeats, self.last_words, self.under_way)
-        state.book.leases.fence = self._fence
-        self._rounds = Rounds(state, self.times)
+        self.stack_dumps = StackDumps(state)
+        self.job_control = JobControl(state, self._large)
+        self.timers = JobTimers(
+            state, self.heartbeats, self.stack_dumps, self.job_control
+        )
+        state.registry.leases.fence = self._fence
+        self._stall_watch = StallWatch(state, self.timers)
 
     # A job's way in.
 
@@ -105,7 +107,7 @@ class Traffic:
             self._admission.check(options)
             known = self._functions.find(function, options.name)
             job: Job[Any] = _FORMS[options.form](
-                state.book.next_id(), known, options, self.under_way, state.loop
+                state.registry.next_id(), known, options, self.job_control, state.loop
             )
             if _MANAGERS in _modules:
                 # A manager forgets what nobody has a proxy of, and the worker has none yet.
@@ -122,8 +124,8 @@ class Traffic:
                 return self._refuse(job, error)
             if len(payload) > self._max_payload:
                 return self._refuse(job, too_large(len(payload), self._max_payload))
-            state.book.enter(job)
-            if options.limits.timed and not self.times.wait(job):
+            state.registry.enter(job)
+            if options.limits.timed and not self.timers.wait(job):
                 return job
             job.payload = payload
             if (
@@ -150,17 +152,17 @@ class Traffic:
             BaseException: What a signal's handler may have raised: the caller gets no job.
         """
         if isinstance(error, SystemExit | KeyboardInterrupt):
-            self._state.book.withdraw()
+            self._state.registry.withdraw()
             raise error
         if not isinstance(error, JobNotPicklableError):
             error = unpicklable(error)
-        self._state.book.refuse(job, error)
+        self._state.registry.refuse(job, error)
         return job
 
     def _submit_large(self, job: Job[Any], call: Call) -> Job[Any]:
         """Have a call pickled in a thread before it is queued; return its future."""
-        self._state.book.enter(job)
-        if not job.limits.timed or self.times.wait(job):
+        self._state.registry.enter(job)
+        if not job.limits.timed or self.timers.wait(job):
             self._large.pack(job, call)
         return job
 
@@ -174,33 +176,33 @@ class Traffic:
         return submit(job.id, job.profile, job.priority)
 
     @decision
-    def send_errand(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
+    def send_pinned(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
         """Have the worker in *slot* run a pickled call before all other jobs, unchecked."""
         state, function = self._state, Function(0, b"", options.name)
         job: Job[Any] = Job(
-            state.book.next_id(), function, options, self.under_way, state.loop
+            state.registry.next_id(), function, options, self.job_control, state.loop
         )
         job.payload = payload
-        state.book.enter(job)
-        if not options.limits.timed or self.times.wait(job):
-            self._state.performer.perform(state.core.errand(slot, job.id))
+        state.registry.enter(job)
+        if not options.limits.timed or self.timers.wait(job):
+            self._state.performer.perform(state.core.submit_pinned(slot, job.id))
         return job
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""
-        handle, in_hand = self._state.handles[slot], self._state.core.in_hand(slot)
+        handle, sent = self._state.handles[slot], self._state.core.jobs_of(slot)
         count, worker, outbox = 0, handle.pid, handle.outbox
-        leases = self._state.book.leases.open
+        leases = self._state.registry.leases.open
         for job in jobs:
             # Counted before the worker can die of it.
             job.attempt += 1
             job.slot, job.worker = slot, worker
             payload = job.payload
-            if isinstance(payload, Parcel):
+            if isinstance(payload, OutOfBandPickle):
                 self._load(handle, job, payload)
             else:
                 if leases:
-                    self._state.book.leases.before_sending(job, slot)
+                    self._state.registry.leases.before_sending(job, slot)
                 job.ahead = outbox.put_job(
                     job.id,
                     job.attempt,
@@ -210,40 +212,48 @@ class Traffic:
                     credit=job.credit,
                 )
             count += 1
-        if self._state.book.timed:
-            self.times.begin_first(slot)
-        if in_hand == count:
+        if self._state.registry.timed:
+            self.timers.begin_first(slot)
+        if sent == count:
             outbox.flush()  # it has nothing to do
         else:
             outbox.flush_soon()  # more may come in this turn
         # There is one job at least.
-        if (in_hand > self._width or isinstance(job, ChunkJob)) and not self._rounds.on:  # pyright: ignore[reportPossiblyUnboundVariable]
-            self._rounds.go()
+        if (
+            sent > self._width or isinstance(job, ChunkJob)
+        ) and not self._stall_watch.active:  # pyright: ignore[reportPossiblyUnboundVariable]
+            self._stall_watch.go()
 
-    def _load(self, handle: WorkerHandle, job: Job[Any], parcel: Parcel) -> None:
+    def _load(
+        self, handle: WorkerHandle, job: Job[Any], pickled: OutOfBandPickle
+    ) -> None:
         """Have a worker, which gets nothing else meanwhile, see what a job needs."""
-        send = functools.partial(self._send_loaded, handle, job, job.attempt, parcel)
-        handle.outbox.load(parcel, send)
+        send = functools.partial(self._send_loaded, handle, job, job.attempt, pickled)
+        handle.outbox.load(pickled, send)
         self._large.go_on()
 
     @decision
     def _send_loaded(
-        self, handle: WorkerHandle, job: Job[Any], attempt: int, parcel: Parcel
+        self,
+        handle: WorkerHandle,
+        job: Job[Any],
+        attempt: int,
+        pickled: OutOfBandPickle,
     ) -> None:
         """Send a job behind what its worker sees by now."""
         outbox, core = handle.outbox, self._state.core
         # The pool may have been closed meanwhile, and the caller told so.
         if core.last(handle.slot) == job.id:
-            self._state.book.leases.before_sending(job, handle.slot)
+            self._state.registry.leases.before_sending(job, handle.slot)
             outbox.put_job(
                 job.id,
                 attempt,
                 job.function,
-                parcel.payload,
+                pickled.payload,
                 job.context,
                 credit=job.credit,
             )
-            self.times.begin(job)
+            self.timers.begin(job)
         outbox.flush()
         if self._width > 1:
             self._state.performer.perform(
@@ -252,18 +262,21 @@ class Traffic:
 
     def _fence(self, job: Job[Any], slot: int, until: float) -> None:
         """Have a worker know until when it may run a job, which it has or is to get."""
-        handle, flight = self._state.handles[slot], self._state.core.slots[slot].flight
+        handle, in_flight = (
+            self._state.handles[slot],
+            self._state.core.slots[slot].in_flight,
+        )
         # One that is yet to be loaded may never be sent, and another one get its place.
-        if job.id in flight.jobs and not (
-            handle.outbox.loading and flight.last == job.id
+        if job.id in in_flight.jobs and not (
+            handle.outbox.loading and in_flight.last == job.id
         ):
-            handle.fence(flight.place(job.id), until)
+            handle.fence(in_flight.sequence_of(job.id), until)
 
     # Its way out.
 
     def on_outcomes(self, handle: WorkerHandle, frames: list[Frame]) -> None:
         """Settle jobs, and give their worker the next ones; within a decision."""
-        core, book = self._state.core, self._state.book
+        core, registry = self._state.core, self._state.registry
         landed = self._land(handle, frames)
         # The worker gets its next jobs before these outcomes are even looked at.
         now = self._state.loop.time()
@@ -271,13 +284,13 @@ class Traffic:
         # A worker that is idle now may be what others have waited for.
         if commands or self._admission.saturated:
             self._state.performer.perform(commands)
-        if self._rounds.on or core.dispatcher.waiting:
-            self._rounds.leave_alone(handle)
-            self._rounds.hurry()
-        if book.timed:
-            self.times.begin_first(handle.slot)
+        if self._stall_watch.active or core.dispatcher.waiting:
+            self._stall_watch.leave_alone(handle)
+            self._stall_watch.look_soon()
+        if registry.timed:
+            self.timers.begin_first(handle.slot)
         for job, frame in landed:
-            if book.settle(job, outcome_of(job, handle, frame)):
+            if registry.settle(job, outcome_of(job, handle, frame)):
                 self._state.performer.perform(
                     core.give_back({job.id: job.profile}, now)
                 )
@@ -286,10 +299,10 @@ class Traffic:
         self, handle: WorkerHandle, frames: list[Frame]
     ) -> list[tuple[Job[Any], Frame]]:
         """Take jobs out of their worker's hands; return those that are yet to be settled."""
-        core, book = self._state.core, self._state.book
+        core, registry = self._state.core, self._state.registry
         landed: list[tuple[Job[Any], Frame]] = []
         for frame in frames:
-            job = book.jobs.get(frame.job)
+            job = registry.jobs.get(frame.job)
             if job is not None and job.attempt != frame.attempt:
                 handle.accuse(f"it sent attempt {frame.attempt} of {job!r}")
                 break
@@ -299,13 +312,13 @@ class Traffic:
                 handle.accuse(str(error))
                 break
             if job is None:  # its caller has given it up
-                book.leases.give_back(frame.job)
+                registry.leases.give_back(frame.job)
             else:
-                job.function.profile.note(frame.tag)
+                job.function.profile.note(frame.number)
                 job.slot = job.worker = None
                 payload = frame.payload
                 if is_heavy(payload) and job.exceeded is None:
-                    self.times.end(job)
+                    self.timers.end(job)
                     self._large.unpack(job, frame)
                 else:
                     landed.append((job, frame))
@@ -319,7 +332,7 @@ class Traffic:
             return
         frames: list[Frame] = []
         for number in self._state.core.running(handle.slot):
-            job = self._state.book.jobs.get(number)
+            job = self._state.registry.jobs.get(number)
             frame = None if job is None else noted.get((number, job.attempt))
             if frame is not None:
                 frames.append(frame)
@@ -328,8 +341,8 @@ class Traffic:
 
     def stop(self) -> None:
         """Look for nothing any more."""
-        self.times.stop()
-        self._rounds.stop()
+        self.timers.stop()
+        self._stall_watch.stop()
         self.heartbeats.stop()
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import anyio
 
 from asyncpool._core.base.text import printable, printable_lines
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import (
     MAX_REASON,
     Failure,
@@ -30,18 +30,18 @@ from asyncpool._core.wire.messages import (
 )
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.channel.channel import Channel
-from asyncpool._runtime.channel.large_buffers import Cargo
+from asyncpool._runtime.channel.large_buffers import LargeBuffers
 from asyncpool._runtime.channel.outbox import Outbox
-from asyncpool._runtime.channel.page import Page
+from asyncpool._runtime.channel.page import WorkerPage
 from asyncpool._runtime.channel.segments import Segments
 from asyncpool._runtime.launcher.launcher import Launcher
 from asyncpool._runtime.launcher.launcher_process import LaunchError
 from asyncpool._runtime.launcher.process import Process
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.worker.identity import identity_of
-from asyncpool._runtime.worker.log_records import Journal, Notes
+from asyncpool._runtime.worker.log_records import LogNotes, WorkerLogs
 from asyncpool._runtime.worker.output import Output
-from asyncpool._runtime.worker.serving import Serving, ServingLine
+from asyncpool._runtime.worker.serving import Serving, ServingLink
 from asyncpool._runtime.worker.worker_events import WorkerEvents
 from asyncpool._system.signals import STACKS
 from asyncpool.errors import ProtocolError
@@ -52,7 +52,9 @@ _EXIT_GRACE = 1.0
 _MAX_CONTROL = 1 << 20
 
 # What matters only as long as a worker is to work.
-_ANSWERS = frozenset({Kind.REVOKED, Kind.STACKS, Kind.PONG, Kind.RETIRE})
+_ANSWERS = frozenset(
+    {FrameKind.REVOKED, FrameKind.STACKS, FrameKind.PONG, FrameKind.RETIRE}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class WorkerSetup:
     threads: Threads
     segments: Segments
     serving: Serving | None
-    journal: Journal
+    journal: WorkerLogs
 
 
 class WorkerHandle:
@@ -104,7 +106,7 @@ class WorkerHandle:
         self.slot = slot
         self.generation = generation
         self.process: Process | None = None
-        self.page = Page(s.concurrency)
+        self.page = WorkerPage(s.concurrency)
         self.status: int | None = None
         self.detail = self.traceback = self.silence = self.late_stacks = ""
         self.broke_protocol = False
@@ -112,17 +114,17 @@ class WorkerHandle:
         self._loop = loop
         self._setup = s
         self._listener = s.listener
-        self._cargo = Cargo(
+        self._large_buffers = LargeBuffers(
             spawn=s.tasks.create_task,
             segments=s.segments,
             threads=s.threads,
             max_payload=s.max_payload,
         )
-        self.outbox = Outbox(self._cargo)
-        self.line: ServingLine | None = None
+        self.outbox = Outbox(self._large_buffers)
+        self.line: ServingLink | None = None
         self._jobs: Channel | None = None
         self._control: Channel | None = None
-        self._notes: Notes | None = None
+        self._notes: LogNotes | None = None
         self._heard_at = self.began_at
         self._stdout: Output | None = None
         self._stderr: Output | None = None
@@ -175,53 +177,53 @@ class WorkerHandle:
         ours = {-signal.SIGTERM, -signal.SIGKILL if self.killed else -signal.SIGTERM}
         return self.status < 0 and self.status not in ours
 
-    def revoke(self, places: tuple[int, ...]) -> None:
+    def revoke(self, sequences: tuple[int, ...]) -> None:
         """Ask it not to begin what it got in these places."""
-        self._say(Kind.REVOKE, pack_numbers(places))
+        self._say(FrameKind.REVOKE, pack_numbers(sequences))
 
-    def interrupt(self, place: int) -> None:
+    def interrupt(self, sequence: int) -> None:
         """Ask it to end what it got in this place, if that is what it runs."""
-        self._say(Kind.INTERRUPT, pack_numbers((place,)))
+        self._say(FrameKind.INTERRUPT, pack_numbers((sequence,)))
 
-    def fence(self, place: int, until: float) -> None:
+    def fence(self, sequence: int, until: float) -> None:
         """Have it end itself at *until* if it runs what it got in this place then.
 
         The loop's clock is the one that all processes of a machine share.
         """
-        self._say(Kind.FENCE, pack_moment(until), place)
+        self._say(FrameKind.FENCE, pack_moment(until), sequence)
 
     def give_credit(self, job: int, attempt: int, limit: int) -> None:
         """Let it send so many items of a stream in all."""
-        self._say(Kind.CREDIT, b"", job, attempt, limit)
+        self._say(FrameKind.CREDIT, b"", job, attempt, limit)
 
     def ask_for_stacks(self, job: int = 0, attempt: int = 0) -> None:
         """Have it write down on its page where its threads are, and that job, if any."""
-        self._say(Kind.STACKS, b"", job, attempt)
+        self._say(FrameKind.STACKS, b"", job, attempt)
 
     def ping(self) -> None:
         """Ask for a sign of life."""
-        self._say(Kind.PING, b"")
+        self._say(FrameKind.PING, b"")
 
     def tell_of_close(self) -> None:
         """Tell it that the whole cluster ends, while it drains."""
-        self._say(Kind.CLOSING, b"")
+        self._say(FrameKind.CLOSING, b"")
 
     def catch_up(self) -> None:
         """Hear what it has said on its control channel by now."""
         assert self._control is not None
         self._control.read()
 
-    def hear(self) -> None:
+    def read_now(self) -> None:
         """Read what it has sent on its job channel by now, also if it is left alone."""
         assert self._jobs is not None
         self._jobs.read()
 
-    def rest(self) -> None:
+    def pause_reading(self) -> None:
         """Leave it alone: read none of its outcomes until :meth:`attend`."""
         assert self._jobs is not None
         self._jobs.pause()
 
-    def attend(self) -> None:
+    def resume_reading(self) -> None:
         """Read its outcomes as they come."""
         assert self._jobs is not None
         self._jobs.resume()
@@ -249,21 +251,21 @@ class WorkerHandle:
     def stop(self) -> None:
         """Tell it that no job will come any more."""
         self._ignored = True
-        self._shut_line()
+        self._shut_link()
         if self._jobs is not None:
             self._jobs.half_close()
 
     def terminate(self) -> None:
         """Send it SIGTERM."""
         self._ignored = True
-        self._shut_line()
+        self._shut_link()
         self._signal(signal.SIGTERM)
 
     def kill(self, reason: str = "") -> None:
         """Send it SIGKILL; the launcher sees to all that it has started."""
         self.detail = self.detail or reason
         self._ignored = self.killed = True
-        self._shut_line()
+        self._shut_link()
         self._signal(signal.SIGKILL)
         if self.process is None and self._launching is not None:
             self._launching.cancel()
@@ -276,7 +278,7 @@ class WorkerHandle:
     def close(self) -> None:
         """Let go of everything."""
         self._ignored = True
-        self._cargo.close()
+        self._large_buffers.close()
         if self.process is not None:
             self.process.signal(signal.SIGKILL)
             self.process.close()
@@ -284,12 +286,12 @@ class WorkerHandle:
             if part is not None:
                 part.close()
 
-    def _say(self, kind: Kind, payload: bytes, *fields: int) -> None:
+    def _say(self, kind: FrameKind, payload: bytes, *fields: int) -> None:
         assert self._control is not None
         self._control.put(header(kind, len(payload), *fields), payload)
         self._control.flush()
 
-    def _shut_line(self) -> None:
+    def _shut_link(self) -> None:
         if self.line is not None:
             self.line.shut()
 
@@ -327,13 +329,13 @@ class WorkerHandle:
         if setup.serving is None:
             self._jobs = self._channel(ours, setup.max_payload, self._on_job_frames)
         else:
-            self.line = setup.serving.open_line(self, ours, self._open_line_channel)
+            self.line = setup.serving.open_link(self, ours, self._open_link_channel)
             assert self._jobs is not None
         ours, control_end = _pair(theirs)
         self._control = self._channel(ours, _MAX_CONTROL, self._on_control_frames)
         self.outbox.connect(self._jobs)
-        self._cargo.connect(self._jobs, self._control)
-        self._notes = Notes(setup.journal, self, self._control)
+        self._large_buffers.connect(self._jobs, self._control)
+        self._notes = LogNotes(setup.journal, self, self._control)
         page = self.page.open()
         theirs.callback(os.close, page)
         out, out_end = _pipe(theirs)
@@ -341,15 +343,15 @@ class WorkerHandle:
         err, err_end = _pipe(theirs)
         self._stderr = Output(self._loop, err, setup.output, err=True)
         for fd in setup.handed:
-            self._control.put_descriptor(header(Kind.HANDED, 0), fd, keep=True)
+            self._control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
         identity = identity_of(setup.pool, self.slot).pack()
-        self._control.put(header(Kind.IDENTITY, len(identity)), identity)
-        self._say(Kind.CONFIG, setup.listener.config_for(self))
+        self._control.put(header(FrameKind.IDENTITY, len(identity)), identity)
+        self._say(FrameKind.CONFIG, setup.listener.config_for(self))
         return [job_end, control_end, page, out_end, err_end]
 
-    def _open_line_channel(self, sock: socket.socket) -> Channel:
+    def _open_link_channel(self, sock: socket.socket) -> Channel:
         size = self._setup.max_payload
-        self._jobs = self._channel(sock, size, self._on_line_frames)
+        self._jobs = self._channel(sock, size, self._on_link_frames)
         return self._jobs
 
     def _channel(
@@ -399,20 +401,20 @@ class WorkerHandle:
         if self.broke_protocol:
             return
         for frame in frames:
-            if frame.kind is not Kind.VALUE and frame.kind is not Kind.ERROR:
+            if frame.kind is not FrameKind.VALUE and frame.kind is not FrameKind.ERROR:
                 break
         else:
-            if not self._cargo.pending:
+            if not self._large_buffers.pending:
                 self._listener.on_outcomes(self, frames)
                 return
         frames, bad_beat = self._take_beats(frames)
-        frames, trouble = self._cargo.unload(frames)
-        items = [frame for frame in frames if frame.kind is Kind.ITEM]
+        frames, trouble = self._large_buffers.unload(frames)
+        items = [frame for frame in frames if frame.kind is FrameKind.ITEM]
         if items:
             # A stream's outcome comes behind its items, and that of a job beside it has
             # nothing to do with them.
             self._listener.on_items(self, items)
-            frames = [frame for frame in frames if frame.kind is not Kind.ITEM]
+            frames = [frame for frame in frames if frame.kind is not FrameKind.ITEM]
         if frames and not self.broke_protocol:
             self._listener.on_outcomes(self, frames)
         trouble = trouble or bad_beat
@@ -423,7 +425,7 @@ class WorkerHandle:
         """Return the frames that are no heartbeats, and what is wrong with the next."""
         others: list[Frame] = []
         for frame in frames:
-            if frame.kind is not Kind.BEAT:
+            if frame.kind is not FrameKind.LAST_HEARTBEAT:
                 others.append(frame)
                 continue
             try:
@@ -432,7 +434,7 @@ class WorkerHandle:
                 return others, str(error)
         return others, None
 
-    def _on_line_frames(self, frames: list[Frame]) -> None:
+    def _on_link_frames(self, frames: list[Frame]) -> None:
         # Also of a worker that was killed: what it has taken, it had.
         assert self.line is not None
         if not self.broke_protocol:
@@ -447,10 +449,10 @@ class WorkerHandle:
             return
         self._heard_at, rung = self._loop.time(), False
         for frame in frames:
-            if frame.kind is Kind.HEARTBEAT:
+            if frame.kind is FrameKind.HEARTBEAT:
                 rung = True
                 continue
-            if frame.kind is Kind.RECORD:
+            if frame.kind is FrameKind.RECORD:
                 self._notes.add(frame.payload)
                 continue
             try:
@@ -465,14 +467,14 @@ class WorkerHandle:
         if frame.kind in _ANSWERS:
             # Where it is, one that drains may be asked too.
             drains = self.line is not None and not self.broke_protocol
-            if not self._ignored or (frame.kind is Kind.STACKS and drains):
+            if not self._ignored or (frame.kind is FrameKind.STACKS and drains):
                 self._on_answer(frame)
-        elif frame.kind is Kind.HELLO and not self._said_hello:
+        elif frame.kind is FrameKind.HELLO and not self._said_hello:
             self._said_hello = True
             # A quick worker's hello can overtake the launcher's word of its birth.
             if self.process is not None:
                 self._listener.on_ready(self)
-        elif frame.kind is Kind.FAILED:
+        elif frame.kind is FrameKind.FAILED:
             if self.detail:
                 return  # the first reason counts
             failure = Failure.unpack(frame.payload)
@@ -486,13 +488,13 @@ class WorkerHandle:
             raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
 
     def _on_answer(self, frame: Frame) -> None:
-        if frame.kind is Kind.REVOKED:
+        if frame.kind is FrameKind.REVOKED:
             self._listener.on_revoked(self, unpack_numbers(frame.payload))
-        elif frame.kind is Kind.STACKS:
+        elif frame.kind is FrameKind.STACKS:
             self._listener.on_stacks(self, frame.job or None)
-        elif frame.kind is Kind.RETIRE and frame.tag:
+        elif frame.kind is FrameKind.RETIRE and frame.number:
             self._listener.on_worn(self, _reason_in(frame))
-        elif frame.kind is Kind.RETIRE:
+        elif frame.kind is FrameKind.RETIRE:
             self._listener.on_retire(self, _reason_in(frame))
         else:
             self._listener.on_pong(self)
@@ -501,7 +503,7 @@ class WorkerHandle:
         # A frame that was cut short is no offence: that is how sudden deaths look.
         if error is not None:
             self.accuse(str(error))
-        self._shut_line()
+        self._shut_link()
         self._trouble.set()
 
     def accuse(self, detail: str) -> None:
@@ -509,7 +511,7 @@ class WorkerHandle:
         self.detail = detail
         self.broke_protocol = True
         self._ignored = True
-        self._shut_line()
+        self._shut_link()
         self._trouble.set()
 
 

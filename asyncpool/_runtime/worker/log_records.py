@@ -39,7 +39,7 @@ class Author(Protocol):
         """Treat it as one that cannot be trusted any more."""
 
 
-class Journal:
+class WorkerLogs:
     """The records of all workers of a pool, in the order in which they came.
 
     Args:
@@ -48,7 +48,7 @@ class Journal:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[tuple[Notes, bytes]] = deque()
+        self._waiting: deque[tuple[LogNotes, bytes]] = deque()
         self._emptied: asyncio.Future[None] | None = None
 
     async def finish(self) -> None:
@@ -67,7 +67,7 @@ class Journal:
         if left:
             _LOGGER.warning("%d records of workers are left out here", left)
 
-    def add(self, notes: Notes, payload: bytes) -> None:
+    def add(self, notes: LogNotes, payload: bytes) -> None:
         """Have a record passed on, soon."""
         self._waiting.append((notes, payload))
         if self._emptied is None:
@@ -90,7 +90,7 @@ class Journal:
                 self._emptied = None
 
 
-class Notes:
+class LogNotes:
     """The records of one worker.
 
     Args:
@@ -102,7 +102,7 @@ class Notes:
         paused: Whether the worker has to wait, since it is too far ahead.
     """
 
-    def __init__(self, journal: Journal, author: Author, channel: Channel) -> None:
+    def __init__(self, journal: WorkerLogs, author: Author, channel: Channel) -> None:
         self._journal = journal
         self._author = author
         self._channel = channel

@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from typing import TextIO
 
-from asyncpool._core.base.stderr_tail import Tail, text
+from asyncpool._core.base.stderr_tail import StderrTail, text
 from asyncpool._core.base.text import printable
 from asyncpool._runtime.options.worker_options import OutputMode
 
@@ -46,7 +46,7 @@ class Output:
         self._err = err
         self._rest = b""
         self._lines: deque[bytes] = deque()
-        self._tail = Tail()
+        self._tail = StderrTail()
         self.label = "worker"
         os.set_blocking(fd, False)
         loop.add_reader(fd, self._read_some)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asyncpool._runtime.worker.handle import WorkerHandle
 
 
-class ServingLine(Protocol):
+class ServingLink(Protocol):
     """What reads and writes the job channel of a worker that serves."""
 
     def on_frames(self, frames: list[Frame]) -> None:
@@ -40,12 +40,12 @@ class Serving(Protocol):
         """Return what a worker is told when it is started, packed."""
         ...
 
-    def open_line(
+    def open_link(
         self,
         handle: WorkerHandle,
         sock: socket.socket,
         make_channel: Callable[[socket.socket], Channel],
-    ) -> ServingLine:
+    ) -> ServingLink:
         """Return what reads the job channel of a worker that is being started.
 
         Args:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from asyncpool._core.base.records import Record
 from asyncpool._core.pickling.variables import unpack_variables
-from asyncpool._core.wire.context import Context
+from asyncpool._core.wire.context import JobContext
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ NO_JOB = 0
 
 # The job's number and attempt, its context, and, if that is not plain, when it began:
 # most jobs never ask, so no object is made of them.
-running: ContextVar[tuple[int, int, Context, float] | None] = ContextVar(
+running: ContextVar[tuple[int, int, JobContext, float] | None] = ContextVar(
     "asyncpool_job", default=None
 )
 

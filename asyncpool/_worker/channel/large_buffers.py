@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from asyncpool._core.pickling.out_of_band import Bundle, Parcel, cut, lay_out
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.pickling.out_of_band import (
+    OutOfBandPickle,
+    ReceivedPickle,
+    cut,
+    lay_out,
+)
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers, unpack_numbers
 from asyncpool._worker.channel.segments import Segments
 
 
-class Cargo:
+class LargeBuffers:
     """The large objects of one worker's jobs.
 
     Args:
@@ -33,7 +38,7 @@ class Cargo:
     def take(self, frame: Frame) -> None:
         """Take note of what comes before the job that it belongs to."""
         self.in_use = True
-        if frame.kind is Kind.AREA:
+        if frame.kind is FrameKind.AREA:
             data = frame.payload
             # A job may change its arguments, wherever they come from.
             area = memoryview(bytearray(data)) if type(data) is bytes else data
@@ -41,7 +46,9 @@ class Cargo:
         else:
             self._lent = frame
 
-    def complete(self, payload: bytes | memoryview) -> bytes | memoryview | Bundle:
+    def complete(
+        self, payload: bytes | memoryview
+    ) -> bytes | memoryview | ReceivedPickle:
         """Return what the next job is made of, with what came before it.
 
         Raises:
@@ -52,18 +59,18 @@ class Cargo:
         areas, self._areas = self._areas, []
         lent, self._lent = self._lent, None
         if lent is not None:
-            areas = self._view(lent.tag, unpack_numbers(lent.payload))
-        return Bundle(payload, areas)
+            areas = self._view(lent.number, unpack_numbers(lent.payload))
+        return ReceivedPickle(payload, areas)
 
     def discard(self) -> None:
         """Forget what came for a job that will not begin."""
         self._areas = []
         if self._lent is not None:
-            self._segments.returned.append(self._lent.tag)
+            self._segments.returned.append(self._lent.number)
             self._lent = None
             self._jobs.sendall(self._news())
 
-    def stow(self, outcome: bytes | Parcel) -> tuple[bytes, bytes]:
+    def put(self, outcome: bytes | OutOfBandPickle) -> tuple[bytes, bytes]:
         """Send the areas of an outcome, or put them where the pool sees them.
 
         Returns:
@@ -71,39 +78,45 @@ class Cargo:
         """
         if type(outcome) is bytes:
             return self._news(), outcome
-        assert isinstance(outcome, Parcel)
+        assert isinstance(outcome, OutOfBandPickle)
         self.in_use = True
         payload, ahead = outcome.payload, self._put(outcome)
         outcome.buffers.clear()  # it may be all that keeps a view of the arguments
         return self._news() + ahead, payload
 
-    def _put(self, parcel: Parcel) -> bytes:
-        areas, sizes = parcel.areas, parcel.sizes
+    def _put(self, pickled: OutOfBandPickle) -> bytes:
+        areas, sizes = pickled.areas, pickled.sizes
         offsets, total = lay_out(sizes)
-        self._jobs.sendall(header(Kind.WANT, 0, total))
+        self._jobs.sendall(header(FrameKind.WANT, 0, total))
         number = self._segments.wait_for_grant()
         if number:
             with contextlib.suppress(OSError):
                 self._segments.memory(number).fill(offsets, areas)
                 numbers = pack_numbers(sizes)
-                head = header(Kind.LENT, len(numbers), tag=number)
+                head = header(FrameKind.LENT, len(numbers), tag=number)
                 return head + numbers
             self._lost.append(number)
         for size, pieces in zip(sizes, areas, strict=True):
-            self._jobs.sendall(header(Kind.AREA, size))
+            self._jobs.sendall(header(FrameKind.AREA, size))
             for piece in pieces:
                 self._jobs.sendall(piece)
         return b""
 
     def _news(self) -> bytes:
         """Return what the pool must hear of its segments."""
-        frames = [header(Kind.LOST, 0, tag=number) for number in self._lost]
+        frames = [header(FrameKind.LOST, 0, tag=number) for number in self._lost]
         self._lost.clear()
         returned = self._segments.returned
         while returned:
             number = returned.popleft()
             again = self._segments.take_back(number)
-            frames.append(header(Kind.RETURNED if again else Kind.LOST, 0, tag=number))
+            frames.append(
+                header(
+                    FrameKind.SEGMENT_RETURNED if again else FrameKind.LOST,
+                    0,
+                    tag=number,
+                )
+            )
         return b"".join(frames)
 
     def _view(self, number: int, sizes: tuple[int, ...]) -> list[memoryview]:

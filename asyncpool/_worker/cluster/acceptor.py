@@ -19,11 +19,11 @@ _PAUSE = 0.1  # seconds
 # Seconds in which that is told once: where one connection goes, the next one comes.
 _QUIET = 10.0
 
-# The most that is accepted at the end of a cluster, from each socket: see the spreader's.
+# The most that is accepted at the end of a cluster, from each socket: see the balancer's.
 _ACCEPTS_AT_END = 1 << 16
 
 
-class Want:
+class AcceptRequest:
     """Tells of a want of descriptors, and not each time."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Acceptor:
         self._sockets = sockets
         self._accepted = accepted
         self._wanted = self._watching = self._pausing = False
-        self._want = Want()
+        self._want = AcceptRequest()
         self.used = False
 
     def listen(self) -> None:

@@ -18,7 +18,7 @@ import sys
 import termios
 from collections import deque
 
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._system.descriptors import receive_fds
 from asyncpool._worker.channel.frames_io import decoder
 from asyncpool.errors import ProtocolError
@@ -43,10 +43,10 @@ _INT = 4  # bytes of what the kernel answers
 # How often it is looked whether the pool has read all, in seconds.
 _LOOK_AGAIN = 0.01
 
-_CARRIERS = {Kind.LISTEN, Kind.HANDLE}
+_CARRIERS = {FrameKind.LISTEN, FrameKind.HANDLE}
 
 
-class Line:
+class MasterLink:
     """The worker's end of the line.
 
     Args:
@@ -74,7 +74,7 @@ class Line:
         self._arrived: deque[int | None] = deque()
         self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
         self._size = 0
-        self._totals: dict[Kind, bytes] = {}
+        self._totals: dict[FrameKind, bytes] = {}
         self._flushing = self._writing = self._reading = False
         self._ended = self._closed = False
         self._room: asyncio.Future[None] | None = None
@@ -105,7 +105,7 @@ class Line:
         if not self._writing:
             self._send()
 
-    def note(self, kind: Kind, payload: bytes = b"", job: int = 0) -> None:
+    def note(self, kind: FrameKind, payload: bytes = b"", job: int = 0) -> None:
         """Have a frame of which only the latest counts sent once in this turn."""
         self._totals[kind] = header(kind, len(payload), job) + payload
         if not self._flushing and not self._writing and not self._closed:

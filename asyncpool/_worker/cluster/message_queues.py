@@ -13,7 +13,7 @@ import os
 import pickle
 from collections import deque
 
-from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._system.descriptors import (
     ReceivedFile,
     ReceivedSocket,
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from io import IOBase
     from typing import Any
 
-    from asyncpool._worker.cluster.link import Line
+    from asyncpool._worker.cluster.link import MasterLink
 
 
 # As many messages are on their way, or wait to be taken out, in each direction.
 MOST_UNTAKEN = 64
 
 
-class Mail:
+class MessageQueues:
     """Messages, both ways.
 
     Args:
-        line: What they travel on.
+        link: What they travel on.
         max_payload: The most bytes that one may have, pickled.
     """
 
-    def __init__(self, line: Line, max_payload: int) -> None:
-        self._line = line
+    def __init__(self, link: MasterLink, max_payload: int) -> None:
+        self._link = link
         self._max_payload = max_payload
-        self._came: Arrivals = Arrivals()
+        self._came: CreditedQueue = CreditedQueue()
         self._early = 0  # how many of these came before there was a line
         self._received = self._taken = 0
         self._sent = self._consumed = 0
@@ -71,13 +71,13 @@ class Mail:
             )
         async with self._turn:
             while self._sent - self._consumed >= MOST_UNTAKEN:
-                if self._line.ended:
+                if self._link.ended:
                     raise BrokenPipeError("the pool takes no more messages")
                 self._room.clear()
                 await self._room.wait()
-            await self._line.until_sent()
+            await self._link.until_sent()
             self._sent += 1
-            self._line.put(header(Kind.MESSAGE, len(payload)) + payload)
+            self._link.put(header(FrameKind.MESSAGE, len(payload)) + payload)
 
     async def messages(self) -> AsyncIterator[Any]:
         """Yield the messages from the pool, until it sends no more.
@@ -89,7 +89,7 @@ class Mail:
                 self._early -= 1
             else:
                 self._taken += 1
-                self._line.note(Kind.ROOM, job=self._taken)
+                self._link.note(FrameKind.ROOM, job=self._taken)
             try:
                 value = pickle.loads(payload)
             except Exception as error:
@@ -131,18 +131,18 @@ class Mail:
         self._room.set()
 
 
-class Parcels:
+class SocketTransfers:
     """Sockets and files for the user's code, both ways.
 
     Args:
-        line: What they travel on.
+        link: What they travel on.
     """
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, link: MasterLink) -> None:
+        self._link = link
         # Each with the pickled value that came beside it.
-        self._sockets: Arrivals = Arrivals()
-        self._files: Arrivals = Arrivals()
+        self._sockets: CreditedQueue = CreditedQueue()
+        self._files: CreditedQueue = CreditedQueue()
         self._sent = 0
         self._unanswered: dict[int, asyncio.Future[bool]] = {}
 
@@ -168,7 +168,7 @@ class Parcels:
 
     async def _send(self, descriptor: int, value: object, what: str) -> None:
         payload = b"" if value is None else check_beside(pickle.dumps(value, 5))
-        if self._line.ended:
+        if self._link.ended:
             raise BrokenPipeError(f"the pool takes no more {what}s")
         answer = asyncio.get_running_loop().create_future()
         self.ship(os.dup(descriptor), tag=1, payload=payload)
@@ -184,8 +184,8 @@ class Parcels:
     def ship(self, descriptor: int, tag: int, payload: bytes = b"") -> None:
         """Send a descriptor, which is owned by the line from now on."""
         self._sent += 1
-        head = header(Kind.HANDLE, len(payload), self._sent, 0, tag)
-        self._line.put(head + payload, descriptor)
+        head = header(FrameKind.HANDLE, len(payload), self._sent, 0, tag)
+        self._link.put(head + payload, descriptor)
 
     async def sockets(self) -> AsyncIterator[ReceivedSocket]:
         """Yield the sockets from the pool, until it sends no more."""
@@ -204,9 +204,9 @@ class Parcels:
         try:
             thing = received(descriptor)
         except OSError:
-            self._line.put(header(Kind.REFUSED, 0, number))
+            self._link.put(header(FrameKind.REFUSED, 0, number))
             return
-        self._line.put(header(Kind.TAKEN, 0, number))
+        self._link.put(header(FrameKind.TAKEN, 0, number))
         came = self._sockets if isinstance(thing, ReceivedSocket) else self._files
         came.put((thing, payload))
 
@@ -251,7 +251,7 @@ def _tell_dropped(what: str, error: Exception) -> None:
     )
 
 
-class Arrivals:
+class CreditedQueue:
     """A queue with an end, which those that iterate over it reach.
 
     Attributes:

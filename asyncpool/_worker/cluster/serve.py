@@ -11,7 +11,7 @@ from functools import partial
 
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._worker.cluster.drain_time import DrainTime
-from asyncpool._worker.cluster.server_worker import Member
+from asyncpool._worker.cluster.server_worker import ServerWorker
 from asyncpool._worker.cluster.task_stacks import task_stacks
 from asyncpool._worker.cluster.worker import Worker
 from asyncpool._worker.job.control import Control
@@ -142,61 +142,61 @@ class _Life:
         self._loop = asyncio.get_running_loop()
         self._coroutines.show(partial(task_stacks, self._loop))
         time = DrainTime(*self._drain_timeouts)
-        member = self._member = Member(
+        server_worker = self._server_worker = ServerWorker(
             jobs,
             self._control,
             accepts=spread != "handoff",
             max_payload=max_payload,
             time=time,
         )
-        member.mail.begin_with(self._broadcasts)
+        server_worker.queues.begin_with(self._broadcasts)
         self._control.on_thread_death = self._mourn
         self._control.on_end_of_all = time.cluster_ends
         self._control.call_soon = self._loop.call_soon_threadsafe
         try:
-            await member.until_listening()
-            worker = Worker(slot, generation, member)
+            await server_worker.until_listening()
+            worker = Worker(slot, generation, server_worker)
             await self._serve(worker)
-            unasked = self._error is None and not member.draining.is_set()
-            member.drain()
-            member.refuse_rest()
+            unasked = self._error is None and not server_worker.draining.is_set()
+            server_worker.drain()
+            server_worker.refuse_rest()
             if not unasked:  # more may be on its way, which others are to serve
-                await time.bound(member.ended.wait())
-            await time.bound(member.idle.wait())
-            if member.load.open and not self._is_over:
+                await time.bound(server_worker.ended.wait())
+            await time.bound(server_worker.idle.wait())
+            if server_worker.load.open and not self._is_over:
                 self._tell_of_end()
-            await time.bound(member.line.until_read())
+            await time.bound(server_worker.link.until_read())
         finally:
-            self.was_ready = member.is_ready
+            self.was_ready = server_worker.is_ready
             self._control.on_thread_death = self._control.call_soon = None
             self._control.on_end_of_all = None
-            member.close()
-        if member.error is not None:
-            raise member.error
+            server_worker.close()
+        if server_worker.error is not None:
+            raise server_worker.error
         return 1 if self._error is not None or self._thread_died else 0
 
     async def _serve(self, worker: Worker) -> None:
         """Run the target to its end, or to the end of its time."""
-        member = self._member
+        server_worker = self._server_worker
         task = self._loop.create_task(self._call(worker))
-        drains = self._loop.create_task(member.draining.wait())
+        drains = self._loop.create_task(server_worker.draining.wait())
         await asyncio.wait({task, drains}, return_when=asyncio.FIRST_COMPLETED)
         drains.cancel()
-        if member.error is not None:
-            raise member.error  # there is nobody to drain for
+        if server_worker.error is not None:
+            raise server_worker.error  # there is nobody to drain for
         if not task.done():
-            await member.time.bound(asyncio.wait({task}))
+            await server_worker.time.bound(asyncio.wait({task}))
         if not task.done():
             self._tell_of_end()
             self._is_over = True
             task.cancel()
             await asyncio.wait({task}, timeout=_CLEAN_UP)
         elif self._error is not None:
-            if not member.is_ready:
+            if not server_worker.is_ready:
                 raise self._error
             print_error(self._error)
             announce(self._control, "serve", self._error)
-        elif not member.is_ready and not member.draining.is_set():
+        elif not server_worker.is_ready and not server_worker.draining.is_set():
             raise RuntimeError("serve() returned before it was ready")
 
     async def _call(self, worker: Worker) -> None:
@@ -211,7 +211,7 @@ class _Life:
         """Tell what is cut off now, at the end of the time."""
         import logging  # noqa: PLC0415 - most workers need none
 
-        load, limit = self._member.load, self._member.time.applied
+        load, limit = self._server_worker.load, self._server_worker.time.applied
         if not load.open:
             text = (
                 "what it serves had not ended within the %s of %g s, and is cancelled"
@@ -235,4 +235,4 @@ class _Life:
 
     def _mourn(self) -> None:
         self._thread_died = True
-        self._loop.call_soon_threadsafe(self._member.drain)
+        self._loop.call_soon_threadsafe(self._server_worker.drain)

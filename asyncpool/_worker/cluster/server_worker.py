@@ -8,12 +8,16 @@ import os
 import socket
 from _thread import get_ident  # threading would do, see _worker/__init__.py
 
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import MAX_REASON, pack_numbers
-from asyncpool._worker.cluster.acceptor import Acceptor, Want
+from asyncpool._worker.cluster.acceptor import Acceptor, AcceptRequest
 from asyncpool._worker.cluster.connections import Connection, Load
-from asyncpool._worker.cluster.link import Line
-from asyncpool._worker.cluster.message_queues import Arrivals, Mail, Parcels
+from asyncpool._worker.cluster.link import MasterLink
+from asyncpool._worker.cluster.message_queues import (
+    CreditedQueue,
+    MessageQueues,
+    SocketTransfers,
+)
 from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -30,7 +34,7 @@ _MOST_WAITING = 16
 _NOT_YET = 1
 
 
-class Member:
+class ServerWorker:
     """What stands behind a :class:`Worker`.
 
     Args:
@@ -75,15 +79,15 @@ class Member:
         if not accepts:
             self._listening.set_result(None)
         self._acceptor: Acceptor | None = None
-        self._want = Want()
+        self._want = AcceptRequest()
         # Their numbers, for those that are to be acknowledged, and their descriptors.
-        self._came: Arrivals = Arrivals()
+        self._came: CreditedQueue = CreditedQueue()
         self.load = Load(self._loop, self._tell_load)
-        self.line = Line(
+        self.link = MasterLink(
             jobs, max_payload=max_payload, on_frame=self._take, on_end=self._end
         )
-        self.mail = Mail(self.line, max_payload)
-        self.parcels = Parcels(self.line)
+        self.queues = MessageQueues(self.link, max_payload)
+        self.transfers = SocketTransfers(self.link)
 
     async def until_listening(self) -> None:
         """Wait for the sockets to listen on.
@@ -99,7 +103,7 @@ class Member:
     def ready(self) -> None:
         if not self.is_ready:
             self.is_ready = True
-            self._control.send(Kind.HELLO)
+            self._control.send(FrameKind.HELLO)
 
     def retire(self, reason: str) -> None:
         if get_ident() != self._thread:
@@ -109,7 +113,7 @@ class Member:
 
             self._retired = True
             logging.getLogger("asyncpool").info("this worker retires: %s", reason)
-            self._control.send(Kind.RETIRE, _packed(reason))
+            self._control.send(FrameKind.RETIRE, _packed(reason))
             self.drain()
 
     def replace(self, reason: str) -> None:
@@ -124,7 +128,7 @@ class Member:
                     "this worker asks for a successor: %s", reason
                 )
             # Each time: a cluster that has given up, and recovers, forgets who has asked.
-            self._control.send(Kind.RETIRE, _packed(reason), 0, 0, _NOT_YET)
+            self._control.send(FrameKind.RETIRE, _packed(reason), 0, 0, _NOT_YET)
 
     def drain(self) -> None:
         """Take no new connections, but for those that were handed out already."""
@@ -139,7 +143,7 @@ class Member:
     async def connections(self) -> AsyncIterator[Connection]:
         if self._acceptor is not None and not self.draining.is_set():
             if not self._acceptor.used:
-                self.line.put(header(Kind.LISTEN, 0))
+                self.link.put(header(FrameKind.LISTEN, 0))
             self._acceptor.listen()
         async for number, descriptor in self._came:
             # Not kept in a variable: it is garbage as soon as the user has let go of it.
@@ -156,7 +160,7 @@ class Member:
     def give_back(self, sock: socket.socket) -> bool:
         if not self.returning:
             return False
-        self.parcels.ship(os.dup(sock.fileno()), tag=0)
+        self.transfers.ship(os.dup(sock.fileno()), tag=0)
         sock.close()
         return True
 
@@ -168,19 +172,19 @@ class Member:
         self.refuse_rest()
         for _, descriptor in self._came.waiting:
             os.close(descriptor)
-        self.parcels.close()
-        self.line.close()
+        self.transfers.close()
+        self.link.close()
 
     async def _open(self, number: int, descriptor: int) -> Connection:
         """Acknowledge a connection, for nobody but the user's code from now on."""
         connection = Connection(self.load, descriptor)
         if number:
-            self.line.put(header(Kind.TAKEN, 0, number))
-            if self.line.unsent:
+            self.link.put(header(FrameKind.TAKEN, 0, number))
+            if self.link.unsent:
                 # If this process died before it is sent, another one would get a
                 # connection of which something was read.
                 try:
-                    await self.line.flushed()
+                    await self.link.flushed()
                 except BaseException:
                     connection.close()
                     raise
@@ -206,17 +210,17 @@ class Member:
             ProtocolError: If the pool may not send it.
         """
         kind = frame.kind
-        if kind is Kind.HANDLE:
+        if kind is FrameKind.HANDLE:
             self._take_handle(frame, descriptor)
-        elif kind is Kind.LISTEN:
+        elif kind is FrameKind.LISTEN:
             self._take_listener(frame, descriptor)
-        elif kind is Kind.MESSAGE:
-            self.mail.arrive(frame.payload)
-        elif kind is Kind.ROOM:
-            self.mail.make_room(frame.job)
-        elif kind is Kind.TAKEN or kind is Kind.REFUSED:
-            self.parcels.answer(frame.job, arrived=kind is Kind.TAKEN)
-        elif kind is Kind.RETURN:
+        elif kind is FrameKind.MESSAGE:
+            self.queues.arrive(frame.payload)
+        elif kind is FrameKind.ROOM:
+            self.queues.make_room(frame.job)
+        elif kind is FrameKind.TAKEN or kind is FrameKind.REFUSED:
+            self.transfers.answer(frame.job, arrived=kind is FrameKind.TAKEN)
+        elif kind is FrameKind.RETURN:
             self.returning = True
             self.time.others_serve()
             if self._refusing:
@@ -227,9 +231,9 @@ class Member:
     def _take_handle(self, frame: Frame, descriptor: int | None) -> None:
         if descriptor is None:  # the kernel has dropped it
             self._want.tell(errno.EMFILE)
-            self.line.put(header(Kind.REFUSED, 0, frame.job))
-        elif frame.tag:
-            self.parcels.arrive(frame.job, descriptor, frame.payload)
+            self.link.put(header(FrameKind.REFUSED, 0, frame.job))
+        elif frame.number:
+            self.transfers.arrive(frame.job, descriptor, frame.payload)
         elif self._refusing:
             self._refuse(frame.job, descriptor)
         else:
@@ -248,7 +252,7 @@ class Member:
             sock = socket.socket(fileno=descriptor)
             sock.setblocking(False)
             self.listeners.append(sock)
-            if len(self.listeners) == frame.tag:
+            if len(self.listeners) == frame.number:
                 self._listening.set_result(None)
 
     def _end(self, error: ProtocolError | None) -> None:
@@ -259,17 +263,17 @@ class Member:
         if error is None and not self.returning:
             self._accept_rest()
         self._came.end()
-        self.mail.end()
-        self.parcels.end()
+        self.queues.end()
+        self.transfers.end()
         self.drain()
         self.ended.set()
 
     def _refuse(self, number: int, descriptor: int) -> None:
         if number:
             os.close(descriptor)
-            self.line.put(header(Kind.REFUSED, 0, number))
+            self.link.put(header(FrameKind.REFUSED, 0, number))
         elif self.returning:
-            self.parcels.ship(descriptor, tag=0)
+            self.transfers.ship(descriptor, tag=0)
         else:  # nobody else has it: perhaps it may be given back soon
             self._came.put((number, descriptor))
 
@@ -280,7 +284,7 @@ class Member:
         else:
             self.idle.set()
         counts = pack_numbers((load.opened, load.closed, load.cut))
-        self.line.note(Kind.LOAD, counts, load.lost)
+        self.link.note(FrameKind.LOAD, counts, load.lost)
 
 
 def _packed(reason: str) -> bytes:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket
     from asyncpool._worker.cluster.connections import Connection
-    from asyncpool._worker.cluster.server_worker import Member
+    from asyncpool._worker.cluster.server_worker import ServerWorker
 
 
 class Worker:
@@ -27,40 +27,42 @@ class Worker:
             Who uses them closes them when it is to drain.
     """
 
-    def __init__(self, slot: int, generation: int, member: Any) -> None:
+    def __init__(self, slot: int, generation: int, server_worker: Any) -> None:
         self.id = slot
         self.generation = generation
-        self.sockets: list[socket.socket] = member.listeners
-        self._member: Member = member  # nothing of the public interface
+        self.sockets: list[socket.socket] = server_worker.listeners
+        self._server_worker: ServerWorker = (
+            server_worker  # nothing of the public interface
+        )
 
     @property
     def drain_timeout(self) -> float:
         """How long it may drain, in seconds; another time if others serve meanwhile."""
-        return self._member.time.limit
+        return self._server_worker.time.limit
 
     @property
     def is_draining(self) -> bool:
         """Whether it is to take no new connections, and to end when it has none."""
-        return self._member.draining.is_set()
+        return self._server_worker.draining.is_set()
 
     @property
     def can_give_back(self) -> bool:
         """Whether :meth:`give_back` does anything: other workers go on."""
-        return self._member.returning
+        return self._server_worker.returning
 
     def ready(self) -> None:
         """Say that it is able to serve; further calls change nothing.
 
         It gets no connection before that, and the worker that it replaces serves on.
         """
-        self._member.ready()
+        self._server_worker.ready()
 
     async def draining(self) -> None:
         """Wait until it is to drain.
 
         **Cancellation:** safe.
         """
-        await self._member.draining.wait()
+        await self._server_worker.draining.wait()
 
     def retire(self, reason: str = "") -> None:
         """Announce its end: it drains, and a replacement is started at once.
@@ -70,7 +72,7 @@ class Worker:
         Args:
             reason: What the log says.
         """
-        self._member.retire(reason)
+        self._server_worker.retire(reason)
 
     def replace(self, reason: str = "") -> None:
         """Ask for a successor: it serves on until that is ready, and drains then.
@@ -80,7 +82,7 @@ class Worker:
         Args:
             reason: What the log says.
         """
-        self._member.replace(reason)
+        self._server_worker.replace(reason)
 
     def connections(self) -> AsyncIterator[Connection]:
         """Yield the connections that this worker is to serve, until it drains.
@@ -88,7 +90,7 @@ class Worker:
         Those that came before that are yielded still.  Take them fast, and serve each in
         a task of its own: one that nobody takes goes to another worker.
         """
-        return self._member.connections()
+        return self._server_worker.connections()
 
     def give_back(self, sock: socket.socket) -> bool:
         """Have another worker serve a connection, while this one drains.
@@ -106,19 +108,19 @@ class Worker:
         Raises:
             OSError: If there is no descriptor left for it; it is not closed then.
         """
-        return self._member.give_back(sock)
+        return self._server_worker.give_back(sock)
 
     def opened(self) -> None:
         """Count a connection that did not come from :meth:`connections`."""
-        self._member.load.open_one()
+        self._server_worker.load.open_one()
 
     def closed(self) -> None:
         """Count the end of such a connection."""
-        self._member.load.close_one()
+        self._server_worker.load.close_one()
 
     def lost(self) -> None:
         """Count a connection that is closed, since :meth:`give_back` had no descriptor."""
-        self._member.load.lose_one()
+        self._server_worker.load.lose_one()
 
     async def send(self, value: object) -> None:
         """Send a message to ``Cluster.messages()``; wait while too many are on their way.
@@ -132,11 +134,11 @@ class Worker:
             ValueError: If it is too large.
             BrokenPipeError: If the cluster takes no more messages.
         """
-        await self._member.mail.send(value)
+        await self._server_worker.queues.send(value)
 
     def messages(self) -> AsyncIterator[Any]:
         """Yield what ``Cluster.send()`` sends to this worker, until it drains."""
-        return self._member.mail.messages()
+        return self._server_worker.queues.messages()
 
     async def send_socket(self, sock: socket.socket, value: object = None) -> None:
         """Send a copy of a socket to ``Cluster.sockets()``; wait until it has arrived.
@@ -152,14 +154,14 @@ class Worker:
             ValueError: If *value* is too large.
             OSError: If the cluster has no descriptor left for it, or ends.
         """
-        await self._member.parcels.send_socket(sock, value)
+        await self._server_worker.transfers.send_socket(sock, value)
 
     def received_sockets(self) -> AsyncIterator[ReceivedSocket]:
         """Yield what ``Cluster.send_socket()`` sends to this worker, until it drains.
 
         The attribute ``value`` of each is what it was sent with.
         """
-        return self._member.parcels.sockets()
+        return self._server_worker.transfers.sockets()
 
     async def send_file(self, file: IOBase | int, value: object = None) -> None:
         """Send a copy of a file to ``Cluster.files()``; wait until it has arrived.
@@ -176,7 +178,7 @@ class Worker:
             ValueError: If *value* is too large.
             OSError: If the cluster has no descriptor left for it, or ends.
         """
-        await self._member.parcels.send_file(file, value)
+        await self._server_worker.transfers.send_file(file, value)
 
     def received_files(self) -> AsyncIterator[ReceivedFile]:
         """Yield what ``Cluster.send_file()`` sends to this worker, until it drains.
@@ -184,4 +186,4 @@ class Worker:
         They are raw binary files, and the attribute ``value`` of each is what it was sent
         with.
         """
-        return self._member.parcels.files()
+        return self._server_worker.transfers.files()

@@ -19,7 +19,7 @@ from asyncpool._worker.api.context import NO_JOB, running
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from asyncpool._worker.job.coroutines import Coroutines
-    from asyncpool._worker.job.heartbeats import Beats
+    from asyncpool._worker.job.heartbeats import HeartbeatWriter
     from asyncpool._worker.job.interrupts import Interrupts
 
 
@@ -33,7 +33,7 @@ class Broadcasts:
     """
 
     def __init__(
-        self, interrupts: Interrupts, beats: Beats, coroutines: Coroutines
+        self, interrupts: Interrupts, beats: HeartbeatWriter, coroutines: Coroutines
     ) -> None:
         self._interrupts = interrupts
         self._beats = beats

@@ -29,7 +29,7 @@ from asyncpool._core.map.chunks import (
 )
 from asyncpool._core.pickling.calls import pack_value
 from asyncpool._core.pickling.errors import pack_error
-from asyncpool._core.pickling.out_of_band import Parcel
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.wire.page import LOG_START
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job.coroutines import inner
@@ -52,7 +52,7 @@ _MEMORY = 32
 _functions: dict[bytes, Callable[..., Any]] = {}
 
 
-class Log:
+class ChunkLog:
     """The outcomes of the items of one chunk after the other.
 
     Args:
@@ -116,7 +116,7 @@ class Log:
 
 
 def run_chunk(
-    log: Log,
+    log: ChunkLog,
     await_: Callable[[Any], Any],
     packed: bytes,
     items: list[Any],
@@ -157,7 +157,7 @@ class Chunk:
 
     def __init__(
         self,
-        log: Log,
+        log: ChunkLog,
         packed: bytes,
         items: list[Any],
         *,
@@ -202,14 +202,14 @@ class Chunk:
 
 
 def _run(
-    calls: Iterator[Any], log: Log, result: ChunkResult, pack: Callable[[Any], Any]
+    calls: Iterator[Any], log: ChunkLog, result: ChunkResult, pack: Callable[[Any], Any]
 ) -> Generator[Coroutine[Any, Any, Any], Any, None]:
     rest = _run_numbers(calls, log)
     if rest is not None:
         yield from _run_others(calls, log, result, pack, rest)
 
 
-def _run_numbers(calls: Iterator[Any], log: Log) -> tuple[int, Any, Any] | None:
+def _run_numbers(calls: Iterator[Any], log: ChunkLog) -> tuple[int, Any, Any] | None:
     """Note results as long as they are numbers of one type.
 
     Returns:
@@ -243,7 +243,7 @@ def _run_numbers(calls: Iterator[Any], log: Log) -> tuple[int, Any, Any] | None:
 
 def _run_others(
     calls: Iterator[Any],
-    log: Log,
+    log: ChunkLog,
     result: ChunkResult,
     pack: Callable[[Any], Any],
     rest: tuple[int, Any, Any],
@@ -261,7 +261,7 @@ def _run_others(
                 outcome = value = yield value
             if type(value) not in FLAT:
                 outcome = pack(value)
-                if isinstance(outcome, Parcel):  # too large for the log
+                if isinstance(outcome, OutOfBandPickle):  # too large for the log
                     result.tail.append(value)
                     return
             entry = note(outcome)
@@ -301,4 +301,4 @@ def _fail(error: BaseException, *_: object) -> NoReturn:
 
 def _pack(max_payload: int, value: object) -> Any:
     data = pack_value(value, max_payload)
-    return data if isinstance(data, Parcel) else (data,)
+    return data if isinstance(data, OutOfBandPickle) else (data,)

@@ -17,7 +17,7 @@ import traceback
 from collections import deque
 from types import TracebackType
 
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import (
     MAX_CONFIG,
     Failure,
@@ -30,7 +30,7 @@ from asyncpool._system.descriptors import HANDED, receive_fds
 from asyncpool._worker.channel.frames_io import decoder, receive
 from asyncpool._worker.channel.segments import Segments
 from asyncpool._worker.job.interrupts import Interrupts
-from asyncpool._worker.job.job_claims import Turns
+from asyncpool._worker.job.job_claims import JobClaims
 from asyncpool._worker.job.streams import Credit
 from asyncpool.errors import ProtocolError
 
@@ -56,7 +56,7 @@ class Control:
 
     Args:
         sock: The socket.
-        turns: What a revoked job is taken from.
+        claims: What a revoked job is taken from.
         segments: Where shared memory goes.
         interrupts: What ends a job that has begun.
         credit: What a stream may send.
@@ -74,7 +74,7 @@ class Control:
     def __init__(
         self,
         sock: socket.socket,
-        turns: Turns,
+        claims: JobClaims,
         segments: Segments,
         interrupts: Interrupts,
         credit: Credit,
@@ -82,7 +82,7 @@ class Control:
         self._socket = sock
         self.credit: Credits = credit
         self.interrupts = interrupts
-        self._turns = turns
+        self._claims = claims
         self._segments = segments
         self._lock = _thread.RLock()
         self._records: deque[bytes] = deque()
@@ -112,9 +112,9 @@ class Control:
             if gone:
                 raise SystemExit(0)
             for frame in frames:
-                if frame.kind is Kind.HANDED:
+                if frame.kind is FrameKind.HANDED:
                     HANDED.append(fds.pop() if fds else None)
-                elif frame.kind is Kind.IDENTITY:
+                elif frame.kind is FrameKind.IDENTITY:
                     self.identity = Identity.unpack(frame.payload)
                 else:
                     return frame
@@ -127,7 +127,7 @@ class Control:
             vars(sys.modules["threading"])["excepthook"] = self._report_thread
         _thread.start_new_thread(self._watch, ())
 
-    def send(self, kind: Kind, payload: bytes = b"", *fields: int) -> None:
+    def send(self, kind: FrameKind, payload: bytes = b"", *fields: int) -> None:
         """Send a frame; if the pool is gone, the watching thread acts on that."""
         with self._lock, contextlib.suppress(OSError):
             self._socket.sendall(header(kind, len(payload), *fields) + payload)
@@ -139,7 +139,7 @@ class Control:
         if self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
             return  # in the middle of a frame
         with self._lock, contextlib.suppress(OSError):
-            self._socket.send(header(Kind.HEARTBEAT, 0), socket.MSG_DONTWAIT)
+            self._socket.send(header(FrameKind.HEARTBEAT, 0), socket.MSG_DONTWAIT)
         if self._records:  # of a finalizer that ran meanwhile
             self._send_records()
 
@@ -150,7 +150,7 @@ class Control:
         here, as that of a job which is interrupted does: a record is too small to be
         sent in part (see ``MAX_ENTRY``), so that one is lost at worst.
         """
-        self._records.append(header(Kind.RECORD, len(payload)) + payload)
+        self._records.append(header(FrameKind.RECORD, len(payload)) + payload)
         self._send_records()
 
     def close(self) -> None:
@@ -201,43 +201,45 @@ class Control:
             self.interrupts.ask_again()
 
     def _answer(self, frame: Frame, fds: list[int]) -> None:
-        if frame.kind is Kind.REVOKE:
-            won = self._turns.revoke(unpack_numbers(frame.payload))
-            self.send(Kind.REVOKED, pack_numbers(won))
-        elif frame.kind is Kind.INTERRUPT:
-            for place in unpack_numbers(frame.payload):
-                self.interrupts.ask(place)
-        elif frame.kind is Kind.FENCE:
+        if frame.kind is FrameKind.REVOKE:
+            won = self._claims.revoke(unpack_numbers(frame.payload))
+            self.send(FrameKind.REVOKED, pack_numbers(won))
+        elif frame.kind is FrameKind.INTERRUPT:
+            for sequence in unpack_numbers(frame.payload):
+                self.interrupts.ask(sequence)
+        elif frame.kind is FrameKind.FENCE:
             self._fence(frame.job, unpack_moment(frame.payload))
-        elif frame.kind is Kind.CREDIT:
-            self.credit.grant(frame.job, frame.attempt, frame.tag)
-        elif frame.kind is Kind.PING:
+        elif frame.kind is FrameKind.CREDIT:
+            self.credit.grant(frame.job, frame.attempt, frame.number)
+        elif frame.kind is FrameKind.PING:
             self._answer_ping()
-        elif frame.kind is Kind.STACKS:
+        elif frame.kind is FrameKind.STACKS:
             self.interrupts.write_stacks(frame.job, frame.attempt)
-            self.send(Kind.STACKS, b"", frame.job, frame.attempt)
-        elif frame.kind is Kind.CLOSING:
+            self.send(FrameKind.STACKS, b"", frame.job, frame.attempt)
+        elif frame.kind is FrameKind.CLOSING:
             self._hear_of_end()
         else:
             self._take_segment(frame, fds)
 
     def _take_segment(self, frame: Frame, fds: list[int]) -> None:
-        if frame.kind is Kind.SEGMENT:
-            self._segments.arrive(frame.tag, fds.pop() if fds else None, frame.job)
-        elif frame.kind is Kind.GRANT:
-            self._segments.grant(frame.tag)
-        elif frame.kind is Kind.DROP:
-            self._segments.drop(frame.tag)
+        if frame.kind is FrameKind.SEGMENT:
+            self._segments.arrive(frame.number, fds.pop() if fds else None, frame.job)
+        elif frame.kind is FrameKind.GRANT:
+            self._segments.grant(frame.number)
+        elif frame.kind is FrameKind.DROP:
+            self._segments.drop(frame.number)
         else:
             raise ProtocolError(f"the pool sent {frame.kind.name}")
 
-    def _fence(self, place: int, until: float) -> None:
+    def _fence(self, sequence: int, until: float) -> None:
         interrupts = self.interrupts
         if interrupts.fences is None:
-            from asyncpool._worker.job.lease_fences import Fences  # noqa: PLC0415 - most need none
+            from asyncpool._worker.job.lease_fences import LeaseFences  # noqa: PLC0415 - most need none
 
-            interrupts.fences = Fences(self._turns, interrupts.runs, self._end_lapsed)
-        interrupts.fences.put(place, until)
+            interrupts.fences = LeaseFences(
+                self._claims, interrupts.runs, self._end_lapsed
+            )
+        interrupts.fences.put(sequence, until)
 
     def _end_lapsed(self) -> None:
         """End this process and all that it has started; wait for nobody, nor for the pool.
@@ -248,7 +250,7 @@ class Control:
         payload = Failure("lease", summary).pack()
         with contextlib.suppress(OSError):
             if self._lock.acquire(blocking=False):
-                frame = header(Kind.FAILED, len(payload)) + payload
+                frame = header(FrameKind.FAILED, len(payload)) + payload
                 self._socket.send(frame, socket.MSG_DONTWAIT)
         os.killpg(0, signal.SIGKILL)
 
@@ -257,9 +259,9 @@ class Control:
         call_soon = self.call_soon
         if call_soon is not None:
             with contextlib.suppress(RuntimeError):  # it was closed at this moment
-                call_soon(self.send, Kind.PONG)
+                call_soon(self.send, FrameKind.PONG)
                 return
-        self.send(Kind.PONG)
+        self.send(FrameKind.PONG)
 
     def _hear_of_end(self) -> None:
         call_soon, on_end = self.call_soon, self.on_end_of_all
@@ -273,7 +275,7 @@ class Control:
         self._show_thread(args)
         name = args.thread.name if args.thread is not None else "a thread"
         summary = f"{args.exc_type.__qualname__} in thread {name!r}: {args.exc_value}"
-        self.send(Kind.FAILED, Failure("thread", summary, _format(args)).pack())
+        self.send(FrameKind.FAILED, Failure("thread", summary, _format(args)).pack())
         on_thread_death = self.on_thread_death
         if on_thread_death is not None:
             on_thread_death()

@@ -58,13 +58,13 @@ class Coroutines:
         from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
 
         interrupts, asked = self._interrupts, False
-        steps: Any = Steps(coroutine, loop)  # what passes for a coroutine
+        steps: Any = CoroutineSteps(coroutine, loop)  # what passes for a coroutine
         task = loop.create_task(steps)
         self._shown = coroutine if shown is None else shown
 
         def end() -> None:
             nonlocal asked
-            if interrupts.heed():
+            if interrupts.deliver():
                 asked = task.cancel()
 
         interrupts.stacks = self._stacks
@@ -131,7 +131,7 @@ class Coroutines:
         return f"\n{text[:_LONGEST]}\n" if text else ""
 
 
-class Steps:
+class CoroutineSteps:
     """A coroutine whose steps are timed: one that takes long holds up all others.
 
     Args:
@@ -228,7 +228,7 @@ def inner(tb: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback that is the coroutine's own."""
     found = tb
     while found is not None:
-        if found.tb_frame.f_code is Steps._take.__code__:  # noqa: SLF001 - of this file
+        if found.tb_frame.f_code is CoroutineSteps._take.__code__:  # noqa: SLF001 - of this file
             return found.tb_next
         found = found.tb_next
     return tb

@@ -10,10 +10,10 @@ from types import CoroutineType
 from asyncpool._core.base.names import misplaced
 from asyncpool._core.pickling.calls import load_job, pack_value, text_of
 from asyncpool._core.pickling.errors import pack_error
-from asyncpool._core.pickling.functions import Memory
-from asyncpool._core.pickling.out_of_band import Bundle, Parcel
+from asyncpool._core.pickling.functions import FunctionCache
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.wire.context import PLAIN
-from asyncpool._core.wire.frames import MAX_TAG, Frame, Kind
+from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._worker.api.context import running, set_variables
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.interrupts import Interrupts
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Executor:
+class JobRunner:
     """Runs jobs, and remembers the functions that they call by number.
 
     Args:
@@ -43,7 +43,7 @@ class Executor:
 
     def __init__(
         self,
-        complete: Callable[[Any], bytes | memoryview | Bundle],
+        complete: Callable[[Any], bytes | memoryview | ReceivedPickle],
         interrupts: Interrupts,
         coroutines: Coroutines,
         streams: Streams,
@@ -53,47 +53,49 @@ class Executor:
         self._coroutines = coroutines
         self._complete = complete
         self._interrupts = interrupts
-        self._functions = Memory()
+        self._functions = FunctionCache()
         self.context = PLAIN
 
     def learn(self, frame: Frame) -> None:
         """Remember the function in *frame*; it is looked up when it is called."""
-        self._functions.learn(frame.tag, frame.payload)
+        self._functions.add(frame.number, frame.payload)
 
-    def run(self, frame: Frame, place: int) -> tuple[Kind, bytes | Parcel, int]:
+    def run(
+        self, frame: Frame, sequence: int
+    ) -> tuple[FrameKind, bytes | OutOfBandPickle, int]:
         """Run the job in *frame*; return its outcome's kind, payload and duration.
 
-        *place* is the one in which it came.
+        *sequence* is the one in which it came.
 
         The duration, in microseconds, is all that those behind this job waited for.
         ``SystemExit``, ``KeyboardInterrupt`` and the like are outcomes as well: they
         were the job's wish or fate, and the worker is none the worse for them.
         """
         began = perf_counter_ns()
-        payload: bytes | Parcel
+        payload: bytes | OutOfBandPickle
         try:
             try:
                 # Each in a context of its own: what it sets is not for the next one.
-                payload = copy_context().run(self._run, frame, place)
+                payload = copy_context().run(self._run, frame, sequence)
             finally:
                 self._interrupts.running = None
         except BaseException as error:
-            kind, payload = Kind.ERROR, pack_failure(error, self.max_payload)
+            kind, payload = FrameKind.ERROR, pack_failure(error, self.max_payload)
         else:
-            kind = Kind.VALUE
+            kind = FrameKind.VALUE
         duration = (perf_counter_ns() - began) // 1000
-        return kind, payload, min(duration, MAX_TAG)
+        return kind, payload, min(duration, MAX_NUMBER)
 
-    def _run(self, frame: Frame, place: int) -> bytes | Parcel:
+    def _run(self, frame: Frame, sequence: int) -> bytes | OutOfBandPickle:
         # A function of its own, so that arguments and result are gone when it returns.
-        value = self.call(frame, place)
+        value = self.call(frame, sequence)
         if type(value) is CoroutineType:
             value = self._coroutines.run(value)
-        if frame.kind is Kind.STREAM:
+        if frame.kind is FrameKind.STREAM:
             value = self.streams.run(frame, value)
         return pack_value(value, self.max_payload)
 
-    def call(self, frame: Frame, place: int) -> Any:
+    def call(self, frame: Frame, sequence: int) -> Any:
         """Call what the job in *frame* is to call, and return what that returns.
 
         Raises:
@@ -102,10 +104,10 @@ class Executor:
         context = self.context
         began = 0.0 if context is PLAIN else monotonic()
         running.set((frame.job, frame.attempt, context, began))
-        self._interrupts.begin(place)
+        self._interrupts.begin(sequence)
         if context.variables:
             set_variables(context.variables)
-        known = self._recall(frame.tag) if frame.tag else None
+        known = self._recall(frame.number) if frame.number else None
         function, args, kwargs = load_job(self._complete(frame.payload), known)
         try:
             return function(*args, **kwargs)

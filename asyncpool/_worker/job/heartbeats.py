@@ -11,8 +11,13 @@ from _thread import RLock  # threading would do, see _worker/__init__.py
 from time import monotonic
 
 from asyncpool._core.pickling.calls import describe, dumps
-from asyncpool._core.wire.frames import Frame, Kind, header
-from asyncpool._core.wire.heartbeat_records import INTERVAL, MAX_DETAILS, Beat, place_of
+from asyncpool._core.wire.frames import Frame, FrameKind, header
+from asyncpool._core.wire.heartbeat_records import (
+    INTERVAL,
+    MAX_DETAILS,
+    Beat,
+    offset_of,
+)
 from asyncpool._core.wire.page import BEATS_START, BEGUN
 from asyncpool._worker.api.context import running
 from asyncpool.errors import JobNotPicklableError
@@ -26,10 +31,10 @@ if TYPE_CHECKING:
 
 _NONE = dumps(None)
 
-_installed: Beats | None = None
+_installed: HeartbeatWriter | None = None
 
 
-class Beats:
+class HeartbeatWriter:
     """The beats of the jobs of one worker.
 
     Args:
@@ -66,12 +71,15 @@ class Beats:
         with self._lock:
             self._write(packed)
 
-    def last_words(self, frame: Frame) -> bytes:
+    def last_heartbeat(self, frame: Frame) -> bytes:
         """Return what goes ahead of the outcome of the job in *frame*."""
         record, self.latest = self.latest, None
         if record is None or self._job != (frame.job, frame.attempt):
             return b""  # a thread of an earlier job was late
-        return header(Kind.BEAT, len(record), frame.job, frame.attempt) + record
+        return (
+            header(FrameKind.LAST_HEARTBEAT, len(record), frame.job, frame.attempt)
+            + record
+        )
 
     def _check(self) -> None:
         if self._interrupts.running is None:
@@ -86,7 +94,7 @@ class Beats:
             raise RuntimeError(text)
         now, number = monotonic(), self._number + 1
         record = Beat(number, job[0], job[1], now, packed).pack()
-        start = BEATS_START + place_of(number)
+        start = BEATS_START + offset_of(number)
         # In one step, between two bytecodes.
         self.page[start : start + len(record)] = record
         self._number, self.latest = number, record
@@ -95,7 +103,7 @@ class Beats:
             self._ring()
 
 
-def install(beats: Beats) -> None:
+def install(beats: HeartbeatWriter) -> None:
     """Have :func:`heartbeat` use these, in this process."""
     global _installed  # noqa: PLW0603 - there is one worker in a process
     _installed = beats

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Protocol
 
-    from asyncpool._worker.job.lease_fences import Fences
+    from asyncpool._worker.job.lease_fences import LeaseFences
 
     class Running(Protocol):
         """The jobs that run, if there may be several: see ``lanes.py``."""
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
             """The job and attempt that the main thread is in."""
             ...
 
-        def runs(self, place: int) -> bool:
+        def runs(self, sequence: int) -> bool:
             """Tell whether that job runs."""
             ...
 
-        def end_soon(self, place: int) -> None:
+        def end_soon(self, sequence: int) -> None:
             """Have that job end; called by another thread."""
             ...
 
@@ -87,7 +87,7 @@ class Interrupts:
         self.instead: Callable[[], object] | None = None
         self.stacks: Callable[[], str] | None = None
         self.lanes: Running | None = None
-        self.fences: Fences | None = None
+        self.fences: LeaseFences | None = None
         self._held = False
         self._wanted: set[int] = set()
         self._main = get_ident()
@@ -97,22 +97,22 @@ class Interrupts:
         faulthandler.register(STACKS, stacks)
         _signal.signal(INTERRUPT, self._on_signal)
 
-    def begin(self, place: int) -> None:
+    def begin(self, sequence: int) -> None:
         """Take note of what the main thread runs now.
 
         Raises:
             JobCancelled: If it is to end already.
         """
-        self.running = place
+        self.running = sequence
         if self.fences is not None:
-            self.fences.check(place)
+            self.fences.check(sequence)
         self._raise_if_wanted()
 
-    def runs(self, place: int) -> bool:
+    def runs(self, sequence: int) -> bool:
         """Tell whether that job is running; called by another thread."""
         if self.lanes is None:
-            return self.running == place
-        return self.lanes.runs(place)
+            return self.running == sequence
+        return self.lanes.runs(sequence)
 
     def check(self) -> None:
         """Do what :meth:`ask` has not managed to, since its signal was blocked, say.
@@ -136,15 +136,15 @@ class Interrupts:
         self._held = False
         self._raise_if_wanted()
 
-    def ask(self, place: int) -> None:
+    def ask(self, sequence: int) -> None:
         """Have that job end, if it has not ended yet; called by another thread."""
         lanes, instead = self.lanes, self.instead
         if lanes is None:
-            self._wanted = {place}
+            self._wanted = {sequence}
         else:
-            self._wanted.add(place)
-        if lanes is not None and self.running != place:
-            lanes.end_soon(place)
+            self._wanted.add(sequence)
+        if lanes is not None and self.running != sequence:
+            lanes.end_soon(sequence)
         elif instead is not None:
             instead()
         else:
@@ -159,19 +159,19 @@ class Interrupts:
         if self.pending():
             _signal.pthread_kill(self._main, INTERRUPT)
 
-    def heed(self) -> bool:
+    def deliver(self) -> bool:
         """Tell whether the job that runs is to end; only once, for who then sees to it."""
         return self.running is not None and self.forget(self.running)
 
-    def wants(self, place: int) -> bool:
+    def wants(self, sequence: int) -> bool:
         """Tell whether that job is to end."""
-        return place in self._wanted
+        return sequence in self._wanted
 
-    def forget(self, place: int) -> bool:
+    def forget(self, sequence: int) -> bool:
         """Tell whether that job is to end, and let nobody be told so again."""
-        if place not in self._wanted:
+        if sequence not in self._wanted:
             return False
-        self._wanted.remove(place)
+        self._wanted.remove(sequence)
         return True
 
     @property
@@ -201,7 +201,7 @@ class Interrupts:
     def _raise_if_wanted(self) -> None:
         if self._held or self.running not in self._wanted:
             return
-        if not _imports(sys._getframe()) and self.heed():  # noqa: SLF001 - public
+        if not _imports(sys._getframe()) and self.deliver():  # noqa: SLF001 - public
             raise self.error
 
 

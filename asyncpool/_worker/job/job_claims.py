@@ -12,7 +12,7 @@ from _thread import allocate_lock  # threading would do, see _worker/__init__.py
 from collections.abc import Iterable
 
 
-class Turns:
+class JobClaims:
     """The places that were taken, and those that were revoked before.
 
     Attributes:
@@ -26,7 +26,7 @@ class Turns:
         self.closed = False
         self._revoked: set[int] = set()
 
-    def take(self) -> bool:
+    def claim(self) -> bool:
         """Take the next place, and tell whether its job may begin."""
         with self._lock:
             self.taken += 1
@@ -35,9 +35,9 @@ class Turns:
             self._revoked.remove(self.taken)
             return False
 
-    def revoke(self, places: Iterable[int]) -> list[int]:
-        """Return those of *places* whose jobs will now never begin."""
+    def revoke(self, sequences: Iterable[int]) -> list[int]:
+        """Return those of *sequences* whose jobs will now never begin."""
         with self._lock:
-            won = [place for place in places if place > self.taken]
+            won = [sequence for sequence in sequences if sequence > self.taken]
             self._revoked.update(won)
         return won

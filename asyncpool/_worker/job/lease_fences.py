@@ -12,26 +12,26 @@ from __future__ import annotations
 from _thread import TIMEOUT_MAX, allocate_lock, start_new_thread
 from time import monotonic
 
-from asyncpool._worker.job.job_claims import Turns
+from asyncpool._worker.job.job_claims import JobClaims
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Fences:
+class LeaseFences:
     """Until when jobs may run, by their places.
 
     Args:
-        turns: Which place was taken last.
+        claims: Which place was taken last.
         runs: Tells whether the job in a place is running.
         end: Ends this process.
     """
 
     def __init__(
-        self, turns: Turns, runs: Callable[[int], bool], end: Callable[[], None]
+        self, claims: JobClaims, runs: Callable[[int], bool], end: Callable[[], None]
     ) -> None:
-        self._turns = turns
+        self._claims = claims
         self._runs = runs
         self._end = end
         self._until: dict[int, float] = {}
@@ -39,15 +39,15 @@ class Fences:
         self._bell.acquire()
         start_new_thread(self._watch, ())
 
-    def put(self, place: int, until: float) -> None:
-        """Let the job in *place* run until then, whatever was said before."""
-        self._until[place] = until
+    def put(self, sequence: int, until: float) -> None:
+        """Let the job in *sequence* run until then, whatever was said before."""
+        self._until[sequence] = until
         if self._bell.locked():
             self._bell.release()
 
-    def check(self, place: int) -> None:
-        """End this process if the job in *place*, which begins now, came too late."""
-        until = self._until.get(place)
+    def check(self, sequence: int) -> None:
+        """End this process if the job in *sequence*, which begins now, came too late."""
+        until = self._until.get(sequence)
         if until is not None and until <= monotonic():
             self._end()
 
@@ -64,13 +64,13 @@ class Fences:
         Forgets the jobs that are over.
         """
         wait = TIMEOUT_MAX
-        for place, until in list(self._until.items()):
+        for sequence, until in list(self._until.items()):
             # In this order: what is before the last one that was taken had begun by then.
-            now, taken, runs = monotonic(), self._turns.taken, self._runs(place)
+            now, taken, runs = monotonic(), self._claims.taken, self._runs(sequence)
             if until <= now and runs:
                 self._end()
             elif until > now:
                 wait = min(wait, until - now)
-            if place < taken and not runs:
-                self._until.pop(place, None)
+            if sequence < taken and not runs:
+                self._until.pop(sequence, None)
         return wait

@@ -11,10 +11,10 @@ from _queue import SimpleQueue  # queue would do, see _worker/__init__.py
 from itertools import count
 
 from asyncpool._core.pickling.calls import pack_value
-from asyncpool._core.pickling.out_of_band import Parcel
-from asyncpool._core.wire.frames import Frame, Kind, header
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._worker.channel.frames_io import send
-from asyncpool._worker.channel.large_buffers import Cargo
+from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool.errors import JobCancelled, JobNotPicklableError
@@ -76,7 +76,7 @@ class Streams:
 
     Args:
         jobs: The job channel.
-        cargo: What large items go beside.
+        large_buffers: What large items go beside.
         interrupts: Which may end a job.
         coroutines: What runs async generators.
         credit: How much the pool takes.
@@ -90,13 +90,13 @@ class Streams:
     def __init__(
         self,
         jobs: socket.socket,
-        cargo: Cargo,
+        large_buffers: LargeBuffers,
         interrupts: Interrupts,
         coroutines: Coroutines,
         credit: Credit,
     ) -> None:
         self._jobs = jobs
-        self._cargo = cargo
+        self._large_buffers = large_buffers
         self._interrupts = interrupts
         self._coroutines = coroutines
         self.credit = credit
@@ -164,21 +164,21 @@ class Streams:
             if close is not None:
                 await close()
 
-    def _pack(self, item: object, number: int) -> bytes | Parcel:
+    def _pack(self, item: object, number: int) -> bytes | OutOfBandPickle:
         try:
             return pack_value(item, self.max_payload)
         except JobNotPicklableError as error:
             error.add_note(f"It is item {number} of a stream.")
             raise
 
-    def _send(self, frame: Frame, payload: bytes | Parcel) -> None:
+    def _send(self, frame: Frame, payload: bytes | OutOfBandPickle) -> None:
         ahead = b""
         # In the middle of a frame, nothing may be raised here.
         self._interrupts.hold()
         try:
-            if self._cargo.in_use or type(payload) is not bytes:
-                ahead, payload = self._cargo.stow(payload)
-            head = header(Kind.ITEM, len(payload), frame.job, frame.attempt)
+            if self._large_buffers.in_use or type(payload) is not bytes:
+                ahead, payload = self._large_buffers.put(payload)
+            head = header(FrameKind.ITEM, len(payload), frame.job, frame.attempt)
             send(self._jobs, ahead + head, payload)
         finally:
             self._interrupts.release()

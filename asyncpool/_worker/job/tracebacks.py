@@ -6,7 +6,7 @@ import sys
 
 from asyncpool._core.pickling.calls import text_of
 from asyncpool._core.pickling.errors import format_error
-from asyncpool._core.wire.frames import Kind
+from asyncpool._core.wire.frames import FrameKind
 from asyncpool._core.wire.messages import Failure
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -21,7 +21,7 @@ _CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
 
 def announce(control: Control, stage: str, error: BaseException) -> None:
     """Tell the pool of *error*, which has kept the worker from going on."""
-    control.send(Kind.FAILED, failure_of(stage, error).pack())
+    control.send(FrameKind.FAILED, failure_of(stage, error).pack())
     control.announced = True
 
 

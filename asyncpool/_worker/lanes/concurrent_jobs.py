@@ -16,14 +16,14 @@ from types import CoroutineType
 
 from asyncpool._core.map import chunks
 from asyncpool._core.wire.context import MAX_CONTEXT
-from asyncpool._core.wire.frames import Frame, Kind, header
-from asyncpool._core.wire.page import Layout
+from asyncpool._core.wire.frames import Frame, FrameKind, header
+from asyncpool._core.wire.page import PageLayout
 from asyncpool._worker.channel.frames_io import decoder, receive, receive_some, send
-from asyncpool._worker.job.execute import Executor
+from asyncpool._worker.job.execute import JobRunner
 from asyncpool._worker.job.heartbeats import install
 from asyncpool._worker.job.streams import Credit
 from asyncpool._worker.lanes.lane_chunks import run_chunk
-from asyncpool._worker.lanes.lane_heartbeats import LaneBeats
+from asyncpool._worker.lanes.lane_heartbeats import LaneHeartbeats
 from asyncpool._worker.lanes.lane_streams import LaneStreams
 from asyncpool._worker.lanes.lanes import Lane, Lanes
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from asyncpool._core.pickling.out_of_band import Parcel
+    from asyncpool._core.pickling.out_of_band import OutOfBandPickle
     from asyncpool._core.wire.messages import WorkerConfig
-    from asyncpool._worker.channel.large_buffers import Cargo
+    from asyncpool._worker.channel.large_buffers import LargeBuffers
     from asyncpool._worker.job.control import Control
     from asyncpool._worker.job.coroutines import Coroutines
-    from asyncpool._worker.job.job_claims import Turns
+    from asyncpool._worker.job.job_claims import JobClaims
 
-    _Prepare = Callable[[Frame, Executor, Cargo], None]
+    _Prepare = Callable[[Frame, JobRunner, LargeBuffers], None]
 
 
-class Several:
+class ConcurrentJobs:
     """The main thread of a worker that runs several jobs at once.
 
     Args:
@@ -50,8 +50,8 @@ class Several:
         page_fd: The memory that it shares with the pool.
         jobs: The job channel.
         control: The control channel.
-        turns: Which job is the next.
-        cargo: What comes beside jobs.
+        claims: Which job is the next.
+        large_buffers: What comes beside jobs.
         coroutines: Whose loop they run in.
 
     Attributes:
@@ -65,16 +65,16 @@ class Several:
         page_fd: int,
         jobs: socket.socket,
         control: Control,
-        turns: Turns,
-        cargo: Cargo,
+        claims: JobClaims,
+        large_buffers: LargeBuffers,
         coroutines: Coroutines,
     ) -> None:
         interrupts = control.interrupts
-        layout = Layout(config.concurrency)
+        layout = PageLayout(config.concurrency)
         page = mmap(page_fd, layout.stacks)
         self._jobs = jobs
-        self._turns = turns
-        self._cargo = cargo
+        self._claims = claims
+        self._large_buffers = large_buffers
         self._interrupts = interrupts
         self._coroutines = coroutines
         self._incoming = decoder(max(config.max_payload, MAX_CONTEXT))
@@ -86,13 +86,15 @@ class Several:
         self.lanes = Lanes(page, layout, coroutines, interrupts, self._send)
         self.lanes.max_payload = config.max_payload
         self.lanes.on_free = self._on_free
-        self.beats = self.lanes.beats = LaneBeats(
+        self.beats = self.lanes.beats = LaneHeartbeats(
             page, layout, interrupts, control.ring, self.lanes
         )
-        streams = LaneStreams(jobs, cargo, interrupts, coroutines, Credit())
+        streams = LaneStreams(jobs, large_buffers, interrupts, coroutines, Credit())
         control.credit = streams.credits
         self._streams = streams
-        self._executor = Executor(cargo.complete, interrupts, coroutines, streams)
+        self._executor = JobRunner(
+            large_buffers.complete, interrupts, coroutines, streams
+        )
         self._executor.max_payload = streams.max_payload = config.max_payload
         interrupts.lanes = self.lanes
         install(self.beats)
@@ -107,7 +109,7 @@ class Several:
         while not self._over:
             if self.lanes.by_job:
                 self._run_loop()
-            elif self._pending and not self._turns.closed:
+            elif self._pending and not self._claims.closed:
                 self._begin()
             elif frames := receive(self._jobs, self._incoming):
                 self._pending += frames
@@ -120,12 +122,12 @@ class Several:
     def _over(self) -> bool:
         if self.lanes.by_job:
             return False
-        return self._turns.closed or (self._ended and not self._pending)
+        return self._claims.closed or (self._ended and not self._pending)
 
     @property
     def _closed(self) -> bool:
         """Whether no other job is to begin."""
-        return self._turns.closed or self._failure is not None
+        return self._claims.closed or self._failure is not None
 
     def _run_loop(self) -> None:
         loop = self.lanes.loop
@@ -184,10 +186,10 @@ class Several:
         while self._pending and not self.lanes.full and not self._closed:
             # Popped, so that nothing of a job is kept when it is done.
             frame = self._pending.popleft()
-            if frame.kind is not Kind.JOB and frame.kind is not Kind.STREAM:
-                self._prepare(frame, self._executor, self._cargo)
-            elif not self._turns.take():
-                self._cargo.discard()
+            if frame.kind is not FrameKind.JOB and frame.kind is not FrameKind.STREAM:
+                self._prepare(frame, self._executor, self._large_buffers)
+            elif not self._claims.claim():
+                self._large_buffers.discard()
             elif self._run(frame) and self._pending and self.lanes.looping:
                 self._begin_soon()
                 return
@@ -195,13 +197,13 @@ class Several:
     def _run(self, frame: Frame) -> bool:
         """Begin a job, and tell whether it is done."""
         lanes = self.lanes
-        lane = lanes.begin(frame, self._turns.taken)
+        lane = lanes.begin(frame, self._claims.taken)
         try:
             try:
-                value = lane.context.run(self._executor.call, frame, lane.place)
+                value = lane.context.run(self._executor.call, frame, lane.sequence)
             finally:
                 self._interrupts.running = None
-            if frame.kind is Kind.STREAM:
+            if frame.kind is FrameKind.STREAM:
                 value = self._streams.begin(lane, value, lanes.open())
             if type(value) is CoroutineType:
                 lanes.go(lane, value)
@@ -215,17 +217,21 @@ class Several:
         return True
 
     def _send(
-        self, lane: Lane, kind: Kind, payload: bytes | Parcel, duration: int
+        self,
+        lane: Lane,
+        kind: FrameKind,
+        payload: bytes | OutOfBandPickle,
+        duration: int,
     ) -> None:
         if os.getpid() != self._worker:
             os._exit(0)  # a copy that a job made, back from the job's call
         frame = lane.frame
         try:
-            ahead = self.beats.last_words(frame)
+            ahead = self.beats.last_heartbeat(frame)
             # Its parts may be on their way already: no other outcome may come in between.
             in_parts = type(payload) is not bytes
-            if self._cargo.in_use or type(payload) is not bytes:
-                news, payload = self._cargo.stow(payload)
+            if self._large_buffers.in_use or type(payload) is not bytes:
+                news, payload = self._large_buffers.put(payload)
                 ahead += news
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
             if (

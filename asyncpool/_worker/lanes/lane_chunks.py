@@ -11,7 +11,7 @@ from contextvars import copy_context
 from asyncpool._core.map.chunks import LOG_HEAD, ChunkResult
 from asyncpool._core.wire.page import LOG_SIZE
 from asyncpool._worker.api.context import running
-from asyncpool._worker.job.chunks import Chunk, Log
+from asyncpool._worker.job.chunks import Chunk, ChunkLog
 from asyncpool._worker.lanes.lanes import Lane, Lanes, is_cancelled
 from asyncpool.errors import JobCancelled
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mmap import mmap
     from typing import Any
 
-    from asyncpool._core.wire.page import Layout
+    from asyncpool._core.wire.page import PageLayout
 
 
 class _Pen:
@@ -78,7 +78,7 @@ class _Own:
 
 def run_chunk(
     page: mmap,
-    layout: Layout,
+    layout: PageLayout,
     lanes: Lanes,
     packed: bytes,
     items: list[Any],
@@ -92,7 +92,7 @@ def run_chunk(
     assert job is not None
     lane = lanes.by_job[job[:2]]
     start = layout.log(lane.index)
-    log = Log(page, start, _Pen(page, start))
+    log = ChunkLog(page, start, _Pen(page, start))
     chunk = Chunk(log, packed, items, **how)
     coroutine = chunk.go_on()
     return chunk.result if coroutine is None else _go_on(lane, chunk, coroutine)

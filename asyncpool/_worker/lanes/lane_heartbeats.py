@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from time import monotonic
 
-from asyncpool._core.wire.frames import Frame, Kind, header
-from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat, place_of
+from asyncpool._core.wire.frames import Frame, FrameKind, header
+from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat, offset_of
 from asyncpool._worker.api.context import running
-from asyncpool._worker.job.heartbeats import Beats
+from asyncpool._worker.job.heartbeats import HeartbeatWriter
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from mmap import mmap
 
-    from asyncpool._core.wire.page import Layout
+    from asyncpool._core.wire.page import PageLayout
     from asyncpool._worker.job.interrupts import Interrupts
     from asyncpool._worker.lanes.lanes import Lanes
 
 
-class LaneBeats(Beats):
+class LaneHeartbeats(HeartbeatWriter):
     """The beats of the jobs of a worker that runs several at once.
 
     Args:
@@ -34,7 +34,7 @@ class LaneBeats(Beats):
     def __init__(
         self,
         page: mmap,
-        layout: Layout,
+        layout: PageLayout,
         interrupts: Interrupts,
         ring: Callable[[], None],
         lanes: Lanes,
@@ -45,17 +45,20 @@ class LaneBeats(Beats):
         self._numbers = [0] * layout.width
         self._records: dict[tuple[int, int], bytes] = {}
 
-    def last_words(self, frame: Frame) -> bytes:
+    def last_heartbeat(self, frame: Frame) -> bytes:
         """Return what goes ahead of the outcome of the job in *frame*."""
         record = self._records.pop((frame.job, frame.attempt), None)
         if record is None:
             return b""
-        return header(Kind.BEAT, len(record), frame.job, frame.attempt) + record
+        return (
+            header(FrameKind.LAST_HEARTBEAT, len(record), frame.job, frame.attempt)
+            + record
+        )
 
     def _check(self) -> None:
         whose = self._whose()
         interrupts = self._interrupts
-        if interrupts.at_home and interrupts.forget(self._lanes.by_job[whose].place):
+        if interrupts.at_home and interrupts.forget(self._lanes.by_job[whose].sequence):
             raise JobCancelled
 
     def _write(self, packed: bytes) -> None:
@@ -63,7 +66,7 @@ class LaneBeats(Beats):
         index = self._lanes.by_job[job].index
         now, number = monotonic(), self._numbers[index] + 1
         record = Beat(number, job[0], job[1], now, packed).pack()
-        start = self._layout.beats(index) + place_of(number)
+        start = self._layout.beats(index) + offset_of(number)
         # In one step, between two bytecodes.
         self.page[start : start + len(record)] = record
         self._numbers[index] = number

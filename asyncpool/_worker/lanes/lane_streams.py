@@ -125,7 +125,7 @@ class LaneStreams(Streams):
         interrupts = self._interrupts
         interrupts.error = StreamClosed
         try:
-            interrupts.begin(lane.place)
+            interrupts.begin(lane.sequence)
             return next(iterator)
         finally:
             interrupts.running = None

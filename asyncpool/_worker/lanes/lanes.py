@@ -12,17 +12,17 @@ from contextvars import copy_context
 from time import perf_counter_ns
 
 from asyncpool._core.pickling.calls import pack_value
-from asyncpool._core.wire.frames import MAX_TAG, Frame, Kind
+from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._core.wire.page import (
     BEGUN,
     LANE_OUTCOME_SIZE,
     LANE_STACK_SIZE,
     NOTED,
-    Layout,
+    PageLayout,
 )
 from asyncpool._worker.job.coroutines import (
     Coroutines,
-    Steps,
+    CoroutineSteps,
     inner,
     tell_waiting,
     warn,
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
     from mmap import mmap
     from typing import Any
 
-    from asyncpool._core.pickling.out_of_band import Parcel
-    from asyncpool._worker.job.heartbeats import Beats
+    from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+    from asyncpool._worker.job.heartbeats import HeartbeatWriter
 
 
-class Lane(Steps):
+class Lane(CoroutineSteps):
     """A job that runs: to the loop, if it is asked, a coroutine like any other.
 
     Args:
         lanes: All of them.
         index: Which one this is.
         frame: The job.
-        place: Where it came.
+        sequence: Where it came.
 
     Attributes:
         frame: As above.
         index: As above.
-        place: As above.
+        sequence: As above.
         began: When it began, in nanoseconds.
         context: What it runs in.
         asked: Whether it was made to end.
@@ -63,10 +63,10 @@ class Lane(Steps):
         shown: What is shown of it when it is asked where it is.
     """
 
-    def __init__(self, lanes: Lanes, index: int, frame: Frame, place: int) -> None:
+    def __init__(self, lanes: Lanes, index: int, frame: Frame, sequence: int) -> None:
         self.frame = frame
         self.index = index
-        self.place = place
+        self.sequence = sequence
         self.began = perf_counter_ns()
         self.context: Context = lanes.context.copy()
         self.asked = False
@@ -118,15 +118,15 @@ class Lanes:
     """
 
     loop: asyncio.AbstractEventLoop
-    beats: Beats
+    beats: HeartbeatWriter
 
     def __init__(
         self,
         page: mmap,
-        layout: Layout,
+        layout: PageLayout,
         coroutines: Coroutines,
         interrupts: Interrupts,
-        send: Callable[[Lane, Kind, bytes | Parcel, int], None],
+        send: Callable[[Lane, FrameKind, bytes | OutOfBandPickle, int], None],
     ) -> None:
         self.by_job: dict[tuple[int, int], Lane] = {}
         self.context = copy_context()
@@ -146,12 +146,12 @@ class Lanes:
         """Whether no other job can begin."""
         return not self._free
 
-    def begin(self, frame: Frame, place: int) -> Lane:
+    def begin(self, frame: Frame, sequence: int) -> Lane:
         """Take a lane for a job, and note that it has begun."""
         index, whose = self._free.pop(), (frame.job, frame.attempt)
         # Noted before anything of the job's own can run, its arguments included.
         BEGUN.pack_into(self._page, self._layout.begun(index), *whose)
-        lane = self.by_job[whose] = Lane(self, index, frame, place)
+        lane = self.by_job[whose] = Lane(self, index, frame, sequence)
         return lane
 
     def open(self) -> asyncio.AbstractEventLoop:
@@ -169,17 +169,17 @@ class Lanes:
         """Go on with a job whose function has returned *coroutine*."""
         self.open()
         lane.go(coroutine)
-        if self._interrupts.wants(lane.place):
-            self.end_soon(lane.place)
+        if self._interrupts.wants(lane.sequence):
+            self.end_soon(lane.sequence)
 
     def finish(self, lane: Lane, value: object) -> None:
         """Send what a job has returned."""
         try:
             payload = pack_value(value, self.max_payload)
         except BaseException as error:
-            self._leave(lane, Kind.ERROR, pack_failure(error, self.max_payload))
+            self._leave(lane, FrameKind.ERROR, pack_failure(error, self.max_payload))
         else:
-            self._leave(lane, Kind.VALUE, payload)
+            self._leave(lane, FrameKind.VALUE, payload)
 
     def fail(self, lane: Lane, error: BaseException) -> None:
         """Send what a job has raised."""
@@ -188,7 +188,7 @@ class Lanes:
             cancelled = JobCancelled()
             cancelled.__cause__ = error
             error = cancelled
-        self._leave(lane, Kind.ERROR, pack_failure(error, self.max_payload))
+        self._leave(lane, FrameKind.ERROR, pack_failure(error, self.max_payload))
 
     def blocked(self, lane: Lane) -> None:
         """Warn if others have waited long for a plain function, which has just ended."""
@@ -201,14 +201,16 @@ class Lanes:
             )
             lane.context.run(warn, who, seconds, "in a plain function", hint)
 
-    def _leave(self, lane: Lane, kind: Kind, payload: bytes | Parcel) -> None:
-        duration = min((perf_counter_ns() - lane.began) // 1000, MAX_TAG)
+    def _leave(
+        self, lane: Lane, kind: FrameKind, payload: bytes | OutOfBandPickle
+    ) -> None:
+        duration = min((perf_counter_ns() - lane.began) // 1000, MAX_NUMBER)
         try:
             # Before anything else begins: a crash there must not cost this outcome.
             self._send(lane, kind, payload, duration)
         finally:
             del self.by_job[lane.frame.job, lane.frame.attempt]
-            self._interrupts.forget(lane.place)
+            self._interrupts.forget(lane.sequence)
             # It has the lane, too: both would wait for the collector, the job's frame with them.
             lane.task = None
             self._free.append(lane.index)
@@ -218,7 +220,7 @@ class Lanes:
         """Let nothing go on in this process, which is a copy of the worker."""
         self.mute = self.beats.mute = True
 
-    def note(self, lane: Lane, kind: Kind, payload: bytes, duration: int) -> bool:
+    def note(self, lane: Lane, kind: FrameKind, payload: bytes, duration: int) -> bool:
         """Note an outcome where the pool finds it if the worker dies; or tell there is no room.
 
         It need not be sent at once then.
@@ -235,14 +237,14 @@ class Lanes:
 
     # What the other thread asks.
 
-    def runs(self, place: int) -> bool:
-        """Tell whether the job that came in *place* is running."""
-        return any(lane.place == place for lane in list(self.by_job.values()))
+    def runs(self, sequence: int) -> bool:
+        """Tell whether the job that came in *sequence* is running."""
+        return any(lane.sequence == sequence for lane in list(self.by_job.values()))
 
-    def end_soon(self, place: int) -> None:
-        """Have the loop end the job that came in *place*, if it runs there."""
+    def end_soon(self, sequence: int) -> None:
+        """Have the loop end the job that came in *sequence*, if it runs there."""
         if self._opened:
-            self.loop.call_soon_threadsafe(self._end, place)
+            self.loop.call_soon_threadsafe(self._end, sequence)
 
     def write_stack(self, job: int, attempt: int) -> None:
         """Write down where that job waits; if it computes, its thread tells that."""
@@ -257,15 +259,15 @@ class Lanes:
     @property
     def running(self) -> tuple[int, int] | None:
         """The job of code that does not know whose it is, if that is plain."""
-        place = self._interrupts.running
+        sequence = self._interrupts.running
         lanes = list(self.by_job.values())
-        found = [lane for lane in lanes if lane.place == place] or lanes
+        found = [lane for lane in lanes if lane.sequence == sequence] or lanes
         return (found[0].frame.job, found[0].frame.attempt) if len(found) == 1 else None
 
-    def _end(self, place: int) -> None:
+    def _end(self, sequence: int) -> None:
         for lane in self.by_job.values():
-            if lane.place == place and lane.task is not None:
-                if self._interrupts.forget(place):
+            if lane.sequence == sequence and lane.task is not None:
+                if self._interrupts.forget(sequence):
                     lane.asked = lane.task.cancel()
                 return
 

@@ -24,7 +24,7 @@ import sys
 import traceback
 from functools import partial
 
-from asyncpool._core.wire.frames import Frame, FrameDecoder, Kind, header
+from asyncpool._core.wire.frames import Frame, FrameDecoder, FrameKind, header
 from asyncpool._core.wire.messages import (
     Failure,
     LauncherConfig,
@@ -61,7 +61,7 @@ def main(channel_fd: int) -> NoReturn:
     # Kept to the end, since one that is collected while open is worth a warning.
     channel = socket.socket(fileno=channel_fd)
     try:
-        Template(channel, reaper).run()
+        LauncherProcess(channel, reaper).run()
     except _Forked as forked:
         become_worker = forked.become_worker
     except (OSError, SystemExit):  # the pool's process is gone, or this one must go
@@ -86,7 +86,7 @@ class _Forked(BaseException):
         self.become_worker = become_worker
 
 
-class Template:
+class LauncherProcess:
     """The loop of the launcher's process."""
 
     def __init__(self, channel: socket.socket, reaper: Reaper) -> None:
@@ -145,19 +145,19 @@ class Template:
             self._report_end(pid, status)
 
     def _report_end(self, pid: int, status: int) -> None:
-        self._send(Kind.EXITED, pack_exit(pid, status))
+        self._send(FrameKind.EXITED, pack_exit(pid, status))
 
     def _answer(self) -> bool:
         data, fds, truncated = receive_fds(self._channel, 65536, FDS_PER_WORKER)
         if not data:
             return False
         for frame in self._decoder.feed(data):
-            if frame.kind is Kind.CONFIG:
+            if frame.kind is FrameKind.CONFIG:
                 self._configure(LauncherConfig.unpack(frame.payload))
-            elif frame.kind is Kind.SWEEP:
+            elif frame.kind is FrameKind.SWEEP:
                 self._reaper.sweep(self._report_end)
-                self._send(Kind.SWEPT)
-            elif frame.kind is Kind.SPARE:
+                self._send(FrameKind.SWEPT)
+            elif frame.kind is FrameKind.SPARE:
                 self._fork_spare()
             else:
                 # The kernel ends a read behind the bytes that descriptors came
@@ -178,7 +178,7 @@ class Template:
             except BaseException as error:
                 summary = f"{name!r} cannot be preloaded: {error!r}"
                 text = traceback.format_exc()
-                self._send(Kind.FAILED, Failure("preload", summary, text).pack())
+                self._send(FrameKind.FAILED, Failure("preload", summary, text).pack())
                 return
         failure = ""
         if config.script is not None:
@@ -190,20 +190,20 @@ class Template:
         if not failure and config.script is not None and (names := threads_left()):
             failure = f"the script left threads behind: {', '.join(names)}"
         if failure:  # the next launcher leaves it to the workers
-            self._send(Kind.FAILED, Failure("script", failure).pack())
+            self._send(FrameKind.FAILED, Failure("script", failure).pack())
             return
         if config.fork and (names := threads_left()):
             summary = (
                 f"preload left threads behind: {', '.join(names)}; a "
                 'process with threads cannot be forked safely, use launcher="spawn"'
             )
-            self._send(Kind.FAILED, Failure("preload", summary).pack())
+            self._send(FrameKind.FAILED, Failure("preload", summary).pack())
             return
         if "logging" in sys.modules:  # workers will need it, and can share it
             importlib.import_module("asyncpool._worker.logs.log_handler")
         gc.collect()
         gc.freeze()  # else the first collection of each worker copies every page
-        self._send(Kind.HELLO)
+        self._send(FrameKind.HELLO)
 
     def _launch(self, frame: Frame, fds: list[int], *, truncated: bool) -> None:
         if truncated or len(fds) != FDS_PER_WORKER:
@@ -211,7 +211,7 @@ class Template:
         else:
             try:
                 pid = self._fork(lambda: fds)
-                self._report_start(Kind.LAUNCHED, pid, frame.job)
+                self._report_start(FrameKind.LAUNCHED, pid, frame.job)
             except OSError as error:
                 self._refuse(frame, str(error))
         for fd in fds:
@@ -222,10 +222,10 @@ class Template:
             try:
                 pid, door = fork_spare(self._fork)
                 with door:
-                    self._report_start(Kind.SPARE, pid, 0, door.fileno())
+                    self._report_start(FrameKind.SPARE, pid, 0, door.fileno())
             except OSError:
                 self._send(
-                    Kind.SPARE
+                    FrameKind.SPARE
                 )  # there is none, and another one may be asked for
 
     def _fork(self, await_fds: Callable[[], list[int]]) -> int:
@@ -241,9 +241,9 @@ class Template:
         return pid
 
     def _refuse(self, frame: Frame, reason: str) -> None:
-        self._send(Kind.FAILED, Failure("fork", reason).pack(), frame.job)
+        self._send(FrameKind.FAILED, Failure("fork", reason).pack(), frame.job)
 
-    def _report_start(self, kind: Kind, pid: int, request: int, *fds: int) -> None:
+    def _report_start(self, kind: FrameKind, pid: int, request: int, *fds: int) -> None:
         # Opened here, where the pid cannot be reused: this process is the parent.
         handles: list[int] = []
         with contextlib.suppress(AttributeError, OSError):
@@ -255,7 +255,7 @@ class Template:
 
     def _send(
         self,
-        kind: Kind,
+        kind: FrameKind,
         payload: bytes = b"",
         job: int = 0,
         fds: list[int] | None = None,

@@ -13,9 +13,9 @@ import os
 import socket
 from io import FileIO
 
-from asyncpool._core.wire.frames import Kind, header
+from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.page import STACKS_SIZE, STACKS_START
-from asyncpool._worker.channel.large_buffers import Cargo
+from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.loop import equip, make_executor
 
 
@@ -45,8 +45,8 @@ def _take_steps(
 ) -> None:
     parts = equip(jobs.detach(), theirs.detach(), page)
     with contextlib.closing(parts.jobs), contextlib.closing(parts.control):
-        make_executor(parts, Cargo(parts.jobs, parts.segments))
-        control.sendall(header(Kind.PING, 0))
+        make_executor(parts, LargeBuffers(parts.jobs, parts.segments))
+        control.sendall(header(FrameKind.PING, 0))
         parts.control.receive_config()
-        parts.control.send(Kind.HELLO)
+        parts.control.send(FrameKind.HELLO)
         _thread.start_new_thread(int, ())

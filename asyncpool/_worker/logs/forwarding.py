@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from asyncpool._worker.process.import_watch import Lookout
+from asyncpool._worker.process.import_watch import ImportWatch
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LOGGING = "logging"
 
 
-class Journal:
+class LogForwarding:
     """Has the root logger send home what reaches it, as soon as there is one.
 
     Args:
@@ -39,7 +39,7 @@ class Journal:
         self._disabled = 0
         self._process_name = ""
         self._handler: Handler | None = None
-        self._lookout: Lookout | None = None
+        self._import_watch: ImportWatch | None = None
 
     def open(
         self,
@@ -56,12 +56,12 @@ class Journal:
         """
         self._levels, self._disabled = levels, disabled
         self._process_name = process_name
-        self._lookout = Lookout(_LOGGING, self._attach)
+        self._import_watch = ImportWatch(_LOGGING, self._attach)
 
     def leave(self) -> None:
         """Leave all loggers alone, in a process that is not the worker."""
-        if self._lookout is not None:
-            self._lookout.end()
+        if self._import_watch is not None:
+            self._import_watch.end()
         if self._handler is not None:
             vars(sys.modules[_LOGGING])["root"].removeHandler(self._handler)
 

@@ -9,7 +9,7 @@ import os
 import sys
 from functools import partial
 
-from asyncpool._worker.process.import_watch import Lookout
+from asyncpool._worker.process.import_watch import ImportWatch
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _CONTEXT = "multiprocessing.context"
 def assume(identity: Identity) -> None:
     """Be a child of the pool's process, now and to ``multiprocessing``."""
     sys.argv[:] = identity.argv
-    Lookout(_CONTEXT, partial(_become, identity))
+    ImportWatch(_CONTEXT, partial(_become, identity))
 
 
 def _become(identity: Identity) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Lookout:
+class ImportWatch:
     """An entry of ``sys.meta_path`` that sees when a module is imported.
 
     Args:

@@ -296,7 +296,7 @@ def _most_requests(config: uvicorn.Config, worker: Worker) -> float:
     jitter: int = getattr(config, "limit_max_requests_jitter", 0)
     if jitter:
         return most + random.randint(0, jitter)  # noqa: S311 - no secret
-    return WorkerLimits(max_jobs=most).wear(worker.id, worker.generation).jobs
+    return WorkerLimits(max_jobs=most).recycle_limits(worker.id, worker.generation).jobs
 
 
 async def _tick(

@@ -9,7 +9,7 @@ from asyncpool._core.base.run_times import LEAST, REFILL, UNKNOWN, Profile
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool._core.slots.slots import Ending
+from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
 from tests.core.imaginary.process import Process
@@ -46,7 +46,7 @@ class Books:
             start_timeout=START_TIMEOUT,
             limits=limits,
             idle_timeout=IDLE_TIMEOUT,
-            width=width,
+            concurrency=width,
             surge=surge,
             unavailable=unavailable,
         )
@@ -140,7 +140,7 @@ class Books:
             process.slot
             for process in self.processes.values()
             if process.state in states
-            and (told is None or (process.told is not Ending.NO) is told)
+            and (told is None or (process.told is not StopStage.NO) is told)
         )
 
     @property
@@ -163,7 +163,9 @@ class Books:
     def answered(self) -> list[int]:
         """Return the slots whose answers the pool has not heard."""
         return [
-            p.slot for p in self.processes.values() if p.answers and p.told is Ending.NO
+            p.slot
+            for p in self.processes.values()
+            if p.answers and p.told is StopStage.NO
         ]
 
     @property
@@ -186,7 +188,7 @@ class Books:
         return [job for job in self.waiting_calls if self.calls[job] == session]
 
     def errands_before(self, slot: int) -> list[int]:
-        """Return the errands that a worker has to begin."""
+        """Return the pinned jobs that a worker has to begin."""
         hand = self.processes[slot].hand if slot in self.processes else ()
         return [
             job
@@ -197,7 +199,7 @@ class Books:
 
     @property
     def waiting_errands(self) -> list[int]:
-        """The errands that have not begun."""
+        """The pinned jobs that have not begun."""
         return [
             job
             for slot in {*self.errands.values()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncpool._core.base.run_times import Bound
 from asyncpool._core.slots import commands as cmd
-from asyncpool._core.slots.slots import Ending
+from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
 from tests.core.imaginary.ends import Ends
 from tests.core.imaginary.process import Process
@@ -17,7 +17,9 @@ class Commands(Ends):
 
     def feed(self, commands: list[cmd.Command]) -> None:
         self.seats_after = {
-            slot.place: slot.index for slot in self.core.slots if slot.place is not None
+            slot.bucket: slot.index
+            for slot in self.core.slots
+            if slot.bucket is not None
         }
         for command in commands:
             assert not self.finished, "a command after Finished"
@@ -53,7 +55,7 @@ class Commands(Ends):
                     job in p.hand for p in self.processes.values() for job in jobs
                 )
                 self._put_back([job for job in jobs if job in self.open])
-            case cmd.DropErrands(jobs):
+            case cmd.DropPinnedJobs(jobs):
                 for job in jobs:
                     if job in self.given_back:
                         self.given_back.remove(job)
@@ -77,16 +79,16 @@ class Commands(Ends):
                 assert written in process.asked_to_end or process.hung
                 process.writes = True
             case cmd.Stop(slot):
-                self._press(self.processes[slot], Ending.STOPPED)
+                self._press(self.processes[slot], StopStage.STOPPED)
             case cmd.Terminate(slot):
-                self._press(self.processes[slot], Ending.TERMINATED)
+                self._press(self.processes[slot], StopStage.TERMINATED)
             case cmd.Kill(slot):
-                self._press(self.processes[slot], Ending.KILLED)
+                self._press(self.processes[slot], StopStage.KILLED)
             case cmd.Abandon(slot):
                 self._abandon(self.processes[slot])
             case cmd.FailJobs(jobs, why):
                 self._fail(jobs, why)
-            case cmd.ScheduleRestart(slot, delay):
+            case cmd.TellRestart(slot, delay):
                 assert slot not in self.processes
                 assert 0 <= delay <= 0.5 * len(self.core.slots), "a refusal"
                 self.seen["a restart behind the limit of forks"] += delay > 0
@@ -95,7 +97,7 @@ class Commands(Ends):
                 self._park(slot, probe_in)
             case cmd.LeaveEmpty(slot):
                 self._empty(slot)
-            case cmd.Keep(slot, again_in):
+            case cmd.KeepWorker(slot, again_in):
                 self._empty(slot)
                 if again_in is not None:
                     self.put_off = self.now + again_in
@@ -103,7 +105,7 @@ class Commands(Ends):
                 self._leave(self.processes[slot], why)
             case cmd.Resized(workers):
                 self.workers = workers
-            case cmd.Rolled(replaced, trouble, filled):
+            case cmd.RollEnded(replaced, trouble, filled):
                 assert self.rolling
                 self.rolling = False
                 assert replaced + filled <= self.places
@@ -227,7 +229,7 @@ class Commands(Ends):
         self.generations[slot] = generation
         process = Process(slot, self.now, width=self.width)
         if self.limits.exact:
-            process.most = self.limits.wear(slot, generation).jobs
+            process.most = self.limits.recycle_limits(slot, generation).jobs
         self.processes[slot] = process
 
     def _fail(self, jobs: tuple[int, ...], why: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from asyncpool._core.policies.job_limits import Press
+from asyncpool._core.policies.job_limits import CancelMode
 from asyncpool._core.slots.lifecycle import KILL_GRACE, STOP_GRACE, TERM_GRACE
-from asyncpool._core.slots.slots import Ending
+from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.termination import REVOKE_GRACE
 from tests.core.imaginary.books import START_TIMEOUT
@@ -17,9 +17,9 @@ __all__ = ["Ends"]
 class Ends(Lines):
     """Checks that nobody is pressed to end without a reason, or too hard, or too early."""
 
-    def _make_end(self, process: Process, job: int, press: Press) -> None:
+    def _make_end(self, process: Process, job: int, press: CancelMode) -> None:
         """Expect a job to end by itself for a while, or its worker to die of it."""
-        if process.told is not Ending.NO or press.how == "wait":
+        if process.told is not StopStage.NO or press.action == "wait":
             return
         if job in process.asked_to_end:
             return
@@ -29,9 +29,9 @@ class Ends(Lines):
             process.asked_to_end[job] = self.now + press.grace
             process.doomed.pop(job, None)
             process.stalled.add(job)
-            if press.how == "kill":
-                process.hopeless.add(job)
-            self.interrupts += press.how == "interrupt"
+            if press.action == "kill":
+                process.breaks_pool.add(job)
+            self.interrupts += press.action == "interrupt"
         else:
             self._doom(process, job)
 
@@ -50,50 +50,50 @@ class Ends(Lines):
             self.seen[f"{what} that nobody wanted"] += 1
             del process.unwanted[job]
         process.doomed.pop(job, None)
-        process.hopeless.discard(job)
+        process.breaks_pool.discard(job)
         if job == process.silent:
             process.hung, process.silent = False, None
 
     def _notice_who_has_not_ended(self) -> None:
         for process in self.processes.values():
             for job, until in [*process.asked_to_end.items()]:
-                if until <= self.now and process.told is Ending.NO:
+                if until <= self.now and process.told is StopStage.NO:
                     self._doom(process, job)
 
     def _leave(self, process: Process, why: str) -> None:
         assert not process.leaving
-        assert process.told is Ending.NO
+        assert process.told is StopStage.NO
         self.seen[f"left: {why}"] += 1
         self.seen["left a job behind"] += bool(process.hand)
         process.leaving = True
         process.leave_by = self.now + self.drain_timeout
 
-    def _press(self, process: Process, how: Ending) -> None:
+    def _press(self, process: Process, how: StopStage) -> None:
         """Check that a process is pressed to end for a reason and step by step."""
         told, told_at = process.told, process.told_at
         assert told < how, "a step back, or the same one twice"
         # Or it is killed for a job, in the moment before the timer.
-        over = self.time_is_over and not self.core.in_hand(process.slot)
-        if self.closing is Finish.NONE or (over and how is Ending.KILLED):
+        over = self.time_is_over and not self.core.jobs_of(process.slot)
+        if self.closing is Finish.NONE or (over and how is StopStage.KILLED):
             assert process.unwanted.keys() >= process.hand.keys(), "a job was forgotten"
             process.hand.clear()
             process.loading = None
-        if how is Ending.STOPPED:
+        if how is StopStage.STOPPED:
             assert not process.hand
             assert self.nobody_is_needed or self.broken or process.leaving
             process.excused = True
-        elif how is Ending.TERMINATED:
+        elif how is StopStage.TERMINATED:
             assert not process.hand, "its jobs were not settled first"
             early = self.nobody_is_needed or process.leaving
             early = early or self.closing is Finish.NONE
-            assert early or told is Ending.STOPPED
-            assert told is Ending.NO or self.now >= told_at + STOP_GRACE
+            assert early or told is StopStage.STOPPED
+            assert told is StopStage.NO or self.now >= told_at + STOP_GRACE
             process.excused = True
         elif process.shot:
             self.seen["killed by order"] += 1
             self.seen["killed by order, at work"] += bool(process.running)
             process.excused = process.excused or not (process.faulty or process.hung)
-        elif told is not Ending.TERMINATED or self.now < told_at + TERM_GRACE:
+        elif told is not StopStage.TERMINATED or self.now < told_at + TERM_GRACE:
             self._shoot(process)
         process.told, process.told_at = how, self.now
 
@@ -129,7 +129,7 @@ class Ends(Lines):
         assert self.now >= process.born_at + START_TIMEOUT
 
     def _abandon(self, process: Process) -> None:
-        assert process.told is Ending.KILLED
+        assert process.told is StopStage.KILLED
         assert self.now >= process.told_at + KILL_GRACE
         assert not process.abandoned
         process.abandoned = True

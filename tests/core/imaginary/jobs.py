@@ -12,9 +12,9 @@ from asyncpool._core.base.run_times import (
     Keyed,
     Profile,
 )
-from asyncpool._core.policies.job_limits import KILL, Press
+from asyncpool._core.policies.job_limits import KILL, CancelMode
 from asyncpool._core.slots import commands as cmd
-from asyncpool._core.slots.slots import Ending
+from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.termination import LEAST_GRACE, STACK_GRACE
 from tests.core.imaginary.commands import Commands
 from tests.core.imaginary.process import Process
@@ -70,7 +70,7 @@ class Jobs(Commands):
         job = self._come(UNKNOWN, None)
         self.errands[job] = slot
         self.seen["an errand"] += 1
-        commands = self.core.errand(slot, job)
+        commands = self.core.submit_pinned(slot, job)
         if slot in self.slots("idle") and not process.hung:
             assert commands == [cmd.Assign(slot, (job,))]
         else:
@@ -84,13 +84,13 @@ class Jobs(Commands):
         self.session_holds += 1
         self.core.hold()
         self.feed(self.core.want_worker())
-        sizing = self.core.rotation.sizing
+        sizing = self.core.replacements.sizing
         if self.wanted and sizing.watching:
             sizing.crowded(self.now)
 
     def want_no_more(self) -> None:
         self.wanted -= 1
-        self.feed(self.core.leave_line(self.now))
+        self.feed(self.core.leave_session_queue(self.now))
         self._let_go()
 
     def depart(self) -> None:
@@ -168,7 +168,7 @@ class Jobs(Commands):
         *again* if they are to be retried, *heavy* if the answer must be loaded first.
         """
         process, errands = self.processes[slot], {*self.errands}
-        assert process.told is Ending.NO
+        assert process.told is StopStage.NO
         jobs: list[int] = []
         while len(jobs) < count and process.begin():
             # Any of those that run may be the next one that ends.
@@ -245,18 +245,20 @@ class Jobs(Commands):
             *self.waiting_calls,
         }
 
-    def expire(self, slot: int, press: Press, job: int) -> None:
+    def expire(self, slot: int, press: CancelMode, job: int) -> None:
         """Let the time of a job be over that a worker runs."""
         process = self.processes[slot]
-        if press.how == "kill" or press.grace < LEAST_GRACE:
-            self._make_end(process, job, Press("kill", STACK_GRACE))
+        if press.action == "kill" or press.grace < LEAST_GRACE:
+            self._make_end(process, job, CancelMode("kill", STACK_GRACE))
         else:
-            self._make_end(process, job, Press("interrupt", press.grace))
+            self._make_end(process, job, CancelMode("interrupt", press.grace))
         commands = self.core.expire(job, self.now, index=slot, press=press)
-        assert cmd.WriteStacks(slot, job) in commands or process.told is not Ending.NO
+        assert (
+            cmd.WriteStacks(slot, job) in commands or process.told is not StopStage.NO
+        )
         self.feed(commands)
 
-    def cancel(self, job: int, press: Press = KILL) -> None:
+    def cancel(self, job: int, press: CancelMode = KILL) -> None:
         self._end(job, "cancelled")
         if job in self.waiting:
             self._unqueue(job)
@@ -287,7 +289,7 @@ class Jobs(Commands):
             alone = len(process.hand) <= self.width
             asked = process.questions or process.answers
             assert process.told or asked, "a job runs on that nobody wants"
-            assert process.told is Ending.KILLED or not alone
+            assert process.told is StopStage.KILLED or not alone
 
     def _withdraw(self, process: Process) -> None:
         """Give up a job of which its worker has never heard."""

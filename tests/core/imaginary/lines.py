@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from asyncpool._core.base.run_times import BUDGET, REFILL
 from asyncpool._core.dispatch.affinity_queues import choose
-from asyncpool._core.slots.slots import Ending
+from asyncpool._core.slots.slots import StopStage
 from tests.core.imaginary.books import Books
 
 __all__ = ["Lines"]
@@ -33,8 +33,8 @@ class Lines(Books):
         short = self.profiles[job].cost <= REFILL
         assert not leads or not roomy or not short, "a short job might have gone"
         self.queue.add(job, priority)
-        if self.core.rotation.sizing.watching:
-            self.core.rotation.sizing.crowded(self.now)
+        if self.core.replacements.sizing.watching:
+            self.core.replacements.sizing.crowded(self.now)
 
     def _enter_line(self, job: int, priority: int, slot: int | None) -> None:
         wanted = self.slot_for(job)
@@ -56,15 +56,15 @@ class Lines(Books):
         self.seen["a keyed job whom nobody is there for"] += wanted is None
         if wanted is not None:
             self.processes[wanted].line = True
-        dispatcher, sizing = self.core.dispatcher, self.core.rotation.sizing
-        if sizing.watching and dispatcher.crowd:
+        dispatcher, sizing = self.core.dispatcher, self.core.replacements.sizing
+        if sizing.watching and dispatcher.unserved:
             sizing.crowded(self.now)
 
     def _begin(self, slot: int, job: int) -> None:
         process = self.processes[slot]
         assert process.ready
         assert not process.leaving
-        assert process.told is Ending.NO, "a job for a worker that must go"
+        assert process.told is StopStage.NO, "a job for a worker that must go"
         assert not process.faulty
         assert not process.doomed
         assert not process.asked_to_end, "a job behind one that is to end"
@@ -119,7 +119,7 @@ class Lines(Books):
         before, self.seats = self.seats, {}
         for slot in self.core.slots:
             process = self.processes.get(slot.index)
-            if slot.place is None:
+            if slot.bucket is None:
                 assert (
                     process is None
                     or not process.ready
@@ -129,19 +129,19 @@ class Lines(Books):
                 if process is not None:
                     process.place = None
                 continue
-            assert slot.place not in self.seats, "two in one place"
+            assert slot.bucket not in self.seats, "two in one place"
             assert process is not None, "nobody is there"
             assert not process.leaving
             assert slot.replaces is None, "it is not there yet"
             assert slot.index not in self.owners, "a key for somebody's own"
-            assert process.place in {None, slot.place}, "a worker that works was moved"
-            process.place = slot.place
-            self.seats[slot.place] = slot.index
+            assert process.place in {None, slot.bucket}, "a worker that works was moved"
+            process.place = slot.bucket
+            self.seats[slot.bucket] = slot.index
         if self.seats != before:
             self.seen["places that changed"] += 1
             for process in self.processes.values():
                 process.line = process.line or bool(self.keyed)
-        assert self.core.dispatcher._lines.seats == self.seats
+        assert self.core.dispatcher._affinity_queues.slots_by_bucket == self.seats
 
     def _put_back(self, jobs: Iterable[int]) -> None:
         """Let jobs wait before all others, each where it belongs."""

@@ -6,8 +6,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from asyncpool._core.policies.job_limits import Press
-from asyncpool._core.slots.slots import Ending
+from asyncpool._core.policies.job_limits import CancelMode
+from asyncpool._core.slots.slots import StopStage
 
 __all__ = ["Process"]
 
@@ -20,16 +20,16 @@ class Process:
     born_at: float
     ready: bool = False
     faulty: bool = False
-    told: Ending = Ending.NO
+    told: StopStage = StopStage.NO
     told_at: float = 0.0
     excused: bool = False  # its end is the pool's own wish
     abandoned: bool = False
     # In hand, in their order, each with its place; those that nobody wants any more.
     hand: dict[int, int] = field(default_factory=dict)
-    unwanted: dict[int, Press] = field(default_factory=dict)
+    unwanted: dict[int, CancelMode] = field(default_factory=dict)
     width: int = 1
     asked_to_end: dict[int, float] = field(default_factory=dict)  # each until when
-    hopeless: set[int] = field(default_factory=set)
+    breaks_pool: set[int] = field(default_factory=set)
     hung: bool = False
     silent: int | None = None
     dies_at: float | None = None  # being hung without a job

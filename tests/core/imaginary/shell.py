@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from asyncpool._core.slots import commands as cmd
-from asyncpool._core.slots.slots import Ending
+from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.termination import STACK_GRACE
 from tests.core.imaginary.jobs import Jobs
@@ -25,7 +25,7 @@ class ImaginaryShell(Jobs):
 
     def ready(self, slot: int) -> None:
         process = self.processes[slot]
-        if process.told is not Ending.NO or process.ready:
+        if process.told is not StopStage.NO or process.ready:
             self.seen["a late hello"] += 1
             assert self.core.ready(slot, self.now) == []
             return
@@ -47,9 +47,11 @@ class ImaginaryShell(Jobs):
         """Let a worker have said where it is."""
         process = self.processes[slot]
         process.writes = False
-        hopeless = [job for job in process.asked_to_end if job in process.hopeless]
-        if process.told is Ending.NO:
-            for job in hopeless:
+        breaks_pool = [
+            job for job in process.asked_to_end if job in process.breaks_pool
+        ]
+        if process.told is StopStage.NO:
+            for job in breaks_pool:
                 self._doom(process, job)
                 self.seen["killed when it had said where it was"] += 1
         if process.dies_at is not None:
@@ -59,7 +61,7 @@ class ImaginaryShell(Jobs):
     def hang(self, slot: int, job: int | None = None) -> None:
         """Let it be noticed that a worker is silent, or a job that it runs."""
         process = self.processes[slot]
-        able = process.ready and process.told is Ending.NO
+        able = process.ready and process.told is StopStage.NO
         if not able or process.hung or process.doomed:
             assert self.core.hang(slot, self.now, job) == []
             return
@@ -70,7 +72,7 @@ class ImaginaryShell(Jobs):
         if silent is None:
             process.dies_at = due
         else:
-            process.hopeless.add(silent)
+            process.breaks_pool.add(silent)
             if silent in process.asked_to_end:
                 self.seen["hung while it was to end"] += 1
             until = process.asked_to_end.get(silent, due)
@@ -84,7 +86,7 @@ class ImaginaryShell(Jobs):
         """Let an uncaught exception end one of a worker's other threads."""
         self.processes[slot].faulty = True
         self.seen["a fault"] += 1
-        self.feed(self.core.faulty(slot, self.now))
+        self.feed(self.core.condemn(slot, self.now))
 
     def look_for_stalls(self) -> None:
         first = {p.slot: p.first() for p in self.processes.values()}
@@ -92,13 +94,13 @@ class ImaginaryShell(Jobs):
             assert isinstance(command, cmd.Revoke)
             process = self.processes[command.slot]
             assert len(process.hand) > self.width
-            assert command.places == tuple(process.hand.values())[self.width :]
+            assert command.sequences == tuple(process.hand.values())[self.width :]
             process.stalled.update(first[command.slot])
             self.seen["a stall"] += 1
             self.feed([command])
 
     def die(  # noqa: C901, PLR0915 - a story
-        self, slot: int, *, requeue: bool = False, roll: float = 0.5
+        self, slot: int, *, requeue: bool = False, jitter: float = 0.5
     ) -> None:
         """End a process; *requeue* if its death is one to retry after."""
         process = self.processes.pop(slot)
@@ -128,23 +130,23 @@ class ImaginaryShell(Jobs):
             self.rebuilding[session] = call if call in self.waiting_calls else None
             self.seen["a session that lost its worker"] += 1
         self.seen[f"died {process.state}, told {process.told.name.lower()}"] += 1
-        ledger = copy.deepcopy(self.core._lives.ledger)
+        ledger = copy.deepcopy(self.core._lifecycle.ledger)
         broken = self.broken
         commands = self.core.ended(
-            slot, self.now, started=started, requeue=back, roll=roll
+            slot, self.now, started=started, requeue=back, jitter=jitter
         )
         verdicts = [
             command
             for command in commands
             if isinstance(
                 command,
-                cmd.ScheduleRestart | cmd.ParkSlot | cmd.LeaveEmpty | cmd.Keep,
+                cmd.TellRestart | cmd.ParkSlot | cmd.LeaveEmpty | cmd.KeepWorker,
             )
         ]
         self.feed(commands)
         self._look_at_a_start(process, commands)
         if process.excused:
-            assert self.core._lives.ledger == ledger, "a planned exit was counted"
+            assert self.core._lifecycle.ledger == ledger, "a planned exit was counted"
             allowed = cmd.LeaveEmpty | cmd.ParkSlot if broken else cmd.LeaveEmpty
             assert all(isinstance(verdict, allowed) for verdict in verdicts)
             verdicts = [verdict for verdict in verdicts if verdict.slot == slot]
@@ -156,12 +158,12 @@ class ImaginaryShell(Jobs):
                 verdicts[1:], lasts=session in lasting, broken=broken
             )
             if process.ready and not self.broken:
-                assert isinstance(verdicts[0], cmd.ScheduleRestart | cmd.LeaveEmpty)
-            if started and isinstance(verdicts[0], cmd.ScheduleRestart):
+                assert isinstance(verdicts[0], cmd.TellRestart | cmd.LeaveEmpty)
+            if started and isinstance(verdicts[0], cmd.TellRestart):
                 assert verdicts[0].delay == 0, "a job is to blame"
             self.seen["parked"] += isinstance(verdicts[0], cmd.ParkSlot)
-            if isinstance(verdicts[0], cmd.Keep):
-                assert self.core._lives.ledger == ledger, "it cannot break the pool"
+            if isinstance(verdicts[0], cmd.KeepWorker):
+                assert self.core._lifecycle.ledger == ledger, "it cannot break the pool"
 
     def _look_at_a_start(self, process: Process, commands: list[cmd.Command]) -> None:
         """Check that one which had begun before a roll does not end it, if it has failed."""
@@ -169,7 +171,7 @@ class ImaginaryShell(Jobs):
             return
         if process.early:
             self.seen["an early start that failed"] += self.rolling
-            troubles = {it.trouble for it in commands if isinstance(it, cmd.Rolled)}
+            troubles = {it.trouble for it in commands if isinstance(it, cmd.RollEnded)}
             assert "a replacement did not start" not in troubles, "of another roll"
             # Whoever begins when another start fails is taken for one that began after that.
             again = "a start failed again" in troubles
@@ -204,14 +206,16 @@ class ImaginaryShell(Jobs):
             self.rebuild_further()
 
     def wear_out(self, slot: int) -> None:
-        self.feed(self.core.rotation.wear_out(self.core.slots[slot], "worn", self.now))
+        self.feed(
+            self.core.replacements.check_limits(self.core.slots[slot], "worn", self.now)
+        )
 
     def retire(self, slot: int) -> None:
         process = self.processes[slot]
         unsent, process.loading = process.loading, None
         if not process.ready or process.told:
             unsent, process.loading = None, unsent
-        rotation, core = self.core.rotation, self.core.slots[slot]
+        rotation, core = self.core.replacements, self.core.slots[slot]
         self.feed(rotation.retire(core, "asked", self.now, unsent=unsent))
         assert process.leaving or not process.ready or process.told, "it goes at once"
         if unsent is not None:
@@ -225,15 +229,15 @@ class ImaginaryShell(Jobs):
 
     def oversized(self, slot: int) -> None:
         process = self.processes[slot]
-        if process.ready and process.told is Ending.NO:
+        if process.ready and process.told is StopStage.NO:
             process.oversized = True
-        self.feed(self.core.rotation.oversized(self.core.slots[slot], "", self.now))
+        self.feed(self.core.replacements.oversized(self.core.slots[slot], "", self.now))
 
     def kill(self, slot: int) -> None:
         process = self.processes[slot]
         process.shot = True
-        self.feed(self.core.rotation.kill(self.core.slots[slot], self.now))
-        assert process.told is Ending.KILLED
+        self.feed(self.core.replacements.kill(self.core.slots[slot], self.now))
+        assert process.told is StopStage.KILLED
 
     def roll(self) -> None:
         self.seen["roll"] += 1
@@ -242,13 +246,13 @@ class ImaginaryShell(Jobs):
         self.hurried = 2
         self.put_off = -math.inf
         self._mark_who_is_there()
-        self.feed(self.core.rotation.roll(self.now))
+        self.feed(self.core.replacements.roll(self.now))
 
     def _mark_who_is_there(self) -> None:
         self.places = len(self.parked)
         for slot, process in self.processes.items():
             process.early = not process.ready and not process.excused
-            process.rolled = not process.leaving and process.told is Ending.NO
+            process.rolled = not process.leaving and process.told is StopStage.NO
             stays = process.rolled or process.early
             pair = self.core.slots[slot].replaces
             old = None if pair is None else self.processes.get(pair)
@@ -257,7 +261,7 @@ class ImaginaryShell(Jobs):
 
     def resize(self, least: int, most: int) -> None:
         self.seen["resize"] += 1
-        self.feed(self.core.rotation.resize(least, most, self.now))
+        self.feed(self.core.replacements.resize(least, most, self.now))
         assert least <= self.workers <= most
 
     def hold(self) -> None:
