@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncpool._worker.api.context import CurrentJob, current_job
     from asyncpool._worker.api.state import in_worker, retire_worker, worker_state
     from asyncpool._worker.job.heartbeats import heartbeat
-    from asyncpool.boundpool import PoolView
+    from asyncpool.boundpool import BoundPool
     from asyncpool.cluster import Cluster
     from asyncpool.errors import (
         AsyncPoolError,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         JobNotPicklableError,
         JobRaisedError,
         JobTimeoutError,
-        LeaseGoneError,
+        LeaseLostError,
         NoWorkerError,
         PoolBrokenError,
         PoolClosedError,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         RollResult,
         SlotStats,
     )
-    from asyncpool.executor import Executor
+    from asyncpool.executor import ProcessPoolExecutor
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
     from asyncpool.pool import Pool
@@ -80,7 +80,7 @@ _HOMES = {
         "JobNotPicklableError",
         "JobRaisedError",
         "JobTimeoutError",
-        "LeaseGoneError",
+        "LeaseLostError",
         "NoWorkerError",
         "PoolBrokenError",
         "PoolClosedError",
@@ -105,11 +105,11 @@ _HOMES = {
         "RollResult",
         "SlotStats",
     ),
-    "asyncpool.executor": ("Executor",),
+    "asyncpool.executor": ("ProcessPoolExecutor",),
     "asyncpool.leasekeeper": ("LeaseKeeper",),
     "asyncpool.mapping": ("Map", "Outcome"),
     "asyncpool.pool": ("Pool",),
-    "asyncpool.boundpool": ("PoolView",),
+    "asyncpool.boundpool": ("BoundPool",),
     "asyncpool.session": ("WorkerSession",),
     "asyncpool.stream": ("Stream",),
 }
@@ -117,21 +117,21 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AsyncPoolError",
+    "BoundPool",
     "BroadcastError",
     "CloseSummary",
     "Cluster",
     "Crash",
     "CurrentJob",
     "EventStream",
-    "Executor",
     "Job",
     "JobCancelled",
     "JobError",
     "JobNotPicklableError",
     "JobRaisedError",
     "JobTimeoutError",
-    "LeaseGoneError",
     "LeaseKeeper",
+    "LeaseLostError",
     "LeaseStats",
     "Map",
     "NoWorkerError",
@@ -141,7 +141,7 @@ __all__ = [
     "PoolClosedError",
     "PoolFullError",
     "PoolStats",
-    "PoolView",
+    "ProcessPoolExecutor",
     "ProtocolError",
     "RemoteTraceback",
     "ResizeError",

@@ -11,19 +11,19 @@ from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._runtime.options.job_options import Options, changed
 from asyncpool._runtime.pool.supervisor import Supervisor
 
-__all__ = ["PoolView"]
+__all__ = ["BoundPool"]
 
 
 @dataclass(frozen=True, slots=True)
-class PoolView(Caller):
+class BoundPool(Caller):
     """A pool seen through a set of options; :meth:`Pool.options` makes them."""
 
     _pool: Caller
     _options: JobOptions
 
-    def options(self, **changes: Unpack[Options]) -> PoolView:
+    def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a view that differs from this one in what is given."""
-        return PoolView(self._pool, changed(self._options, changes))
+        return BoundPool(self._pool, changed(self._options, changes))
 
     def _running_supervisor(self) -> Supervisor:
         return self._pool._running_supervisor()  # noqa: SLF001

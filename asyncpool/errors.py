@@ -14,7 +14,7 @@ The tree is shallow, and each branch answers one question of the caller's:
     * :exc:`NoWorkerError` -- is there no worker that can take this?
     * :exc:`ResizeError` -- has a cluster fewer workers than it was to have?
     * :exc:`ProtocolError` -- did the two ends of a channel disagree?
-    * :exc:`LeaseGoneError` -- has the outside system given a lease to another?
+    * :exc:`LeaseLostError` -- has the outside system given a lease to another?
     * :exc:`ThrottledError` -- does the outside system want fewer beats?
     * :exc:`JobError` -- did *this* job fail for a reason that is not its own?
         * :exc:`JobTimeoutError`
@@ -50,7 +50,7 @@ __all__ = [
     "JobNotPicklableError",
     "JobRaisedError",
     "JobTimeoutError",
-    "LeaseGoneError",
+    "LeaseLostError",
     "NoWorkerError",
     "PoolBrokenError",
     "PoolClosedError",
@@ -185,19 +185,19 @@ class PoolFullError(AsyncPoolError):
 
     Attributes:
         waiting: How many jobs were waiting.
-        max_pending: How many may.
+        max_queued: How many may.
     """
 
     waiting: int
-    max_pending: int
+    max_queued: int
 
-    def __init__(self, *, waiting: int, max_pending: int) -> None:
+    def __init__(self, *, waiting: int, max_queued: int) -> None:
         super().__init__(
             f"{waiting} {'job is' if waiting == 1 else 'jobs are'} waiting and "
-            f"max_pending is {max_pending}: "
+            f"max_queued is {max_queued}: "
             "shed load, or try again when some have finished",
             waiting=waiting,
-            max_pending=max_pending,
+            max_queued=max_queued,
         )
 
 
@@ -301,7 +301,7 @@ class ProtocolError(AsyncPoolError):
     """The bytes on a channel are not what the protocol allows."""
 
 
-class LeaseGoneError(AsyncPoolError):
+class LeaseLostError(AsyncPoolError):
     """A lease cannot be extended: it has lapsed, or somebody else has it.
 
     The coroutine that extends leases raises it.  The lease is forgotten, and its job
@@ -571,7 +571,7 @@ class WorkerHungError(WorkerCrashedError):
     """A worker stopped giving signs of life and was killed.
 
     Its job sent no heartbeat for its ``heartbeat_timeout``, or it did not answer to the
-    pool for ``health_timeout``.
+    pool for ``ping_timeout``.
     """
 
 

@@ -20,7 +20,6 @@ __all__ = [
     "CrashKind",
     "Crashed",
     "Delivery",
-    "Drained",
     "Event",
     "Exited",
     "GaveUp",
@@ -34,13 +33,14 @@ __all__ = [
     "LeaseThrottled",
     "Parked",
     "PoolStats",
+    "QueueEmptied",
+    "QueueFull",
     "Ready",
     "Recovered",
     "Resized",
     "Restarting",
     "Retiring",
     "RollResult",
-    "Saturated",
     "SlotStats",
     "Spawned",
     "TakenOver",
@@ -80,7 +80,7 @@ class Crash:
             shows it: the Python stacks of its threads, the innermost call first.  Empty if
             it could not tell, since it was stopped.  Else the traceback of the exception behind it, if there was one: of
             an initializer, a thread, or the ``serve()`` of a worker of a cluster.
-        beside: The other jobs that it was running, each of which has lost an attempt too.
+        concurrent_jobs: The other jobs that it was running, each of which has lost an attempt too.
         function: The function of the job, such as ``"shop.images.resize"``.
     """
 
@@ -97,7 +97,7 @@ class Crash:
     stderr_tail: tuple[str, ...]
     next_step: str
     stack: str = ""
-    beside: tuple[int, ...] = ()
+    concurrent_jobs: tuple[int, ...] = ()
     function: str = ""
 
     def __str__(self) -> str:
@@ -107,8 +107,8 @@ class Crash:
         if self.job_id is not None:
             job = f" during attempt {self.attempt} of job {self.job_id}"
             job += f" ({self.function})" if self.function else ""
-        if self.beside:
-            job += f", beside which it ran {_listed(self.beside)}"
+        if self.concurrent_jobs:
+            job += f", beside which it ran {_listed(self.concurrent_jobs)}"
         return f"{where} {self.how}{job}"
 
     @property
@@ -187,10 +187,10 @@ class Retiring:
     """A worker gets no more jobs, and ends when it has finished what it has.
 
     *reason* is the limit that it has reached (``"max_jobs"``, ``"max_age"``,
-    ``"max_rss"``), ``"retire_worker()"``, ``"idle"``, ``"resize"``, ``"roll"`` or
+    ``"max_memory"``), ``"retire_worker()"``, ``"idle"``, ``"resize"``, ``"roll"`` or
     ``"retire"``, which are calls of the pool's, or ``"session"``: it was somebody's own, and
     a fresh one follows; in clusters also what the worker has called, ``"retire()"`` or
-    ``"replace()"``, with the reason that it gave behind it: ``"replace(): worn out"``; or
+    ``"request_replacement()"``, with the reason that it gave behind it: ``"request_replacement(): worn out"``; or
     ``"uncaught exception"``.
     """
 
@@ -257,17 +257,17 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
-class Saturated:
-    """A job was refused since *waiting* jobs were waiting already."""
+class QueueFull:
+    """A job was refused since *queued* jobs were waiting already."""
 
-    waiting: int
+    queued: int
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class QueueEmptied:
     """The queue is empty, for the first time since the pool was saturated.
 
-    Where ``max_pending`` is 0: a worker is idle again.
+    Where ``max_queued`` is 0: a worker is idle again.
     """
 
 
@@ -283,8 +283,8 @@ Event = (
     | TakenOver
     | GaveUp
     | Recovered
-    | Saturated
-    | Drained
+    | QueueFull
+    | QueueEmptied
 )
 
 
@@ -312,7 +312,7 @@ class PoolStats:
         workers: How many workers there are to be, by now if that varies.
         idle: Workers that wait for a job.
         busy: Workers that run one.
-        waiting: Jobs in the queue.
+        queued: Jobs in the queue.
         submitted: Jobs accepted; each is counted once below or still open.
         completed: Jobs that returned or raised: an outcome of their own.
         failed: Jobs that the pool could not bring to an outcome.
@@ -331,7 +331,7 @@ class PoolStats:
     workers: int
     idle: int
     busy: int
-    waiting: int
+    queued: int
     submitted: int
     completed: int
     failed: int
@@ -361,19 +361,19 @@ class RollResult:
     Attributes:
         replaced: How many of the old workers are gone.
         filled: How many slots had no worker, since starts had failed, and have one now.
-        trouble: Why the others stay; empty if there are none.
+        reason: Why the others stay; empty if there are none.
         crash: The failed start of a replacement, if that was the reason.
     """
 
     replaced: int
     filled: int = 0
-    trouble: str
+    reason: str
     crash: Crash | None
 
     @property
     def ok(self) -> bool:
         """Whether all of them are gone."""
-        return not self.trouble
+        return not self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -480,9 +480,9 @@ class LeaseStats:
         leases: How many leases it keeps.
         capacity: How many it can extend in each interval.
         saturated: Whether these are more than those.
-        under_way: Beats that the outside system has not answered yet.
-        beats: Beats that were sent; each is counted once below, or under way.
-        extended: Beats that succeeded.
+        in_progress: Beats that the outside system has not answered yet.
+        renewals: Beats that were sent; each is counted once below, or under way.
+        renewed: Beats that succeeded.
         throttled: Beats that the outside system refused to take yet.
         failed: Beats that raised something unknown, or were not answered in time.
         lost: Beats that were answered by the news that the lease is gone.
@@ -494,9 +494,9 @@ class LeaseStats:
     leases: int
     capacity: int
     saturated: bool
-    under_way: int
-    beats: int
-    extended: int
+    in_progress: int
+    renewals: int
+    renewed: int
     throttled: int
     failed: int
     lost: int

@@ -19,7 +19,7 @@ from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._worker.api.calls import call_chunk, call_counted
 from asyncpool.pool import Pool
 
-__all__ = ["Executor"]
+__all__ = ["ProcessPoolExecutor"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,7 +35,7 @@ _SECONDS: Kind = ((SupportsFloat,), "a number of seconds")
 _TERMINATION = 30.0
 
 
-class Executor(concurrent.futures.Executor):
+class ProcessPoolExecutor(concurrent.futures.Executor):
     """What :class:`concurrent.futures.ProcessPoolExecutor` is, on supervised workers.
 
     It needs no event loop, since it runs one in a thread of its own, and may be used
@@ -57,7 +57,7 @@ class Executor(concurrent.futures.Executor):
         initargs: The arguments of *initializer*; see :class:`Pool`.
         max_tasks_per_child: How many calls a worker makes at the most before another one
             takes its place; ``None`` for any number.
-        output: Where the lines go that calls print; see :class:`Pool`.
+        worker_output: Where the lines go that calls print; see :class:`Pool`.
 
     Raises:
         ValueError: If a number is too low.
@@ -74,7 +74,7 @@ class Executor(concurrent.futures.Executor):
         initargs: Iterable[Any] = (),
         *,
         max_tasks_per_child: int | None = None,
-        output: OutputMode = "log",
+        worker_output: OutputMode = "log",
     ) -> None:
         options = executor_options(locals())  # by the names of the signature
         # By this name dask finds out how many calls it should have under way.
@@ -85,14 +85,14 @@ class Executor(concurrent.futures.Executor):
         surge, unavailable = (1, 0) if self._limit is None else (0, self._max_workers)
         self._pool = Pool(
             self._max_workers,
-            restart=_RESTART,
-            surge=surge,
-            unavailable=unavailable,
+            restart_policy=_RESTART,
+            max_surge=surge,
+            max_unavailable=unavailable,
             initializer=options.initializer,
             initargs=options.initargs,
             launcher=options.mp_context,
-            output=options.output,
-            max_message=None,
+            worker_output=options.worker_output,
+            max_message_size=None,
         )
         self._engine: Engine | None = None
         self._shut_down = False

@@ -85,19 +85,19 @@ class LeaseKeeper(Generic[L]):
             view = pool.options(lease=(keeper, message.id))
             job = view.submit(work, message.body)
 
-    In each interval every lease gets a beat: ``await send(lease)``.  No more than *rate*
+    In each interval every lease gets a beat: ``await send(lease)``.  No more than *max_rate*
     of them begin in a second, one at a time; from 40 a second on, those of 50 ms
-    together.  (Any n + 1 in a row take n / *rate* seconds, or (n + 1 - b) / *rate* if b
+    together.  (Any n + 1 in a row take n / *max_rate* seconds, or (n + 1 - b) / *max_rate* if b
     come together, less 2 ms for the lateness of timers.)  Nothing is made good after a
     stall.  When there are more leases than ``rate * interval``, events and the log say so
     at once, and the one that is due first goes first, so that all wait equally longer.
 
-    Beats of several leases overlap if *send* takes long: as many as *rate* asks for, up to
+    Beats of several leases overlap if *renew* takes long: as many as *max_rate* asks for, up to
     32.  If that is too few, ``stats().capacity`` says how many leases there may be.  Beats
     of the same lease never overlap.
 
     Args:
-        send: Extends one lease.  It raises :exc:`LeaseGoneError` if the lease is lost:
+        renew: Extends one lease.  It raises :exc:`LeaseLostError` if the lease is lost:
             it is forgotten, and its job cancelled; and :exc:`ThrottledError` if the
             outside system wants fewer beats: it is repeated before all others, after a
             pause that doubles each time, up to an eighth of an interval, and after six
@@ -105,12 +105,12 @@ class LeaseKeeper(Generic[L]):
             repeated after pauses of, by default, 1/16, 1/8 and 1/4 of an interval, and then
             in the next interval.  Repeats take half of the ticks at the most while other
             leases wait.
-        rate: The most beats a second.
+        max_rate: The most beats a second.
         interval: Seconds in which every lease gets a beat.  The outside system has to
             grant more than that: what its answers take, and what your event loop
             stalls.
         max_retries: How often a beat that has failed is repeated in an interval.
-        timeout: Seconds that *send* may take; then it is cancelled and has failed.
+        timeout: Seconds that *renew* may take; then it is cancelled and has failed.
             ``None`` means ``interval / (2 * (1 + max_retries))``, 15 s by default: then
             all attempts at a lease that hangs take half an interval, and the pauses
             between them the other half.
@@ -125,50 +125,54 @@ class LeaseKeeper(Generic[L]):
     Raises:
         ValueError: If an argument is out of range, or an interval too short for one beat, or
             so long that all attempts of a turn do not fit into nine tenths of the *ttl*.
-        TypeError: If *send* is not callable, or a number is of the wrong kind.
+        TypeError: If *renew* is not callable, or a number is of the wrong kind.
     """
 
     def __init__(
         self,
-        send: Callable[[L], Awaitable[object]],
-        rate: float = 1.0,
+        renew: Callable[[L], Awaitable[object]],
+        max_rate: float = 1.0,
         interval: float = 120.0,
         max_retries: int = 3,
         *,
         timeout: float | None = None,
         ttl: float | None = None,
     ) -> None:
-        if not callable(send):
-            raise TypeError(f"send must be callable, not {send!r}")
+        if not callable(renew):
+            raise TypeError(f"send must be callable, not {renew!r}")
         check_int("max_retries", max_retries, at_least=0)
-        check_kind("rate", rate, NUMBER)
+        check_kind("rate", max_rate, NUMBER)
         check_kind("cycle", interval, SECONDS)
         check_kind("timeout", timeout, or_none(SECONDS))
         check_kind("ttl", ttl, or_none(SECONDS))
         if timeout is None:
             timeout = interval / (2 * (1 + max_retries))
-        for name, value in (("rate", rate), ("cycle", interval), ("timeout", timeout)):
+        for name, value in (
+            ("rate", max_rate),
+            ("cycle", interval),
+            ("timeout", timeout),
+        ):
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be > 0 and finite, not {value}")
         if ttl is not None:
             _check_ttl(ttl, interval, max_retries, timeout)
         self._ledger: LeaseLedger[L] = LeaseLedger(
-            rate=rate,
+            max_rate=max_rate,
             interval=interval,
             max_retries=max_retries,
-            overlap=max(_MIN_OVERLAP, min(_MAX_OVERLAP, math.ceil(rate))),
+            overlap=max(_MIN_OVERLAP, min(_MAX_OVERLAP, math.ceil(max_rate))),
             max_overlap=_MAX_OVERLAP,
             now=0.0,
             ttl=ttl,
         )
         if not self._ledger.capacity:
             raise ValueError(
-                f"rate={rate:g} beats/s for cycle={interval:g} s make {rate * interval:g} "
+                f"rate={max_rate:g} beats/s for cycle={interval:g} s make {max_rate * interval:g} "
                 "beats: one at least is needed"
             )
         self._beats = LeaseRenewals(
             self._ledger,
-            send,
+            renew,
             timeout,
             on_settled=self._on_settled,
             on_lapsed=self._on_lapsed,
@@ -261,8 +265,8 @@ class LeaseKeeper(Generic[L]):
             leases=len(self._holds),
             capacity=self._ledger.capacity,
             saturated=self._ledger.saturated,
-            under_way=under_way,
-            beats=under_way + sum(self._counts[name] for name in _COUNTED.values()),
+            in_progress=under_way,
+            renewals=under_way + sum(self._counts[name] for name in _COUNTED.values()),
             dropped_events=self._hub.dropped,
             **self._counts,
         )

@@ -203,8 +203,8 @@ async def _read(
         plan.task,
         open_source(plan.iterables, news.set),
         news,
-        chunk=plan.chunk,
-        window=plan.window,
+        chunksize=plan.chunk,
+        buffersize=plan.window,
         ordered=ordered,
     )
     async with aclosing(mapping.batches()) as batches:

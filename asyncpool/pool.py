@@ -30,7 +30,7 @@ from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import pool_config
-from asyncpool.boundpool import PoolView
+from asyncpool.boundpool import BoundPool
 from asyncpool.events import CloseSummary, PoolStats, RollResult
 
 __all__ = ["Pool"]
@@ -61,7 +61,7 @@ class Pool(Caller, Supervised):
         idle_timeout: Seconds after which an idle worker ends, if there may be fewer.
         concurrency: How many async functions each worker runs at once, 1 to 1024.  A plain
             function holds up all others in its worker, and a crash takes all of them.
-        loop: The event loop that async functions run in, one in each worker.
+        worker_loop: The event loop that async functions run in, one in each worker.
 
     Args: Start of workers
         launcher: ``"forkserver"`` forks workers from a clean process that has imported
@@ -78,16 +78,16 @@ class Pool(Caller, Supervised):
         start_timeout: Seconds that a worker has to become ready.
         ready: What :meth:`start` and ``async with`` wait for: ``"any"`` worker that is
             ready, or ``"all"``, the least number of them.  With ``"all"`` the start also
-            fails after ``max_failed_starts`` of *restart* in a row.
+            fails after ``max_failed_starts`` of *restart_policy* in a row.
 
     Args: Crashes and replacements
-        restart: When a dead worker is replaced, and when the pool gives up.
-        limits: When workers are replaced by fresh ones, and what the kernel allows them.
-        surge: How many workers there may be beyond their number while some are replaced.
-        unavailable: How many workers may be missing meanwhile.  With ``surge=0,
-            unavailable=1`` a worker ends before its replacement is started, where there is
+        restart_policy: When a dead worker is replaced, and when the pool gives up.
+        worker_limits: When workers are replaced by fresh ones, and what the kernel allows them.
+        max_surge: How many workers there may be beyond their number while some are replaced.
+        max_unavailable: How many workers may be missing meanwhile.  With ``max_surge=0,
+            max_unavailable=1`` a worker ends before its replacement is started, where there is
             no memory for both.
-        health_timeout: Seconds that a worker may go without answering the pool's pings; then
+        ping_timeout: Seconds that a worker may go without answering the pool's pings; then
             it counts as hung, is killed and replaced.  A thread of its own answers, so
             only a call of C code that keeps the GIL for so long is in the way.  ``None``
             for no pings.
@@ -100,7 +100,7 @@ class Pool(Caller, Supervised):
         heartbeat_timeout: Likewise.
         on_cancel: Likewise.
         cancel_grace: Likewise.
-        max_pending: How many jobs may wait for a worker; ``None`` for no bound.
+        max_queued: How many jobs may wait for a worker; ``None`` for no bound.
         propagate: Context variables that jobs find as they are when :meth:`submit` is
             called: each by itself, if it is an attribute of an importable module, or by
             name, ``"package.module:name"``.  Their values are pickled with each call
@@ -109,7 +109,7 @@ class Pool(Caller, Supervised):
             killed, see :meth:`close`.  ``None`` for no limit.
 
     Args: Memory
-        max_message: The most bytes that a call or a result may have when pickled; ``None``
+        max_message_size: The most bytes that a call or a result may have when pickled; ``None``
             for no bound but memory.
         max_shared_memory: The most bytes that the pool shares with its workers, for large
             arrays and the like in arguments and results, those included that callers keep.
@@ -117,7 +117,7 @@ class Pool(Caller, Supervised):
 
     Args: Logs
         name: What logs call the pool; ``"pool-1"``, ``"pool-2"`` and so on by default.
-        output: Where the lines go that workers print: ``"log"`` sends them to the logger
+        worker_output: Where the lines go that workers print: ``"log"`` sends them to the logger
             ``asyncpool.worker``, or to this process's own streams if logging is not
             configured; ``"inherit"`` always to the streams.  With either, what workers'
             loggers record goes to the loggers of the same names here.
@@ -136,31 +136,31 @@ class Pool(Caller, Supervised):
         *,
         idle_timeout: float = 60.0,
         concurrency: int = 1,
-        loop: Literal["asyncio", "uvloop"] = "asyncio",
+        worker_loop: Literal["asyncio", "uvloop"] = "asyncio",
         launcher: Literal["forkserver", "spawn"] = DEFAULT_LAUNCHER,
         preload: Iterable[str] = (),
         initializer: Callable[..., object] | None = None,
         initargs: Iterable[Any] = (),
         start_timeout: float = 30.0,
         ready: Literal["any", "all"] = "any",
-        restart: RestartPolicy | None = None,
-        limits: WorkerLimits | None = None,
-        surge: int = 1,
-        unavailable: int = 0,
-        health_timeout: float | None = 30.0,
+        restart_policy: RestartPolicy | None = None,
+        worker_limits: WorkerLimits | None = None,
+        max_surge: int = 1,
+        max_unavailable: int = 0,
+        ping_timeout: float | None = 30.0,
         on_crash: CrashCallback | None = None,
         timeout: float | None = None,
         queue_timeout: float | None = None,
         heartbeat_timeout: float | None = None,
         on_cancel: OnCancel = "interrupt",
         cancel_grace: float = 2.0,
-        max_pending: int | None = None,
+        max_queued: int | None = None,
         propagate: Iterable[ContextVar[Any] | str] = (),
         close_timeout: float | None = None,
-        max_message: int | None = 1 << 30,
+        max_message_size: int | None = 1 << 30,
         max_shared_memory: int = 1 << 30,
         name: str | None = None,
-        output: OutputMode = "log",
+        worker_output: OutputMode = "log",
     ) -> None:
         check_platform()
         options = pool_options(locals())  # by the names of the signature
@@ -188,7 +188,7 @@ class Pool(Caller, Supervised):
         """
         await self._life.start(lambda: self._config)
 
-    def options(self, **changes: Unpack[Options]) -> PoolView:
+    def options(self, **changes: Unpack[Options]) -> BoundPool:
         """Return a view of the pool whose ``submit`` uses these options.
 
         Args: Time
@@ -244,7 +244,7 @@ class Pool(Caller, Supervised):
             TypeError: If *retry_on* holds something else, *key* is no such value, or an
                 option is unknown.
         """
-        return PoolView(self, changed(self._options, changes))
+        return BoundPool(self, changed(self._options, changes))
 
     def stats(self) -> PoolStats:
         """Return the pool as it stands, and what it went through."""
@@ -279,7 +279,7 @@ class Pool(Caller, Supervised):
         await shielded(supervisor.replacement.resize(least, most))
 
     async def roll(self) -> RollResult:
-        """Replace every worker by a fresh one, as many at a time as *surge* allows.
+        """Replace every worker by a fresh one, as many at a time as *max_surge* allows.
 
         Each goes on working until its replacement is ready, finishes its job, and ends.
         If a replacement does not become ready the roll ends there: the other workers stay,
@@ -375,7 +375,7 @@ class Pool(Caller, Supervised):
         s = self.stats()
         return (
             f"<Pool {self.name} {s.state}: {s.idle + s.busy}/{s.workers} workers, "
-            f"{s.idle} idle, {s.busy} busy, {s.waiting} waiting>"
+            f"{s.idle} idle, {s.busy} busy, {s.queued} waiting>"
         )
 
     @property

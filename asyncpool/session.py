@@ -174,7 +174,7 @@ class WorkerSession:
 
         Raises:
             TimeoutError: If none was free in time.
-            PoolFullError: If *max_pending* jobs and others are waiting.
+            PoolFullError: If *max_queued* jobs and others are waiting.
             PoolClosedError: If the pool is closed, was never started, or closes before a
                 worker is free, without finishing all.
             PoolBrokenError: If no worker can be kept alive.

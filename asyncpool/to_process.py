@@ -147,7 +147,7 @@ class _Resident:
             (1, self._most),
             idle_timeout=_IDLE_TIMEOUT,
             name="to_process",
-            max_message=None,
+            max_message_size=None,
         )
         # A task of its own, since a start that is cancelled closes the pool.
         self.up = asyncio.create_task(self.pool.start())

@@ -31,10 +31,10 @@ async def measure(options: argparse.Namespace) -> None:
                 keeper.add(lease)
             added = time.process_time() - cpu
             await asyncio.sleep(1)
-            cpu, beats = time.process_time(), keeper.stats().beats
+            cpu, beats = time.process_time(), keeper.stats().renewals
             await asyncio.sleep(options.seconds)
             cpu = time.process_time() - cpu
-            beats = keeper.stats().beats - beats
+            beats = keeper.stats().renewals - beats
             print(
                 f"{send.__name__:>16}: {cpu / options.seconds:.2%} of a core, "
                 f"{beats / options.seconds:.1f} beats/s, {cpu / beats * 1e6:.0f} us "

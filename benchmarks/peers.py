@@ -98,10 +98,10 @@ class AsyncPool(Peer):
         await self._pool.close()
 
     def executor(self, workers: int) -> Executor:
-        from asyncpool import Executor
+        from asyncpool import ProcessPoolExecutor
 
         context = multiprocessing.get_context(self._launcher)
-        return Executor(workers, mp_context=context)
+        return ProcessPoolExecutor(workers, mp_context=context)
 
     def timed(self, seconds: float) -> Call:
         # As pebble does it, which does not ask first.
@@ -115,11 +115,11 @@ class AsyncPool(Peer):
         pools = (
             self._make(
                 workers=self._workers,
-                health_timeout=0.3,
+                ping_timeout=0.3,
                 timeout=long,
                 heartbeat_timeout=long,
             ),
-            self._make(workers=self._workers, health_timeout=None),
+            self._make(workers=self._workers, ping_timeout=None),
         )
         for pool in pools:
             await pool.start()
@@ -129,7 +129,7 @@ class AsyncPool(Peer):
     async def sweep(
         self, fn: Callable[[int], Any], count: int, chunk: int, *, listed: bool
     ) -> None:
-        results = self._pool.map(fn, range(count), chunk=chunk or None)
+        results = self._pool.map(fn, range(count), chunksize=chunk or None)
         if listed:
             await results
             return

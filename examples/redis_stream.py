@@ -111,7 +111,7 @@ class Consumer:
         self.in_hand = 2 * options.workers
         self.keeper = asyncpool.LeaseKeeper(
             self.extend,
-            rate=max(10.0, 2 * self.in_hand / cycle),
+            max_rate=max(10.0, 2 * self.in_hand / cycle),
             interval=cycle,
             ttl=(1 - LATENESS) * options.lease,
         )
@@ -230,7 +230,7 @@ class Consumer:
         except BusyLoadingError as error:
             raise asyncpool.ThrottledError(str(error)) from error
         if not mine:
-            raise asyncpool.LeaseGoneError(f"{entry} belongs to another consumer")
+            raise asyncpool.LeaseLostError(f"{entry} belongs to another consumer")
 
     async def finish(self, entry: str, error: str = "") -> bool:
         """Acknowledge an entry; put it on the stream of the dead if it has failed."""

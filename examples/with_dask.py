@@ -20,7 +20,10 @@ def crash() -> None:
 
 
 if __name__ == "__main__":
-    with asyncpool.Executor(2) as executor, dask.config.set(scheduler=executor):
+    with (
+        asyncpool.ProcessPoolExecutor(2) as executor,
+        dask.config.set(scheduler=executor),
+    ):
         print(dask.delayed(sum)([square(n) for n in range(10)]).compute())
         try:
             crash().compute()

@@ -31,7 +31,7 @@ class AsyncpoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[
         self.parallel = parallel
         workers = self.effective_n_jobs(n_jobs)
         options = {**self.backend_kwargs, **options}
-        self.executor = asyncpool.Executor(
+        self.executor = asyncpool.ProcessPoolExecutor(
             workers,
             initializer=options.get("initializer"),
             initargs=options.get("initargs", ()),

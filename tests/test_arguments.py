@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Cluster, Executor, JobNotPicklableError, Pool, to_process
+from asyncpool import (
+    Cluster,
+    JobNotPicklableError,
+    Pool,
+    ProcessPoolExecutor,
+    to_process,
+)
 from asyncpool.cluster import Worker, asgi, protocol, streams
 
 LOCK = threading.Lock()
@@ -27,8 +33,12 @@ async def serve(*_: Worker) -> None: ...
         ({"workers": "2"}, TypeError, "workers must be an int, not '2'"),
         ({"restart": 3}, TypeError, "restart must be a RestartPolicy, not 3"),
         ({"restart": {}}, TypeError, "restart must be a RestartPolicy, not {}"),
-        ({"max_pending": -1}, ValueError, "max_pending must be at least 0, not -1"),
-        ({"max_message": 10}, ValueError, "max_message must be at least 1024, not 10"),
+        ({"max_queued": -1}, ValueError, "max_queued must be at least 0, not -1"),
+        (
+            {"max_message_size": 10},
+            ValueError,
+            "max_message_size must be at least 1024, not 10",
+        ),
         (
             {"start_timeout": 0},
             ValueError,
@@ -45,14 +55,14 @@ async def serve(*_: Worker) -> None: ...
             "close_timeout must be > 0 seconds or None, not 0.0",
         ),
         (
-            {"health_timeout": 0.0},
+            {"ping_timeout": 0.0},
             ValueError,
-            "health_timeout must be > 0 seconds or None, not 0.0",
+            "ping_timeout must be > 0 seconds or None, not 0.0",
         ),
         (
-            {"health_timeout": float("nan")},
+            {"ping_timeout": float("nan")},
             ValueError,
-            "health_timeout must be > 0 seconds or None, not nan",
+            "ping_timeout must be > 0 seconds or None, not nan",
         ),
         (
             {"heartbeat_timeout": 0},
@@ -100,9 +110,9 @@ async def serve(*_: Worker) -> None: ...
             "close_timeout must be a number of seconds or None, not 'x'",
         ),
         (
-            {"health_timeout": [3]},
+            {"ping_timeout": [3]},
             TypeError,
-            "health_timeout must be a number of seconds or None, not [3]",
+            "ping_timeout must be a number of seconds or None, not [3]",
         ),
         (
             {"initializer": print, "initargs": (LOCK,)},
@@ -232,7 +242,7 @@ def test_an_executor_refuses_a_wrong_argument_at_once(
     options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-        Executor(**options)
+        ProcessPoolExecutor(**options)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +255,7 @@ def test_an_executor_refuses_a_wrong_argument_at_once(
 )
 def test_a_map_of_an_executor_does_too(options: dict[str, Any], text: str) -> None:
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-        Executor(1).map(abs, [], **options)
+        ProcessPoolExecutor(1).map(abs, [], **options)
 
 
 @pytest.mark.asyncio

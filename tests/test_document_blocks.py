@@ -175,7 +175,7 @@ FRAGMENTS = {
         """,
         "3 of 3 pages\nNone\n",
     ),
-    "with asyncpool.Executor(4) as executor:": Around(
+    "with asyncpool.ProcessPoolExecutor(4) as executor:": Around(
         """
         import asyncio, asyncpool
 

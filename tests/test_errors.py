@@ -18,7 +18,7 @@ from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
     JobTimeoutError,
-    LeaseGoneError,
+    LeaseLostError,
     NoWorkerError,
     PoolBrokenError,
     PoolClosedError,
@@ -79,8 +79,8 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         errors={2: ValueError("two"), 1: KeyError("one")},
     ): "the broadcast of shop.configure has failed in 2 of 4 workers; in slot 1: "
     "KeyError: 'one'",
-    PoolFullError(waiting=64, max_pending=64): (
-        "64 jobs are waiting and max_pending is 64: "
+    PoolFullError(waiting=64, max_queued=64): (
+        "64 jobs are waiting and max_queued is 64: "
         "shed load, or try again when some have finished"
     ),
     PoolBrokenError(reason="no hope", crashes=(), retry_after=None): (
@@ -106,8 +106,8 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         "there are not as many workers yet: worker 4242 in slot 2 was killed by SIGSEGV"
         f"{TWO}"
     ),
-    LeaseGoneError(): "the lease is gone",
-    LeaseGoneError("message 7 has another owner"): "message 7 has another owner",
+    LeaseLostError(): "the lease is gone",
+    LeaseLostError("message 7 has another owner"): "message 7 has another owner",
     ThrottledError(): "the outside system asks for fewer beats",
     ThrottledError("429", retry_after=2.5): "429",
     JobTimeoutError(job_id=17, attempt=2, limit="timeout", seconds=2.5): (
@@ -133,7 +133,7 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         job_id=17,
         crashes=(
             dataclasses.replace(
-                CRASH, function="app.work", beside=(18,), stderr_tail=()
+                CRASH, function="app.work", concurrent_jobs=(18,), stderr_tail=()
             ),
         ),
         delivery="started",
@@ -148,8 +148,8 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         "a worker in slot 2 could not be started: too many open files; "
         "job 17 (app.work) had not been sent"
     ),
-    PoolFullError(waiting=1, max_pending=1): (
-        "1 job is waiting and max_pending is 1: "
+    PoolFullError(waiting=1, max_queued=1): (
+        "1 job is waiting and max_queued is 1: "
         "shed load, or try again when some have finished"
     ),
     JobTimeoutError(job_id=17, attempt=0, limit="deadline", seconds=1234.5): (

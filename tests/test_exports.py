@@ -16,19 +16,19 @@ from asyncpool import errors, events
 PACKAGE = Path(asyncpool.__file__).parent
 
 PUBLIC = """
-    AsyncPoolError BroadcastError CloseSummary Cluster Crash CurrentJob EventStream Executor
-    Job JobCancelled JobError JobNotPicklableError JobRaisedError JobTimeoutError
-    LeaseGoneError LeaseKeeper LeaseStats Map NoWorkerError Outcome Pool PoolBrokenError
-    PoolClosedError PoolFullError PoolStats PoolView ProtocolError RemoteTraceback
-    ResizeError RestartPolicy RollInProgressError RollResult SlotStats Stream ThrottledError
-    UnsupportedPlatformError WorkerCrashedError WorkerGoneError WorkerHungError WorkerLimits
-    WorkerOutOfMemoryError WorkerSession WorkerStartError current_job heartbeat in_worker retire_worker to_process
-    worker_state
+    AsyncPoolError BoundPool BroadcastError CloseSummary Cluster Crash CurrentJob
+    EventStream Job JobCancelled JobError JobNotPicklableError JobRaisedError
+    JobTimeoutError LeaseKeeper LeaseLostError LeaseStats Map NoWorkerError Outcome Pool
+    PoolBrokenError PoolClosedError PoolFullError PoolStats ProcessPoolExecutor
+    ProtocolError RemoteTraceback ResizeError RestartPolicy RollInProgressError RollResult
+    SlotStats Stream ThrottledError UnsupportedPlatformError WorkerCrashedError
+    WorkerGoneError WorkerHungError WorkerLimits WorkerOutOfMemoryError WorkerSession
+    WorkerStartError current_job heartbeat in_worker retire_worker to_process worker_state
 """
 
 EVENTS = """
-    Crashed Drained Exited GaveUp Parked Ready Recovered Resized Restarting Retiring
-    Saturated Spawned TakenOver
+    Crashed Exited GaveUp Parked QueueEmptied QueueFull Ready Recovered Resized Restarting
+    Retiring Spawned TakenOver
 """
 
 LEASE_EVENTS = """

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncpool import LeaseGoneError, LeaseKeeper, ThrottledError
+from asyncpool import LeaseKeeper, LeaseLostError, ThrottledError
 from asyncpool.events import (
     LeaseLapsed,
     LeaseLost,
@@ -98,13 +98,13 @@ def test_no_beat_begins_after_a_lease_was_removed(*, again: bool) -> None:
             await reach(1)
             keeper.add("a")
             await asyncio.sleep(0)  # its beat is decided, and begins in the next turn
-            assert keeper.stats().under_way == 1
+            assert keeper.stats().in_progress == 1
             keeper.remove("a")
             if again:
                 keeper.add("a")
             await reach(9)
             assert outside.log == (["a2"] if again else [])
-            assert keeper.stats().beats == len(outside.log)
+            assert keeper.stats().renewals == len(outside.log)
 
     run(main())
 
@@ -126,7 +126,7 @@ def test_a_lease_is_kept_as_long_as_its_job_is_not_done() -> None:
     async def main() -> None:
         outside = Outside()
         done, failed, cancelled = job(), job(), job()
-        async with LeaseKeeper(outside.extend, rate=10.0, interval=10.0) as keeper:
+        async with LeaseKeeper(outside.extend, max_rate=10.0, interval=10.0) as keeper:
             for name, each in (("a", done), ("b", failed), ("c", cancelled)):
                 keeper.keep(name, each)
             await reach(15)
@@ -176,7 +176,7 @@ def test_the_next_job_may_take_a_lease_over_in_the_turn_in_which_the_last_one_en
 
 def test_a_lease_that_is_gone_costs_its_job() -> None:
     async def main() -> None:
-        outside = Outside(a=[0.0, LeaseGoneError()])
+        outside = Outside(a=[0.0, LeaseLostError()])
         lost, safe = job(), job()
         async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
             events = keeper.events()
@@ -265,7 +265,7 @@ def test_a_loop_that_stalled_for_too_long_gives_its_leases_up_before_any_beat() 
 
 def test_who_has_no_job_is_called(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        outside = Outside(a=[LeaseGoneError()], b=[LeaseGoneError()])
+        outside = Outside(a=[LeaseLostError()], b=[LeaseLostError()])
         lost: list[str] = []
 
         def fail(lease: str) -> None:
@@ -292,7 +292,7 @@ def test_a_throttled_beat_slows_all_of_them_down() -> None:
             await reach(15)
             assert await anext(events) == LeaseThrottled("a", 2.0)
             assert await anext(events) == LeaseThrottled("a", 7.0)
-            assert (keeper.stats().throttled, keeper.stats().extended) == (2, 2)
+            assert (keeper.stats().throttled, keeper.stats().renewed) == (2, 2)
         assert outside.log == ["a0", "a2", "a9", "b10"]
 
     run(main())
@@ -368,7 +368,7 @@ def test_what_cancels_itself_inside_has_failed() -> None:
         async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
             keeper.add("a")
             await reach(5)
-            assert (keeper.stats().failed, keeper.stats().extended) == (1, 1)
+            assert (keeper.stats().failed, keeper.stats().renewed) == (1, 1)
         assert outside.log == ["a0", "a1"]
 
     run(main())
@@ -399,7 +399,7 @@ def test_slow_beats_of_several_leases_overlap_as_far_as_the_rate_asks_for() -> N
             for n in range(200):
                 keeper.add(f"{n}")
             await reach(29.9)
-            assert keeper.stats().under_way == most
+            assert keeper.stats().in_progress == most
         assert (outside.most, len(outside.log)) == (most, beats)
 
     run(main(0.2, 2, 6))  # a beat in 5 s, each takes 10
@@ -476,13 +476,13 @@ def test_its_end_interrupts_what_is_under_way(caplog: pytest.LogCaptureFixture) 
             keeper.keep("b", orphan)
             await reach(3)
             assert outside.inside == ["a", "b"]
-            assert keeper.stats().beats == keeper.stats().under_way == 2
+            assert keeper.stats().renewals == keeper.stats().in_progress == 2
             assert repr(keeper) == "<LeaseKeeper running: 2 leases of 120>"
         assert now() == 3
         assert outside.inside == []
         assert [event async for event in events] == []
         assert not orphan.done()
-        assert keeper.stats().under_way == keeper.stats().leases == 0
+        assert keeper.stats().in_progress == keeper.stats().leases == 0
         assert repr(keeper) == "<LeaseKeeper not running: 0 leases of 120>"
         orphan.set_result(None)
 
@@ -545,7 +545,7 @@ def test_nothing_is_held_on_to() -> None:
         async def send(lease: Lease) -> None:
             pass
 
-        keeper = LeaseKeeper(send, rate=100.0, interval=1.0)
+        keeper = LeaseKeeper(send, max_rate=100.0, interval=1.0)
         seen: weakref.WeakSet[Any] = weakref.WeakSet()
         forever = job()
         async with keeper:

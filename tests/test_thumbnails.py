@@ -216,7 +216,7 @@ class TestOverHttp:
     async def test_load_is_shed_and_who_was_accepted_is_served(
         self, tmp_path: Path, loop: str
     ) -> None:
-        settings = {"workers": 1, "max_pending": 2}
+        settings = {"workers": 1, "max_queued": 2}
         async with (
             run_service(tmp_path, loop=loop, **settings) as service,
             asyncio.TaskGroup() as group,
@@ -300,7 +300,10 @@ class TestHealth:
 
     async def test_a_pool_that_cannot_work_is_not_healthy(self) -> None:
         restart = asyncpool.RestartPolicy.limited(1, 60.0)
-        async with asyncpool.Pool(1, restart=restart) as pool, served(pool) as client:
+        async with (
+            asyncpool.Pool(1, restart_policy=restart) as pool,
+            served(pool) as client,
+        ):
             health = await client.get("/health")
             assert (health.status_code, health.json()["state"]) == (200, "running")
             for _ in range(2):

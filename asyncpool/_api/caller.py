@@ -77,7 +77,7 @@ class Caller(MapCaller):
         Raises:
             PoolClosedError: If the pool is closed or was never started.
             PoolBrokenError: If no worker can be kept alive.
-            PoolFullError: If *max_pending* jobs are waiting.
+            PoolFullError: If *max_queued* jobs are waiting.
             RuntimeError: If called outside the pool's event loop.
             ValueError: If the job is to have a lease that another one still has.
 
@@ -239,7 +239,7 @@ class Caller(MapCaller):
             ValueError: If *timeout* is negative, or in a view with *max_attempts*,
                 *priority*, a *key* or a *lease*.
             TimeoutError: When the context is entered, if no worker was free in time.
-            PoolFullError: Then, if *max_pending* jobs and others are waiting.
+            PoolFullError: Then, if *max_queued* jobs and others are waiting.
             PoolClosedError: Then, if the pool is closed, was never started, or closes
                 before a worker is free, without finishing all.
             PoolBrokenError: Then, if no worker can be kept alive.

@@ -61,8 +61,8 @@ class MapCaller(ABC):
         items: AnyIterable[A],
         /,
         *,
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
     ) -> Map[R]: ...
 
     @overload
@@ -72,8 +72,8 @@ class MapCaller(ABC):
         items: AnyIterable[A],
         /,
         *,
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
     ) -> Map[R]: ...
 
     @overload
@@ -84,8 +84,8 @@ class MapCaller(ABC):
         more: AnyIterable[B],
         /,
         *,
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
     ) -> Map[R]: ...
 
     @overload
@@ -96,8 +96,8 @@ class MapCaller(ABC):
         more: AnyIterable[B],
         /,
         *,
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
     ) -> Map[R]: ...
 
     @overload
@@ -109,8 +109,8 @@ class MapCaller(ABC):
         still_more: AnyIterable[C],
         /,
         *,
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
     ) -> Map[R]: ...
 
     @overload
@@ -122,8 +122,8 @@ class MapCaller(ABC):
         still_more: AnyIterable[C],
         /,
         *,
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
     ) -> Map[R]: ...
 
     @overload
@@ -136,8 +136,8 @@ class MapCaller(ABC):
         even_more: AnyIterable[Any],
         /,
         *iterables: AnyIterable[Any],
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
     ) -> Map[R]: ...
 
     @overload
@@ -150,8 +150,8 @@ class MapCaller(ABC):
         even_more: AnyIterable[Any],
         /,
         *iterables: AnyIterable[Any],
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
     ) -> Map[R]: ...
 
     def map(
@@ -159,8 +159,8 @@ class MapCaller(ABC):
         fn: Callable[..., Any],
         /,
         *iterables: AnyIterable[Any],
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
         **others: object,
     ) -> Map[Any]:
         """Run *fn* on each item; return what is awaited, or iterated over, for the results.
@@ -180,15 +180,15 @@ class MapCaller(ABC):
                 once, when the iteration begins.
             *iterables: The items; iterables or async iterables, which may be endless.
                 They are drawn from only as results are taken.
-            window: How many items may be drawn whose results were not taken yet; by
+            buffersize: How many items may be drawn whose results were not taken yet; by
                 default as many as keep the workers busy.
-            chunk: How many items travel together at the most, and never more than 4096;
+            chunksize: How many items travel together at the most, and never more than 4096;
                 fewer do if they take long.  By default as many as take a millisecond.
             **others: There are none; what is given is told where it belongs.
 
         Raises:
             TypeError: If *fn* is not callable, or there is no iterable.
-            ValueError: If *window* or *chunk* is not positive.
+            ValueError: If *buffersize* or *chunksize* is not positive.
             PoolClosedError: If the pool is closed or was never started.
 
         Cancellation:
@@ -196,7 +196,9 @@ class MapCaller(ABC):
         """
         _refuse("map", others)
         several = len(iterables) > 1
-        return self._map(fn, iterables, star=several, window=window, chunk=chunk)
+        return self._map(
+            fn, iterables, star=several, buffersize=buffersize, chunksize=chunksize
+        )
 
     @overload
     def starmap(
@@ -205,8 +207,8 @@ class MapCaller(ABC):
         items: AnyIterable[tuple[*Ts]],
         /,
         *,
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
     ) -> Map[R]: ...
 
     @overload
@@ -216,8 +218,8 @@ class MapCaller(ABC):
         items: AnyIterable[tuple[*Ts]],
         /,
         *,
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
     ) -> Map[R]: ...
 
     def starmap(
@@ -226,13 +228,15 @@ class MapCaller(ABC):
         items: AnyIterable[tuple[Any, ...]],
         /,
         *,
-        window: int | None = None,
-        chunk: int | None = None,
+        buffersize: int | None = None,
+        chunksize: int | None = None,
         **others: object,
     ) -> Map[Any]:
         """Like :meth:`map`, for items that are tuples of arguments."""
         _refuse("starmap", others)
-        return self._map(fn, (items,), star=True, window=window, chunk=chunk)
+        return self._map(
+            fn, (items,), star=True, buffersize=buffersize, chunksize=chunksize
+        )
 
     def _map(
         self,
@@ -240,8 +244,8 @@ class MapCaller(ABC):
         iterables: tuple[Any, ...],
         *,
         star: bool,
-        window: int | None,
-        chunk: int | None,
+        buffersize: int | None,
+        chunksize: int | None,
     ) -> Map[Any]:
         if not callable(fn):
             raise not_callable("map", fn)
@@ -250,11 +254,13 @@ class MapCaller(ABC):
         for items in iterables:
             if not isinstance(items, Iterable | AsyncIterable):
                 raise TypeError(f"map() takes iterables, not {items!r}")
-        for name, value in (("window", window), ("chunk", chunk)):
+        for name, value in (("window", buffersize), ("chunk", chunksize)):
             if value is not None:
                 check_int(name, value, at_least=1)
         task = Task(fn, star, self._options, self._submit)
-        return Map(Plan(self._running_supervisor(), task, iterables, chunk, window))
+        return Map(
+            Plan(self._running_supervisor(), task, iterables, chunksize, buffersize)
+        )
 
 
 def _refuse(verb: str, others: dict[str, object]) -> None:

@@ -57,7 +57,7 @@ def call_command(
     args: tuple[str, ...],
     loop: Loop,
     timeout: float | None,
-    hard_rss: int | None,
+    kill_memory: int | None,
     as_json: bool,
 ) -> None:
     """Call a function once, in a supervised worker, and print what it returns.
@@ -68,10 +68,12 @@ def call_command(
 
     \b
     asyncpool call math:factorial 20
-    asyncpool call mypkg.mod:fn photo.png width=320 --timeout 10 --hard-rss 1G
+    asyncpool call mypkg.mod:fn photo.png width=320 --timeout 10 --kill-memory 1G
     """  # noqa: D301 - \b is click's
     positional, keywords = _arguments(args)
-    plan = Plan(Work(target), workers=1, timeout=timeout, hard_rss=hard_rss, loop=loop)
+    plan = Plan(
+        Work(target), workers=1, timeout=timeout, kill_memory=kill_memory, loop=loop
+    )
     began = time.monotonic()
     try:
         with WorkerLines.on(error_console()):

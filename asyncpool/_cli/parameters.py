@@ -130,7 +130,7 @@ def pool_options(function: F) -> F:
     """Add the options that say what a function may take."""
     for option in (
         click.option(
-            "--hard-rss",
+            "--kill-memory",
             type=size,
             metavar="SIZE",
             help="Kill a worker that has more memory to itself, such as 512M or 2G; what it "

@@ -179,12 +179,12 @@ class LeaseLedger(Generic[L]):
     costs time for each beat that was made in it.
 
     Args:
-        rate: The most beats a second.
+        max_rate: The most beats a second.
         interval: Seconds in which each lease has a turn.
         max_retries: How often a beat that failed is repeated before the lease waits
             for the next interval.
         overlap: How many beats may be under way at a time, however short they are.
-        max_overlap: The most that may, if they take so long that *rate* asks for it.
+        max_overlap: The most that may, if they take so long that *max_rate* asks for it.
         now: Current time.
         ttl: Seconds that a lease lasts after an extension, if that is known.
     """
@@ -192,7 +192,7 @@ class LeaseLedger(Generic[L]):
     def __init__(
         self,
         *,
-        rate: float,
+        max_rate: float,
         interval: float,
         max_retries: int,
         overlap: int,
@@ -200,7 +200,7 @@ class LeaseLedger(Generic[L]):
         now: float,
         ttl: float | None = None,
     ) -> None:
-        self.rate = rate
+        self.rate = max_rate
         self.interval = interval
         self._max_retries = max_retries
         self._overlap, self._max_overlap = overlap, max_overlap
@@ -222,7 +222,7 @@ class LeaseLedger(Generic[L]):
         self._flying: dict[L, _Record[L]] = {}
         # The next tick is a full one, for so many beats: with 40 a second it is two,
         # whatever floats make of that.  Those but the last may come before it.
-        self._at_a_tick = max(1, int(rate * min(TICK, interval / 4) + 1e-9))
+        self._at_a_tick = max(1, int(max_rate * min(TICK, interval / 4) + 1e-9))
         self._next_tick = now
         self._not_before = now  # because of a beat that was throttled
         self._ends = now + interval

@@ -270,9 +270,9 @@ class Engine:
             return False
         self._open += 1
         job.add_done_callback(partial(self._land, call))
-        if job.slot is not None:
+        if job._slot is not None:
             return False
-        self._room = self._workers * (1 + int(_AHEAD / job.profile.cost))
+        self._room = self._workers * (1 + int(_AHEAD / job._profile.cost))
         return True
 
     def _land(self, call: Call, job: Job[Any]) -> None:

@@ -62,7 +62,7 @@ EXECUTOR_CHECKS: dict[str, Check] = {
     "max_tasks_per_child": _max_tasks,
     "mp_context": _mp_context,
     "initargs": anything,  # the executor's pool checks these two
-    "output": anything,
+    "worker_output": anything,
 }
 
 
@@ -79,7 +79,7 @@ class ExecutorOptions:
     initializer: Callable[..., object] | None
     initargs: Iterable[Any]
     max_tasks_per_child: int | None
-    output: OutputMode
+    worker_output: OutputMode
 
 
 def executor_options(given: Mapping[str, Any]) -> ExecutorOptions:

@@ -15,10 +15,10 @@ _REASONS = {
     "resize": "there are more workers than wanted",
     "max_jobs": "it has had as many connections as it may (max_jobs)",
     "max_age": "it is as old as it may be (max_age)",
-    "max_rss": "it has more memory than it may (max_rss)",
+    "max_memory": "it has more memory than it may (max_memory)",
     "retire": "somebody has asked for another one",
     "retire()": "its code has called retire()",
-    "replace()": "it has asked for a successor",
+    "request_replacement()": "it has asked for a successor",
 }
 
 

@@ -60,7 +60,7 @@ class Cluster(Messenger, Supervised):
 
     Args: Workers
         workers: How many workers; ``None`` means the CPUs that this process may use.
-        loop: The event loop of the workers.
+        worker_loop: The event loop of the workers.
 
     Args: Start of workers
         launcher: How workers are started.
@@ -70,13 +70,13 @@ class Cluster(Messenger, Supervised):
         ready: What :meth:`start` and ``async with`` wait for, ``"any"`` worker or ``"all"``.
 
     Args: Crashes and replacements
-        restart: When a dead worker is replaced, and when the cluster gives up.  The crash of
+        restart_policy: When a dead worker is replaced, and when the cluster gives up.  The crash of
             a worker that has served counts as one in the middle of a job.
-        limits: When workers are replaced by fresh ones, and what the kernel allows them.
+        worker_limits: When workers are replaced by fresh ones, and what the kernel allows them.
             ``max_jobs`` counts connections that are over; ``drain_timeout`` must be left
             out, since the cluster has one.
-        surge: How many workers there may be beyond their number while some are replaced.
-        health_timeout: Seconds that a worker may go without answering the master's pings,
+        max_surge: How many workers there may be beyond their number while some are replaced.
+        ping_timeout: Seconds that a worker may go without answering the master's pings,
             and that its event loop may be blocked; ``None`` for no pings.
         on_crash: Called with a :class:`asyncpool.Crash` for each unplanned death.
 
@@ -88,7 +88,7 @@ class Cluster(Messenger, Supervised):
 
     Args: Logs
         name: What logs call the cluster, and commands, unless :meth:`run` is told otherwise.
-        output: Where the lines go that workers print, ``"log"`` or ``"inherit"``.
+        worker_output: Where the lines go that workers print, ``"log"`` or ``"inherit"``.
 
     Attributes:
         name: What logs call it.
@@ -108,20 +108,20 @@ class Cluster(Messenger, Supervised):
         spread: Spread = "handoff",
         backlog: int = 2048,
         workers: int | None = None,
-        loop: Literal["asyncio", "uvloop"] = "asyncio",
+        worker_loop: Literal["asyncio", "uvloop"] = "asyncio",
         launcher: Literal["forkserver", "spawn"] = DEFAULT_LAUNCHER,
         preload: Iterable[str] = (),
         start_timeout: float = 60.0,
         ready: Literal["any", "all"] = "any",
-        restart: RestartPolicy | None = None,
-        limits: WorkerLimits | None = None,
-        surge: int = 1,
-        health_timeout: float | None = 30.0,
+        restart_policy: RestartPolicy | None = None,
+        worker_limits: WorkerLimits | None = None,
+        max_surge: int = 1,
+        ping_timeout: float | None = 30.0,
         on_crash: CrashCallback | None = None,
         drain_timeout: float = 5.0,
         reload_drain_timeout: float | None = None,
         name: str | None = None,
-        output: OutputMode = "log",
+        worker_output: OutputMode = "log",
     ) -> None:
         check_platform()
         options = self._options = cluster_options(locals())  # by the signature's names
@@ -223,7 +223,7 @@ class Cluster(Messenger, Supervised):
         """Accept no more connections, let workers finish theirs, end every worker.
 
         What waits in the kernel's queue by now still gets to them, unless they accept on
-        ``worker.sockets``.
+        ``worker.listening_sockets``.
 
         Args:
             timeout: Seconds until what is left is killed; one more than *drain_timeout*

@@ -164,7 +164,7 @@ class Messenger(ABC):
         payload = b"" if value is None else check_beside(dumps_call(value))
         await service.balancer.send(worker, fd, payload)
 
-    def sockets(self) -> AsyncIterator[tuple[int, ReceivedSocket]]:
+    def incoming_sockets(self) -> AsyncIterator[tuple[int, ReceivedSocket]]:
         """Return an iterator over the sockets that workers send, each with its slot.
 
         The attribute ``value`` of a socket is what it was sent with.  What nobody has
@@ -176,7 +176,7 @@ class Messenger(ABC):
         """
         return SocketIterator(self._service_here().queues.sockets, self.name)
 
-    def files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
+    def incoming_files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
         """Return an iterator over the files that workers send, each with its slot.
 
         It is like that of :meth:`sockets`.

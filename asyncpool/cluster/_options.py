@@ -57,7 +57,7 @@ def _bind(name: str, value: object) -> tuple[str, ...]:
     return several(name, addresses, _ADDRESSES, each=str)
 
 
-_worker_limits = WORKER_CHECKS["limits"]
+_worker_limits = WORKER_CHECKS["worker_limits"]
 
 
 def _limits(name: str, value: object) -> WorkerLimits:
@@ -77,11 +77,11 @@ CLUSTER_CHECKS: dict[str, Check] = {
     "workers": _workers,
     "spread": _spread_of_this_machine,
     "backlog": at_least(1),
-    "surge": at_least(1),  # a worker serves until there is another
+    "max_surge": at_least(1),  # a worker serves until there is another
     "drain_timeout": seconds(),
     "reload_drain_timeout": seconds(optional=True),
     **WORKER_CHECKS,
-    "limits": _limits,
+    "worker_limits": _limits,
     "bind": _bind,
     "target": anything,  # pack_target() checks it
     "name": name_or_number("cluster"),  # last: one that is refused takes no number

@@ -32,7 +32,7 @@ def outcome_of(result: RollResult) -> str:
 
 def trouble_of(result: RollResult) -> str:
     """Return why a reload has ended early, with what has become of the new worker."""
-    return f"{result.trouble}{f': {result.crash}' if result.crash else ''}"
+    return f"{result.reason}{f': {result.crash}' if result.crash else ''}"
 
 
 def number_of(workers: int) -> str:

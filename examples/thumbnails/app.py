@@ -54,8 +54,8 @@ async def lifespan(_: Starlette) -> AsyncIterator[dict[str, asyncpool.Pool]]:
         WORKERS,
         name="thumbnails",
         preload=["thumbnails.images"],  # imported once, and not by every worker
-        limits=asyncpool.WorkerLimits(hard_rss=MAX_MEMORY),
-        max_pending=MAX_QUEUED,
+        worker_limits=asyncpool.WorkerLimits(kill_memory=MAX_MEMORY),
+        max_queued=MAX_QUEUED,
         on_cancel="kill",  # C code does not listen, and has nothing to clean up here
     ) as pool:
         yield {"pool": pool}

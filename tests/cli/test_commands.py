@@ -128,7 +128,7 @@ def test_a_call_that_raises_shows_its_traceback(folder: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_call_has_its_limit_of_memory(folder: Path) -> None:
-    done = run_command(folder, "call", "work:grow", "--hard-rss", "100M", "--json")
+    done = run_command(folder, "call", "work:grow", "--kill-memory", "100M", "--json")
     assert done.code == 1
     assert json.loads(done.out)["error"]["kind"] == "out of memory"
 
@@ -182,8 +182,8 @@ def test_a_mistake_in_a_call(folder: Path) -> None:
     [
         ([], "Missing argument 'MODULE:FUNCTION'."),
         (
-            ["--hard-rss", "much"],
-            "Invalid value for '--hard-rss': 'much' is no size, {}",
+            ["--kill-memory", "much"],
+            "Invalid value for '--kill-memory': 'much' is no size, {}",
         ),
         (
             ["work:greet", "[" * 100_000],

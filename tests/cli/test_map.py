@@ -157,7 +157,7 @@ def test_there_is_another_attempt_after_what_is_named_only(
     kinds = {"error", "crash", "hung", "timeout", "out-of-memory"}
     for named, attempts in ((kinds - {again}, 1), ({again}, 2)):
         asked = [word for name in sorted(named) for word in ("--retry-on", name)]
-        asked += ["--max-attempts", "2", "--timeout", "1", "--hard-rss", "100M"]
+        asked += ["--max-attempts", "2", "--timeout", "1", "--kill-memory", "100M"]
         (folder / "attempts").unlink(missing_ok=True)
         run_command(folder, "map", "work:counted", "in.jsonl", *asked)
         (failed,) = lines(folder / "failed.jsonl")
@@ -648,7 +648,10 @@ def test_a_damaged_journal_is_told(folder: Path, more: list[str]) -> None:
         (["work:double", "in.jsonl", "--failed", ""], "--failed is empty"),
         (["work:double", "in.jsonl", "--journal", ""], "--journal is empty"),
         (["work:double", "in.jsonl", "--timeout", "-1"], "is no number of seconds"),
-        (["work:double", "in.jsonl", "--hard-rss", "much"], "is no size, such as 512M"),
+        (
+            ["work:double", "in.jsonl", "--kill-memory", "much"],
+            "is no size, such as 512M",
+        ),
         (["work:double", "in.jsonl", "--retry-failed"], "needs the --journal"),
         (["work:double", "in.jsonl", "--journal", "work.py"], "is not a journal"),
         (["work:double", "in.jsonl", "--journal", "o.db"], "of another program"),

@@ -37,7 +37,7 @@ SENDS = """
         for n in range(100):
             await worker.send(n)
         pathlib.Path("sent").touch()
-        await worker.draining()
+        await worker.wait_draining()
 """
 BROKEN = "raise RuntimeError('not today')\n"
 
@@ -314,7 +314,7 @@ def test_a_hangup_loads_the_code_anew(folder: Path) -> None:
 
 def test_workers_are_replaced_after_so_many_connections(folder: Path) -> None:
     options = ("--max-connections", "1", "--launcher", "spawn", "--nice", "1")
-    with Server(folder, "app:app", *ONE, *options, "--surge", "2") as server:
+    with Server(folder, "app:app", *ONE, *options, "--max-surge", "2") as server:
         first = int(server.get().split()[1])
 
         def others() -> list[int]:
@@ -472,7 +472,7 @@ def test_a_start_that_fails_now_and_then_is_told_of(folder: Path) -> None:
             except FileExistsError:
                 traceback.print_exc()
                 worker.ready()
-                await worker.draining()
+                await worker.wait_draining()
             else:
                 os._exit(7)
         """,
@@ -532,8 +532,8 @@ def test_workers_that_die_again_and_again(folder: Path) -> None:
             f"--option: uvicorn {uvicorn.__version__} has no nonsense\n",
         ),
         (
-            ["app:app", "--max-rss", "2G", "--hard-rss", "1G"],
-            "hard_rss must be more than max_rss (2 GiB), not 1 GiB\n",
+            ["app:app", "--max-memory", "2G", "--kill-memory", "1G"],
+            "kill_memory must be more than max_memory (2 GiB), not 1 GiB\n",
         ),
         (
             ["app:app", "--option", "headers=" + "[" * 100_000],
@@ -843,7 +843,7 @@ MAIN = """
 
     async def serve(worker):
         worker.ready()
-        await worker.draining()
+        await worker.wait_draining()
 
     async def main():
         return await asyncpool.Cluster(serve, workers=1, name="mine").run()

@@ -221,20 +221,24 @@ def planned(monkeypatch: pytest.MonkeyPatch, *args: str) -> ServingPlan:
 def test_a_service_has_the_options_of_a_cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = "--surge 2 --launcher spawn --nice 3 --max-connections 400 --max-age 5.5"
-    plan = planned(monkeypatch, *words.split(), "--health-timeout", "0")
+    words = (
+        "--max-surge 2 --launcher spawn --nice 3 --max-connections 400 --max-age 5.5"
+    )
+    plan = planned(monkeypatch, *words.split(), "--ping-timeout", "0")
     config = Cluster("app:app", **plan.cluster)._config
-    assert (config.surge, config.fork, config.health_timeout) == (2, False, None)
+    assert (config.max_surge, config.fork, config.ping_timeout) == (2, False, None)
     assert config.worker.nice == 3
-    assert config.limits == WorkerLimits(max_jobs=400, max_age=5.5, nice=3)
+    assert config.worker_limits == WorkerLimits(max_jobs=400, max_age=5.5, nice=3)
 
 
 def test_a_flag_with_the_name_of_a_limit_is_that_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = "--max-rss 1G --hard-rss 2G --max-age 5 --nice 1"
+    words = "--max-memory 1G --kill-memory 2G --max-age 5 --nice 1"
     limits = planned(monkeypatch, *words.split()).cluster["limits"]
-    assert limits == WorkerLimits(max_rss=1 << 30, hard_rss=2 << 30, max_age=5, nice=1)
+    assert limits == WorkerLimits(
+        max_memory=1 << 30, kill_memory=2 << 30, max_age=5, nice=1
+    )
 
 
 def test_what_a_service_has_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,14 @@ from asyncpool._core.supervision.supervision import Supervision
 
 
 def pool_of(
-    least: int, most: int | None = None, *, surge: int = 1, unavailable: int = 0
+    least: int, most: int | None = None, *, max_surge: int = 1, max_unavailable: int = 0
 ) -> Supervision:
     core = Supervision(
         workers=(least, most or least),
         policy=RestartPolicy(),
         start_timeout=20.0,
-        surge=surge,
-        unavailable=unavailable,
+        max_surge=max_surge,
+        max_unavailable=max_unavailable,
     )
     core.start(0.0)
     for slot in range(least):
@@ -107,7 +107,7 @@ def test_a_replacement_inherits_from_a_worker_that_crashes_first() -> None:
 
 
 def test_without_a_surge_the_keys_are_with_others_meanwhile() -> None:
-    core = pool_of(2, surge=0, unavailable=1)
+    core = pool_of(2, max_surge=0, max_unavailable=1)
     core.replacements.check_limits(core.slots[0], "worn", 1.0)
     assert places(core) == {1: 1}
     core.ended(0, 2.0, started=False, requeue=(), jitter=0.0)

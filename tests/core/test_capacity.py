@@ -14,15 +14,15 @@ def budget_of(
     slots: list[Slot],
     size: int,
     *,
-    surge: int = 1,
-    unavailable: int = 0,
+    max_surge: int = 1,
+    max_unavailable: int = 0,
     serving: bool = False,
 ) -> Budget:
     return Budget(
         slots,
         Sizing(size, size, 60.0),
-        surge=surge,
-        unavailable=unavailable,
+        max_surge=max_surge,
+        max_unavailable=max_unavailable,
         serving=serving,
     )
 
@@ -92,7 +92,7 @@ def test_what_may_come_or_go_before_another_one_is_ready(
     surge: int, unavailable: int, can: tuple[bool, bool]
 ) -> None:
     slots = seats(S.BUSY, S.IDLE, S.UNUSED)
-    budget = budget_of(slots, 2, surge=surge, unavailable=unavailable)
+    budget = budget_of(slots, 2, max_surge=surge, max_unavailable=unavailable)
     assert (budget.can_replace, budget.can_miss) == can
     assert (budget.free, budget.slots_for(5)) == (surge, 5 + surge)
     slots[2].state, slots[0].draining = S.STARTING, True  # that was all
@@ -100,7 +100,7 @@ def test_what_may_come_or_go_before_another_one_is_ready(
 
 
 def test_a_seat_for_nobody_is_no_leave_to_replace() -> None:
-    assert not budget_of(seats(S.BUSY), 2, surge=0).can_replace
+    assert not budget_of(seats(S.BUSY), 2, max_surge=0).can_replace
 
 
 def test_those_who_fail_while_they_serve_take_up_nothing_but_not_without_end() -> None:

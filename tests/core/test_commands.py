@@ -77,7 +77,7 @@ def test_what_each_command_says() -> None:
         "KeepWorker": ("slot", "again_in"),
         "Retiring": ("slot", "reason"),
         "Resized": ("workers",),
-        "RollEnded": ("replaced", "trouble", "filled"),
+        "RollEnded": ("replaced", "reason", "filled"),
         "GiveUp": ("reason",),
         "Recover": ("slot",),
         "Finished": (),

@@ -29,7 +29,7 @@ FAILED, GONE = RenewalOutcome.FAILED, RenewalOutcome.GONE
 def ledger_of(
     leases: str = "",
     *,
-    rate: float = 1.0,
+    max_rate: float = 1.0,
     interval: float = 10.0,
     max_retries: int = 1,
     overlap: int = 4,
@@ -38,7 +38,7 @@ def ledger_of(
 ) -> LeaseLedger[str]:
     """Return a ledger at time 0 with a lease for each letter."""
     ledger: LeaseLedger[str] = LeaseLedger(
-        rate=rate,
+        max_rate=max_rate,
         interval=interval,
         max_retries=max_retries,
         overlap=overlap,
@@ -282,7 +282,7 @@ def test_the_pause_is_the_one_that_the_outside_system_asks_for() -> None:
 
 
 def test_a_long_pause_is_not_shortened_by_a_later_one() -> None:
-    ledger = ledger_of("ab", rate=50.0, interval=80.0)
+    ledger = ledger_of("ab", max_rate=50.0, interval=80.0)
     assert (ledger.begin_renewal(0.0), ledger.begin_renewal(0.0)) == ("a", "b")
     assert ledger.end_renewal("a", THROTTLED, 0.0, retry_after=1.0) == Slower(1.0)
     assert ledger.end_renewal("b", THROTTLED, 0.0) == Slower(0.04)
@@ -371,7 +371,7 @@ def test_there_is_no_burst_after_a_stall() -> None:
 
 
 def test_a_timer_that_is_late_costs_no_ticks() -> None:
-    ledger = ledger_of("abcdefgh", rate=20.0)
+    ledger = ledger_of("abcdefgh", max_rate=20.0)
     times = []
     for _ in range(8):
         due = ledger.next_due()
@@ -393,7 +393,7 @@ def test_a_timer_that_is_late_costs_no_ticks() -> None:
 def test_at_high_rates_a_tick_is_for_several_beats(
     rate: float, cycle: float, beats: int
 ) -> None:
-    ledger = ledger_of("abcdefghijklmno", rate=rate, interval=cycle, overlap=99)
+    ledger = ledger_of("abcdefghijklmno", max_rate=rate, interval=cycle, overlap=99)
     moments = []
     for tick in range(3):
         due = ledger.next_due()
@@ -405,7 +405,7 @@ def test_at_high_rates_a_tick_is_for_several_beats(
 
 
 def test_who_comes_between_two_ticks_need_not_wait_for_a_full_one() -> None:
-    ledger = ledger_of("a", rate=50.0, interval=100.0)
+    ledger = ledger_of("a", max_rate=50.0, interval=100.0)
     assert play(ledger, 1) == ["a0"]
     for name in "bcd":
         ledger.add(name, 0.015)
@@ -442,7 +442,7 @@ def test_a_beat_that_hangs_beyond_its_cycle_is_not_overtaken() -> None:
 
 
 def test_saturation_is_told_at_once_and_once_a_cycle_with_the_arithmetic() -> None:
-    ledger = ledger_of("abc", rate=0.5, interval=6.0)
+    ledger = ledger_of("abc", max_rate=0.5, interval=6.0)
     assert (ledger.capacity, ledger.saturated) == (3, False)
     told = LeaseSaturated(leases=4, capacity=3, interval=6.0, rate=0.5, worst_gap=8.0)
     ledger.add("d", 1.0)
@@ -459,14 +459,14 @@ def test_saturation_is_told_at_once_and_once_a_cycle_with_the_arithmetic() -> No
 
 
 def test_saturation_is_told_of_all_leases_that_came_together() -> None:
-    ledger = ledger_of("abcdefghij", rate=0.5, interval=6.0)
+    ledger = ledger_of("abcdefghij", max_rate=0.5, interval=6.0)
     news = ledger.news(0.0)
     assert isinstance(news, LeaseSaturated)
     assert (news.leases, news.worst_gap) == (10, 20.0)
 
 
 def test_the_end_of_saturation_is_told_and_so_is_the_next_one() -> None:
-    ledger = ledger_of("abcd", rate=0.5, interval=6.0)
+    ledger = ledger_of("abcd", max_rate=0.5, interval=6.0)
     assert isinstance(ledger.news(0.0), LeaseSaturated)
     ledger.discard("a")
     assert (ledger.next_news(), ledger.news(5.9)) == (6.0, None)
@@ -477,7 +477,7 @@ def test_the_end_of_saturation_is_told_and_so_is_the_next_one() -> None:
 
 
 def test_beats_that_take_long_overlap_as_far_as_the_rate_asks_for() -> None:
-    ledger = ledger_of("abcdefghijklmnopqrst", rate=2.0, interval=10.0, overlap=4)
+    ledger = ledger_of("abcdefghijklmnopqrst", max_rate=2.0, interval=10.0, overlap=4)
     times, flights = serve(ledger, seconds=4.0, until=200.0)
     assert max(flights) == 8
     assert (ledger.capacity, ledger.pace) == (20, 2.0)
@@ -487,7 +487,7 @@ def test_beats_that_take_long_overlap_as_far_as_the_rate_asks_for() -> None:
 
 
 def test_a_cycle_has_fewer_beats_if_too_few_may_overlap() -> None:
-    ledger = ledger_of("abcdefghijkl", rate=2.0, interval=10.0, max_overlap=4)
+    ledger = ledger_of("abcdefghijkl", max_rate=2.0, interval=10.0, max_overlap=4)
     assert (ledger.capacity, ledger.saturated) == (20, False)
     times, _ = serve(ledger, seconds=4.0, until=400.0)
     assert ledger.pace == pytest.approx(1.0)
@@ -556,7 +556,7 @@ def test_who_has_no_ttl_is_never_given_up() -> None:
 
 
 def test_when_it_is_saturated_the_one_that_is_due_first_goes_first() -> None:
-    ledger = ledger_of("abcd", rate=0.5, interval=6.0)
+    ledger = ledger_of("abcd", max_rate=0.5, interval=6.0)
     assert play(ledger, 5) == ["a0", "b2", "c4"]
     # By now d has waited for longer than anybody, and then comes a again.
     ledger.add("e", 5.0)
@@ -570,4 +570,4 @@ def test_when_it_is_saturated_the_one_that_is_due_first_goes_first() -> None:
 
 def test_a_cycle_has_as_many_beats_as_it_should_in_spite_of_floats() -> None:
     for rate, cycle, beats in ((0.1, 30.0, 3), (1.1, 10.0, 11), (0.7, 10.0, 7)):
-        assert ledger_of(rate=rate, interval=cycle).capacity == beats
+        assert ledger_of(max_rate=rate, interval=cycle).capacity == beats

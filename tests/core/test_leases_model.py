@@ -105,7 +105,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.repeated = False
         self.told, self.told_at = 0, -math.inf
         self.ledger: LeaseLedger[int] = LeaseLedger(
-            rate=pace.rate,
+            max_rate=pace.rate,
             interval=pace.cycle,
             max_retries=max_retries,
             overlap=overlap,
@@ -430,7 +430,7 @@ def play(
     Each with its answer: *answers* says in turn how long one takes.
     """
     ledger: LeaseLedger[int] = LeaseLedger(
-        rate=pace.rate,
+        max_rate=pace.rate,
         interval=pace.cycle,
         max_retries=max_retries,
         overlap=100,

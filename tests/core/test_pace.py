@@ -11,9 +11,9 @@ from asyncpool._core.map.pace import TARGET, Pace
 
 
 def pace(
-    *, chunk: int | None = None, window: int | None = None, alone: bool = False
+    *, chunksize: int | None = None, buffersize: int | None = None, alone: bool = False
 ) -> Pace:
-    return Pace(chunk=chunk, window=window, alone=alone)
+    return Pace(chunksize=chunksize, buffersize=buffersize, alone=alone)
 
 
 def test_what_is_unknown_goes_alone_and_a_few_at_a_time() -> None:
@@ -59,14 +59,14 @@ def test_long_items_are_a_few_under_way_for_each_worker() -> None:
 
 
 def test_what_is_given_counts() -> None:
-    assert pace(chunk=7).size(2) == 2, "of 8 that may be under way"
-    assert pace(chunk=7, window=100).size(2) == 7
-    assert pace(chunk=7, window=100, alone=True).size(2) == 1
-    assert pace(chunk=5000, window=100_000).size(2) == CHUNK_SIZE
-    some = pace(window=30)
+    assert pace(chunksize=7).size(2) == 2, "of 8 that may be under way"
+    assert pace(chunksize=7, buffersize=100).size(2) == 7
+    assert pace(chunksize=7, buffersize=100, alone=True).size(2) == 1
+    assert pace(chunksize=5000, buffersize=100_000).size(2) == CHUNK_SIZE
+    some = pace(buffersize=30)
     some.note(1, 1.0)
     assert (some.window(2), some.size(2)) == (30, 7)
-    assert pace(window=1).size(8) == 1
+    assert pace(buffersize=1).size(8) == 1
 
 
 @given(
@@ -78,7 +78,7 @@ def test_what_is_given_counts() -> None:
 def test_its_answers_are_in_their_bounds(
     notes: list[tuple[int, float]], chunk: int | None, window: int | None, workers: int
 ) -> None:
-    some = pace(chunk=chunk, window=window)
+    some = pace(chunksize=chunk, buffersize=window)
     for items, microseconds in notes:
         some.note(items, microseconds)
         assert 1 <= some.size(workers) <= min(CHUNK_SIZE, chunk or CHUNK_SIZE)

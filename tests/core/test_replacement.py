@@ -37,8 +37,8 @@ def pool(
     workers: int,
     most: int | None = None,
     *,
-    surge: int = 1,
-    unavailable: int = 0,
+    max_surge: int = 1,
+    max_unavailable: int = 0,
     limits: WorkerLimits | None = None,
     policy: RestartPolicy = POLICY,
 ) -> Supervision:
@@ -49,8 +49,8 @@ def pool(
         start_timeout=20.0,
         limits=limits or WorkerLimits(jitter=0.0),
         idle_timeout=60.0,
-        surge=surge,
-        unavailable=unavailable,
+        max_surge=max_surge,
+        max_unavailable=max_unavailable,
     )
     assert core.start(0.0) == [Spawn(index, 1) for index in range(workers)]
     for index in range(workers):
@@ -69,7 +69,7 @@ def gone(core: Supervision, slot: int, now: float) -> list[Command]:
 
 
 def wear_out(core: Supervision, slot: int, now: float) -> list[Command]:
-    return core.replacements.check_limits(core.slots[slot], "max_rss", now)
+    return core.replacements.check_limits(core.slots[slot], "max_memory", now)
 
 
 def retire(core: Supervision, slot: int, now: float) -> list[Command]:
@@ -87,7 +87,7 @@ def test_a_worn_worker_goes_when_another_one_is_ready() -> None:
     assert wear_out(core, 0, 1.0) == [Spawn(2, 1)]
     assert wear_out(core, 0, 1.0) == [], "once is enough"
     assert taking(core) == [0, 1]
-    assert core.ready(2, 1.1) == [Retiring(0, "max_rss"), Stop(0)]
+    assert core.ready(2, 1.1) == [Retiring(0, "max_memory"), Stop(0)]
     assert taking(core) == [1, 2]
     assert gone(core, 0, 1.2) == [LeaveEmpty(0)]
     assert wear_out(core, 1, 2.0) == [Spawn(0, 2)], "the seat is used again"
@@ -98,7 +98,7 @@ def test_who_leaves_finishes_its_job_and_gives_back_the_others() -> None:
     for job in (1, 2, 3):
         core.submit(job, short())
     wear_out(core, 0, 1.0)
-    assert core.ready(1, 1.1) == [Retiring(0, "max_rss"), Revoke(0, (2, 3))]
+    assert core.ready(1, 1.1) == [Retiring(0, "max_memory"), Revoke(0, (2, 3))]
     assert core.revoked(0, (3,), 1.2)[1:] == [Assign(1, (3,))]
     core.outcome(0, 1)
     assert core.refill(0, 1.3) == [], "the second one has begun"
@@ -132,25 +132,25 @@ def test_those_who_are_worn_together_do_not_go_together() -> None:
     assert wear_out(core, 0, 1.0) == [Spawn(3, 1)]
     assert wear_out(core, 1, 1.0) == []
     assert wear_out(core, 2, 1.0) == []
-    assert core.ready(3, 1.1) == [Retiring(0, "max_rss"), Stop(0)]
+    assert core.ready(3, 1.1) == [Retiring(0, "max_memory"), Stop(0)]
     assert gone(core, 0, 1.2) == [LeaveEmpty(0), Spawn(0, 2)]
-    assert core.ready(0, 1.3) == [Retiring(1, "max_rss"), Stop(1)]
+    assert core.ready(0, 1.3) == [Retiring(1, "max_memory"), Stop(1)]
     assert len(taking(core)) == 3
 
 
 def test_with_more_surge_more_of_them_do() -> None:
-    core = pool(3, surge=2)
+    core = pool(3, max_surge=2)
     assert wear_out(core, 0, 1.0) == [Spawn(3, 1)]
     assert wear_out(core, 1, 1.0) == [Spawn(4, 1)]
     assert wear_out(core, 2, 1.0) == []
 
 
 def test_without_surge_a_worker_goes_first() -> None:
-    core = pool(2, surge=0, unavailable=1)
-    assert wear_out(core, 0, 1.0) == [Retiring(0, "max_rss"), Stop(0)]
+    core = pool(2, max_surge=0, max_unavailable=1)
+    assert wear_out(core, 0, 1.0) == [Retiring(0, "max_memory"), Stop(0)]
     assert wear_out(core, 1, 1.0) == []
     assert gone(core, 0, 1.1) == [Spawn(0, 2)]
-    assert core.ready(0, 1.2) == [Retiring(1, "max_rss"), Stop(1)]
+    assert core.ready(0, 1.2) == [Retiring(1, "max_memory"), Stop(1)]
 
 
 def test_a_worker_is_worn_after_so_many_jobs() -> None:
@@ -180,7 +180,7 @@ def test_the_old_one_stays_if_the_new_one_does_not_start() -> None:
     assert core.on_timer(2.5) == [Spawn(1, 2)]
     assert gone(core, 1, 3.0) == [KeepWorker(1, 1.0)], "more and more patiently"
     assert core.on_timer(4.0) == [Spawn(1, 3)]
-    assert core.ready(1, 5.0) == [Retiring(0, "max_rss"), Stop(0)]
+    assert core.ready(1, 5.0) == [Retiring(0, "max_memory"), Stop(0)]
 
 
 def test_a_pool_never_breaks_of_replacements_that_do_not_start() -> None:
@@ -304,7 +304,7 @@ def test_a_roll_that_cannot_go_on_ends(
 
 
 def test_a_roll_replaces_as_many_at_a_time_as_the_budget_allows() -> None:
-    core = pool(4, surge=2)
+    core = pool(4, max_surge=2)
     assert core.replacements.roll(1.0) == [Spawn(4, 1), Spawn(5, 1)]
     assert core.ready(5, 1.1) == [Retiring(1, "roll"), Stop(1)]
     assert core.ready(4, 1.1) == [Retiring(0, "roll"), Stop(0)]
@@ -319,7 +319,7 @@ def test_a_roll_replaces_as_many_at_a_time_as_the_budget_allows() -> None:
 
 
 def test_several_at_a_time_need_not_be_there_before_if_some_may_be_missing() -> None:
-    core = pool(3, surge=0, unavailable=2)
+    core = pool(3, max_surge=0, max_unavailable=2)
     assert core.replacements.roll(1.0) == [
         Retiring(0, "roll"),
         Stop(0),
@@ -332,7 +332,7 @@ def test_several_at_a_time_need_not_be_there_before_if_some_may_be_missing() -> 
 def test_what_a_failed_roll_has_begun_is_ended_and_not_tried_again(
     comes: bool,  # noqa: FBT001
 ) -> None:
-    core = pool(4, surge=2)
+    core = pool(4, max_surge=2)
     core.replacements.roll(1.0)
     trouble = RollEnded(0, "a replacement did not start")
     assert gone(core, 4, 1.1) == [KeepWorker(4, None), trouble]
@@ -348,7 +348,7 @@ def test_what_a_failed_roll_has_begun_is_ended_and_not_tried_again(
 
 
 def test_who_is_ready_only_to_be_rolled_gets_nothing_to_do() -> None:
-    core = pool(1, surge=0, unavailable=1)
+    core = pool(1, max_surge=0, max_unavailable=1)
     core.submit(1, Profile())
     core.submit(2, Profile())
     core.replacements.roll(1.0)
@@ -457,7 +457,7 @@ def test_a_start_that_had_begun_before_the_roll_may_fail() -> None:
 
 def rolled_in_vain(workers: int) -> Supervision:
     """Return a pool whose roll has failed at 1.1 and left one start that it had begun."""
-    core = pool(workers, surge=2)
+    core = pool(workers, max_surge=2)
     assert core.replacements.roll(1.0) == [Spawn(workers, 1), Spawn(workers + 1, 1)]
     trouble = RollEnded(0, "a replacement did not start")
     assert gone(core, workers + 1, 1.1)[-1] == trouble
@@ -497,10 +497,10 @@ def test_a_start_that_an_earlier_roll_has_begun_is_rolled_when_it_is_ready() -> 
 
 
 def test_such_a_roll_is_over_when_those_are_gone_who_were_there() -> None:
-    core = pool(1, surge=2)
+    core = pool(1, max_surge=2)
     assert wear_out(core, 0, 1.0) == [Spawn(1, 1)]
     assert core.replacements.roll(1.1) == []
-    assert core.ready(1, 1.2) == [Retiring(0, "max_rss"), Stop(0), Spawn(2, 1)]
+    assert core.ready(1, 1.2) == [Retiring(0, "max_memory"), Stop(0), Spawn(2, 1)]
     assert core.ready(2, 1.3) == [Retiring(1, "roll"), Stop(1)]
     assert gone(core, 1, 1.4) == [LeaveEmpty(1)]
     assert gone(core, 0, 1.5) == [LeaveEmpty(0), RollEnded(1, "")]
@@ -511,12 +511,12 @@ def test_a_roll_does_not_wait_since_a_replacement_has_failed_before_it() -> None
     wear_out(core, 0, 1.0)
     assert gone(core, 1, 2.0) == [KeepWorker(1, 0.5)]
     assert core.replacements.roll(2.1) == [Spawn(1, 2)]
-    assert core.ready(1, 2.2) == [Retiring(0, "max_rss"), Stop(0)]
+    assert core.ready(1, 2.2) == [Retiring(0, "max_memory"), Stop(0)]
     assert gone(core, 0, 2.3) == [LeaveEmpty(0), RollEnded(1, "")]
 
 
 def test_nor_since_one_fails_that_had_begun_before_it() -> None:
-    core = pool(2, surge=2)
+    core = pool(2, max_surge=2)
     assert wear_out(core, 0, 1.0) == [Spawn(2, 1)]
     assert core.replacements.roll(1.1) == [Spawn(3, 1)]
     assert gone(core, 2, 1.2) == [KeepWorker(2, 0.0), Spawn(2, 2)]

@@ -36,14 +36,14 @@ SERVED = 1.0
 
 
 def core_of(
-    workers: int, *, surge: int = 1, max_jobs: int | None = None
+    workers: int, *, max_surge: int = 1, max_jobs: int | None = None
 ) -> Supervision:
     return Supervision(
         workers=(workers, workers),
         policy=POLICY,
         start_timeout=START_TIMEOUT,
         limits=WorkerLimits(max_jobs=max_jobs),
-        surge=surge,
+        max_surge=max_surge,
         stop_grace=GRACE,
         serving=True,
     )
@@ -480,7 +480,7 @@ class ServingMachine(RuleBasedStateMachine):
             assert self.core.slots[slot].planned is expected
         commands = self.feed(end(self.core, slot, self.now, started=serves))
         if worker.ready_at is None and (slot, worker.generation) in self.old:
-            troubles = [it.trouble for it in commands if isinstance(it, cmd.RollEnded)]
+            troubles = [it.reason for it in commands if isinstance(it, cmd.RollEnded)]
             assert not any("start" in trouble for trouble in troubles)
 
     @rule()

@@ -83,7 +83,7 @@ plans = st.fixed_dictionaries(
     }
 ).flatmap(
     lambda plan: st.sampled_from([(1, 0), (1, 0), (2, 0), (0, 1), (1, 1)]).map(
-        lambda budget: {**plan, "surge": budget[0], "unavailable": budget[1]}
+        lambda budget: {**plan, "max_surge": budget[0], "max_unavailable": budget[1]}
     )
 )
 anything = st.data()

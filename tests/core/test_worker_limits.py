@@ -25,7 +25,7 @@ def test_without_limits_nobody_is_ever_worn(slot: int, generation: int) -> None:
 def test_limits_are_lowered_by_the_jitter_at_the_most(
     slot: int, generation: int, jitter: float
 ) -> None:
-    limits = WorkerLimits(max_jobs=1000, max_age=60.0, max_rss=10**9, jitter=jitter)
+    limits = WorkerLimits(max_jobs=1000, max_age=60.0, max_memory=10**9, jitter=jitter)
     jobs, age, rss = limits.recycle_limits(slot, generation)
     assert age is not None
     assert rss is not None
@@ -65,11 +65,11 @@ def test_a_worker_runs_at_least_one_job() -> None:
             "max_age must be a number of seconds or None, not '1'",
         ),
         ({"max_age": 0.0}, ValueError, "max_age must be > 0 or None, not 0.0"),
-        ({"max_rss": -1}, ValueError, "max_rss must be > 0 or None, not -1"),
+        ({"max_memory": -1}, ValueError, "max_memory must be > 0 or None, not -1"),
         (
-            {"max_rss": 2, "hard_rss": 2},
+            {"max_memory": 2, "kill_memory": 2},
             ValueError,
-            "hard_rss must be more than max_rss (2 bytes), not 2 bytes",
+            "kill_memory must be more than max_memory (2 bytes), not 2 bytes",
         ),
         ({"jitter": 1.0}, ValueError, "jitter must be at least 0 and below 1, not 1.0"),
         ({"jitter": None}, TypeError, "jitter must be a number, not None"),

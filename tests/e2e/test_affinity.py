@@ -12,11 +12,11 @@ import pytest
 
 import asyncpool
 from asyncpool import (
+    BoundPool,
     JobTimeoutError,
     Pool,
     PoolClosedError,
     PoolFullError,
-    PoolView,
     WorkerCrashedError,
     events,
 )
@@ -54,7 +54,7 @@ def slot_of(pool: Pool, pid: int) -> int:
     return slot
 
 
-async def one_each(pool: Pool) -> tuple[PoolView, PoolView]:
+async def one_each(pool: Pool) -> tuple[BoundPool, BoundPool]:
     """Return two views whose keys belong to two workers."""
     views = [pool.options(key=key) for key in KEYS]
     first = await views[0].submit(jobs.pid)
@@ -64,7 +64,7 @@ async def one_each(pool: Pool) -> tuple[PoolView, PoolView]:
     raise AssertionError("all keys are with one worker")
 
 
-async def hold(view: PoolView, gate: Gate) -> tuple[asyncpool.Job[Any], Visitor]:
+async def hold(view: BoundPool, gate: Gate) -> tuple[asyncpool.Job[Any], Visitor]:
     """Keep the worker busy that the view's key belongs to."""
     job = view.submit(jobs.wait_at, gate.path, "held")
     return job, await gate.visitor("held")
@@ -102,7 +102,7 @@ async def test_a_key_waits_for_its_worker_while_others_work() -> None:
         assert await pool.submit(jobs.square, 4) == 16
         assert [job.state for job in waiting] == ["queued"] * 5
         stats = pool.stats()
-        assert (stats.waiting, stats.idle, stats.busy) == (5, 1, 1)
+        assert (stats.queued, stats.idle, stats.busy) == (5, 1, 1)
         visitor.release()
         assert await asyncio.gather(*waiting) == [visitor.pid] * 5
         await held
@@ -114,7 +114,7 @@ async def test_jobs_without_a_key_and_with_one_begin_in_their_order() -> None:
         keyed = pool.options(key="k")
         held, visitor = await hold(keyed, gate)
         urgent = pool.options(key="k", priority=-1)
-        given: list[tuple[Pool | PoolView, str]] = [
+        given: list[tuple[Pool | BoundPool, str]] = [
             (pool, "a"),
             (keyed, "b"),
             (pool, "c"),
@@ -193,7 +193,7 @@ async def test_a_roll_leaves_the_keys_together() -> None:
         await idle(pool)
         before = await owners(pool)
         result = await pool.roll()
-        assert (result.replaced, result.trouble) == (3, "")
+        assert (result.replaced, result.reason) == (3, "")
         after = await owners(pool)
         assert not set(after.values()) & set(before.values())
         assert groups(after) == groups(before)
@@ -263,7 +263,7 @@ async def test_a_job_that_waits_for_its_worker_can_be_cancelled() -> None:
         held, visitor = await hold(mine, gate)
         waiting = [mine.submit(jobs.square, number) for number in range(5)]
         assert waiting[2].cancel()
-        assert pool.stats().waiting == 4
+        assert pool.stats().queued == 4
         with pytest.raises(asyncio.CancelledError):
             await waiting[2]
         visitor.release()
@@ -281,20 +281,20 @@ async def test_its_time_in_the_queue_is_limited_though_others_are_idle() -> None
         with pytest.raises(JobTimeoutError) as caught:
             await job
         assert caught.value.limit == "queue_timeout"
-        assert pool.stats().waiting == 0
+        assert pool.stats().queued == 0
         visitor.release()
         await held
 
 
 async def test_jobs_that_wait_for_one_worker_fill_the_queue() -> None:
-    async with patience(), Gate() as gate, Pool(2, max_pending=2) as pool:
+    async with patience(), Gate() as gate, Pool(2, max_queued=2) as pool:
         await idle(pool)
         mine, other = await one_each(pool)
         held, visitor = await hold(mine, gate)
         waiting = [mine.submit(jobs.square, number) for number in range(2)]
         with pytest.raises(PoolFullError) as caught:
             mine.submit(jobs.square, 2)
-        assert (caught.value.waiting, caught.value.max_pending) == (2, 2)
+        assert (caught.value.waiting, caught.value.max_queued) == (2, 2)
         # Who need not wait is welcome.
         assert await other.submit(jobs.square, 3) == 9
         assert await pool.submit(jobs.square, 4) == 16
@@ -304,7 +304,7 @@ async def test_jobs_that_wait_for_one_worker_fill_the_queue() -> None:
 
 
 async def test_a_pool_that_takes_no_waiting_jobs_takes_those_that_need_not() -> None:
-    async with patience(), Gate() as gate, Pool(2, max_pending=0) as pool:
+    async with patience(), Gate() as gate, Pool(2, max_queued=0) as pool:
         await idle(pool)
         mine, other = await one_each(pool)
         held, visitor = await hold(mine, gate)

@@ -341,7 +341,7 @@ async def test_a_worker_that_cannot_run_it_at_its_start_has_failed_to_start(
 ) -> None:
     path = tmp_path / "there"
     policy = RestartPolicy(max_failed_starts=2)
-    async with patience(), Pool(1, restart=policy) as pool:
+    async with patience(), Pool(1, restart_policy=policy) as pool:
         await pool.broadcast(jobs.configure_unless, str(path), "a")
         path.touch()
         news = pool.events()
@@ -497,7 +497,7 @@ async def test_a_pool_with_an_elastic_size_tells_those_that_come() -> None:
 
 
 async def test_it_is_a_job_of_each_worker_but_wears_none() -> None:
-    async with patience(), Pool(2, limits=WorkerLimits(max_jobs=1)) as pool:
+    async with patience(), Pool(2, worker_limits=WorkerLimits(max_jobs=1)) as pool:
         before = await pool.broadcast(jobs.pid)
         assert set((await pool.broadcast(jobs.pid)).values()) == set(before.values())
         assert await pool.submit(jobs.pid) in before.values()
@@ -532,10 +532,10 @@ async def test_what_cannot_be_broadcast_is_refused() -> None:
 
 
 async def test_what_is_larger_than_a_message_may_be_is_refused() -> None:
-    async with patience(), Pool(1, max_message=2048) as pool:
+    async with patience(), Pool(1, max_message_size=2048) as pool:
         with pytest.raises(JobNotPicklableError) as caught:
             await pool.broadcast(jobs.configure, "x" * 2048)
-        assert "bytes when pickled, and max_message is 2048" in str(caught.value)
+        assert "bytes when pickled, and max_message_size is 2048" in str(caught.value)
         assert len(await pool.broadcast(jobs.configure, "x" * 1024)) == 1
         assert pool.stats().crashes == 0
 

@@ -28,7 +28,7 @@ async def test_a_queued_job_leaves_the_queue_at_no_cost() -> None:
         assert queued.state == "queued"
         assert queued.cancel()
         assert "cancelled" in repr(queued)
-        assert pool.stats().waiting == 1
+        assert pool.stats().queued == 1
         visitor.release()
         assert await running == "go"
         assert await last == visitor.pid
@@ -287,7 +287,7 @@ async def test_cancelling_a_gather_of_a_thousand_jobs() -> None:
         with pytest.raises(asyncio.CancelledError):
             await everything
         assert all(job.cancelled() for job in every)
-        assert pool.stats().waiting == 0
+        assert pool.stats().queued == 0
         for visitor in visitors:
             await visitor.gone()
         await assert_serves(pool)

@@ -300,7 +300,7 @@ async def test_one_that_fails_at_once_gives_up_if_the_policy_says_so() -> None:
     cluster = cluster_of(
         serves.fail_at_once,
         workers=1,
-        restart=RestartPolicy.limited(2, during=60),
+        restart_policy=RestartPolicy.limited(2, period=60),
         on_crash=crashes.append,
     )
     async with patience(), cluster:
@@ -326,7 +326,7 @@ async def test_one_that_fails_at_once_is_followed_for_ever_otherwise() -> None:
 
 async def test_one_that_never_is_ready_breaks_the_start() -> None:
     policy = RestartPolicy(initial_delay=0.01, max_failed_starts=2)
-    cluster = cluster_of(serves.fail_before, restart=policy)
+    cluster = cluster_of(serves.fail_before, restart_policy=policy)
     async with patience():
         with pytest.raises(PoolBrokenError, match="before it was ready") as caught:
             await cluster.start()
@@ -338,7 +338,9 @@ async def test_one_that_never_is_ready_breaks_the_start() -> None:
 
 async def test_one_that_is_not_ready_in_time() -> None:
     policy = RestartPolicy(max_failed_starts=1)
-    cluster = cluster_of(serves.not_yet, workers=1, restart=policy, start_timeout=2.0)
+    cluster = cluster_of(
+        serves.not_yet, workers=1, restart_policy=policy, start_timeout=2.0
+    )
     async with patience():
         with pytest.raises(PoolBrokenError, match="not ready within 2 s"):
             await cluster.start()
@@ -372,8 +374,8 @@ async def test_a_worker_that_retires_is_replaced_at_once() -> None:
 
 
 async def test_giving_up_is_heard_of_and_told() -> None:
-    policy = RestartPolicy.limited(2, during=60)
-    async with patience(), cluster_of(restart=policy) as cluster:
+    policy = RestartPolicy.limited(2, period=60)
+    async with patience(), cluster_of(restart_policy=policy) as cluster:
         await all_ready(cluster)
         waiter = asyncio.create_task(cluster.wait())
         events = cluster.events()
@@ -413,7 +415,7 @@ async def test_a_cluster_that_was_ready_once_never_ends_by_itself(
     policy = RestartPolicy(initial_delay=0.01, max_delay=0.02, max_failed_starts=2)
     async with (
         patience(),
-        cluster_of("ap_served:serve", workers=1, restart=policy) as cluster,
+        cluster_of("ap_served:serve", workers=1, restart_policy=policy) as cluster,
     ):
         waiter = asyncio.create_task(cluster.wait())
         pid = (await who(cluster))[2]
@@ -447,7 +449,7 @@ async def test_no_descriptor_to_listen_is_a_start_that_failed(
     policy = RestartPolicy(initial_delay=0.01)
     async with (
         patience(),
-        cluster_of(workers=1, spread=spread, restart=policy) as cluster,
+        cluster_of(workers=1, spread=spread, restart_policy=policy) as cluster,
     ):
         pid = (await who(cluster))[2]
         events = cluster.events()
@@ -677,7 +679,7 @@ async def test_stacks_of_all_workers() -> None:
 async def test_a_worker_whose_loop_is_blocked_is_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with patience(), Gate() as gate, cluster_of(health_timeout=1) as cluster:
+    async with patience(), Gate() as gate, cluster_of(ping_timeout=1) as cluster:
         await all_ready(cluster)
         events = cluster.events()
         async with Client(cluster) as client:
@@ -706,7 +708,7 @@ async def test_arguments_are_checked() -> None:
         ({"target": "no colon"}, "target must be 'package.module:name'"),
         ({"workers": 0}, "workers must be at least 1, not 0"),
         ({"spread": "evenly"}, "spread must be one of handoff, shared, reuseport"),
-        ({"surge": 0}, "surge must be at least 1, not 0"),
+        ({"max_surge": 0}, "surge must be at least 1, not 0"),
         ({"drain_timeout": 0}, "drain_timeout must be > 0 seconds, not 0"),
         ({"bind": "nowhere"}, "nowhere"),
         (

@@ -61,7 +61,7 @@ async def test_connections_outlive_reloads(spread: str) -> None:
             first = await resting.get()
             for _ in range(2):
                 result = await cluster.reload()
-                assert (result.replaced, result.trouble) == (2, "")
+                assert (result.replaced, result.reason) == (2, "")
             await all_ready(cluster)
             # Neither has noticed that the worker which it was connected to is gone.
             assert first.pid in old

@@ -173,7 +173,7 @@ async def test_messages_end_with_the_cluster() -> None:
         await asyncio.gather(*listeners)
         assert heard == list(range(1, 10))
         assert [m async for m in cluster.messages()] == []
-        assert [s async for s in cluster.sockets()] == []
+        assert [s async for s in cluster.incoming_sockets()] == []
 
 
 async def collect(cluster: Cluster, heard: list[int]) -> None:
@@ -313,7 +313,7 @@ async def test_sockets_travel_both_ways(kind: str) -> None:
         patience(),
         cluster_of(serves.tell_about_sockets, bind=(), workers=1) as cluster,
     ):
-        messages, sockets = cluster.messages(), cluster.sockets()
+        messages, sockets = cluster.messages(), cluster.incoming_sockets()
         with sockets_of(kind) as sock:
             before = len(open_fds())
             await cluster.send_socket(0, sock)
@@ -398,7 +398,7 @@ async def test_files_travel_both_ways_with_a_value(kind: str) -> None:
         patience(),
         cluster_of(serves.tell_about_files, bind=(), workers=1) as cluster,
     ):
-        messages, files = cluster.messages(), cluster.files()
+        messages, files = cluster.messages(), cluster.incoming_files()
         with files_of(kind) as fd:
             before = len(open_fds())
             for value in ({"a": kind}, None):
@@ -436,7 +436,7 @@ async def test_sockets_are_told_apart_by_their_values() -> None:
         patience(),
         cluster_of(serves.tell_about_sockets, bind=(), workers=1) as cluster,
     ):
-        messages, sockets = cluster.messages(), cluster.sockets()
+        messages, sockets = cluster.messages(), cluster.incoming_sockets()
         with socket.socket() as one, socket.socket() as other:
             for sock, value in ((one, "first"), (other, b"x" * 60_000), (one, None)):
                 await cluster.send_socket(0, sock, value)
@@ -518,7 +518,7 @@ async def test_a_value_that_cannot_be_read_costs_no_descriptor(
         patience(),
         cluster_of(serves.send_odd_values, bind=(), workers=1, name="mine") as cluster,
     ):
-        sockets, files = cluster.sockets(), cluster.files()
+        sockets, files = cluster.incoming_sockets(), cluster.incoming_files()
         slot, sock = await anext(sockets)
         slot_too, file = await anext(files)
         with sock, file:

@@ -96,7 +96,7 @@ async def test_a_reload_brings_new_code(
         assert await version(cluster) == "1"
         write(tmp_path, "two")
         assert await version(cluster) == "1"
-        assert await cluster.reload() == RollResult(replaced=2, trouble="", crash=None)
+        assert await cluster.reload() == RollResult(replaced=2, reason="", crash=None)
         assert {await version(cluster) for _ in range(6)} == {"two"}
         stats = await all_ready(cluster)
         assert (stats.crashes, stats.restarts, stats.spawned) == (0, 2, 4)
@@ -115,7 +115,7 @@ async def test_a_server_that_accepts_by_itself_is_reloaded(spread: str) -> None:
         assert (await who(cluster))[2] != pid
         assert (await client.who())[2] == pid
         await client.close()
-        assert await reload == RollResult(replaced=1, trouble="", crash=None)
+        assert await reload == RollResult(replaced=1, reason="", crash=None)
         assert cluster.stats().crashes == 0
 
 
@@ -160,7 +160,7 @@ async def test_new_code_that_cannot_start_leaves_the_old_one(
         write(tmp_path, "", code)
         result = await cluster.reload()
         assert (result.replaced, result.ok) == (0, False)
-        assert result.trouble == "a replacement did not start"
+        assert result.reason == "a replacement did not start"
         assert result.crash is not None
         assert result.crash.kind == "failed start"
         assert detail in result.crash.detail
@@ -185,7 +185,7 @@ async def test_a_reload_tries_slots_whose_starts_have_failed(
     write(tmp_path, "1")
     async with (
         patience(),
-        cluster_of("served:serve", workers=workers, restart=LATE) as cluster,
+        cluster_of("served:serve", workers=workers, restart_policy=LATE) as cluster,
     ):
         events = cluster.events()
         stats = await all_ready(cluster)
@@ -307,7 +307,7 @@ async def test_one_that_hangs_while_it_drains_tells_where(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(patience())
         gate = await stack.enter_async_context(Gate())
-        cluster = cluster_of(workers=1, drain_timeout=0.1, health_timeout=None)
+        cluster = cluster_of(workers=1, drain_timeout=0.1, ping_timeout=None)
         await stack.enter_async_context(cluster)
         client = await stack.enter_async_context(Client(cluster))
         *_, pid = await client.who()
@@ -336,7 +336,7 @@ async def test_who_has_long_to_drain_has_not_when_the_cluster_ends() -> None:
         summary = await cluster.close(timeout=PATIENCE)
         assert (summary.failed, summary.killed) == (1, 0)
         assert await client.answer() == ""
-        assert (await reload).trouble == "the pool was closed"
+        assert (await reload).reason == "the pool was closed"
 
 
 async def test_one_reload_at_a_time() -> None:
@@ -350,9 +350,9 @@ async def test_one_reload_at_a_time() -> None:
 
 
 @asynccontextmanager
-async def cluster_behind(gate: Gate, *, surge: int = 1) -> AsyncIterator[Cluster]:
+async def cluster_behind(gate: Gate, *, max_surge: int = 1) -> AsyncIterator[Cluster]:
     """Start a cluster of two; who comes later waits at the gate before it is ready."""
-    cluster = cluster_of(partial(serves.talk_behind, gate.path), surge=surge)
+    cluster = cluster_of(partial(serves.talk_behind, gate.path), max_surge=max_surge)
     start = asyncio.create_task(cluster.start())
     for word in ("0.1", "1.1"):
         (await gate.visitor(word)).release()
@@ -392,7 +392,7 @@ async def test_the_new_worker_is_killed_before_it_is_ready() -> None:
         reload = asyncio.create_task(cluster.reload())
         os.kill((await gate.visitor("2.1")).pid, signal.SIGKILL)
         result = await reload
-        assert result.trouble == "a replacement did not start"
+        assert result.reason == "a replacement did not start"
         assert result.crash is not None
         assert result.crash.signal == "SIGKILL"
         assert generations(await all_ready(cluster)) == [1, 1]
@@ -402,7 +402,7 @@ async def test_what_a_failed_reload_has_begun_does_not_end_the_next_one() -> Non
     async with (
         patience(),
         Gate() as gate,
-        cluster_behind(gate, surge=2) as cluster,
+        cluster_behind(gate, max_surge=2) as cluster,
     ):
         await all_ready(cluster)
         first = asyncio.create_task(cluster.reload())
@@ -418,7 +418,7 @@ async def test_what_a_failed_reload_has_begun_does_not_end_the_next_one() -> Non
         assert crash.next_step.endswith("stays, next try at once")
         (await gate.visitor("2.2")).release()
         new.release()
-        assert await second == RollResult(replaced=2, trouble="", crash=None)
+        assert await second == RollResult(replaced=2, reason="", crash=None)
 
 
 async def test_the_cluster_is_closed_before_the_new_worker_is_ready() -> None:
@@ -432,7 +432,7 @@ async def test_the_cluster_is_closed_before_the_new_worker_is_ready() -> None:
         await gate.visitor("2.1")
         await cluster.close()
         result = await reload
-        assert (result.replaced, result.trouble) == (0, "the pool was closed")
+        assert (result.replaced, result.reason) == (0, "the pool was closed")
 
 
 async def test_a_worker_that_asks_for_a_successor_serves_until_that_is_ready() -> None:
@@ -452,7 +452,10 @@ async def test_a_worker_that_asks_for_a_successor_serves_until_that_is_ready() -
             new.release()
             assert (await next_of(events, Ready)).slot == 2
             retiring = await next_of(events, Retiring)
-            assert (retiring.slot, retiring.reason) == (old[0], "replace(): worn out")
+            assert (retiring.slot, retiring.reason) == (
+                old[0],
+                "request_replacement(): worn out",
+            )
             assert await client.ask("echo still here") == "still here"
         stats = await all_ready(cluster)
         assert old[0] not in [slot.slot for slot in stats.slots if slot.ready]
@@ -524,7 +527,7 @@ async def reload_unless_closed(cluster: Cluster) -> None:
         result = await cluster.reload()
     except PoolClosedError:
         return
-    assert result.trouble in {
+    assert result.reason in {
         "",
         "the pool was closed",
         "a replacement did not start",
@@ -608,7 +611,10 @@ async def test_a_resize_says_that_a_worker_does_not_start(
     monkeypatch.syspath_prepend(tmp_path)
     write(tmp_path, "1")
     stubborn = RestartPolicy(max_delay=0.05, max_failed_starts=None)
-    async with patience(), cluster_of("served:serve", restart=stubborn) as cluster:
+    async with (
+        patience(),
+        cluster_of("served:serve", restart_policy=stubborn) as cluster,
+    ):
         await all_ready(cluster)
         write(tmp_path, "", BROKEN["it raises"][0])
         with pytest.raises(ResizeError, match="ValueError: broken") as caught:
@@ -625,7 +631,7 @@ async def test_a_resize_of_a_parked_slot_does_not_wait_for_its_probe() -> None:
     never = RestartPolicy(initial_delay=30.0)
     async with patience(), Gate() as gate:
         target = partial(serves.talk_behind, gate.path)
-        cluster = cluster_of(target, restart=never)
+        cluster = cluster_of(target, restart_policy=never)
         start = asyncio.create_task(cluster.start())
         (await gate.visitor("0.1")).release()
         await start

@@ -47,7 +47,7 @@ async def test_a_worker_that_has_served_enough_is_followed_by_another(
     spread: str,
 ) -> None:
     limits = WorkerLimits(max_jobs=5, jitter=0.0)
-    async with only_worker(limits=limits, spread=spread) as (cluster, client):
+    async with only_worker(worker_limits=limits, spread=spread) as (cluster, client):
         events = cluster.events()
         first = await client.who()
         seen = {first}
@@ -61,7 +61,7 @@ async def test_a_worker_that_has_served_enough_is_followed_by_another(
 @in_each_way
 async def test_an_old_worker_finishes_its_conversation(spread: str) -> None:
     limits = WorkerLimits(max_age=0.05)
-    async with only_worker(limits=limits, spread=spread) as (cluster, client):
+    async with only_worker(worker_limits=limits, spread=spread) as (cluster, client):
         events = cluster.events()
         first = await client.who()
         assert (await next_of(events, Retiring)).reason == "max_age"
@@ -75,12 +75,12 @@ async def test_an_old_worker_finishes_its_conversation(spread: str) -> None:
 
 
 async def test_a_worker_with_too_much_memory_finishes_its_conversation() -> None:
-    limits = WorkerLimits(max_rss=64 * MIB)
-    async with only_worker(limits=limits) as (cluster, client):
+    limits = WorkerLimits(max_memory=64 * MIB)
+    async with only_worker(worker_limits=limits) as (cluster, client):
         events = cluster.events()
         first = await client.who()
         assert await client.ask("leak 100") == "leaked"
-        assert (await next_of(events, Retiring)).reason == "max_rss"
+        assert (await next_of(events, Retiring)).reason == "max_memory"
         assert await client.ask("wait") == "draining"
         assert await who(cluster) != first
         assert await client.who() == first
@@ -89,8 +89,11 @@ async def test_a_worker_with_too_much_memory_finishes_its_conversation() -> None
 
 async def test_one_with_far_too_much_is_killed_and_replaced() -> None:
     crashes: list[Crash] = []
-    limits = WorkerLimits(hard_rss=64 * MIB)
-    async with only_worker(limits=limits, on_crash=crashes.append) as (cluster, client):
+    limits = WorkerLimits(kill_memory=64 * MIB)
+    async with only_worker(worker_limits=limits, on_crash=crashes.append) as (
+        cluster,
+        client,
+    ):
         _, _, pid = await client.who()
         client.say("leak 100")
         assert await client.answer() in {"leaked", ""}
@@ -100,7 +103,7 @@ async def test_one_with_far_too_much_is_killed_and_replaced() -> None:
         assert (stats.crashes, stats.restarts) == (1, 1)
     [crash] = crashes
     assert (crash.kind, crash.pid) == ("out of memory", pid)
-    told = r"it had [\d.]+ MiB of memory, and hard_rss is 64 MiB"
+    told = r"it had [\d.]+ MiB of memory, and kill_memory is 64 MiB"
     assert re.search(told, crash.detail)
     assert crash.next_step == "restarting at once"
 
@@ -139,7 +142,7 @@ async def test_spawned_workers_are_replaced_and_reloaded() -> None:
         second = await who(cluster)
         assert second[1:] != first[1:]
         await all_ready(cluster)
-        assert await cluster.reload() == RollResult(replaced=1, trouble="", crash=None)
+        assert await cluster.reload() == RollResult(replaced=1, reason="", crash=None)
         third = await who(cluster)
         assert third[2] not in {first[2], second[2]}
         stats = await all_ready(cluster)
@@ -150,7 +153,7 @@ async def test_so_many_are_replaced_at_a_time_as_surge_says(tmp_path: Path) -> N
     flag = tmp_path / "flag"
     async with patience(), Gate() as gate:
         target = serves.behind_if_there(gate.path, str(flag))
-        async with cluster_of(target, workers=4, surge=2) as cluster:
+        async with cluster_of(target, workers=4, max_surge=2) as cluster:
             await all_ready(cluster)
             flag.touch()
             reload = asyncio.create_task(cluster.reload())
@@ -161,6 +164,6 @@ async def test_so_many_are_replaced_at_a_time_as_surge_says(tmp_path: Path) -> N
                 assert sum(it.ready for it in stats.slots) == 4
                 for visitor in two:
                     visitor.release()
-            assert await reload == RollResult(replaced=4, trouble="", crash=None)
+            assert await reload == RollResult(replaced=4, reason="", crash=None)
             stats = await all_ready(cluster)
             assert (stats.workers, stats.spawned, stats.crashes) == (4, 8, 0)

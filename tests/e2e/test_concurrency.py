@@ -41,7 +41,7 @@ async def test_so_many_run_at_once_and_never_more(kind: Any, concurrency: int) -
     async with (
         patience(),
         Gate() as gate,
-        Pool(1, concurrency=concurrency, loop=kind) as pool,
+        Pool(1, concurrency=concurrency, worker_loop=kind) as pool,
     ):
         found = [pool.submit(several.count_at, gate.path) for _ in range(20)]
         for nth in range(20):
@@ -76,7 +76,7 @@ async def test_two_workers_have_lanes_each_and_share_a_burst() -> None:
         assert sorted(pids.count(pid) for pid in set(pids)) == [3, 3]
         stats = pool.stats()
         assert sorted(len(slot.job_ids) for slot in stats.slots) == [3, 3]
-        assert (stats.busy, stats.waiting) == (2, 0)
+        assert (stats.busy, stats.queued) == (2, 0)
         for visitor in visitors:
             visitor.release()
         assert await asyncio.gather(*found) == ["go"] * 6
@@ -84,7 +84,7 @@ async def test_two_workers_have_lanes_each_and_share_a_burst() -> None:
 
 @KINDS
 async def test_no_ops_come_back_each_with_its_own(kind: Any) -> None:
-    async with patience(), Pool(2, concurrency=8, loop=kind) as pool:
+    async with patience(), Pool(2, concurrency=8, worker_loop=kind) as pool:
         for _ in range(3):
             found = [pool.submit(several.noop, number) for number in range(500)]
             assert await asyncio.gather(*found) == list(range(500))
@@ -140,7 +140,7 @@ async def test_a_crash_costs_all_that_ran_an_attempt_and_the_error_names_them(
     async with (
         patience(),
         Gate() as gate,
-        Pool(1, concurrency=3, loop=kind, on_crash=crashes.append) as pool,
+        Pool(1, concurrency=3, worker_loop=kind, on_crash=crashes.append) as pool,
     ):
         killer = pool.submit(several.die_at, gate.path)
         others = [pool.submit(several.at, gate.path, f"other {n}") for n in range(2)]
@@ -157,12 +157,14 @@ async def test_a_crash_costs_all_that_ran_an_attempt_and_the_error_names_them(
             assert (error.kind, error.delivery) == ("crash", "started")
             assert (crash.job_id, crash.attempt) == (job.id, 1)
             beside = [one.id for one in every if one is not job]
-            assert list(crash.beside) == beside
+            assert list(crash.concurrent_jobs) == beside
             named = f"beside which it ran jobs {beside[0]} and {beside[1]}"
             assert named in str(error)
         assert await behind == 5
         assert behind.attempt == 1
-    assert [crash.beside for crash in crashes] == [tuple(job.id for job in others)]
+    assert [crash.concurrent_jobs for crash in crashes] == [
+        tuple(job.id for job in others)
+    ]
     assert pool.stats().crashes == 1
 
 
@@ -206,7 +208,7 @@ async def test_what_ended_in_the_turn_of_a_crash_is_found_on_the_page(
     async with (
         patience(),
         Gate() as gate,
-        Pool(1, concurrency=3, loop=kind) as pool,
+        Pool(1, concurrency=3, worker_loop=kind) as pool,
     ):
         done = pool.submit(several.end_when_told, gate.path)
         killer = pool.submit(several.tell_and_die, gate.path)
@@ -218,7 +220,7 @@ async def test_what_ended_in_the_turn_of_a_crash_is_found_on_the_page(
         assert await done == "done"
         with pytest.raises(WorkerCrashedError) as caught:
             await killer
-        assert caught.value.crashes[0].beside == (beside.id,)
+        assert caught.value.crashes[0].concurrent_jobs == (beside.id,)
         with pytest.raises(WorkerCrashedError):
             await beside
 
@@ -243,7 +245,7 @@ async def test_one_is_cancelled_while_others_go_on(kind: Any) -> None:
     async with (
         patience(),
         Gate() as gate,
-        Pool(1, concurrency=3, loop=kind) as pool,
+        Pool(1, concurrency=3, worker_loop=kind) as pool,
     ):
         other = pool.submit(several.at, gate.path, "other")
         job = pool.submit(streams.wait_for_ever, gate.path)
@@ -312,7 +314,7 @@ async def test_one_has_a_timeout_which_shows_where_it_waits(kind: Any) -> None:
     async with (
         patience(),
         Gate() as gate,
-        Pool(1, concurrency=3, loop=kind) as pool,
+        Pool(1, concurrency=3, worker_loop=kind) as pool,
     ):
         other = pool.submit(several.at, gate.path, "other")
         visitor = await gate.visitor("other")
@@ -374,7 +376,7 @@ async def test_one_is_silent_and_the_error_shows_where() -> None:
             await job
         assert f"no heartbeat of job {job.id} for 0.3 s" in str(caught.value)
         assert "in silent" in caught.value.stack
-        assert caught.value.crashes[0].beside == (other.id,)
+        assert caught.value.crashes[0].concurrent_jobs == (other.id,)
         assert await other == 2
 
 
@@ -406,7 +408,10 @@ async def test_each_knows_itself_and_has_its_own_variables(kind: Any) -> None:
         patience(),
         Gate() as gate,
         Pool(
-            1, concurrency=4, loop=kind, propagate=["tests.helpers.several:colour"]
+            1,
+            concurrency=4,
+            worker_loop=kind,
+            propagate=["tests.helpers.several:colour"],
         ) as pool,
     ):
         found = []
@@ -440,7 +445,7 @@ async def test_an_error_has_the_traceback_of_the_coroutine(kind: Any) -> None:
     async with (
         patience(),
         Gate() as gate,
-        Pool(1, concurrency=2, loop=kind) as pool,
+        Pool(1, concurrency=2, worker_loop=kind) as pool,
     ):
         job = pool.submit(several.fail_at, gate.path)
         (await gate.visitor()).release()
@@ -492,7 +497,7 @@ async def test_one_that_blocks_the_others_is_told(
 
 @KINDS
 async def test_plain_functions_have_their_turn_in_between(kind: Any) -> None:
-    async with patience(), Pool(1, concurrency=3, loop=kind) as pool:
+    async with patience(), Pool(1, concurrency=3, worker_loop=kind) as pool:
         found: list[Any] = []
         for number in range(60):
             function = several.noop if number % 3 else jobs.square
@@ -611,13 +616,13 @@ async def _all(items: Any) -> list[Any]:
 @pytest.mark.parametrize("chunk", [1, 7, None])
 async def test_maps_await_each_item(chunk: int | None) -> None:
     async with patience(), Pool(2, concurrency=3) as pool:
-        found = await pool.map(streams.double, range(300), chunk=chunk)
+        found = await pool.map(streams.double, range(300), chunksize=chunk)
         assert found == [n * 2 for n in range(300)]
-        assert await pool.map(jobs.square, range(50), chunk=chunk) == [
+        assert await pool.map(jobs.square, range(50), chunksize=chunk) == [
             n * n for n in range(50)
         ]
         outcomes = await pool.map(
-            streams.perhaps_fail, range(30), chunk=chunk
+            streams.perhaps_fail, range(30), chunksize=chunk
         ).outcomes()
         assert [one.index for one in outcomes if not one.ok] == [7, 17, 27]
 
@@ -636,7 +641,7 @@ async def test_streams_run_side_by_side() -> None:
 
 async def test_a_plain_stream_that_waits_for_its_caller_holds_up_nobody() -> None:
     async with patience(), Pool(1, concurrency=2) as pool:
-        stream = aiter(pool.options(buffer=2).stream(several.plain_stream, 40))
+        stream = aiter(pool.options(prefetch=2).stream(several.plain_stream, 40))
         assert await anext(stream) == 0
         assert await pool.submit(several.noop, 4) == 4
         assert await pool.submit(jobs.square, 4) == 16
@@ -679,7 +684,7 @@ async def test_a_roll_lets_all_finish() -> None:
 
 async def test_workers_are_replaced_after_so_many_jobs() -> None:
     limits = WorkerLimits(max_jobs=20)
-    async with patience(), Pool(1, concurrency=4, limits=limits) as pool:
+    async with patience(), Pool(1, concurrency=4, worker_limits=limits) as pool:
         found = [pool.submit(several.noop, n) for n in range(200)]
         assert await asyncio.gather(*found) == list(range(200))
         stats = await until(pool, lambda stats: stats.spawned > 1)
@@ -700,7 +705,7 @@ async def test_a_copy_of_the_worker_does_nothing_for_the_others(kind: Any) -> No
     async with (
         patience(),
         Gate() as gate,
-        Pool(1, concurrency=3, loop=kind) as pool,
+        Pool(1, concurrency=3, worker_loop=kind) as pool,
     ):
         other = pool.submit(several.at, gate.path, "other")
         visitor = await gate.visitor("other")
@@ -718,7 +723,7 @@ async def test_a_copy_of_the_worker_ends_where_it_awaits_something(kind: Any) ->
     async with (
         patience(),
         Gate() as gate,
-        Pool(1, concurrency=3, loop=kind) as pool,
+        Pool(1, concurrency=3, worker_loop=kind) as pool,
     ):
         assert await pool.submit(several.fork_and_go_on, gate.path) == 0
         assert gate.visits("copy") == 0
@@ -731,5 +736,5 @@ async def test_a_pool_of_one_lane_says_nothing_of_others() -> None:
         (await gate.visitor("dying")).release()
         with pytest.raises(WorkerCrashedError) as caught:
             await job
-        assert caught.value.crashes[0].beside == ()
+        assert caught.value.crashes[0].concurrent_jobs == ()
         assert "beside" not in str(caught.value)

@@ -37,7 +37,7 @@ async def test_what_they_return_is_awaited(launcher: Any) -> None:
 
 @KINDS
 async def test_all_run_in_one_loop_of_the_kind_that_is_asked_for(kind: Any) -> None:
-    async with patience(), Pool(1, loop=kind) as pool:
+    async with patience(), Pool(1, worker_loop=kind) as pool:
         found = [await pool.submit(streams.loop_kind) for _ in range(3)]
     assert {name for name, _ in found} == {kind}
     assert len({number for _, number in found}) == 1
@@ -50,16 +50,16 @@ async def test_a_loop_that_is_not_installed_is_refused(
     with pytest.raises(
         ValueError, match=r"pip install 'asyncpool-supervised\[uvloop\]'"
     ):
-        Pool(1, loop="uvloop")
+        Pool(1, worker_loop="uvloop")
     with pytest.raises(ValueError, match="loop must be one of asyncio, uvloop"):
-        Pool(1, loop="trio")  # type: ignore[arg-type]
+        Pool(1, worker_loop="trio")  # type: ignore[arg-type]
 
 
 @KINDS
 async def test_what_an_async_initializer_opens_serves_all_jobs(kind: Any) -> None:
     async with (
         patience(),
-        Pool(1, loop=kind, initializer=streams.open_session) as pool,
+        Pool(1, worker_loop=kind, initializer=streams.open_session) as pool,
     ):
         assert await pool.submit(streams.session_is_of_this_loop)
         assert await pool.submit(streams.session_is_of_this_loop)
@@ -76,7 +76,7 @@ async def test_an_async_initializer_that_fails_is_a_failed_start() -> None:
 
 @KINDS
 async def test_errors_have_the_traceback_of_the_coroutine(kind: Any) -> None:
-    async with patience(), Pool(1, loop=kind) as pool:
+    async with patience(), Pool(1, worker_loop=kind) as pool:
         with pytest.raises(KeyError) as caught:
             await pool.submit(streams.fail_in_depth, KeyError("deep"))
         remote = str(caught.value.__cause__)
@@ -94,7 +94,7 @@ async def test_errors_have_the_traceback_of_the_coroutine(kind: Any) -> None:
 async def test_what_would_end_a_loop_ends_the_job_alone(
     kind: Any, error: BaseException
 ) -> None:
-    async with patience(), Pool(1, loop=kind) as pool:
+    async with patience(), Pool(1, worker_loop=kind) as pool:
         worker = await pool.submit(jobs.pid)
         with pytest.raises(JobRaisedError) as caught:
             await pool.submit(streams.fail_in_depth, error)
@@ -105,7 +105,7 @@ async def test_what_would_end_a_loop_ends_the_job_alone(
 
 @KINDS
 async def test_a_cancelled_job_is_cancelled_there(kind: Any) -> None:
-    async with patience(), Gate() as gate, Pool(1, loop=kind) as pool:
+    async with patience(), Gate() as gate, Pool(1, worker_loop=kind) as pool:
         worker = await pool.submit(jobs.pid)
         job = pool.submit(streams.wait_for_ever, gate.path)
         await gate.visitor("waiting")
@@ -122,7 +122,7 @@ async def test_one_that_is_cancelled_while_asyncio_is_imported_spoils_nothing() 
         async with Pool(1, initializer=jobs.stop_at_import, initargs=stop) as pool:
             job = pool.options(cancel_grace=60.0).submit(jobs.greet, "nobody")
             (await gate.visitor("importing")).release()
-            worker = job.worker
+            worker = job.worker_pid
             job.cancel()
             assert await pool.submit(jobs.greet, "you") == "hello you"
             assert pool.stats().slots[0].pid == worker
@@ -142,7 +142,7 @@ async def test_one_that_is_cancelled_before_its_first_step_never_begins() -> Non
 async def test_one_that_blocks_its_loop_is_killed_when_it_is_cancelled(
     kind: Any,
 ) -> None:
-    async with patience(), Gate() as gate, Pool(1, loop=kind) as pool:
+    async with patience(), Gate() as gate, Pool(1, worker_loop=kind) as pool:
         worker = await pool.submit(jobs.pid)
         job = pool.options(cancel_grace=0.1).submit(streams.block_for_ever, gate.path)
         await gate.visitor("blocking")
@@ -152,7 +152,7 @@ async def test_one_that_blocks_its_loop_is_killed_when_it_is_cancelled(
 
 @KINDS
 async def test_a_timeout_shows_where_it_waited(kind: Any) -> None:
-    async with patience(), Gate() as gate, Pool(1, loop=kind) as pool:
+    async with patience(), Gate() as gate, Pool(1, worker_loop=kind) as pool:
         worker = await pool.submit(jobs.pid)
         with pytest.raises(JobTimeoutError) as caught:
             await pool.options(timeout=2.0).submit(streams.wait_for_ever, gate.path)
@@ -229,11 +229,11 @@ async def test_what_it_leaves_behind_ends_with_its_worker(tmp_path: Path) -> Non
 @pytest.mark.parametrize("chunk", [1, 7, None])
 async def test_maps_await_each_item(chunk: int | None) -> None:
     async with patience(), Pool(2) as pool:
-        found = await pool.map(streams.double, range(200), chunk=chunk)
+        found = await pool.map(streams.double, range(200), chunksize=chunk)
         assert found == [n * 2 for n in range(200)]
         assert await pool.starmap(streams.double, [(1,), (2,)]) == [2, 4]
         outcomes = await pool.map(
-            streams.perhaps_fail, range(30), chunk=chunk
+            streams.perhaps_fail, range(30), chunksize=chunk
         ).outcomes()
         assert [one.index for one in outcomes if not one.ok] == [7, 17, 27]
         assert [one.result() for one in outcomes if one.ok] == [
@@ -244,14 +244,14 @@ async def test_maps_await_each_item(chunk: int | None) -> None:
 async def test_who_leaves_an_async_map_ends_the_items_that_travel_together() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         items = [(gate.path, n) for n in range(5, 9)]
-        found = pool.map(streams.perhaps_wait_for_ever, items, chunk=4)
+        found = pool.map(streams.perhaps_wait_for_ever, items, chunksize=4)
         task = asyncio.ensure_future(anext(found))
         await gate.visitor("waiting")
         task.cancel()
         await gate.visitor("left")
         await assert_serves(pool)
         again = [(gate.path, n) for n in range(16, 19)]
-        found = pool.map(streams.perhaps_wait_for_ever, again, chunk=3)
+        found = pool.map(streams.perhaps_wait_for_ever, again, chunksize=3)
         assert await found == [16, 17, 18]
         await gate.visitor("passed 18")
         assert not any(gate.visits(f"passed {n}") for n in range(5, 9))
@@ -261,7 +261,9 @@ async def test_items_of_an_async_map_have_a_timeout_each() -> None:
     async with patience(), Gate() as gate, Pool(1) as pool:
         view = pool.options(timeout=1.0)
         outcomes = await view.map(
-            streams.perhaps_wait_for_ever, [(gate.path, n) for n in range(12)], chunk=4
+            streams.perhaps_wait_for_ever,
+            [(gate.path, n) for n in range(12)],
+            chunksize=4,
         ).outcomes()
         assert [one.index for one in outcomes if not one.ok] == [5]
         assert isinstance(outcomes[5].error, JobTimeoutError)

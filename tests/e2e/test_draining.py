@@ -67,7 +67,7 @@ async def test_a_close_has_no_limit_unless_one_is_given() -> None:
 async def test_it_replaces_workers() -> None:
     limits = WorkerLimits(max_jobs=1, jitter=0.0)
     async with patience(), Gate() as gate:
-        pool = await Pool(1, limits=limits).__aenter__()
+        pool = await Pool(1, worker_limits=limits).__aenter__()
         events = pool.events()
         work = [pool.submit(jobs.wait_at, gate.path) for _ in range(4)]
         close = await closing(pool)
@@ -110,7 +110,7 @@ async def test_a_roll_and_a_resize_go_on() -> None:
         visitors = [first, *[await gate.visitor(nth=nth) for nth in (2, 3)]]
         assert visitors[0].pid not in {visitor.pid for visitor in visitors[1:]}
         first.release()
-        assert await roll == RollResult(replaced=1, trouble="", crash=None)
+        assert await roll == RollResult(replaced=1, reason="", crash=None)
         await resize
         visitors[1].release()
         visitors[2].release()
@@ -128,7 +128,7 @@ async def test_a_roll_ends_when_no_job_waits_any_more() -> None:
         roll = asyncio.create_task(pool.roll())
         await asyncio.sleep(0)
         close = await closing(pool)
-        assert (await roll).trouble == "the pool was closed"
+        assert (await roll).reason == "the pool was closed"
         visitor.release()
         assert await job == "go"
         await close
@@ -164,7 +164,7 @@ async def test_a_map_draws_all_of_its_items(
     async with patience(), Gate() as gate:
         pool = await Pool(1).__aenter__()
         results = asyncio.ensure_future(
-            _all(pool.map(jobs.wait_at, inputs(gate.path, 5), window=1))
+            _all(pool.map(jobs.wait_at, inputs(gate.path, 5), buffersize=1))
         )
         visitor = await gate.visitor()
         close = await closing(pool)
@@ -200,7 +200,7 @@ async def test_many_short_items_are_finished() -> None:
 async def test_a_map_that_nobody_has_any_more_lets_go() -> None:
     async with patience():
         pool = await Pool(1).__aenter__()
-        results = pool.map(jobs.square, itertools.count(), window=1)
+        results = pool.map(jobs.square, itertools.count(), buffersize=1)
         assert await anext(results) == 0
         close = await closing(pool)
         for _ in range(3):  # it is held open
@@ -215,7 +215,7 @@ async def test_a_map_whose_results_nobody_takes_needs_the_pool_until_they_are_th
 ):
     async with patience():
         pool = await Pool(1).__aenter__()
-        results = pool.map(jobs.square, range(5), window=10)
+        results = pool.map(jobs.square, range(5), buffersize=10)
         assert await anext(results) == 0
         await pool.close()
         assert [result async for result in results] == [1, 4, 9, 16]
@@ -224,7 +224,7 @@ async def test_a_map_whose_results_nobody_takes_needs_the_pool_until_they_are_th
 async def test_the_time_of_a_close_ends_a_map_that_holds_it_up() -> None:
     async with patience():
         pool = await Pool(1).__aenter__()
-        results = pool.map(jobs.square, itertools.count(), window=1)
+        results = pool.map(jobs.square, itertools.count(), buffersize=1)
         assert await anext(results) == 0
         await pool.close(timeout=0.1)
         with pytest.raises(PoolClosedError):
@@ -239,7 +239,7 @@ async def _all_of(results: Map[int]) -> None:
 async def test_a_stream_is_finished() -> None:
     async with patience():
         pool = await Pool(1).__aenter__()
-        stream = pool.options(buffer=1).stream(range, 50)
+        stream = pool.options(prefetch=1).stream(range, 50)
         assert await anext(stream) == 0
         close = await closing(pool)
         late = pool.stream(range, 3)
@@ -252,7 +252,7 @@ async def test_a_stream_is_finished() -> None:
 async def test_a_stream_that_nobody_has_any_more_lets_go() -> None:
     async with patience():
         pool = await Pool(1).__aenter__()
-        stream = pool.options(buffer=1).stream(itertools.count)
+        stream = pool.options(prefetch=1).stream(itertools.count)
         assert await anext(stream) == 0
         close = await closing(pool)
         assert await anext(stream) == 1

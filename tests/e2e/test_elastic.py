@@ -137,8 +137,12 @@ async def test_a_close_ends_the_wait_for_a_size() -> None:
         ({"workers": (1, "2")}, TypeError, "workers must be an int, not '2'"),
         ({"idle_timeout": 0}, ValueError, "idle_timeout must be > 0 seconds, not 0"),
         ({"limits": 5}, TypeError, "limits must be a WorkerLimits, not 5"),
-        ({"surge": -1}, ValueError, "surge must be at least 0, not -1"),
-        ({"surge": 0}, ValueError, "surge and unavailable cannot both be 0"),
+        ({"max_surge": -1}, ValueError, "surge must be at least 0, not -1"),
+        (
+            {"max_surge": 0},
+            ValueError,
+            "max_surge and max_unavailable cannot both be 0",
+        ),
     ],
     ids=str,
 )

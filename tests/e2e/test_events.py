@@ -108,7 +108,7 @@ async def test_a_start_that_waits_for_all_fails_if_some_never_come(
     pool = Pool(
         2,
         ready="all",
-        restart=RestartPolicy(initial_delay=0.001, max_delay=0.001),
+        restart_policy=RestartPolicy(initial_delay=0.001, max_delay=0.001),
         initializer=jobs.be_the_only_one,
         initargs=(first,),
     )

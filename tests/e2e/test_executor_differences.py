@@ -326,7 +326,7 @@ class TestDifferences:
             import asyncpool, os, warnings
 
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks, from 3.12 on
-            executor = asyncpool.Executor(1)
+            executor = asyncpool.ProcessPoolExecutor(1)
             executor.submit(int).result()
             pid = os.fork()
             if pid == 0:
@@ -335,7 +335,7 @@ class TestDifferences:
                 except RuntimeError as error:
                     print(str(error).replace(str(os.getppid()), "PARENT"))
                 executor.shutdown()
-                with asyncpool.Executor(1) as other:
+                with asyncpool.ProcessPoolExecutor(1) as other:
                     print(other.submit(pow, 2, 3).result(), flush=True)
             else:
                 print(os.waitpid(pid, 0)[1], executor.submit(pow, 3, 2).result())

@@ -135,7 +135,7 @@ class TestForcedEnd:
 def test_the_error_says_what_has_become_of_the_call(
     how: str, room: WaitingRoom
 ) -> None:
-    executor = asyncpool.Executor(1)
+    executor = asyncpool.ProcessPoolExecutor(1)
     [running] = fill(executor, room, 1)
     behind = executor.submit(jobs.square, 3)  # if it is handed over by now
     end(executor, how)
@@ -156,7 +156,7 @@ def test_the_error_says_what_has_become_of_the_call(
 def test_only_one_of_them_is_a_request(
     how: str, room: WaitingRoom, tmp_path: Path
 ) -> None:
-    executor = asyncpool.Executor(1)
+    executor = asyncpool.ProcessPoolExecutor(1)
     path = tmp_path / "signed"
     future: cf.Future[Any] = executor.submit(jobs.sign_at_sigterm, room.path, str(path))
     room.admit()
@@ -170,7 +170,7 @@ def test_who_refuses_to_end_is_killed(
     how: str, room: WaitingRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lives, "TERM_GRACE", 0.1)
-    executor = asyncpool.Executor(1)
+    executor = asyncpool.ProcessPoolExecutor(1)
     executor.submit(jobs.refuse_to_end, room.path, "")
     pid = room.admit()
     end(executor, how)
@@ -184,7 +184,7 @@ def test_the_stricter_of_two_counts(
     monkeypatch.setattr(lives, "TERM_GRACE", 3600.0)
     monkeypatch.setattr(asyncpool.executor, "_TERMINATION", 3600.0)
     [other] = {"terminate_workers", "kill_workers"} - {how}
-    executor = asyncpool.Executor(1)
+    executor = asyncpool.ProcessPoolExecutor(1)
     executor.submit(jobs.refuse_to_end, room.path, "")
     pid = room.admit()
     end(executor, how)
@@ -194,7 +194,7 @@ def test_the_stricter_of_two_counts(
 
 
 def test_what_runs_after_a_shutdown_is_ended(how: str, room: WaitingRoom) -> None:
-    executor = asyncpool.Executor(1)
+    executor = asyncpool.ProcessPoolExecutor(1)
     [running] = fill(executor, room, 1)
     executor.shutdown(wait=False)
     end(executor, how)
@@ -205,7 +205,9 @@ def test_what_runs_after_a_shutdown_is_ended(how: str, room: WaitingRoom) -> Non
 def test_workers_that_start_are_ended(
     how: str, room: WaitingRoom, caplog: pytest.LogCaptureFixture
 ) -> None:
-    executor = asyncpool.Executor(1, initializer=jobs.wait_at, initargs=(room.path,))
+    executor = asyncpool.ProcessPoolExecutor(
+        1, initializer=jobs.wait_at, initargs=(room.path,)
+    )
     future = executor.submit(jobs.pid)
     pid = room.admit()
     end(executor, how)
@@ -216,7 +218,7 @@ def test_workers_that_start_are_ended(
 
 
 def test_nothing_is_started_any_more(how: str) -> None:
-    executor = asyncpool.Executor(1)
+    executor = asyncpool.ProcessPoolExecutor(1)
     ended: list[Engine] = []
     # The thread, as it is before it has begun.
     engine = executor._engine = Engine(executor._pool, 1, ended.append)
@@ -229,7 +231,7 @@ def test_nothing_is_started_any_more(how: str) -> None:
 
 
 def test_a_callback_may_do_it(how: str) -> None:
-    executor = asyncpool.Executor(2)
+    executor = asyncpool.ProcessPoolExecutor(2)
     done = threading.Event()
 
     def finish(_: object) -> None:
@@ -253,7 +255,7 @@ def test_a_fork_ends_no_workers_of_its_parent(how: str, tmp_path: Path) -> None:
         import asyncpool, os, sys, warnings
 
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks, from 3.12 on
-        executor = asyncpool.Executor(1)
+        executor = asyncpool.ProcessPoolExecutor(1)
         worker = executor.submit(os.getpid).result()
         pid = os.fork()
         if pid == 0:

@@ -37,7 +37,7 @@ def threads() -> list[threading.Thread]:
 
 
 def test_nothing_starts_before_the_first_call() -> None:
-    executor = asyncpool.Executor(1)
+    executor = asyncpool.ProcessPoolExecutor(1)
     assert threads() == []
     assert executor.submit(jobs.square, 3).result() == 9
     assert len(threads()) == 1
@@ -48,7 +48,7 @@ def test_nothing_starts_before_the_first_call() -> None:
 
 def test_nothing_is_left_of_one_that_nobody_waits_for() -> None:
     # Not with both executors: theirs leaves its pipes to the collector.
-    executor = asyncpool.Executor(1)
+    executor = asyncpool.ProcessPoolExecutor(1)
     pid = executor.submit(jobs.pid).result()
     [thread] = threads()
     executor.shutdown(wait=False)
@@ -59,7 +59,7 @@ def test_nothing_is_left_of_one_that_nobody_waits_for() -> None:
 def test_its_workers_end_of_their_own_accord(tmp_path: Path) -> None:
     """Killed, they would not call what is registered for their end."""
     farewell = tmp_path / "farewell"
-    with asyncpool.Executor(1) as executor:
+    with asyncpool.ProcessPoolExecutor(1) as executor:
         executor.submit(atexit.register, farewell.touch).result()
         assert not farewell.exists()
     assert farewell.exists()
@@ -67,7 +67,7 @@ def test_its_workers_end_of_their_own_accord(tmp_path: Path) -> None:
 
 def test_an_executor_that_nobody_has_any_more_ends() -> None:
     with WaitingRoom() as room:
-        executor = asyncpool.Executor(1)
+        executor = asyncpool.ProcessPoolExecutor(1)
         running = executor.submit(jobs.wait_at, room.path)
         pending = executor.submit(jobs.square, 3)
         room.admit()
@@ -85,14 +85,14 @@ def test_an_executor_that_nobody_has_any_more_ends() -> None:
 
 
 def test_the_results_of_map_need_no_executor() -> None:
-    results = asyncpool.Executor(1).map(jobs.square, range(20), chunksize=3)
+    results = asyncpool.ProcessPoolExecutor(1).map(jobs.square, range(20), chunksize=3)
     assert list(results) == [n * n for n in range(20)]
     for thread in threads():
         thread.join(PATIENCE)
 
 
 def test_a_callback_may_shut_it_down_and_does_not_wait() -> None:
-    executor = asyncpool.Executor(1)
+    executor = asyncpool.ProcessPoolExecutor(1)
     over = threading.Event()
 
     def end(_: object) -> None:
@@ -111,7 +111,7 @@ def test_a_callback_may_shut_it_down_and_does_not_wait() -> None:
 def test_a_callback_that_raises_anything_ends_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with asyncpool.Executor(1) as executor, WaitingRoom() as room:
+    with asyncpool.ProcessPoolExecutor(1) as executor, WaitingRoom() as room:
         future = executor.submit(jobs.wait_at, room.path)
         future.add_done_callback(lambda _: sys.exit(3))
         room.admit()
@@ -123,7 +123,7 @@ def test_a_callback_that_raises_anything_ends_nothing(
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_the_start_method_is_that_of_the_context(method: str) -> None:
     context = multiprocessing.get_context(method)
-    with asyncpool.Executor(1, context) as executor:
+    with asyncpool.ProcessPoolExecutor(1, context) as executor:
         line = Path("/proc") / str(executor.submit(jobs.pid).result()) / "cmdline"
         # A worker that was forked has the command line of its launcher.
         last = executor.submit(line.read_text).result().split("\0")
@@ -133,14 +133,14 @@ def test_the_start_method_is_that_of_the_context(method: str) -> None:
 def test_a_context_must_be_one() -> None:
     wrong: Any = "fork"
     with pytest.raises(TypeError, match="must be a context of multiprocessing"):
-        asyncpool.Executor(1, wrong)
+        asyncpool.ProcessPoolExecutor(1, wrong)
 
 
 # Not with both executors: what the standard library starts besides, for a context that
 # goes with a limit, outlives the test.
 @pytest.mark.parametrize("limit", [1, 2])
 def test_a_limit_makes_no_more_calls_at_once_than_workers(limit: int) -> None:
-    with asyncpool.Executor(2, max_tasks_per_child=limit) as executor:
+    with asyncpool.ProcessPoolExecutor(2, max_tasks_per_child=limit) as executor:
         spans = list(executor.map(jobs.stay, [0.2] * 6))
     assert max(sum(b <= t < e for b, e in spans) for t, _ in spans) <= 2
 
@@ -150,7 +150,7 @@ def test_what_breaks_the_executor_is_told_to_all(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     boom = partial(jobs.throw, OSError("no licence"))
-    with asyncpool.Executor(2, initializer=boom) as executor:
+    with asyncpool.ProcessPoolExecutor(2, initializer=boom) as executor:
         futures = [executor.submit(jobs.pid) for _ in range(3)]
         for future in futures:
             error = future.exception()
@@ -165,7 +165,7 @@ def test_a_call_from_a_loop_that_is_closed_meanwhile_is_settled() -> None:
     async def main() -> Any:
         return executor.submit(jobs.wait_at, room.path)
 
-    with asyncpool.Executor(1) as executor, WaitingRoom() as room:
+    with asyncpool.ProcessPoolExecutor(1) as executor, WaitingRoom() as room:
         future = asyncio.run(main())
         room.admit()
         room.release()
@@ -173,7 +173,7 @@ def test_a_call_from_a_loop_that_is_closed_meanwhile_is_settled() -> None:
 
 
 def test_calls_leave_the_queue_when_they_are_cancelled() -> None:
-    with asyncpool.Executor(1) as executor, WaitingRoom() as room:
+    with asyncpool.ProcessPoolExecutor(1) as executor, WaitingRoom() as room:
         executor.submit(jobs.wait_at, room.path)
         room.admit()
         futures = [executor.submit(jobs.square, n) for n in range(10_000)]
@@ -186,7 +186,7 @@ def test_calls_leave_the_queue_when_they_are_cancelled() -> None:
 def test_a_call_that_is_cancelled_in_the_last_moment_is_not_made(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with asyncpool.Executor(1) as executor:
+    with asyncpool.ProcessPoolExecutor(1) as executor:
         executor.submit(int).result()
         engine, call = executor._engine, Call()
         assert engine is not None
@@ -202,7 +202,7 @@ def test_the_end_of_the_program_waits_for_pending_calls(tmp_path: Path) -> None:
     source = """
         import asyncpool, atexit
 
-        executor = asyncpool.Executor(1)
+        executor = asyncpool.ProcessPoolExecutor(1)
         executor.submit(pow, 2, 3).add_done_callback(lambda f: print(f.result()))
         executor.submit(pow, 2, 4).add_done_callback(lambda f: print(f.result()))
         atexit.register(lambda: print("end"))
@@ -214,7 +214,7 @@ def test_no_calls_at_the_end_of_the_program(tmp_path: Path) -> None:
     source = """
         import asyncpool, atexit
 
-        started, fresh = asyncpool.Executor(1), asyncpool.Executor(1)
+        started, fresh = asyncpool.ProcessPoolExecutor(1), asyncpool.ProcessPoolExecutor(1)
         started.submit(int).result()
 
         def late():
@@ -236,7 +236,7 @@ def test_a_program_that_is_interrupted_ends(tmp_path: Path, end: str) -> None:
         import sys, asyncpool
         from tests.helpers import jobs
 
-        with asyncpool.Executor(1) as executor:
+        with asyncpool.ProcessPoolExecutor(1) as executor:
             running = executor.submit(jobs.wait_at, sys.argv[1])
             pending = executor.submit(pow, 2, 3)
             pending.add_done_callback(lambda _: print(pending.exception()))
@@ -274,7 +274,7 @@ def test_a_program_that_is_interrupted_twice_waits_for_nobody(tmp_path: Path) ->
             join(self)
 
         threading.Thread.join = tell_and_join
-        with asyncpool.Executor(1) as executor:
+        with asyncpool.ProcessPoolExecutor(1) as executor:
             executor.submit(jobs.wait_at, sys.argv[1])
         """
     with WaitingRoom() as room:
@@ -301,14 +301,14 @@ def test_tqdm_maps_with_it(tmp_path: Path) -> None:
         if __name__ == "__main__":
             # The standard library's needs as much, unless it forks this process.
             tqdm.set_lock(multiprocessing.get_context("forkserver").RLock())
-            concurrent.futures.ProcessPoolExecutor = asyncpool.Executor
+            concurrent.futures.ProcessPoolExecutor = asyncpool.ProcessPoolExecutor
             print(*process_map(abs, range(9), max_workers=2, chunksize=2, disable=True))
         """
     assert run_script(tmp_path, source) == "0 1 2 3 4 5 6 7 8\n"
 
 
 def test_rich_tracks_the_map_of_an_executor() -> None:
-    with asyncpool.Executor(2) as executor:
+    with asyncpool.ProcessPoolExecutor(2) as executor:
         squares = executor.map(jobs.square, range(30))
         console = Console(file=io.StringIO())
         shown = Progress(console=console, auto_refresh=False)
@@ -322,8 +322,8 @@ def test_calls_and_results_have_no_bound_but_memory(
 ) -> None:
     """As with the standard library's; what a pool has by default is not for it."""
     defaults = asyncpool.Pool.__init__.__kwdefaults__ or {}
-    assert defaults["max_message"] == 1 << 30
-    monkeypatch.setitem(defaults, "max_message", 1024)
-    with asyncpool.Executor(1) as executor:
+    assert defaults["max_message_size"] == 1 << 30
+    monkeypatch.setitem(defaults, "max_message_size", 1024)
+    with asyncpool.ProcessPoolExecutor(1) as executor:
         assert executor.submit(len, bytes(5000)).result() == 5000
         assert executor.submit(bytes, 5000).result() == bytes(5000)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Executor, JobNotPicklableError, Pool
+from asyncpool import JobNotPicklableError, Pool, ProcessPoolExecutor
 from tests.helpers import jobs, values
 from tests.helpers.logs import Kept, handled_by
 from tests.helpers.loops import BOTH_LOOPS
@@ -39,8 +39,8 @@ def bury(value: object) -> list[object]:
 
 
 @pytest.fixture
-def executor() -> Iterator[Executor]:
-    with Executor(1) as executor:
+def executor() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1) as executor:
         yield executor
 
 
@@ -50,7 +50,10 @@ class TestExecutor:
     )
     @pytest.mark.parametrize("error", ALL, ids=named)
     def test_what_an_argument_raises_is_of_its_call_alone(
-        self, executor: Executor, error: BaseException, place: Callable[[Any], Any]
+        self,
+        executor: ProcessPoolExecutor,
+        error: BaseException,
+        place: Callable[[Any], Any],
     ) -> None:
         neighbour = executor.submit(pow, 2, 5)
         bad = executor.submit(jobs.take, place(values.ExplodesHere(error)))
@@ -64,13 +67,13 @@ class TestExecutor:
     def test_it_can_be_shut_down_when_that_was_the_only_call(
         self, error: BaseException
     ) -> None:
-        with Executor(1) as executor:
+        with ProcessPoolExecutor(1) as executor:
             bad = executor.submit(jobs.take, values.ExplodesHere(error))
         assert isinstance(bad.exception(0), JobNotPicklableError)
 
     @pytest.mark.parametrize("error", ALL, ids=named)
     def test_what_a_result_raises_is_of_its_call_alone(
-        self, executor: Executor, error: BaseException
+        self, executor: ProcessPoolExecutor, error: BaseException
     ) -> None:
         bad = executor.submit(values.make_explode_elsewhere, error)
         found = bad.exception(PATIENCE)
@@ -80,7 +83,7 @@ class TestExecutor:
 
     @pytest.mark.parametrize("error", [*EXITS, *OTHERS], ids=named)
     def test_what_a_callback_raises_is_logged(
-        self, executor: Executor, error: BaseException
+        self, executor: ProcessPoolExecutor, error: BaseException
     ) -> None:
         def fail(_: Future[Any]) -> None:
             raise error
@@ -95,7 +98,7 @@ class TestExecutor:
         assert len(kept.records) <= 1
 
     def test_an_exception_that_denies_its_class_is_of_its_call_alone(
-        self, executor: Executor
+        self, executor: ProcessPoolExecutor
     ) -> None:
         found = executor.submit(values.raise_sly).exception(PATIENCE)
         assert isinstance(found, JobNotPicklableError)
@@ -162,7 +165,7 @@ class TestPool:
     ) -> None:
         items = [1, 2, place(values.ExplodesHere(error)), 4]
         async with patience(), Pool(1) as pool:
-            found = await pool.map(jobs.take, items, chunk=4).outcomes()
+            found = await pool.map(jobs.take, items, chunksize=4).outcomes()
         assert [one.ok for one in found] == [True, True, False, True]
         assert isinstance(found[2].error, JobNotPicklableError)
 

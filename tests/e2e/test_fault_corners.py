@@ -90,13 +90,13 @@ async def test_a_stopped_idle_worker_costs_one_job_and_no_more() -> None:
         os.kill(stopped, signal.SIGSTOP)
         # Of a function of which nothing is known, so nothing is sent to wait behind it.
         lost: Job[int] = pool.submit(jobs.square, 1)
-        if lost.worker != stopped:
+        if lost.worker_pid != stopped:
             await lost
             first = pool.submit(jobs.wait_at, "/nowhere")
             lost = pool.submit(jobs.pid)
             with pytest.raises(OSError, match="No such file"):
                 await first
-        assert lost.worker == stopped
+        assert lost.worker_pid == stopped
         others = [pool.submit(jobs.square, n) for n in range(50)]
         assert await asyncio.gather(*others) == [n * n for n in range(50)]
         summary = await pool.close(timeout=0.2)
@@ -157,9 +157,9 @@ async def test_a_call_that_a_dying_worker_never_read_is_not_lost() -> None:
         os.kill(pid, signal.SIGSTOP)
         # Too large for the channel: a part of it stays here.
         large = pool.submit(len, bytes(8_000_000))
-        while large.worker is None:  # noqa: ASYNC110 - nothing tells of it
+        while large.worker_pid is None:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
-        assert (large.worker, large.attempt) == (pid, 1)
+        assert (large.worker_pid, large.attempt) == (pid, 1)
         os.kill(pid, signal.SIGKILL)
         assert await large == 8_000_000
         assert large.attempt == 1
@@ -168,7 +168,7 @@ async def test_a_call_that_a_dying_worker_never_read_is_not_lost() -> None:
         stats = pool.stats()
     # It was not running it, so it is not to blame for it either.
     assert [crash.job_id for crash in crashes] == [None]
-    assert [crash.pid for crash in large.crashes] == [pid]
+    assert [crash.pid for crash in large._crashes] == [pid]
     assert (stats.takeovers, stats.failed) == (1, 0)
 
 

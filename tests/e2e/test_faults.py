@@ -133,7 +133,7 @@ async def test_while_running(fault: Fault) -> None:
         culprit = pool.submit(faults.commit_at, gate.path, fault.name)
         others = [pool.submit(jobs.square, n) for n in range(20)]
         visitor = await gate.visitor(fault.name)
-        assert culprit.worker == visitor.pid
+        assert culprit.worker_pid == visitor.pid
         visitor.release()
         crash = await crash_of(culprit, fault)
         assert crash.pid == visitor.pid

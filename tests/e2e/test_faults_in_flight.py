@@ -121,8 +121,8 @@ async def assert_it_alone_is_blamed(
     scene.assert_moved(crash.pid)
     assert crashes == [crash]
     assert crash.job_id == scene.culprit.id
-    assert crash.beside == ()
-    assert [job.crashes for job in (*scene.before, *scene.behind)] == [()] * 10
+    assert crash.concurrent_jobs == ()
+    assert [job._crashes for job in (*scene.before, *scene.behind)] == [()] * 10
     assert (stats.crashes, stats.restarts, stats.failed) == (1, 1, 1)
     assert (stats.spawned, stats.takeovers) == (2, 0)
 
@@ -240,7 +240,9 @@ async def test_a_result_that_cannot_be_pickled_costs_nobody_anything(
 
 async def test_too_much_memory(tmp_path: Path) -> None:
     crashes: list[Crash] = []
-    pool = Pool(1, limits=WorkerLimits(hard_rss=64_000_000), on_crash=crashes.append)
+    pool = Pool(
+        1, worker_limits=WorkerLimits(kill_memory=64_000_000), on_crash=crashes.append
+    )
     async with patience(), pool:
         scene = await meet(pool, tmp_path, faults.grow, 100_000_000)
         with pytest.raises(WorkerOutOfMemoryError) as caught:
@@ -273,10 +275,10 @@ async def test_between_an_outcome_and_the_next_job(moment: str, tmp_path: Path) 
             assert (first.attempt, crash.job_id) == (1, first.id)
         else:
             assert await first == BEHIND[0]
-            assert (first.attempt, len(first.crashes)) == (1, 1)
+            assert (first.attempt, len(first._crashes)) == (1, 1)
         rest = [*scene.before, *others]
         assert await asyncio.gather(*rest) == [*BEFORE, *BEHIND[1:]]
-        assert [(job.attempt, job.crashes) for job in rest] == [(1, ())] * 9
+        assert [(job.attempt, job._crashes) for job in rest] == [(1, ())] * 9
         stats = pool.stats()
     [crash] = crashes
     blamed = first.id if moment == "behind its note" else None

@@ -72,7 +72,7 @@ async def test_in_the_initializer(hang: Fault, tmp_path: Path) -> None:
             initializer=faults.commit_first,
             initargs=(str(token), hang.name),
             start_timeout=2 * SHORT,
-            restart=RestartPolicy(max_failed_starts=None),
+            restart_policy=RestartPolicy(max_failed_starts=None),
         ) as pool,
     ):
         assert await pool.submit(jobs.square, 7) == 49
@@ -89,7 +89,7 @@ async def test_while_idle(hang: Fault, caplog: pytest.LogCaptureFixture) -> None
     async with (
         patience(),
         Gate() as gate,
-        Pool(2, on_crash=crashes.append, health_timeout=SHORT) as pool,
+        Pool(2, on_crash=crashes.append, ping_timeout=SHORT) as pool,
     ):
         await idle(pool)
         await pool.submit(faults.commit_later, gate.path, hang.name)
@@ -226,7 +226,7 @@ async def test_while_the_pool_closes(hang: Fault) -> None:
 async def test_while_it_is_to_leave(hang: Fault) -> None:
     crashes: list[Crash] = []
     limits = WorkerLimits(drain_timeout=SHORT)
-    pool = Pool(1, limits=limits, on_crash=crashes.append)
+    pool = Pool(1, worker_limits=limits, on_crash=crashes.append)
     async with patience(), Gate() as gate, pool:
         culprit = pool.submit(faults.commit_at, gate.path, hang.name)
         visitor = await gate.visitor(hang.name)
@@ -234,7 +234,7 @@ async def test_while_it_is_to_leave(hang: Fault) -> None:
         roll = asyncio.create_task(pool.roll())
         assert (await next_of(events, Retiring)).reason == "roll"
         visitor.release()
-        assert await roll == RollResult(replaced=1, trouble="", crash=None)
+        assert await roll == RollResult(replaced=1, reason="", crash=None)
         with pytest.raises(Exception, match="it was to leave"):
             await culprit
         await visitor.gone()
@@ -245,7 +245,7 @@ async def test_while_it_is_to_leave(hang: Fault) -> None:
 @total
 async def test_in_the_middle_of_a_roll(hang: Fault) -> None:
     """The other worker hangs; it is found, replaced, and the roll goes on."""
-    async with patience(), Gate() as gate, Pool(2, health_timeout=SHORT) as pool:
+    async with patience(), Gate() as gate, Pool(2, ping_timeout=SHORT) as pool:
         job = pool.submit(jobs.wait_at, gate.path, "busy")
         busy = await gate.visitor("busy")
         culprit = pool.submit(faults.commit_at, gate.path, hang.name)

@@ -251,7 +251,7 @@ async def test_a_job_that_beats_is_never_silent(
             )
             with pytest.raises(WorkerHungError):
                 await silent
-        assert (job.state, job.worker) == ("running", visitor.pid)
+        assert (job.state, job.worker_pid) == ("running", visitor.pid)
         job.cancel()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Executor, JobNotPicklableError, Pool
+from asyncpool import JobNotPicklableError, Pool, ProcessPoolExecutor
 from tests.helpers import jobs
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
@@ -110,13 +110,13 @@ async def test_an_open_file_is_no_result(tmp_path: Path) -> None:
 
 
 async def test_what_cannot_be_pickled_is_a_pickling_error() -> None:
-    with Executor(1) as executor:
+    with ProcessPoolExecutor(1) as executor:
         error = executor.submit(jobs.take, threading.Lock()).exception(PATIENCE)
     assert isinstance(error, pickle.PicklingError)
 
 
 async def test_the_traceback_of_an_error_has_its_usual_name() -> None:
-    with Executor(1) as executor:
+    with ProcessPoolExecutor(1) as executor:
         error = executor.submit(jobs.square, "x").exception(PATIENCE)  # type: ignore[arg-type]
     assert isinstance(error, TypeError)
     cause: Any = error.__cause__

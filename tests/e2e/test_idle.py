@@ -51,7 +51,7 @@ async def test_nobody_wakes_up(*, used: bool, concurrency: int) -> None:
     async with (
         patience(),
         Pool(1, launcher="spawn") as other,  # which has a launcher of its own
-        Pool(4, concurrency=concurrency, health_timeout=None) as pool,
+        Pool(4, concurrency=concurrency, ping_timeout=None) as pool,
     ):
         stats = await idle(pool)
         if used:  # an event loop, and what it keeps

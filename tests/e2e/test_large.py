@@ -359,7 +359,7 @@ async def test_what_fails_late_to_pickle_is_named(where: str) -> None:
         assert (caught.value.direction, caught.value.name) == ("arguments", name)
         assert (caught.value.job_id, caught.value.attempt) == (job.id, 0)
         assert await other == 1
-        assert pool.stats().waiting == 0
+        assert pool.stats().queued == 0
         assert (pool.stats().failed, pool.stats().completed) == (1, 1)
 
 
@@ -384,14 +384,14 @@ async def test_a_large_result_that_cannot_be_unpickled_here_is_said() -> None:
 async def test_a_call_may_be_as_large_as_was_said_and_no_larger(argument: Any) -> None:
     size = len(pack_job(large.same, (argument,), {}, number=1))
     for most in (size, None):
-        async with patience(), Pool(1, max_message=most) as pool:
+        async with patience(), Pool(1, max_message_size=most) as pool:
             assert await pool.submit(large.same, argument) == argument
-    async with patience(), Pool(1, max_message=size - 1) as pool:
+    async with patience(), Pool(1, max_message_size=size - 1) as pool:
         job = pool.submit(large.same, argument)
         with pytest.raises(JobNotPicklableError) as caught:
             await job
         assert str(caught.value) == (
-            f"the call has {size} bytes when pickled, and max_message is {size - 1}"
+            f"the call has {size} bytes when pickled, and max_message_size is {size - 1}"
         )
         assert (caught.value.direction, caught.value.name) == ("arguments", "the call")
         assert caught.value.attempt == 0
@@ -404,14 +404,14 @@ async def test_a_result_may_be_as_large_as_was_said_and_no_larger(kind: str) -> 
     function: Any = large.make if kind == "a buffer" else filler
     size = len(pack_value(function(300_000)))
     for most in (size, None):
-        async with patience(), Pool(1, max_message=most) as pool:
+        async with patience(), Pool(1, max_message_size=most) as pool:
             assert await pool.submit(function, 300_000) == function(300_000)
-    async with patience(), Pool(1, max_message=size - 1) as pool:
+    async with patience(), Pool(1, max_message_size=size - 1) as pool:
         job = pool.submit(function, 300_000)
         with pytest.raises(JobNotPicklableError) as caught:
             await job
         assert str(caught.value) == (
-            f"the job's result has {size} bytes when pickled, and max_message is "
+            f"the job's result has {size} bytes when pickled, and max_message_size is "
             f"{size - 1}"
         )
         assert (caught.value.direction, caught.value.name) == ("result", "")
@@ -453,8 +453,8 @@ async def test_the_pool_goes_on_while_something_is_pickled() -> None:
         with Stop("pickled") as stop:
             job = pool.submit(large.same, crowd(MIB))
             await stop.reached()
-            assert (job.state, job.attempt, job.worker) == ("queued", 0, None)
-            assert pool.stats().waiting == 1
+            assert (job.state, job.attempt, job.worker_pid) == ("queued", 0, None)
+            assert pool.stats().queued == 1
             assert pool.stats().idle == 1
             # Others do not wait for it.
             assert await pool.submit(jobs.square, 5) == 25
@@ -470,8 +470,8 @@ async def test_the_pool_goes_on_while_something_is_unpickled() -> None:
         with Stop("unpickled") as stop:
             job = pool.submit(crowd, MIB)
             await stop.reached()
-            assert (job.state, job.attempt, job.worker) == ("running", 1, None)
-            assert (pool.stats().idle, pool.stats().waiting) == (1, 0)
+            assert (job.state, job.attempt, job.worker_pid) == ("running", 1, None)
+            assert (pool.stats().idle, pool.stats().queued) == (1, 0)
             assert await pool.submit(jobs.square, 5) == 25
             block = Block(pattern(2 * MIB))
             assert await pool.submit(large.same, block) == block
@@ -532,22 +532,22 @@ async def pickled(pool: Pool, queued: list[Any], count: int, job: Any) -> bool:
 
 
 async def test_what_is_being_pickled_counts_as_waiting() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=3) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=3) as pool:
         held = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         with Stop("pickled") as stop:
             queued = [pool.submit(large.same, crowd(MIB)) for _ in range(3)]
             await stop.reached()
-            assert pool.stats().waiting == 3
+            assert pool.stats().queued == 3
             with pytest.raises(PoolFullError) as caught:
                 pool.submit(large.same, crowd(MIB))
-            assert (caught.value.waiting, caught.value.max_pending) == (3, 3)
+            assert (caught.value.waiting, caught.value.max_queued) == (3, 3)
             with pytest.raises(PoolFullError):
                 pool.submit(jobs.square, 5)
             # One that is given up makes room.
             queued.pop().cancel()
             queued.append(pool.submit(large.same, crowd(MIB)))
-            assert pool.stats().waiting == 3
+            assert pool.stats().queued == 3
         visitor.release()
         assert await held == "go"
         assert await asyncio.gather(*queued) == [crowd(MIB)] * 3
@@ -556,7 +556,7 @@ async def test_what_is_being_pickled_counts_as_waiting() -> None:
 async def test_an_idle_worker_lets_no_more_jobs_in_than_it_can_take() -> None:
     """What is being pickled has no worker yet, but it will have this one."""
     accepted: list[Job[list[Any]]] = []
-    async with patience(), Pool(1, max_pending=3) as pool:
+    async with patience(), Pool(1, max_queued=3) as pool:
         await idle(pool)
         with Stop("pickled") as stop:
             while (job := accept(pool)) is not None:

@@ -181,12 +181,15 @@ async def test_a_worker_dies_with_half_an_outcome(lend: int) -> None:
 async def test_a_death_while_an_argument_is_loaded_costs_no_attempt(way: str) -> None:
     crashes: list[Crash] = []
     block = Block(pattern(3 * MIB))
-    async with patience(), Pool(1, on_crash=crashes.append, restart=QUICK) as pool:
+    async with (
+        patience(),
+        Pool(1, on_crash=crashes.append, restart_policy=QUICK) as pool,
+    ):
         events = pool.events()
         with Stop(way, most=1) as stop:
             job = pool.submit(large.checksum, block)
             await stop.reached()
-            first = job.worker
+            first = job.worker_pid
             assert first is not None
             assert (job.state, job.attempt) == ("running", 1)
             os.kill(first, signal.SIGKILL)
@@ -201,7 +204,7 @@ async def test_a_death_while_an_argument_is_loaded_costs_no_attempt(way: str) ->
     # It was nowhere yet, so nobody takes it over, and it is nobody's fault.
     assert (stats.takeovers, stats.failed, stats.spawned) == (0, 0, 2)
     assert not [event async for event in by_events(events, TakenOver)]
-    assert job.crashes == ()
+    assert job._crashes == ()
 
 
 @pytest.mark.usefixtures("fill_passes_by")
@@ -219,8 +222,8 @@ async def test_a_job_outlives_any_number_of_workers_that_it_did_not_get_to() -> 
 
 @pytest.mark.usefixtures("fill_passes_by")
 async def test_a_job_that_gets_to_no_worker_ends_with_the_pool() -> None:
-    policy = RestartPolicy.limited(2, during=60)
-    async with patience(), Pool(1, restart=policy) as pool:
+    policy = RestartPolicy.limited(2, period=60)
+    async with patience(), Pool(1, restart_policy=policy) as pool:
         with Stop("filled") as stop:
             job = pool.submit(large.checksum, Block(pattern(3 * MIB)))
             await _kill_while_loading(pool, job, times=3)
@@ -235,7 +238,7 @@ async def _kill_while_loading(pool: Pool, job: Job[Any], times: int) -> None:
     for count in range(1, times + 1):
         await until(pool, lambda stats: stats.busy == 1)
         assert supervisor_of(pool)._state.handles[0].outbox.loading
-        pid = job.worker
+        pid = job.worker_pid
         assert pid is not None
         assert pid not in seen
         seen.add(pid)
@@ -267,7 +270,7 @@ async def test_a_pool_survives_when_there_may_be_no_more_threads(
             with contextlib.suppress(JobError, RuntimeError):
                 assert await pool.submit(large.same, value) == value
             assert pool.stats().state == "running"
-            assert pool.stats().waiting == 0
+            assert pool.stats().queued == 0
             assert await pool.submit(jobs.square, 5) == 25
         assert await pool.submit(large.same, value) == value
         del value
@@ -363,7 +366,7 @@ async def test_cancelling_a_job_that_is_being_pickled_costs_nothing() -> None:
             assert job.cancel()
             assert queued[0].cancel()
             assert (job.state, queued[0].state) == ("cancelled", "cancelled")
-            assert pool.stats().waiting == 2
+            assert pool.stats().queued == 2
             stop.release()
             assert await asyncio.gather(*queued[1:]) == [crowd(MIB)] * 2
         # One had begun, one never did.
@@ -547,7 +550,7 @@ async def test_a_cancellation_may_come_at_any_moment(seed: int) -> None:
         for (job, value), result in zip(submitted, results, strict=True):
             assert job.cancelled() or result == value
         stats = pool.stats()
-        assert (stats.crashes, stats.failed, stats.waiting) == (0, 0, 0)
+        assert (stats.crashes, stats.failed, stats.queued) == (0, 0, 0)
         assert 10 < stats.cancelled < 75
         assert stats.completed + stats.cancelled == 150
         submitted.clear()
@@ -560,7 +563,7 @@ async def test_a_death_may_come_at_any_moment(seed: int) -> None:
     dice = random.Random(seed)
     policy = RestartPolicy(max_delay=0.1, max_failed_starts=None)
     submitted: list[tuple[Job[Any], Any]] = []
-    async with patience(), Pool(2, restart=policy) as pool:
+    async with patience(), Pool(2, restart_policy=policy) as pool:
         view = pool.options(max_attempts=100)
         for number in range(60):
             value: Any = number
@@ -780,7 +783,7 @@ async def _one_worker_offends(
     async with (
         patience(),
         Gate() as gate,
-        Pool(2, max_message=MIB, on_crash=crashes.append) as pool,
+        Pool(2, max_message_size=MIB, on_crash=crashes.append) as pool,
     ):
         await idle(pool)
         held = pool.submit(large.wait_with, gate.path, "held", other)

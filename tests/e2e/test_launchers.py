@@ -94,7 +94,9 @@ async def test_a_module_that_leaves_a_thread_behind_is_refused(
     monkeypatch.syspath_prepend(tmp_path)
     crashes: list[Crash] = []
     async with patience():
-        pool = Pool(2, preload=["ap_threads"], restart=HASTY, on_crash=crashes.append)
+        pool = Pool(
+            2, preload=["ap_threads"], restart_policy=HASTY, on_crash=crashes.append
+        )
         with pytest.raises(PoolBrokenError, match="gremlin") as caught:
             await pool.start()
     assert 'launcher="spawn"' in str(caught.value)
@@ -119,7 +121,7 @@ async def test_a_thread_that_threading_does_not_know_is_refused_too(
     once = RestartPolicy(max_failed_starts=1)
     async with patience():
         with pytest.raises(PoolBrokenError, match="threads behind: gremlin; a process"):
-            await Pool(1, preload=["ap_threads"], restart=once).start()
+            await Pool(1, preload=["ap_threads"], restart_policy=once).start()
 
 
 async def test_a_module_may_have_threads_that_have_ended(
@@ -206,7 +208,7 @@ async def test_a_module_that_a_spawned_worker_cannot_preload_is_named(
             1,
             launcher="spawn",
             preload=["json", "ap_missing"],
-            restart=HASTY,
+            restart_policy=HASTY,
             on_crash=crashes.append,
         )
         with pytest.raises(PoolBrokenError, match="preload of ap_missing failed"):
@@ -226,7 +228,7 @@ async def test_a_module_that_cannot_be_preloaded_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     async with patience():
         with pytest.raises(PoolBrokenError) as caught:
-            await Pool(2, preload=["json", "ap_missing"], restart=HASTY).start()
+            await Pool(2, preload=["json", "ap_missing"], restart_policy=HASTY).start()
     assert "'ap_missing' cannot be preloaded" in str(caught.value)
     assert text in str(caught.value)
     crash = caught.value.crashes[-1]
@@ -241,7 +243,7 @@ async def test_a_preload_that_kills_the_launcher_is_heard_of(
     monkeypatch.syspath_prepend(tmp_path)
     async with patience():
         with pytest.raises(PoolBrokenError, match="launcher"):
-            await Pool(2, preload=["ap_deadly"], restart=HASTY).start()
+            await Pool(2, preload=["ap_deadly"], restart_policy=HASTY).start()
 
 
 @both_launchers
@@ -305,7 +307,7 @@ async def test_a_launcher_that_is_killed_while_the_pool_closes() -> None:
 
 @pytest.mark.usefixtures("nothing_ahead")
 async def test_a_launcher_that_hangs_is_replaced() -> None:
-    async with patience(), Pool(1, start_timeout=0.5, restart=PATIENT) as pool:
+    async with patience(), Pool(1, start_timeout=0.5, restart_policy=PATIENT) as pool:
         first = await launcher_of(pool)
         os.kill(first, signal.SIGSTOP)
         pid = await pool.submit(jobs.pid)
@@ -318,7 +320,7 @@ async def test_a_launcher_that_hangs_is_replaced() -> None:
 @pytest.mark.usefixtures("nothing_ahead")
 async def test_a_launcher_that_hangs_is_replaced_for_the_last_jobs_too() -> None:
     async with patience():
-        pool = Pool(1, start_timeout=0.5, restart=PATIENT)
+        pool = Pool(1, start_timeout=0.5, restart_policy=PATIENT)
         await pool.start()
         os.kill(await launcher_of(pool), signal.SIGSTOP)
         with pytest.raises(WorkerCrashedError):
@@ -362,7 +364,7 @@ async def test_without_descriptors_a_start_fails_and_is_tried_again(
     async with (
         patience(),
         Gate() as gate,
-        Pool(2, restart=PATIENT, on_crash=crashes.append) as pool,
+        Pool(2, restart_policy=PATIENT, on_crash=crashes.append) as pool,
     ):
         await idle(pool)
         held = pool.submit(jobs.wait_at, gate.path)
@@ -383,7 +385,7 @@ async def test_without_descriptors_a_start_fails_and_is_tried_again(
 
 @pytest.mark.usefixtures("nothing_ahead")
 async def test_a_worker_without_a_pidfd_is_a_worker_too() -> None:
-    async with patience(), Pool(1, restart=PATIENT) as pool:
+    async with patience(), Pool(1, restart_policy=PATIENT) as pool:
         with descriptors_left(4):
             os.kill(await pool.submit(jobs.pid), signal.SIGKILL)
             await until(pool, lambda stats: stats.spawned == 2)
@@ -396,7 +398,10 @@ async def test_a_worker_without_a_pidfd_is_a_worker_too() -> None:
 
 async def test_what_was_forked_ahead_makes_room_for_a_worker() -> None:
     crashes: list[Crash] = []
-    async with patience(), Pool(1, restart=PATIENT, on_crash=crashes.append) as pool:
+    async with (
+        patience(),
+        Pool(1, restart_policy=PATIENT, on_crash=crashes.append) as pool,
+    ):
         spare = await spare_of(pool)
         pid = await pool.submit(jobs.pid)
         with descriptors_left(3):
@@ -413,7 +418,7 @@ async def test_without_descriptors_a_pool_does_not_start() -> None:
         async with patience():
             refused = pytest.raises(PoolBrokenError, match="Too many open files")
             with descriptors_left(spare), refused:
-                await Pool(2, restart=HASTY).start()
+                await Pool(2, restart_policy=HASTY).start()
             async with Pool(2) as pool:
                 await assert_serves(pool)
 
@@ -432,7 +437,9 @@ async def test_a_launcher_that_may_open_no_more_says_so(
     monkeypatch.syspath_prepend(tmp_path)
     crashes: list[Crash] = []
     async with patience():
-        pool = Pool(2, restart=HASTY, on_crash=crashes.append, preload=["ap_greedy"])
+        pool = Pool(
+            2, restart_policy=HASTY, on_crash=crashes.append, preload=["ap_greedy"]
+        )
         with pytest.raises(PoolBrokenError, match="may open no more descriptors"):
             await pool.start()
     assert {crash.kind for crash in crashes} == {"failed start"}

@@ -16,8 +16,8 @@ import pytest
 from asyncpool import (
     Job,
     JobNotPicklableError,
-    LeaseGoneError,
     LeaseKeeper,
+    LeaseLostError,
     Pool,
     PoolBrokenError,
     PoolClosedError,
@@ -52,7 +52,7 @@ class Keeper(LeaseKeeper[str]):
     pool: Pool
 
     def __init__(self) -> None:
-        super().__init__(self._extend, rate=100.0, interval=0.05)
+        super().__init__(self._extend, max_rate=100.0, interval=0.05)
         self.lost: set[str] = set()
         self.ends: list[tuple[str, set[int | None]]] = []
         self._extended: Counter[str] = Counter()
@@ -62,7 +62,7 @@ class Keeper(LeaseKeeper[str]):
         self._extended[lease] += 1
         self._news.set()
         if lease in self.lost:
-            raise LeaseGoneError
+            raise LeaseLostError
 
     def remove(self, lease: str) -> bool:
         was_here = super().remove(lease)
@@ -287,7 +287,7 @@ async def test_not_before_the_workers_of_a_closing_pool_are_dead(
 
 async def test_not_with_the_hope_of_its_pool(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    policy = RestartPolicy.limited(2, during=60)
+    policy = RestartPolicy.limited(2, period=60)
     broken = {"restart": policy, "initializer": jobs.fail_if_there}
     async with leasing(2, on_cancel="wait", initargs=(str(flag),), **broken) as (
         gate,
@@ -375,7 +375,7 @@ async def test_if_it_is_lost_when_nobody_waits_for_its_job() -> None:
 
 
 async def test_if_its_job_does_not_come_to_the_queue() -> None:
-    async with leasing(max_pending=1) as (gate, keeper, pool):
+    async with leasing(max_queued=1) as (gate, keeper, pool):
         view = pool.options(lease=(keeper, "mine"))
         with pytest.raises(JobNotPicklableError):
             await view.submit(jobs.take, (n for n in (1,)))

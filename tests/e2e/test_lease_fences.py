@@ -44,7 +44,7 @@ class Outside:
             await self._news.wait()
 
     def keeper(self) -> LeaseKeeper[str]:
-        return LeaseKeeper(self.extend, rate=100.0, interval=CYCLE, ttl=TTL)
+        return LeaseKeeper(self.extend, max_rate=100.0, interval=CYCLE, ttl=TTL)
 
 
 def block_until_dead(pid: int) -> None:

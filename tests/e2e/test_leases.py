@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Job, LeaseGoneError, LeaseKeeper, Pool, WorkerCrashedError
+from asyncpool import Job, LeaseKeeper, LeaseLostError, Pool, WorkerCrashedError
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -33,7 +33,7 @@ class Outside:
         self.beats[lease] += 1
         self._news.set()
         if lease in self.gone:
-            raise LeaseGoneError
+            raise LeaseLostError
 
     async def beaten(self, lease: str, times: int) -> None:
         """Wait until *lease* has been extended so many times more."""
@@ -48,7 +48,7 @@ async def test_a_lease_is_kept_while_its_job_is_queued_and_while_it_runs() -> No
     async with (
         patience(),
         Gate() as gate,
-        LeaseKeeper(outside.extend, rate=100.0, interval=0.05) as keeper,
+        LeaseKeeper(outside.extend, max_rate=100.0, interval=0.05) as keeper,
         Pool(1) as pool,
     ):
         for name in ("first", "second"):
@@ -68,7 +68,7 @@ async def test_a_job_whose_lease_is_gone_is_stopped() -> None:
     async with (
         patience(),
         Gate() as gate,
-        LeaseKeeper(outside.extend, rate=100.0, interval=0.05) as keeper,
+        LeaseKeeper(outside.extend, max_rate=100.0, interval=0.05) as keeper,
         Pool(2) as pool,
     ):
         lost: Job[Any] = pool.submit(jobs.compute, gate.path, "lost")
@@ -89,7 +89,7 @@ async def test_a_crash_ends_a_lease() -> None:
     outside = Outside()
     async with (
         patience(),
-        LeaseKeeper(outside.extend, rate=100.0, interval=0.05) as keeper,
+        LeaseKeeper(outside.extend, max_rate=100.0, interval=0.05) as keeper,
         Pool(1) as pool,
     ):
         job: Job[Any] = pool.submit(os._exit, 3)
@@ -139,7 +139,7 @@ async def test_a_lease_can_be_an_option_of_its_job() -> None:
     async with (
         patience(),
         Gate() as gate,
-        LeaseKeeper(outside.extend, rate=100.0, interval=0.05) as keeper,
+        LeaseKeeper(outside.extend, max_rate=100.0, interval=0.05) as keeper,
         Pool(1) as pool,
     ):
         view = pool.options(lease=(keeper, "mine"), priority=1)

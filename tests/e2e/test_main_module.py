@@ -173,7 +173,7 @@ def test_output_can_be_inherited(tmp_path: Path, use: str) -> None:
         if sys.argv[1] == "pool":
             asyncio.run(main())
         else:
-            with asyncpool.Executor(1, output="inherit") as executor:
+            with asyncpool.ProcessPoolExecutor(1, output="inherit") as executor:
                 executor.submit(speak).result()
     """
     process = start_script(tmp_path, source, use)

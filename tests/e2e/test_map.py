@@ -51,7 +51,7 @@ async def at_rest(pool: Pool) -> None:
     """Wait until nothing is to be done."""
     while pool.stats().idle < pool.stats().workers:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0)
-    assert not pool.stats().waiting
+    assert not pool.stats().queued
 
 
 async def test_a_map_that_is_awaited_is_a_list() -> None:
@@ -68,7 +68,7 @@ async def test_a_map_that_is_awaited_is_a_list() -> None:
 async def test_results_come_in_order_or_as_they_come() -> None:
     async with patience(), Gate() as gate, Pool(2) as pool:
         items = [("wait", gate.path), *(("return", n) for n in range(5))]
-        ordered = pool.map(jobs.choose, items, chunk=1)
+        ordered = pool.map(jobs.choose, items, chunksize=1)
         first = asyncio.ensure_future(anext(ordered))
         visitor = await gate.visitor()
         assert not first.done()
@@ -76,7 +76,7 @@ async def test_results_come_in_order_or_as_they_come() -> None:
         assert await first == "go"
         assert [await anext(ordered) for _ in range(5)] == [0, 1, 2, 3, 4]
 
-        unordered = pool.map(jobs.choose, items, chunk=1).unordered()
+        unordered = pool.map(jobs.choose, items, chunksize=1).unordered()
         found = [await anext(unordered) for _ in range(5)]
         assert sorted(found) == [0, 1, 2, 3, 4]
         (await gate.visitor(nth=2)).release()
@@ -90,14 +90,14 @@ async def test_an_error_is_raised_where_its_result_would_be(chunk: int | None) -
     items = [("return", 0), ("return", 1), ("raise", ValueError("two")), ("return", 3)]
     async with patience(), Pool(2) as pool:
         found: list[int] = []
-        results = pool.map(jobs.choose, items, chunk=chunk, window=100)
+        results = pool.map(jobs.choose, items, chunksize=chunk, buffersize=100)
         with pytest.raises(ValueError, match="two") as caught:
             await collect(results, found)
         assert found == [0, 1]
         assert caught.value.__notes__ == ["It is the error of item 2 of a map."]
         assert "in choose" in str(caught.value.__cause__)
         with pytest.raises(ValueError, match="two"):
-            await pool.map(jobs.choose, items, chunk=chunk)
+            await pool.map(jobs.choose, items, chunksize=chunk)
         await assert_serves(pool)
 
 
@@ -111,7 +111,7 @@ async def test_outcomes_tell_errors_from_results(chunk: int | None) -> None:
     ]
     async with patience(), Pool(2) as pool:
         outcomes = await pool.map(
-            jobs.choose, items, chunk=chunk, window=100
+            jobs.choose, items, chunksize=chunk, buffersize=100
         ).outcomes()
         assert all(type(outcome) is Outcome for outcome in outcomes)
         assert [outcome.index for outcome in outcomes] == [0, 1, 2, 3]
@@ -123,14 +123,14 @@ async def test_outcomes_tell_errors_from_results(chunk: int | None) -> None:
         error = outcomes[3].error
         assert isinstance(error, JobNotPicklableError)
         assert error.direction == "result"
-        later = pool.map(jobs.choose, items, chunk=chunk).outcomes().unordered()
+        later = pool.map(jobs.choose, items, chunksize=chunk).outcomes().unordered()
         assert sorted([one.index async for one in later]) == [0, 1, 2, 3]
 
 
 async def test_endless_inputs_are_drawn_only_as_results_are_taken() -> None:
     seen: list[int] = []
     async with patience(), Pool(2) as pool:
-        results = pool.map(jobs.square, watched(itertools.count(), seen), window=50)
+        results = pool.map(jobs.square, watched(itertools.count(), seen), buffersize=50)
         assert seen == [], "nothing is drawn before the first result is asked for"
         for n in range(2000):
             assert await anext(results) == n * n
@@ -145,7 +145,7 @@ async def test_async_inputs_are_drawn_only_as_results_are_taken() -> None:
     seen: list[int] = []
     async with patience(), Pool(2) as pool:
         inputs = arriving(watched(itertools.count(), seen))
-        async with aclosing(pool.map(jobs.square, inputs, window=50)) as results:
+        async with aclosing(pool.map(jobs.square, inputs, buffersize=50)) as results:
             for n in range(500):
                 assert await anext(results) == n * n
                 assert n < len(seen) <= n + 50
@@ -228,7 +228,7 @@ async def test_what_inputs_raise_when_they_are_closed_is_raised() -> None:
 async def test_who_leaves_early_leaves_nothing_behind() -> None:
     async with patience(), Gate() as gate, Pool(2) as pool:
         items = itertools.chain([("return", 1)], itertools.repeat(("wait", gate.path)))
-        async for result in pool.map(jobs.choose, items, chunk=1):
+        async for result in pool.map(jobs.choose, items, chunksize=1):
             assert result == 1
             break
         await at_rest(pool)
@@ -242,7 +242,7 @@ async def test_an_error_or_a_cancellation_leaves_nothing_behind(how: str) -> Non
         items = itertools.repeat(("wait", gate.path))
 
         async def take() -> None:
-            some = pool.map(jobs.choose, items, chunk=1).unordered()
+            some = pool.map(jobs.choose, items, chunksize=1).unordered()
             async with aclosing(some) as results:
                 async for _ in results:
                     raise ArithmeticError("mine")
@@ -263,12 +263,18 @@ async def test_an_error_or_a_cancellation_leaves_nothing_behind(how: str) -> Non
 
 async def test_items_that_travel_together_share_nothing() -> None:
     async with patience(), Pool(1) as pool:
-        one, other = await pool.map(jobs.choose, [("shared", 0)] * 2, chunk=2, window=8)
+        one, other = await pool.map(
+            jobs.choose, [("shared", 0)] * 2, chunksize=2, buffersize=8
+        )
         assert one == other == []
         assert one is not other
-        found = await pool.map(jobs.choose, [("swap", 1)] * 4, chunk=4, window=8)
+        found = await pool.map(
+            jobs.choose, [("swap", 1)] * 4, chunksize=4, buffersize=8
+        )
         assert found == [0, 0, 0, 0]
-        large = await pool.map(jobs.choose, [("make", 200_000)] * 6, chunk=3, window=12)
+        large = await pool.map(
+            jobs.choose, [("make", 200_000)] * 6, chunksize=3, buffersize=12
+        )
         assert [len(one) for one in large] == [200_000] * 6
         assert len({id(one) for one in large}) == 6
 
@@ -278,7 +284,7 @@ async def test_what_cannot_cross_is_the_error_of_its_item(chunk: int) -> None:
     async with patience(), Pool(1) as pool:
         items = [1, jobs.Poison(), lambda: 3, 4]
         found = await pool.map(
-            jobs.call_or_return, items, chunk=chunk, window=8
+            jobs.call_or_return, items, chunksize=chunk, buffersize=8
         ).outcomes()
         assert [outcome.ok for outcome in found] == [True, False, True, True]
         with pytest.raises(LookupError, match="poison"):
@@ -294,9 +300,9 @@ async def test_functions_that_travel_by_value_do_so_once() -> None:
 
 
 async def test_a_full_queue_makes_a_map_wait() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=2) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=2) as pool:
         others = [pool.submit(jobs.wait_at, gate.path) for _ in range(3)]
-        results = asyncio.ensure_future(pool.map(jobs.square, range(100), chunk=1))
+        results = asyncio.ensure_future(pool.map(jobs.square, range(100), chunksize=1))
         for nth in range(1, 4):
             (await gate.visitor(nth=nth)).release()
         assert await asyncio.gather(*others) == ["go"] * 3
@@ -397,9 +403,9 @@ async def test_wrong_arguments_are_named() -> None:
         with pytest.raises(TypeError, match="at least one iterable"):
             pool.map(jobs.square)  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="window must be at least 1, not 0"):
-            pool.map(jobs.square, [1], window=0)
+            pool.map(jobs.square, [1], buffersize=0)
         with pytest.raises(ValueError, match="chunk must be at least 1, not -1"):
-            pool.map(jobs.square, [1], chunk=-1)
+            pool.map(jobs.square, [1], chunksize=-1)
 
 
 async def test_nothing_is_kept_of_a_map_that_is_done() -> None:

@@ -49,7 +49,9 @@ async def test_a_crash_costs_one_item_and_none_is_run_twice(
     items = signing(path, 10)
     items[at] = ("die", None)
     async with patience(), Pool(1, on_crash=crashes.append) as pool:
-        found = await pool.map(jobs.choose, items, chunk=10, window=40).outcomes()
+        found = await pool.map(
+            jobs.choose, items, chunksize=10, buffersize=40
+        ).outcomes()
         await assert_serves(pool)
     assert [one.index for one in found if not one.ok] == [at]
     error = found[at].error
@@ -66,7 +68,7 @@ async def test_no_more_go_together_than_can_be_noted() -> None:
     async with patience(), Pool(1, initializer=jobs.fill_state) as pool:
         items = [()] * count
         found = await pool.starmap(
-            jobs.count_state, items, chunk=count, window=4 * count
+            jobs.count_state, items, chunksize=count, buffersize=4 * count
         )
     # Nobody has run it in between: those that are run twice would leave out numbers.
     assert sorted(found) == list(range(1, count + 1))
@@ -87,7 +89,9 @@ async def test_results_of_any_kind_survive_the_worker() -> None:
     items: list[Item] = [("return", value) for value in values]
     items += [("raise", LookupError("kept")), ("die", None), ("return", "after")]
     async with patience(), Pool(1) as pool:
-        found = await pool.map(jobs.choose, items, chunk=12, window=48).outcomes()
+        found = await pool.map(
+            jobs.choose, items, chunksize=12, buffersize=48
+        ).outcomes()
     assert [one.result() for one in found[:9]] == values
     assert repr(found[9].error) == "LookupError('kept')"
     assert isinstance(found[10].error, WorkerCrashedError)
@@ -102,7 +106,7 @@ async def test_what_a_dying_worker_has_scribbled_is_lost_and_the_pool_goes_on(
     items: list[Any] = ["a", None, name, "after", [1]]
     async with patience(), Pool(1) as pool:
         pid = await pool.submit(os.getpid)
-        echoes = pool.map(scribbles.echo_or_scribble, items, chunk=5, window=20)
+        echoes = pool.map(scribbles.echo_or_scribble, items, chunksize=5, buffersize=20)
         found = await echoes.outcomes()
         await assert_serves(pool)
         assert pool.stats().crashes == 1
@@ -122,7 +126,7 @@ async def test_what_is_scribbled_over_numbers_is_no_result(name: str) -> None:
     items = [*range(300), name, *range(300)]
     async with patience(), Pool(1) as pool:
         await pool.submit(os.getpid)
-        echoes = pool.map(scribbles.echo_or_scribble, items, window=601)
+        echoes = pool.map(scribbles.echo_or_scribble, items, buffersize=601)
         found = await echoes.outcomes()
         await assert_serves(pool)
     assert isinstance(found[300].error, WorkerCrashedError)
@@ -145,7 +149,9 @@ async def test_who_cannot_read_the_notes_of_the_dead_begins_none_of_it_again(
     items = signing(path, 5)
     items[2] = ("die", None)
     async with patience(), Pool(1) as pool:
-        found = await pool.map(jobs.choose, items, chunk=5, window=20).outcomes()
+        found = await pool.map(
+            jobs.choose, items, chunksize=5, buffersize=20
+        ).outcomes()
         await assert_serves(pool)
     assert type(found[2].error) is WorkerCrashedError
     run = signed(path)
@@ -162,7 +168,9 @@ async def test_many_crashes_cost_as_many_items(tmp_path: Path) -> None:
     for n in killers:
         items[n] = ("die", None)
     async with patience(), Pool(2) as pool:
-        found = await pool.map(jobs.choose, items, chunk=20, window=200).outcomes()
+        found = await pool.map(
+            jobs.choose, items, chunksize=20, buffersize=200
+        ).outcomes()
     assert {one.index for one in found if not one.ok} == killers
     assert sorted(signed(path)) == [n for n in range(300) if n not in killers]
 
@@ -172,7 +180,9 @@ async def test_only_the_item_that_was_lost_is_tried_again(tmp_path: Path) -> Non
     items = [*signing(path, 4), ("die", None), *[("attempt", None)] * 2]
     async with patience(), Pool(1) as pool:
         view = pool.options(max_attempts=3)
-        found = await view.map(jobs.choose, items, chunk=7, window=28).outcomes()
+        found = await view.map(
+            jobs.choose, items, chunksize=7, buffersize=28
+        ).outcomes()
         assert pool.stats().crashes == 3
         assert pool.stats().takeovers == 1, "alone it was taken over once more"
     error = found[4].error
@@ -185,18 +195,20 @@ async def test_what_was_raised_is_tried_again_alone() -> None:
     async with patience(), Pool(1) as pool:
         view = pool.options(max_attempts=3, retry_on=[LookupError])
         items = [1, 2, 3]
-        found = await view.map(jobs.fail_before_attempt_3, items, chunk=3, window=12)
+        found = await view.map(
+            jobs.fail_before_attempt_3, items, chunksize=3, buffersize=12
+        )
         assert found == [(1, 3), (2, 3), (3, 3)]
 
 
 async def test_items_behind_one_that_takes_long_go_on_elsewhere() -> None:
     async with patience(), Gate() as gate, Pool(2) as pool:
         items: list[Item] = [("pid", None), ("wait", gate.path), *[("pid", None)] * 6]
-        running = pool.map(jobs.choose, items, chunk=8, window=64).outcomes()
+        running = pool.map(jobs.choose, items, chunksize=8, buffersize=64).outcomes()
         results = asyncio.ensure_future(collect(running.unordered()))
         visitor = await gate.visitor()
         # The batch is not complete, but all others of it are done.
-        while pool.stats().busy > 1 or pool.stats().waiting:  # noqa: ASYNC110
+        while pool.stats().busy > 1 or pool.stats().queued:  # noqa: ASYNC110
             await asyncio.sleep(0)
         visitor.release()
         found = {one.index: one.result() for one in await results}
@@ -215,7 +227,9 @@ async def test_the_timeout_is_for_each_item(tmp_path: Path, on_cancel: Any) -> N
     items = [*signing(path, 5), ("sleep", 3600.0), *signing(path, 3)]
     async with patience(), Pool(1) as pool:
         view = pool.options(timeout=1.0, on_cancel=on_cancel)
-        found = await view.map(jobs.choose, items, chunk=9, window=36).outcomes()
+        found = await view.map(
+            jobs.choose, items, chunksize=9, buffersize=36
+        ).outcomes()
         await assert_serves(pool)
     assert [one.index for one in found if not one.ok] == [5]
     error = found[5].error
@@ -229,13 +243,18 @@ async def test_items_may_take_longer_together_than_each_may() -> None:
     async with patience(), Pool(1) as pool:
         items: list[Item] = [("sleep", 0.02)] * 20
         view = pool.options(timeout=0.35)
-        assert await view.map(jobs.choose, items, chunk=20, window=80) == [None] * 20
+        assert (
+            await view.map(jobs.choose, items, chunksize=20, buffersize=80)
+            == [None] * 20
+        )
 
 
 async def test_memory_that_is_bounded_is_each_items_own() -> None:
     async with patience(), Pool(1) as pool:
         items: list[Item] = [("return", 1), ("exhaust", None), ("return", 2)]
-        found = await pool.map(jobs.choose, items, chunk=3, window=12).outcomes()
+        found = await pool.map(
+            jobs.choose, items, chunksize=3, buffersize=12
+        ).outcomes()
         assert [one.ok for one in found] == [True, False, True]
         assert isinstance(found[1].error, MemoryError)
         assert not isinstance(found[1].error, WorkerOutOfMemoryError)
@@ -244,7 +263,7 @@ async def test_memory_that_is_bounded_is_each_items_own() -> None:
 async def test_more_results_than_the_log_holds() -> None:
     async with patience(), Pool(2) as pool:
         items: list[Item] = [("make", 3000)] * 500
-        found = await pool.map(jobs.choose, items, chunk=100, window=1000)
+        found = await pool.map(jobs.choose, items, chunksize=100, buffersize=1000)
         assert [len(one) for one in found] == [3000] * 500
 
 
@@ -252,7 +271,7 @@ async def test_a_worker_that_dies_of_what_it_unpickles_costs_that_item() -> None
     async with patience(), Pool(1) as pool:
         items = [1, faults.Trap("exit 3"), 3]
         found = await pool.map(
-            jobs.call_or_return, items, chunk=3, window=12
+            jobs.call_or_return, items, chunksize=3, buffersize=12
         ).outcomes()
     assert [one.ok for one in found] == [True, False, True]
     assert isinstance(found[1].error, WorkerCrashedError)

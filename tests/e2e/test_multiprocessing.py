@@ -19,9 +19,9 @@ from typing import Any, Literal
 import pytest
 
 from asyncpool import (
-    Executor,
     JobNotPicklableError,
     Pool,
+    ProcessPoolExecutor,
     WorkerCrashedError,
     to_process,
 )
@@ -63,7 +63,7 @@ async def of_pool(initargs: tuple[Any, ...], **options: Any) -> AsyncIterator[Ru
 @asynccontextmanager
 async def of_executor(initargs: tuple[Any, ...], method: str) -> AsyncIterator[Run]:
     context = multiprocessing.get_context(method)
-    executor = Executor(1, context, sharing.keep, initargs)
+    executor = ProcessPoolExecutor(1, context, sharing.keep, initargs)
     del initargs
     yield lambda *call: asyncio.wrap_future(executor.submit(*call))
     await asyncio.to_thread(executor.shutdown)
@@ -247,7 +247,7 @@ class TestManagers:
             assert await asyncio.to_thread(queue.get, timeout=PATIENCE) == bytes(
                 1 << 21
             )
-            assert await pool.map(sharing.put, [[queue]], [4], chunk=1)
+            assert await pool.map(sharing.put, [[queue]], [4], chunksize=1)
             assert queue.get() == 4
 
     async def test_it_may_be_the_only_one(self, manager: SyncManager) -> None:
@@ -267,7 +267,7 @@ class TestManagers:
 
     async def test_calls_without_a_pool(self, manager: SyncManager) -> None:
         queue = manager.Queue()
-        with Executor(1) as executor:
+        with ProcessPoolExecutor(1) as executor:
             assert executor.submit(str, manager.dict()).result(PATIENCE) == "{}"
             executor.submit(sharing.put, [queue], 5).result(PATIENCE)
         assert queue.get() == 5

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from asyncpool import (
-    Executor,
     JobNotPicklableError,
     JobRaisedError,
     JobTimeoutError,
     Pool,
     PoolClosedError,
+    ProcessPoolExecutor,
     WorkerCrashedError,
     WorkerHungError,
 )
@@ -126,7 +126,9 @@ class TestPool:
 
     async def test_a_map_whose_items_travel_together(self) -> None:
         async with patience(), Pool(1) as pool:
-            found = await pool.map(faults.commit, ["exit 3"] * 2, chunk=2).outcomes()
+            found = await pool.map(
+                faults.commit, ["exit 3"] * 2, chunksize=2
+            ).outcomes()
         for one in found:
             assert isinstance(one.error, WorkerCrashedError)
             assert one.error.function == DIE
@@ -134,7 +136,7 @@ class TestPool:
 
 @pytest.mark.parametrize("limit", [None, 5])
 def test_an_executor_names_what_was_submitted(limit: int | None) -> None:
-    with Executor(1, max_tasks_per_child=limit) as executor:
+    with ProcessPoolExecutor(1, max_tasks_per_child=limit) as executor:
         error = executor.submit(faults.commit, "exit 3").exception(PATIENCE)
         assert isinstance(error, WorkerCrashedError)
         assert isinstance(error, BrokenProcessPool)

@@ -35,7 +35,7 @@ STRICT = RestartPolicy.limited(1, 3600.0)
 
 
 async def test_a_retired_worker_finishes_its_job_when_another_one_is_ready() -> None:
-    async with patience(), Gate() as gate, Pool(1, restart=STRICT) as pool:
+    async with patience(), Gate() as gate, Pool(1, restart_policy=STRICT) as pool:
         events = pool.events()
         job = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
@@ -64,7 +64,7 @@ async def test_the_replacement_of_a_retired_worker_comes_first() -> None:
 
 async def test_a_retired_worker_has_the_time_that_recycled_ones_have() -> None:
     limits = WorkerLimits(drain_timeout=0.05)
-    async with patience(), Gate() as gate, Pool(1, limits=limits) as pool:
+    async with patience(), Gate() as gate, Pool(1, worker_limits=limits) as pool:
         job = pool.submit(jobs.wait_at, gate.path)
         await gate.visitor()
         pool.retire(0)
@@ -78,7 +78,7 @@ async def test_a_kill_is_no_crash_and_its_job_fails() -> None:
     async with (
         patience(),
         Gate() as gate,
-        Pool(1, restart=STRICT, on_crash=crashes.append) as pool,
+        Pool(1, restart_policy=STRICT, on_crash=crashes.append) as pool,
     ):
         events = pool.events()
         for generation in range(1, 4):
@@ -116,7 +116,7 @@ async def test_the_job_of_a_killed_worker_is_taken_over_if_it_may_be() -> None:
         assert await next_of(events, TakenOver) == TakenOver(job.id, 1)
         (await gate.visitor(nth=2)).release("again")
         assert (await job, await behind) == ("again", 9)
-        [crash] = job.crashes
+        [crash] = job._crashes
         assert crash.detail == KILLED
 
 
@@ -188,7 +188,7 @@ async def test_a_pool_that_drains_does_the_rest_when_a_worker_is_killed() -> Non
 
 
 async def test_a_retired_worker_of_a_cluster_drains() -> None:
-    async with patience(), cluster_of(workers=2, restart=STRICT) as cluster:
+    async with patience(), cluster_of(workers=2, restart_policy=STRICT) as cluster:
         await all_ready(cluster)
         events = cluster.events()
         async with Client(cluster) as client:
@@ -203,7 +203,7 @@ async def test_a_retired_worker_of_a_cluster_drains() -> None:
 
 
 async def test_a_killed_worker_of_a_cluster_is_no_crash() -> None:
-    async with patience(), cluster_of(workers=2, restart=STRICT) as cluster:
+    async with patience(), cluster_of(workers=2, restart_policy=STRICT) as cluster:
         await all_ready(cluster)
         events = cluster.events()
         for _ in range(3):

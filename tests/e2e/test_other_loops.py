@@ -118,7 +118,7 @@ async def test_what_acts_on_a_pool_is_refused(act: str) -> None:
         async with Pool(1, name="mine") as pool:
             job = pool.submit(jobs.wait_at, gate.path)
             visitor = await gate.visitor()
-            begun = pool.map(jobs.square, range(3), chunk=1, window=3)
+            begun = pool.map(jobs.square, range(3), chunksize=1, buffersize=3)
             first = asyncio.ensure_future(_first(begun))
             while pool.stats().submitted < 4:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0)
@@ -180,7 +180,7 @@ CLUSTER_ACTS: dict[str, Callable[[Cluster], Any]] = {
     "resize": lambda it: it.resize(2),
     "send": lambda it: it.send(0, "word"),
     "messages": lambda it: it.messages(),
-    "sockets": lambda it: it.sockets(),
+    "sockets": lambda it: it.incoming_sockets(),
     "stacks": lambda it: it.stacks(),
     "events": lambda it: it.events(),
     "aenter": lambda it: it.__aenter__(),
@@ -197,7 +197,7 @@ async def test_what_acts_on_a_cluster_is_refused() -> None:
         for act in CLUSTER_ACTS.values():
             with pytest.raises(RuntimeError, match=text):
                 await asyncio.to_thread(elsewhere, functools.partial(act, cluster))
-        for inbox in (cluster.messages(), cluster.sockets()):
+        for inbox in (cluster.messages(), cluster.incoming_sockets()):
             coming = "what comes from the workers of a cluster belongs to another "
             with pytest.raises(RuntimeError, match=f"^{coming}"):
                 await asyncio.to_thread(elsewhere, functools.partial(anext, inbox))

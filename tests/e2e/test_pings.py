@@ -35,7 +35,7 @@ async def next_crash(pool: Pool) -> Crash:
 
 
 async def test_a_stopped_idle_worker_is_replaced() -> None:
-    async with patience(), Pool(2, health_timeout=SHORT) as pool:
+    async with patience(), Pool(2, ping_timeout=SHORT) as pool:
         pid = (await idle(pool)).slots[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -49,7 +49,7 @@ async def test_a_stopped_idle_worker_is_replaced() -> None:
 
 
 async def test_the_job_of_a_stopped_worker_is_taken_over() -> None:
-    async with patience(), Gate() as gate, Pool(1, health_timeout=SHORT) as pool:
+    async with patience(), Gate() as gate, Pool(1, ping_timeout=SHORT) as pool:
         view = pool.options(max_attempts=2)
         job = view.submit(jobs.wait_in_every_attempt, gate.path)
         os.kill((await gate.visitor("attempt 1")).pid, signal.SIGSTOP)
@@ -65,7 +65,7 @@ async def test_the_job_of_a_stopped_worker_is_taken_over() -> None:
 async def test_a_job_that_holds_the_gil_for_ever_is_found(
     work: Callable[[str, str], Any], line: str
 ) -> None:
-    async with patience(), Gate() as gate, Pool(1, health_timeout=SHORT) as pool:
+    async with patience(), Gate() as gate, Pool(1, ping_timeout=SHORT) as pool:
         with pytest.raises(WorkerHungError) as caught:
             await pool.submit(work, gate.path, "")
         assert line in caught.value.stack
@@ -78,13 +78,13 @@ async def test_a_job_that_takes_long_is_not_disturbed(
     work: Callable[[str, str], Any],
 ) -> None:
     # If its main thread is busy or stuck, that is the job's own affair.
-    async with patience(), Gate() as gate, Pool(2, health_timeout=SHORT) as pool:
+    async with patience(), Gate() as gate, Pool(2, ping_timeout=SHORT) as pool:
         job = pool.submit(work, gate.path, "long")
         visitor = await gate.visitor("long")
         for _ in range(3):  # so much time passes
             with pytest.raises(WorkerHungError):
                 await pool.submit(jobs.hold_the_gil, gate.path, "")
-        assert (job.state, job.worker) == ("running", visitor.pid)
+        assert (job.state, job.worker_pid) == ("running", visitor.pid)
         assert pool.stats().crashes == 3
         job.cancel()
 
@@ -102,13 +102,13 @@ async def test_who_is_kept_waiting_by_slow_handlers_is_not_silent() -> None:
     logger.addHandler(handler)
     logger.propagate = False
     try:
-        async with patience(), Gate() as gate, Pool(2, health_timeout=SHORT) as pool:
+        async with patience(), Gate() as gate, Pool(2, ping_timeout=SHORT) as pool:
             job: Job[Any] = pool.submit(beats.log_without_end, gate.path, "flood")
             visitor = await gate.visitor("flood")
             for _ in range(3):  # so much time passes
                 with pytest.raises(WorkerHungError):
                     await pool.submit(jobs.hold_the_gil, gate.path, "")
-            assert (job.state, job.worker) == ("running", visitor.pid)
+            assert (job.state, job.worker_pid) == ("running", visitor.pid)
             job.cancel()
     finally:
         logger.removeHandler(handler)
@@ -116,7 +116,7 @@ async def test_who_is_kept_waiting_by_slow_handlers_is_not_silent() -> None:
 
 
 async def test_a_service_that_does_not_listen_condemns_nobody() -> None:
-    async with patience(), Pool(2, health_timeout=SHORT) as pool:
+    async with patience(), Pool(2, ping_timeout=SHORT) as pool:
         events = pool.events()
         before = await idle(pool)
         asked = spy_on_pings(pool)
@@ -134,7 +134,7 @@ async def test_a_service_that_does_not_listen_condemns_nobody() -> None:
 
 
 async def test_an_answer_that_was_not_read_yet_counts() -> None:
-    async with patience(), Pool(1, health_timeout=LONG) as pool:
+    async with patience(), Pool(1, ping_timeout=LONG) as pool:
         await idle(pool)
         supervisor = supervisor_of(pool)
         health, handle = supervisor._health, supervisor._state.handles[0]
@@ -152,7 +152,7 @@ async def test_an_answer_that_was_not_read_yet_counts() -> None:
 
 
 async def test_an_answer_that_comes_too_late_is_no_offence() -> None:
-    async with patience(), Pool(1, health_timeout=LONG) as pool:
+    async with patience(), Pool(1, ping_timeout=LONG) as pool:
         await idle(pool)
         supervisor = supervisor_of(pool)
         health, handle = supervisor._health, supervisor._state.handles[0]
@@ -183,12 +183,12 @@ def spy_on_pings(pool: Pool) -> asyncio.Event:
 async def test_workers_that_start_or_stop_have_times_of_their_own() -> None:
     async with patience(), Gate() as gate:
         pool = Pool(
-            1, health_timeout=SHORT / 4, initializer=jobs.wait_at, initargs=[gate.path]
+            1, ping_timeout=SHORT / 4, initializer=jobs.wait_at, initargs=[gate.path]
         )
         starting = asyncio.create_task(pool.start())
         visitor = await gate.visitor()
         os.kill(visitor.pid, signal.SIGSTOP)
-        async with Pool(1, health_timeout=SHORT) as other:
+        async with Pool(1, ping_timeout=SHORT) as other:
             with pytest.raises(WorkerHungError):
                 await other.submit(jobs.hold_the_gil, gate.path, "")  # so much time
         os.kill(visitor.pid, signal.SIGCONT)
@@ -213,8 +213,8 @@ async def test_without_a_timeout_there_are_no_pings(
     monkeypatch.setattr(WorkerHandle, "_say", spied)
     async with patience(), Gate() as gate:
         async with (
-            Pool(1, health_timeout=None) as pool,
-            Pool(1, health_timeout=SHORT) as other,
+            Pool(1, ping_timeout=None) as pool,
+            Pool(1, ping_timeout=SHORT) as other,
         ):
             await idle(pool)
             pid = await pool.submit(jobs.pid)
@@ -233,7 +233,7 @@ async def test_without_a_timeout_there_are_no_pings(
 async def test_an_answer_that_nobody_has_asked_for_is_an_offence(
     allowed: float | None,
 ) -> None:
-    async with patience(), Pool(1, health_timeout=allowed) as pool:
+    async with patience(), Pool(1, ping_timeout=allowed) as pool:
         with pytest.raises(WorkerCrashedError, match="it answered a ping") as caught:
             await pool.submit(beats.pong)
         assert caught.value.kind == "protocol"

@@ -59,7 +59,7 @@ async def test_short_jobs_travel_ahead_and_unknown_ones_do_not() -> None:
         short = [pool.submit(jobs.square, n) for n in range(5)]
         assert in_hand(pool) == 5
         assert [job.state for job in short] == ["running", *["queued"] * 4]
-        assert pool.stats().waiting == 4
+        assert pool.stats().queued == 4
         assert await asyncio.gather(*short) == [0, 1, 4, 9, 16]
 
 
@@ -240,13 +240,13 @@ async def test_a_revoke_may_meet_a_start_at_any_moment(tmp_path: Path) -> None:
 
 
 async def test_jobs_that_wait_in_a_worker_count_as_pending() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=3) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=3) as pool:
         await learn(pool, jobs.perhaps_wait)
         long = pool.submit(jobs.perhaps_wait, gate.path)
         short = [pool.submit(jobs.perhaps_wait) for _ in range(3)]
         with pytest.raises(PoolFullError) as caught:
             pool.submit(jobs.perhaps_wait)
-        assert (caught.value.waiting, caught.value.max_pending) == (3, 3)
+        assert (caught.value.waiting, caught.value.max_queued) == (3, 3)
         (await gate.visitor()).release()
         await asyncio.gather(long, *short)
 
@@ -255,7 +255,7 @@ async def test_an_idle_worker_takes_a_job_whatever_waits_inside_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rounds, "EVERY", 3600.0)  # or those are moved to it
-    async with patience(), Gate() as gate, Pool(2, max_pending=2) as pool:
+    async with patience(), Gate() as gate, Pool(2, max_queued=2) as pool:
         await learn(pool, jobs.perhaps_wait)
         alone = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
@@ -265,7 +265,7 @@ async def test_an_idle_worker_takes_a_job_whatever_waits_inside_another(
             pool.submit(jobs.perhaps_wait)
         visitor.release()
         assert await alone == "go"
-        assert pool.stats().waiting == 2
+        assert pool.stats().queued == 2
         assert await pool.submit(jobs.square, 3) == 9
         (await gate.visitor(nth=2)).release()
         await asyncio.gather(first, *behind)
@@ -366,7 +366,7 @@ async def test_what_was_sent_counts_as_sent_whatever_was_to_follow(new: str) -> 
         dead = os.pidfd_open(pid)
         stop(pid)
         sent = pool.submit(jobs.square, 3)
-        sent.returns = MAX_FREE_RETURNS  # or else it would be sent again
+        sent._returns = MAX_FREE_RETURNS  # or else it would be sent again
         os.kill(pid, signal.SIGKILL)
         # Nothing here hears of its death before the next one is put behind that.
         select.select([dead], [], [])

@@ -68,7 +68,7 @@ async def test_what_takes_a_while_to_pickle_has_its_priority_too(
         light = pool.submit(jobs.sign, str(path), 1)
         urgent = pool.options(priority=-1)
         heavy = urgent.submit(jobs.sign, str(path), 2, crowd(1 << 20))
-        while not heavy.payload:  # noqa: ASYNC110 - it is pickled in a thread
+        while not heavy._payload:  # noqa: ASYNC110 - it is pickled in a thread
             await asyncio.sleep(0)
         visitor.release()
         await asyncio.gather(held, light, heavy)

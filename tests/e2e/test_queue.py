@@ -21,7 +21,7 @@ from asyncpool import (
     PoolFullError,
     RestartPolicy,
 )
-from asyncpool.events import Drained, Ready, Saturated
+from asyncpool.events import QueueEmptied, QueueFull, Ready
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -54,7 +54,7 @@ async def test_a_short_job_does_not_wait_behind_a_long_one() -> None:
 
 
 async def test_a_full_pool_refuses_at_once_and_says_when_it_is_empty_again() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=2) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=2) as pool:
         events = pool.events()
         running = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
@@ -63,22 +63,22 @@ async def test_a_full_pool_refuses_at_once_and_says_when_it_is_empty_again() -> 
             pool.submit(jobs.square, 9)
         with pytest.raises(PoolFullError):
             pool.submit(jobs.square, 9)
-        assert (caught.value.waiting, caught.value.max_pending) == (2, 2)
+        assert (caught.value.waiting, caught.value.max_queued) == (2, 2)
         visitor.release()
         assert await asyncio.gather(running, *queued) == ["go", 0, 1]
         assert await pool.submit(jobs.square, 3) == 9
         stats = pool.stats()
     seen = [event async for event in events]
-    assert [event for event in seen if isinstance(event, Saturated | Drained)] == [
-        Saturated(2),
-        Drained(),
+    assert [event for event in seen if isinstance(event, QueueFull | QueueEmptied)] == [
+        QueueFull(2),
+        QueueEmptied(),
     ]
     # What was refused was never accepted.
     assert (stats.submitted, stats.completed, stats.failed) == (4, 4, 0)
 
 
 async def test_nothing_may_wait_if_the_bound_is_zero() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=0) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=0) as pool:
         running = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         with pytest.raises(PoolFullError):
@@ -89,7 +89,7 @@ async def test_nothing_may_wait_if_the_bound_is_zero() -> None:
 
 
 async def test_cancelling_makes_room() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=1) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=1) as pool:
         running = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         queued = pool.submit(jobs.square, 1)
@@ -138,15 +138,15 @@ async def test_a_map_that_was_refused_goes_on_without_an_outcome(
     empty: Callable[[Pool, Job[str], Queued], Awaitable[None]],
 ) -> None:
     """However the queue becomes empty."""
-    async with patience(), Gate() as gate, Pool(1, max_pending=2) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=2) as pool:
         events, view = pool.events(), pool.options(on_cancel="kill")
         running = view.submit(jobs.wait_at, gate.path)
         visitors = [await gate.visitor()]
         first, second = (view.submit(jobs.wait_at, gate.path, "next") for _ in range(2))
         refused = asyncio.ensure_future(pool.map(jobs.square, range(5)))
-        assert await next_of(events, Saturated) == Saturated(2)
+        assert await next_of(events, QueueFull) == QueueFull(2)
         await empty(pool, running, (first, second))
-        await next_of(events, Drained)
+        await next_of(events, QueueEmptied)
         if empty is grow:
             visitors += [await gate.visitor("next", nth) for nth in (1, 2)]
         for visitor in visitors:
@@ -158,12 +158,12 @@ async def test_a_map_that_was_refused_goes_on_without_an_outcome(
 
 
 async def test_a_map_that_was_refused_hears_that_the_pool_closes() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=1) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=1) as pool:
         running = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         queued, events = pool.submit(jobs.square, 1), pool.events()
         refused = asyncio.ensure_future(pool.map(jobs.square, range(5)))
-        await next_of(events, Saturated)
+        await next_of(events, QueueFull)
         closed = await closing(pool, finish="running")
         for it in queued, refused:
             with pytest.raises(PoolClosedError):
@@ -182,17 +182,17 @@ async def test_a_map_that_was_refused_hears_that_the_pool_is_broken(
         Gate() as gate,
         Pool(
             1,
-            max_pending=1,
+            max_queued=1,
             initializer=jobs.fail_if_there,
             initargs=(str(flag),),
-            restart=RestartPolicy(max_failed_starts=1),
+            restart_policy=RestartPolicy(max_failed_starts=1),
         ) as pool,
     ):
         running = pool.options(on_cancel="kill").submit(jobs.wait_at, gate.path)
         await gate.visitor()
         queued, events = pool.submit(jobs.square, 1), pool.events()
         refused = asyncio.ensure_future(pool.map(jobs.square, range(5)))
-        await next_of(events, Saturated)
+        await next_of(events, QueueFull)
         flag.touch()
         running.cancel()
         for it in queued, refused:
@@ -201,22 +201,22 @@ async def test_a_map_that_was_refused_hears_that_the_pool_is_broken(
 
 
 async def test_if_nothing_may_wait_there_is_room_when_a_worker_is_ready() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=0) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=0) as pool:
         events = pool.events()
         running = pool.options(on_cancel="kill").submit(jobs.wait_at, gate.path)
         refused = asyncio.ensure_future(pool.map(jobs.square, range(5)))
-        await next_of(events, Saturated)
+        await next_of(events, QueueFull)
         await gate.visitor()
         running.cancel()
         seen = [await anext(events)]
-        while Drained() not in seen:
+        while QueueEmptied() not in seen:
             seen.append(await anext(events))
         assert isinstance(seen[-2], Ready), "not before"
         assert await refused == [0, 1, 4, 9, 16]
 
 
 async def test_a_job_that_is_taken_over_may_exceed_the_bound() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=1) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=1) as pool:
         twice = pool.options(max_attempts=2)
         job = twice.submit(jobs.wait_in_every_attempt, gate.path)
         visitor = await gate.visitor("attempt 1")

@@ -292,7 +292,7 @@ async def test_who_configures_logging_in_a_worker_has_both(
     with handled_by(kept), handled_by(printed, "asyncpool.worker"):
         async with (
             patience(),
-            Pool(1, output=output, initializer=logs.configure) as pool,
+            Pool(1, worker_output=output, initializer=logs.configure) as pool,
         ):
             await pool.submit(logs.log, "twice")
             await kept.until(bool)

@@ -45,7 +45,7 @@ def pids(pool: Pool) -> set[int | None]:
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_no_worker_begins_more_jobs_than_an_exact_limit(workers: int) -> None:
     limits = WorkerLimits(max_jobs=5, jitter=0.0, exact=True)
-    async with patience(), Pool(workers, limits=limits) as pool:
+    async with patience(), Pool(workers, worker_limits=limits) as pool:
         submitted = [
             pool.submit(jobs.pid) for _ in range(203)
         ]  # short ones travel ahead
@@ -60,16 +60,16 @@ async def test_no_worker_begins_more_jobs_than_an_exact_limit(workers: int) -> N
 
 async def test_an_exact_limit_counts_the_items_of_a_map() -> None:
     limits = WorkerLimits(max_jobs=5, jitter=0.0, exact=True)
-    async with patience(), Pool(2, limits=limits) as pool:
+    async with patience(), Pool(2, worker_limits=limits) as pool:
         alone = await pool.map(jobs.pid_for, range(400))
-        together = await pool.map(jobs.pid_for, range(400), chunk=4)
+        together = await pool.map(jobs.pid_for, range(400), chunksize=4)
     assert max(Counter(alone).values()) == 5
     assert 5 < max(Counter(together).values()) <= 20
 
 
 async def test_an_exact_limit_is_kept_where_jobs_run_beside_each_other() -> None:
     limits = WorkerLimits(max_jobs=10, jitter=0.0, exact=True)
-    async with patience(), Pool(1, limits=limits, concurrency=4) as pool:
+    async with patience(), Pool(1, worker_limits=limits, concurrency=4) as pool:
         tasks = [pool.submit(jobs.pid_later) for _ in range(95)]
         by_worker = Counter(await asyncio.gather(*tasks))
     # A successor that is ready soon takes over what has not begun.
@@ -79,7 +79,7 @@ async def test_an_exact_limit_is_kept_where_jobs_run_beside_each_other() -> None
 
 async def test_a_worker_with_an_exact_limit_has_a_successor_while_it_works() -> None:
     limits = WorkerLimits(max_jobs=2, jitter=0.0, exact=True)
-    async with patience(), Gate() as gate, Pool(1, limits=limits) as pool:
+    async with patience(), Gate() as gate, Pool(1, worker_limits=limits) as pool:
         running = [pool.submit(jobs.wait_at, gate.path, name) for name in "abc"]
         first = await gate.visitor("a")
         first.release()
@@ -92,7 +92,7 @@ async def test_a_worker_with_an_exact_limit_has_a_successor_while_it_works() -> 
 
 async def test_a_worker_that_has_done_its_jobs_is_replaced_and_no_job_waits() -> None:
     limits = WorkerLimits(max_jobs=5, jitter=0.0)
-    async with patience(), Pool(2, limits=limits) as pool:
+    async with patience(), Pool(2, worker_limits=limits) as pool:
         await idle(pool)
         first = pids(pool)
         listener = pool.events()
@@ -115,7 +115,7 @@ async def test_the_old_worker_works_until_the_new_one_is_ready(tmp_path: Path) -
     async with patience(), Gate() as gate:
         initargs = (str(flag), gate.path)
         async with Pool(
-            1, limits=limits, initializer=jobs.wait_if_there, initargs=initargs
+            1, worker_limits=limits, initializer=jobs.wait_if_there, initargs=initargs
         ) as pool:
             flag.touch()
             old = await pool.submit(jobs.pid)
@@ -130,7 +130,7 @@ async def test_the_old_worker_works_until_the_new_one_is_ready(tmp_path: Path) -
 
 async def test_a_worker_that_is_old_is_replaced() -> None:
     limits = WorkerLimits(max_age=0.05)
-    async with patience(), Pool(1, limits=limits) as pool:
+    async with patience(), Pool(1, worker_limits=limits) as pool:
         events = pool.events()
         old = await pool.submit(jobs.pid)
         for _ in range(2):
@@ -178,13 +178,13 @@ async def test_outside_a_job_nobody_is_retired() -> None:
 
 
 async def test_a_worker_with_too_much_memory_is_replaced_after_its_job() -> None:
-    limits = WorkerLimits(max_rss=64 * MIB)
-    async with patience(), Gate() as gate, Pool(1, limits=limits) as pool:
+    limits = WorkerLimits(max_memory=64 * MIB)
+    async with patience(), Gate() as gate, Pool(1, worker_limits=limits) as pool:
         events = pool.events()
         job = pool.submit(jobs.leak, 100 * MIB, gate.path)
         visitor = await gate.visitor()
         retiring = await next_of(events, Retiring)
-        assert retiring.reason == "max_rss"
+        assert retiring.reason == "max_memory"
         assert not job.done()
         assert await pool.submit(jobs.pid) != visitor.pid
         visitor.release()
@@ -194,8 +194,8 @@ async def test_a_worker_with_too_much_memory_is_replaced_after_its_job() -> None
 
 async def test_one_with_far_too_much_is_killed() -> None:
     crashes: list[Crash] = []
-    limits = WorkerLimits(hard_rss=64 * MIB)
-    pool = Pool(1, limits=limits, on_crash=crashes.append)
+    limits = WorkerLimits(kill_memory=64 * MIB)
+    pool = Pool(1, worker_limits=limits, on_crash=crashes.append)
     async with patience(), Gate() as gate, pool:
         worker = await pool.submit(jobs.pid)
         # It may be killed before it comes to the gate, or there.
@@ -206,7 +206,7 @@ async def test_one_with_far_too_much_is_killed() -> None:
     [crash] = crashes
     assert caught.value.crashes == (crash,)
     assert (crash.kind, crash.pid) == ("out of memory", worker)
-    told = r"it had [\d.]+ MiB of memory, and hard_rss is 64 MiB"
+    told = r"it had [\d.]+ MiB of memory, and kill_memory is 64 MiB"
     assert re.search(told, crash.detail)
     assert crash.next_step == "restarting at once"
 
@@ -214,7 +214,7 @@ async def test_one_with_far_too_much_is_killed() -> None:
 async def test_large_arguments_are_not_a_workers_own_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limits = WorkerLimits(hard_rss=64 * MIB)
+    limits = WorkerLimits(kill_memory=64 * MIB)
     looks: asyncio.Queue[int] = asyncio.Queue()
 
     def look(pid: int) -> int:
@@ -222,7 +222,7 @@ async def test_large_arguments_are_not_a_workers_own_memory(
         return private_memory(pid)
 
     monkeypatch.setattr("asyncpool._runtime.pool.replacement.private_memory", look)
-    async with patience(), Gate() as gate, Pool(1, limits=limits) as pool:
+    async with patience(), Gate() as gate, Pool(1, worker_limits=limits) as pool:
         baggage = bytearray(b"x" * 128 * MIB)
         job = pool.submit(jobs.wait_with, gate.path, PickleBuffer(baggage))
         visitor = await gate.visitor("baggage")
@@ -240,14 +240,14 @@ async def test_the_kernel_is_told_what_a_worker_may() -> None:
     limits = WorkerLimits(
         nice=5, cpu_affinity=[cpu], rlimits={"RLIMIT_NOFILE": soft - 1}
     )
-    async with patience(), Pool(1, limits=limits) as pool:
+    async with patience(), Pool(1, worker_limits=limits) as pool:
         assert await pool.submit(jobs.bounds) == (
             os.nice(0) + 5,
             {cpu},
             (soft - 1, hard),
         )
     limits = WorkerLimits(rlimits={"RLIMIT_NOFILE": (64, 65)})
-    async with patience(), Pool(1, limits=limits) as pool:
+    async with patience(), Pool(1, worker_limits=limits) as pool:
         assert (await pool.submit(jobs.bounds))[2] == (64, 65)
 
 
@@ -256,9 +256,9 @@ async def test_what_the_kernel_does_not_allow_is_a_failed_start_that_says_so() -
     limits = WorkerLimits(rlimits={"RLIMIT_NOFILE": (65, 64)})
     pool = Pool(
         1,
-        limits=limits,
+        worker_limits=limits,
         on_crash=crashes.append,
-        restart=RestartPolicy(max_failed_starts=1),
+        restart_policy=RestartPolicy(max_failed_starts=1),
     )
     with pytest.raises(Exception, match="the start failed"):
         async with patience(), pool:
@@ -286,7 +286,7 @@ async def test_limits_that_are_impossible_here_are_refused(
     limits: WorkerLimits, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error) as caught:
-        Pool(1, limits=limits)
+        Pool(1, worker_limits=limits)
     assert str(caught.value) == text
     assert not isinstance(caught.value, UnsupportedPlatformError)
 
@@ -308,7 +308,7 @@ async def test_a_roll_replaces_every_worker_while_jobs_go_on() -> None:
 
         roll = asyncio.create_task(pool.roll())
         done = await asyncio.gather(*[work() for _ in range(6)])
-        assert await roll == RollResult(replaced=3, trouble="", crash=None)
+        assert await roll == RollResult(replaced=3, reason="", crash=None)
         assert roll.result().ok
         assert min(done) > 0
         stats = await idle(pool)
@@ -340,7 +340,7 @@ async def test_a_roll_stops_at_a_worker_that_does_not_start(tmp_path: Path) -> N
         result = await pool.roll()
         assert not result.ok
         assert result.replaced == 0
-        assert result.trouble == "a replacement did not start"
+        assert result.reason == "a replacement did not start"
         assert result.crash is not None
         assert "LookupError" in result.crash.detail
         assert result.crash.next_step == "the worker that it was to replace stays"
@@ -378,7 +378,7 @@ async def test_a_crash_during_a_roll_stops_neither() -> None:
             pass
         os.kill(first.pid, signal.SIGKILL)
         os.kill(second.pid, signal.SIGKILL)
-        assert await roll == RollResult(replaced=2, trouble="", crash=None)
+        assert await roll == RollResult(replaced=2, reason="", crash=None)
         results = await asyncio.gather(*work, return_exceptions=True)
         assert {type(result) for result in results} == {WorkerCrashedError}
         stats = await idle(pool)
@@ -394,7 +394,7 @@ async def test_a_close_ends_a_roll() -> None:
             pass
         close = await closing(pool)
         assert await roll == RollResult(
-            replaced=0, trouble="the pool was closed", crash=None
+            replaced=0, reason="the pool was closed", crash=None
         )
         with pytest.raises(PoolClosedError):
             await pool.roll()
@@ -408,7 +408,7 @@ async def test_who_does_not_leave_in_time_is_killed_and_its_job_handed_on(
 ) -> None:
     crashes: list[Crash] = []
     limits = WorkerLimits(drain_timeout=0.1)
-    pool = Pool(1, limits=limits, on_crash=crashes.append)
+    pool = Pool(1, worker_limits=limits, on_crash=crashes.append)
     async with patience(), Gate() as gate, pool:
         view = pool.options(max_attempts=2)
         job = view.submit(jobs.wait_in_every_attempt, gate.path)

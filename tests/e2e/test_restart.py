@@ -61,7 +61,7 @@ async def test_an_initializer_that_always_fails_is_heard_of(tmp_path: Path) -> N
     log = tmp_path / "starts"
     pool = Pool(
         2,
-        restart=HASTY,
+        restart_policy=HASTY,
         on_crash=crashes.append,
         initializer=fail_and_count,
         initargs=(str(log),),
@@ -102,7 +102,9 @@ async def test_everyone_who_waits_hears_that_the_pool_is_broken(
     flag = tmp_path / "flag"
     async with (
         patience(),
-        Pool(2, restart=HASTY, initializer=fail_while, initargs=(str(flag),)) as pool,
+        Pool(
+            2, restart_policy=HASTY, initializer=fail_while, initargs=(str(flag),)
+        ) as pool,
     ):
         await idle(pool)
         events = pool.events()
@@ -133,7 +135,9 @@ async def test_a_broken_pool_finds_out_that_it_can_work_again(tmp_path: Path) ->
     policy = RestartPolicy(initial_delay=0.01, max_delay=0.05, max_failed_starts=2)
     async with (
         patience(),
-        Pool(2, restart=policy, initializer=fail_while, initargs=(str(flag),)) as pool,
+        Pool(
+            2, restart_policy=policy, initializer=fail_while, initargs=(str(flag),)
+        ) as pool,
     ):
         await idle(pool)
         events = pool.events()
@@ -162,7 +166,9 @@ async def test_somebody_who_wants_a_broken_pool_does_not_wait_for_its_backoff(
     policy = RestartPolicy(initial_delay=3600, max_delay=3600, max_failed_starts=1)
     async with (
         patience(),
-        Pool(1, restart=policy, initializer=fail_while, initargs=(str(flag),)) as pool,
+        Pool(
+            1, restart_policy=policy, initializer=fail_while, initargs=(str(flag),)
+        ) as pool,
     ):
         await idle(pool)
         flag.touch()
@@ -186,7 +192,9 @@ async def test_a_slot_that_cannot_start_is_parked_and_the_others_serve(
     initargs = (str(tmp_path / "token"), str(flag))
     async with (
         patience(),
-        Pool(2, restart=policy, initializer=fail_but_first, initargs=initargs) as pool,
+        Pool(
+            2, restart_policy=policy, initializer=fail_but_first, initargs=initargs
+        ) as pool,
     ):
         events = pool.events()
         await until(pool, lambda stats: stats.crashes >= 5)
@@ -260,8 +268,11 @@ async def test_a_flood_of_hostile_jobs_slows_nobody_down() -> None:
 
 async def test_a_limited_restart_counts_every_crash() -> None:
     crashes: list[Crash] = []
-    limited = RestartPolicy.limited(3, during=60)
-    async with patience(), Pool(2, restart=limited, on_crash=crashes.append) as pool:
+    limited = RestartPolicy.limited(3, period=60)
+    async with (
+        patience(),
+        Pool(2, restart_policy=limited, on_crash=crashes.append) as pool,
+    ):
         for _ in range(3):
             with pytest.raises(WorkerCrashedError):
                 await pool.submit(faults.commit, "exit 3")
@@ -281,7 +292,7 @@ async def test_a_pool_that_never_was_up_tries_no_more_and_does_not_say_it_would(
 ) -> None:
     crashes: list[Crash] = []
     fails: dict[str, Any] = {"initializer": jobs.fail, "initargs": (OSError("no"),)}
-    pool = Pool(1, restart=HASTY, on_crash=crashes.append, **fails)
+    pool = Pool(1, restart_policy=HASTY, on_crash=crashes.append, **fails)
     events = pool.events()
     async with patience():
         with pytest.raises(PoolBrokenError, match="3 starts failed in a row") as caught:
@@ -303,7 +314,7 @@ async def test_an_interpreter_that_cannot_be_started_is_named(
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     async with patience():
         with pytest.raises(PoolBrokenError, match="/nowhere/python"):
-            await Pool(2, restart=HASTY, on_crash=crashes.append).start()
+            await Pool(2, restart_policy=HASTY, on_crash=crashes.append).start()
     assert {crash.kind for crash in crashes} == {"failed start"}
     assert {crash.pid for crash in crashes} == {None}
 
@@ -311,10 +322,12 @@ async def test_an_interpreter_that_cannot_be_started_is_named(
 async def test_a_running_job_outlives_the_pools_hope(tmp_path: Path) -> None:
     """A broken pool lets the jobs finish that its last workers run."""
     flag = tmp_path / "flag"
-    policy = RestartPolicy.limited(2, during=60)
+    policy = RestartPolicy.limited(2, period=60)
     async with (
         patience(),
-        Pool(2, restart=policy, initializer=fail_while, initargs=(str(flag),)) as pool,
+        Pool(
+            2, restart_policy=policy, initializer=fail_while, initargs=(str(flag),)
+        ) as pool,
     ):
         await idle(pool)
         pause = tmp_path / "pause"

@@ -102,8 +102,8 @@ async def test_what_it_has_done_is_not_done_again_though_the_pool_kills_it_meanw
 ) -> None:
     never_look(monkeypatch)
     path = tmp_path / "signatures"
-    limits = WorkerLimits(hard_rss=64_000_000)
-    async with patience(), Gate() as gate, Pool(1, limits=limits) as pool:
+    limits = WorkerLimits(kill_memory=64_000_000)
+    async with patience(), Gate() as gate, Pool(1, worker_limits=limits) as pool:
         await expect(pool, faults.sign, 1000.0)
         sign = functools.partial(pool.submit, faults.sign, str(path))
         held = [sign(n, jobs.wait_at, gate.path, f"job {n}") for n in range(2)]

@@ -233,13 +233,15 @@ async def test_an_argument_that_raises_in_the_worker_fails_its_job() -> None:
 
 
 async def test_what_is_too_large_is_refused_by_either_side() -> None:
-    async with patience(), Pool(1, max_message=100_000) as pool:
+    async with patience(), Pool(1, max_message_size=100_000) as pool:
         pid = await pool.submit(jobs.pid)
-        with pytest.raises(JobNotPicklableError, match="max_message is 100000") as call:
+        with pytest.raises(
+            JobNotPicklableError, match="max_message_size is 100000"
+        ) as call:
             await pool.submit(len, bytes(100_001))
-        with pytest.raises(JobNotPicklableError, match="max_message") as result:
+        with pytest.raises(JobNotPicklableError, match="max_message_size") as result:
             await pool.submit(bytes, 100_001)
-        with pytest.raises(JobNotPicklableError, match="max_message") as error:
+        with pytest.raises(JobNotPicklableError, match="max_message_size") as error:
             await pool.submit(jobs.fail, ValueError("x" * 60_000))
         assert await pool.submit(bytes, 99_000) == bytes(99_000)
         assert await pool.submit(jobs.pid) == pid

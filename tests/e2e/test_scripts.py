@@ -144,7 +144,7 @@ def main():
         print(with_executor(ProcessPoolExecutor(1, context, **options)))
     for launcher, concurrency in ("forkserver", 1), ("forkserver", 2), ("spawn", 1):
         print(asyncio.run(with_pool(launcher, concurrency)))
-    print(with_executor(asyncpool.Executor(1, **options)))
+    print(with_executor(asyncpool.ProcessPoolExecutor(1, **options)))
     print(asyncio.run(with_anyio()))
 """
 
@@ -568,7 +568,7 @@ def test_the_launcher_of_later_workers_has_imported_the_script(tmp_path: Path) -
 
 FAILING = """
     import asyncio, sys, asyncpool
-    from asyncpool import Executor
+    from asyncpool import ProcessPoolExecutor
 
     def work():
         return 1

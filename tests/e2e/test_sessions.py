@@ -140,7 +140,7 @@ async def test_streams() -> None:
     async with patience(), Pool(1) as pool, pool.worker() as worker:
         assert [item async for item in worker.stream(values, 40)] == [*range(40)]
         assert await worker.submit(recall) == 39
-        view = worker.options(timeout=60, buffer=1)
+        view = worker.options(timeout=60, prefetch=1)
         assert [item async for item in view.stream(values, 3)] == [0, 1, 2]
 
 
@@ -197,7 +197,7 @@ async def test_whoever_waits_gets_a_worker_before_the_jobs_of_the_queue() -> Non
         async with pool.worker(fresh=False) as worker:
             assert await running == "go"
             assert not any(job.done() for job in queued)
-            assert pool.stats().waiting == len(queued)
+            assert pool.stats().queued == len(queued)
             assert await worker.submit(jobs.pid) == worker.pid
         assert {await job for job in queued} == {worker.pid}
 
@@ -254,14 +254,14 @@ async def test_whoever_is_cancelled_leaves_the_line() -> None:
 
 
 async def test_too_many_may_not_wait() -> None:
-    async with patience(), Pool(1, max_pending=2) as pool:
+    async with patience(), Pool(1, max_queued=2) as pool:
         async with pool.worker(fresh=False) as worker:
             waiter = asyncio.create_task(pool.worker(fresh=False).__aenter__())
             await wanting(pool)
             job = pool.submit(jobs.pid)
             with pytest.raises(PoolFullError) as caught:
                 await pool.worker().__aenter__()
-            assert (caught.value.waiting, caught.value.max_pending) == (2, 2)
+            assert (caught.value.waiting, caught.value.max_queued) == (2, 2)
             calls = [worker.submit(jobs.pid) for _ in range(5)]  # in no queue
             assert {await call for call in calls} == {worker.pid}
         other = await waiter
@@ -551,7 +551,7 @@ async def test_a_roll_waits_for_it() -> None:
 
 async def test_worn_workers_are_replaced_when_it_is_over() -> None:
     limits = WorkerLimits(max_jobs=2, jitter=0)
-    async with patience(), Pool(1, limits=limits) as pool:
+    async with patience(), Pool(1, worker_limits=limits) as pool:
         async with pool.worker(fresh=False) as worker:
             for _ in range(5):
                 assert await worker.submit(jobs.pid) == worker.pid
@@ -614,7 +614,7 @@ async def test_what_becomes_of_others_is_no_matter_of_a_session_that_is_over() -
 
 async def test_an_exact_limit_waits_for_the_end_of_a_session() -> None:
     limits = WorkerLimits(max_jobs=2, exact=True, jitter=0)
-    async with patience(), Pool(1, limits=limits) as pool:
+    async with patience(), Pool(1, worker_limits=limits) as pool:
         async with pool.worker(fresh=False) as worker:
             for _ in range(4):
                 assert await worker.submit(jobs.pid) == worker.pid
@@ -626,7 +626,7 @@ async def test_an_exact_limit_waits_for_the_end_of_a_session() -> None:
 async def test_a_stream_that_is_left_ends_with_its_loop() -> None:
     async with patience(), Pool(1) as pool:
         async with pool.worker(fresh=False) as worker:
-            async for item in worker.options(buffer=1).stream(values, 1 << 30):
+            async for item in worker.options(prefetch=1).stream(values, 1 << 30):
                 if item == 3:
                     break
         assert await pool.submit(jobs.pid) == worker.pid

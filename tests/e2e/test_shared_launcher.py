@@ -121,7 +121,7 @@ async def test_a_pool_that_is_in_a_hurry_does_not_take_the_launcher_of_another()
         # Another start might be quicker than the timer.
         once = RestartPolicy(max_failed_starts=1)
         with pytest.raises(PoolBrokenError, match="did not answer in time"):
-            await Pool(1, start_timeout=1e-9, restart=once).start()
+            await Pool(1, start_timeout=1e-9, restart_policy=once).start()
         assert await launcher_of(other) == launcher
         await crash_of(other.submit(faults.commit, "exit 3"), by_name("exit 3"))
         await assert_serves(other)
@@ -136,7 +136,7 @@ async def test_a_shared_launcher_that_hangs_is_replaced(
     async with (
         patience(),
         Pool(1) as other,
-        Pool(1, start_timeout=0.5, restart=patient) as pool,
+        Pool(1, start_timeout=0.5, restart_policy=patient) as pool,
     ):
         launcher = await launcher_of(pool)
         assert await launcher_of(other) == launcher

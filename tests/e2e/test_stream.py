@@ -70,7 +70,7 @@ async def test_whatever_returns_an_iterator_is_a_stream() -> None:
 @pytest.mark.parametrize("seed", range(4))
 async def test_items_of_every_size_come_as_they_were(seed: int) -> None:
     async with patience(), Pool(1) as pool:
-        view = pool.options(buffer=1 + seed * 3)
+        view = pool.options(prefetch=1 + seed * 3)
         found = [item async for item in view.stream(streams.mixed, seed, 60)]
         assert found == list(streams.mixed(seed, 60))
 
@@ -78,7 +78,7 @@ async def test_items_of_every_size_come_as_they_were(seed: int) -> None:
 async def test_large_items_are_shared_and_their_memory_is_used_again() -> None:
     block = large.Block(large.pattern(1 << 20))
     async with patience(), Pool(1) as pool:
-        stream = pool.options(buffer=2).stream(streams.values, [block] * 50)
+        stream = pool.options(prefetch=2).stream(streams.values, [block] * 50)
         async for item in stream:
             assert item == block
             del item
@@ -124,7 +124,7 @@ async def test_no_more_is_made_than_may_wait(
 ) -> None:
     path = tmp_path / "made"
     async with patience(), Pool(1) as pool:
-        view = pool.options(buffer=buffer)
+        view = pool.options(prefetch=buffer)
         stream = view.stream(of_kind(kind, "signed"), str(path), 60)
         taken = 0
         async for item in stream:
@@ -249,13 +249,13 @@ async def test_an_error_comes_where_it_was_raised(kind: str) -> None:
 
 
 async def test_what_cannot_cross_is_named() -> None:
-    async with patience(), Pool(1, max_message=100_000) as pool:
+    async with patience(), Pool(1, max_message_size=100_000) as pool:
         found: list[Any] = []
         with pytest.raises(JobNotPicklableError, match="lock") as caught:
             await collect(pool.stream(streams.unpicklable_after, 3), found)
         assert found == [0, 1, 2]
         assert "It is item 3 of a stream." in str(caught.value.__cause__)
-        text = "has 200.* bytes when pickled, and max_message is 100000"
+        text = "has 200.* bytes when pickled, and max_message_size is 100000"
         with pytest.raises(JobNotPicklableError, match=text):
             await anext(pool.stream(repeated, 200_000))
         with pytest.raises(JobNotPicklableError, match=r"args\[0\] cannot be pickled"):
@@ -398,7 +398,7 @@ async def test_items_are_signs_of_life_and_silence_is_not() -> None:
 
 async def test_who_waits_for_a_slow_caller_is_not_silent() -> None:
     async with patience(), Gate() as gate, Pool(2) as pool:
-        view = pool.options(heartbeat_timeout=0.5, buffer=1)
+        view = pool.options(heartbeat_timeout=0.5, prefetch=1)
         stream = view.stream(streams.numbers, 3)
         found = []
         async for item in stream:
@@ -428,7 +428,7 @@ async def test_it_waits_for_a_worker_and_then_has_it_alone() -> None:
 
 
 async def test_a_full_queue_takes_none() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=0) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=0) as pool:
         running = pool.submit(jobs.wait_at, gate.path)
         with pytest.raises(PoolFullError):
             await anext(pool.stream(streams.numbers, 3))

@@ -54,7 +54,7 @@ async def test_one_without_items_has_begun_when_it_has_ended() -> None:
 
 
 async def test_a_full_queue_is_told_and_may_be_asked_again() -> None:
-    async with patience(), Gate() as gate, Pool(1, max_pending=0) as pool:
+    async with patience(), Gate() as gate, Pool(1, max_queued=0) as pool:
         running = pool.submit(jobs.wait_at, gate.path)
         stream = pool.stream(streams.numbers, 3)
         for _ in range(2):
@@ -191,7 +191,7 @@ async def test_a_web_framework_answers_503_before_it_has_sent_anything() -> None
     async with (
         patience(),
         Gate() as gate,
-        Pool(1, max_pending=0) as pool,
+        Pool(1, max_queued=0) as pool,
         httpx.AsyncClient(transport=transport, base_url="http://here") as client,
     ):
         running = pool.submit(jobs.wait_at, gate.path)

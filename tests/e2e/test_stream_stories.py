@@ -41,7 +41,7 @@ STORIES = st.builds(
 async def tell(pool: Pool, story: Story) -> tuple[list[int], str]:
     """Take items as the story wants it; return them, and the error behind them."""
     taken: list[int] = []
-    stream = pool.options(buffer=story.buffer).stream(
+    stream = pool.options(prefetch=story.buffer).stream(
         streams.told, story.stop, story.error, story.is_async
     )
     try:

@@ -38,11 +38,11 @@ async def test_the_next_worker_takes_a_job_over() -> None:
         pids = []
         for attempt, answer in ((1, "die"), (2, "die"), (3, "done")):
             visitor = await gate.visitor(f"attempt {attempt}")
-            assert (job.attempt, job.worker) == (attempt, visitor.pid)
+            assert (job.attempt, job.worker_pid) == (attempt, visitor.pid)
             pids.append(visitor.pid)
             visitor.release(answer)
         assert await job == "done"
-        assert (job.attempt, job.state, job.worker) == (3, "done", None)
+        assert (job.attempt, job.state, job.worker_pid) == (3, "done", None)
         await assert_serves(pool)
         stats = pool.stats()
     assert [(crash.attempt, crash.job_id) for crash in crashes] == [
@@ -149,7 +149,7 @@ async def test_a_job_that_waits_for_its_next_attempt_can_be_cancelled() -> None:
         job = twice.submit(jobs.wait_in_every_attempt, gate.path)
         (await gate.visitor("attempt 1")).release("die")
         second = await gate.visitor("start", nth=2)
-        assert (job.state, job.worker, job.attempt) == ("queued", None, 1)
+        assert (job.state, job.worker_pid, job.attempt) == ("queued", None, 1)
         assert job.cancel()
         second.release()
         assert await pool.submit(jobs.square, 5) == 25
@@ -161,7 +161,7 @@ async def test_a_job_that_waits_for_its_next_attempt_can_be_cancelled() -> None:
 
 async def test_a_job_that_no_worker_began_loses_no_attempt() -> None:
     quick = RestartPolicy(initial_delay=0.01, max_delay=0.02)
-    async with patience(), Pool(1, restart=quick) as pool:
+    async with patience(), Pool(1, restart_policy=quick) as pool:
         events = pool.events()
         for _ in range(3):
             pid = (await idle(pool)).slots[0].pid

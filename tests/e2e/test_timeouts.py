@@ -126,7 +126,7 @@ async def test_a_job_that_a_stopped_worker_was_sent_is_not_lost() -> None:
         assert (error.limit, error.job_id, error.stack) == ("timeout", job.id, "")
         await assert_serves(pool)
         stats = pool.stats()
-    assert (stats.failed, stats.waiting, stats.crashes) == (1, 0, 0)
+    assert (stats.failed, stats.queued, stats.crashes) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill"])
@@ -150,7 +150,7 @@ async def test_nor_are_those_that_another_one_keeps_from_beginning(
             await blocking
         await assert_serves(pool)
         stats = pool.stats()
-    assert (stats.failed, stats.waiting) == (3, 0)
+    assert (stats.failed, stats.queued) == (3, 0)
 
 
 async def test_what_was_in_time_is_not_touched() -> None:
@@ -176,7 +176,7 @@ async def test_the_time_in_the_queue_is_not_the_time_running() -> None:
         assert (error.limit, error.seconds) == ("queue_timeout", 4 * SHORT)
         assert (error.job_id, error.attempt, error.stack) == (impatient.id, 0, "")
         assert not waiting.done()
-        assert pool.stats().waiting == 1
+        assert pool.stats().queued == 1
         visitor.release()
         assert await waiting == 9
         assert await held == "go"
@@ -242,7 +242,7 @@ async def test_a_deadline_holds_at_every_stage(stage: str) -> None:
             await gate.visitor("late")
             run_out(pool, job)
         error = await timeout_of(job)
-        assert (error.limit, error.seconds) == ("deadline", job.limits.deadline)
+        assert (error.limit, error.seconds) == ("deadline", job._limits.deadline)
         assert error.attempt == (stage == "running")
         assert ("in sleep" in error.stack) is (stage == "running")
         if held is not None:
@@ -286,12 +286,12 @@ async def test_who_is_heard_to_have_ended_is_not_judged(
                 [
                     Frame(FrameKind.VALUE, job.id, 1, 0, large)
                     for job in both
-                    if job.slot is not None
+                    if job._slot is not None
                 ],
             )
 
         monkeypatch.setattr(WorkerHandle, "hear", hear_both_end)
-        ring(pool, max(job.began or 0.0 for job in both) + LONG)
+        ring(pool, max(job._began or 0.0 for job in both) + LONG)
         assert await asyncio.gather(*both) == [filler(2 * HEAVY)] * 2
         os.kill(visitor.pid, signal.SIGKILL)  # it knows nothing of its outcomes
         await assert_serves(pool)

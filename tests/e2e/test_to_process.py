@@ -321,7 +321,7 @@ def test_calls_and_results_have_no_bound_but_memory(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     defaults = asyncpool.Pool.__init__.__kwdefaults__ or {}
-    monkeypatch.setitem(defaults, "max_message", 1024)
+    monkeypatch.setitem(defaults, "max_message_size", 1024)
 
     async def main() -> tuple[int, bytes]:
         size = await to_process.run_sync(len, bytes(5000))

@@ -52,7 +52,9 @@ async def test_options_make_a_view_and_change_nothing() -> None:
     async with patience(), Pool(1) as pool:
         view = pool.options(max_attempts=3)
         narrow = view.options(retry_on=("hung",))
-        policies = [each.submit(jobs.square, 2).policy for each in (pool, view, narrow)]
+        policies = [
+            each.submit(jobs.square, 2)._attempt_policy for each in (pool, view, narrow)
+        ]
         assert await pool.submit(jobs.square, 3) == 9
     assert [(policy.max_attempts, policy.retry_on) for policy in policies] == [
         (1, ("crash", "hung")),
@@ -101,8 +103,8 @@ async def test_a_job_tells_where_it_is() -> None:
         job: Job[int] = pool.submit(jobs.square, 3)
         behind = pool.submit(jobs.square, 4)
         assert (job.id, job.state, job.attempt) == (1, "running", 1)
-        assert job.worker == pool.stats().slots[0].pid
+        assert job.worker_pid == pool.stats().slots[0].pid
         assert (behind.id, behind.state, behind.attempt) == (2, "queued", 0)
-        assert behind.worker is None
+        assert behind.worker_pid is None
         assert [await job, await behind] == [9, 16]
-        assert (job.state, job.attempt, job.worker) == ("done", 1, None)
+        assert (job.state, job.attempt, job.worker_pid) == ("done", 1, None)

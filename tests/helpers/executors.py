@@ -51,7 +51,7 @@ def process_pool(*args: Any, **kwargs: Any) -> cf.Executor:
     return cf.ProcessPoolExecutor(*args, **kwargs)
 
 
-BOTH = {"ProcessPoolExecutor": process_pool, "Executor": asyncpool.Executor}
+BOTH = {"ProcessPoolExecutor": process_pool, "Executor": asyncpool.ProcessPoolExecutor}
 
 
 @pytest.fixture(params=BOTH.values(), ids=list(BOTH))

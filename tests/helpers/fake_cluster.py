@@ -34,7 +34,7 @@ class FakeCluster:
         self.up = asyncio.Event()
         self.drained = asyncio.Event()
         self.reloaded = asyncio.Event()
-        self.result = RollResult(replaced=2, trouble="", crash=None)
+        self.result = RollResult(replaced=2, reason="", crash=None)
         self.state = "new"
         self.workers = 2
         self._over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

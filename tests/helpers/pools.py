@@ -125,12 +125,12 @@ def run_out(pool: Pool, job: Job[Any]) -> None:
 
     With a limit that is short a busy machine may not have begun it when that is over.
     """
-    now, limits = asyncio.get_running_loop().time(), job.limits
-    assert job.began is not None
+    now, limits = asyncio.get_running_loop().time(), job._limits
+    assert job._began is not None
     if limits.timeout is not None:
-        job.began = now - limits.timeout
+        job._began = now - limits.timeout
     else:
-        job.limits = replace(limits, deadline=now)
+        job._limits = replace(limits, deadline=now)
     supervisor_of(pool).traffic.timers._timeouts.watch(job.id, now)
 
 

@@ -70,7 +70,7 @@ class Talker:
         return rest
 
     async def wait(self, _: str) -> str:
-        await self.worker.draining()
+        await self.worker.wait_draining()
         return "draining"
 
     async def die(self, name: str) -> str:
@@ -90,7 +90,7 @@ class Talker:
         return "retiring"
 
     async def replace(self, reason: str) -> str:
-        self.worker.replace(reason)
+        self.worker.request_replacement(reason)
         return "serving on"
 
     async def descriptors(self, _: str) -> str:
@@ -165,10 +165,11 @@ async def talk_by_itself(worker: Worker) -> None:
             worker.closed()
 
     servers = [
-        await asyncio.start_server(converse, sock=sock) for sock in worker.sockets
+        await asyncio.start_server(converse, sock=sock)
+        for sock in worker.listening_sockets
     ]
     worker.ready()
-    await worker.draining()
+    await worker.wait_draining()
     for server in servers:
         server.close()
 
@@ -223,7 +224,7 @@ async def send_100(worker: Worker) -> None:
     worker.ready()
     for n in range(100):
         await worker.send(n)
-    await worker.draining()
+    await worker.wait_draining()
 
 
 async def send_and_die(worker: Worker) -> None:
@@ -245,18 +246,18 @@ async def send_what_cannot_be_read(worker: Worker) -> None:
     worker.ready()
     await worker.send(Unreadable())
     await worker.send("fine")
-    await worker.draining()
+    await worker.wait_draining()
 
 
 async def take_no_messages(worker: Worker) -> None:
     worker.ready()
-    await worker.draining()
+    await worker.wait_draining()
 
 
 async def tell_about_sockets(worker: Worker) -> None:
     """Say of each socket what it is, and send it back."""
     worker.ready()
-    async for sock in worker.received_sockets():
+    async for sock in worker.incoming_sockets():
         about = (worker.id, sock.family.name, sock.type.name, sock.get_inheritable())
         await worker.send(about)
         await worker.send_socket(sock, sock.value)
@@ -266,7 +267,7 @@ async def tell_about_sockets(worker: Worker) -> None:
 async def tell_about_files(worker: Worker) -> None:
     """Say of each file what it is, and send it back."""
     worker.ready()
-    async for file in worker.received_files():
+    async for file in worker.incoming_files():
         with file:
             inheritable = os.get_inheritable(file.fileno())
             await worker.send((worker.id, file.mode, inheritable, file.value))
@@ -277,7 +278,7 @@ async def copy_files(worker: Worker) -> None:
     """Copy what is in one file to another one."""
     worker.ready()
     files = {}
-    async for file in worker.received_files():
+    async for file in worker.incoming_files():
         files[file.value] = file
         if len(files) == 2:
             with files["from"] as source, files["to"] as target:
@@ -301,7 +302,7 @@ async def send_odd_values(worker: Worker) -> None:
     with open(os.devnull, "rb") as file:  # noqa: ASYNC230
         await worker.send_file(file, Unreadable())
         await worker.send_file(file.fileno(), "fine")
-    await worker.draining()
+    await worker.wait_draining()
 
 
 async def send_files_without_end(worker: Worker) -> None:
@@ -315,13 +316,13 @@ async def send_files_without_end(worker: Worker) -> None:
                 taken += 1
         except OSError as error:
             await worker.send((taken, str(error)))
-    await worker.draining()
+    await worker.wait_draining()
 
 
 async def take_sockets(worker: Worker) -> None:
     """Say that a socket has come."""
     worker.ready()
-    async for sock in worker.received_sockets():
+    async for sock in worker.incoming_sockets():
         sock.close()
         await worker.send(worker.id)
 
@@ -353,12 +354,12 @@ async def send_sockets_without_end(worker: Worker) -> None:
                 taken += 1
         except OSError as error:
             await worker.send((taken, str(error)))
-    await worker.draining()
+    await worker.wait_draining()
 
 
 async def not_yet(worker: Worker) -> None:
     """Never be ready."""
-    await worker.draining()
+    await worker.wait_draining()
 
 
 async def fail_at_once(worker: Worker) -> None:

@@ -73,7 +73,7 @@ async def tour(**options: Any) -> list[str]:
             await pool.options(timeout=0.3).submit(_linger_deaf)
         assert await pool.map(abs, range(-500, 0)) == list(range(500, 0, -1))
         items = ["a", None, *range(50)]
-        assert await pool.map(_die_of_13, items, chunk=52).outcomes()
+        assert await pool.map(_die_of_13, items, chunksize=52).outcomes()
         assert [n async for n in pool.stream(_count, 300)] == list(range(300))
         try:
             await pool.submit(_truncate_what_is_shared)

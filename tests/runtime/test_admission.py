@@ -47,7 +47,7 @@ class Door:
         state = SimpleNamespace(
             loop=SimpleNamespace(time=lambda: 100.0),
             core=self.core,
-            config=SimpleNamespace(max_pending=limit),
+            config=SimpleNamespace(max_queued=limit),
             hub=self.hub,
             crashes=deque[Any](),
             deciding=False,
@@ -73,9 +73,9 @@ async def test_as_many_may_wait_as_it_says() -> None:
     for _ in range(2):
         with pytest.raises(PoolFullError) as info:
             door.admission.check(ANYBODY)
-        assert (info.value.waiting, info.value.max_pending) == (3, 3)
+        assert (info.value.waiting, info.value.max_queued) == (3, 3)
         assert door.admission.saturated
-    assert await door.events() == [events.Saturated(3)]  # once
+    assert await door.events() == [events.QueueFull(3)]  # once
 
 
 async def test_without_a_limit_any_number_may() -> None:
@@ -163,7 +163,7 @@ async def test_there_is_room_again_when_nobody_waits() -> None:
     door.admission.relax()
     await waiter
     assert [*seen, door.admission.saturated] == [True, False]
-    assert await door.events() == [events.Saturated(1), events.Drained()]
+    assert await door.events() == [events.QueueFull(1), events.QueueEmptied()]
 
 
 async def refused_at(door: Door) -> asyncio.Task[None]:
@@ -246,7 +246,7 @@ async def test_where_nobody_may_wait_room_is_a_worker(
     door.admission.relax()
     async with patience():
         await waiter
-    assert await door.events() == [events.Saturated(0), events.Drained()]
+    assert await door.events() == [events.QueueFull(0), events.QueueEmptied()]
 
 
 async def test_nobody_waits_for_room_in_a_pool_that_ends() -> None:

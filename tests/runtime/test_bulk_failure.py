@@ -105,7 +105,7 @@ async def test_a_pool_that_closes_says_how_far_it_was(
 ) -> None:
     ending = Ending()
     job = ending.jobs(number)[-1]
-    job.slot, job.attempt = 0, attempt
+    job._slot, job.attempt = 0, attempt
     ending.failing.fail((job.id,), "closed")
     error = job.exception()
     assert isinstance(error, PoolClosedError)

@@ -73,7 +73,7 @@ class DeadWorker:
 def job_of(number: int, size: int, ahead: int = 0) -> Job[Any]:
     loop = asyncio.get_running_loop()
     job: Job[Any] = Job(number, Function(0, b""), JobOptions(), Owner(), loop)
-    job.attempt, job.payload, job.ahead = 1, bytes(size), ahead
+    job.attempt, job._payload, job._ahead = 1, bytes(size), ahead
     return job
 
 
@@ -224,5 +224,5 @@ async def test_an_earlier_attempt_may_have_had_effects_too(
     begun: int, expected: str
 ) -> None:
     job = job_of(1, 30)
-    job.attempt, job.crashes = begun, (CRASH,)
+    job.attempt, job._crashes = begun, (CRASH,)
     assert crash_error(job, "sent").delivery == expected

@@ -107,9 +107,9 @@ def test_a_stream_that_nobody_reads_is_told_from_the_others() -> None:
     async def main() -> None:
         job = Pool().add(StreamJob, "app.read")
         assert isinstance(job, StreamJob)
-        assert job.title == "app.read (a stream)"
-        job.credit = 0
-        assert job.title == "app.read (a stream that nobody reads)"
+        assert job._title == "app.read (a stream)"
+        job._credit = 0
+        assert job._title == "app.read (a stream that nobody reads)"
 
     virtual_time.run(main())
 

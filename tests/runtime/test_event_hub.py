@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from asyncpool._runtime.base.event_hub import EventHub
-from asyncpool.events import Drained, Event, Recovered, Saturated
+from asyncpool.events import Event, QueueEmptied, QueueFull, Recovered
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 
@@ -17,13 +17,13 @@ pytestmark = BOTH_LOOPS
 async def test_listeners_get_what_comes_after_them() -> None:
     hub: EventHub[Event] = EventHub()
     first = hub.listen(10)
-    hub.publish(Saturated(1))
+    hub.publish(QueueFull(1))
     second = hub.listen(10)
-    hub.publish(Drained())
+    hub.publish(QueueEmptied())
     hub.end()
     async with patience():
-        assert [event async for event in first] == [Saturated(1), Drained()]
-        assert [event async for event in second] == [Drained()]
+        assert [event async for event in first] == [QueueFull(1), QueueEmptied()]
+        assert [event async for event in second] == [QueueEmptied()]
         assert [event async for event in hub.listen(10)] == []
 
 
@@ -45,12 +45,12 @@ async def test_a_cancelled_wait_loses_no_event() -> None:
     waiting = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
     # Both in the same turn, and the event first.
-    hub.publish(Drained())
+    hub.publish(QueueEmptied())
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     async with patience():
-        assert await anext(stream) == Drained()
+        assert await anext(stream) == QueueEmptied()
 
 
 async def test_an_end_wakes_those_who_wait() -> None:

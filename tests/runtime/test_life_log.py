@@ -31,7 +31,7 @@ def test_it_tells_who_comes_who_goes_and_why(caplog: pytest.LogCaptureFixture) -
         Ready(2, 5, 73, 1.0),
         Retiring(2, 5, "something of its own"),
         Ready(3, 1, 74, 1.0),
-        Retiring(3, 1, "replace(): it has had: enough"),
+        Retiring(3, 1, "request_replacement(): it has had: enough"),
         Resized(3),
     ):
         log.tell(event)

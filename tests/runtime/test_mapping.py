@@ -98,7 +98,7 @@ class FakePool:
             raise PoolClosedError
         waiting = len(self.open) + self.others
         if self._most_open is not None and waiting >= self._most_open:
-            raise PoolFullError(waiting=waiting, max_pending=self._most_open)
+            raise PoolFullError(waiting=waiting, max_queued=self._most_open)
         loop = asyncio.get_running_loop()
         chunk = function is run_chunk
         assert chunk == (options.form == "chunk")
@@ -116,7 +116,7 @@ class FakePool:
         if isinstance(job, ChunkJob):
             self._finish_chunk(job, items, stop)
             return
-        job.function.profile.note(60)
+        job._function.profile.note(60)
         [(number, what)] = items
         self.ran[number] += 1
         if what == "die":
@@ -184,13 +184,13 @@ def map_of(
     pool: FakePool,
     inputs: Any,
     *,
-    chunk: int | None,
-    window: int | None,
+    chunksize: int | None,
+    buffersize: int | None,
     attempts: int = 1,
 ) -> Map[Any]:
     options = JobOptions(attempts=AttemptPolicy(max_attempts=attempts))
     task = Task(identity, False, options, pool.submit)
-    return Map(Plan(pool, task, (inputs,), chunk, window))
+    return Map(Plan(pool, task, (inputs,), chunksize, buffersize))
 
 
 # None ever ends, or each at once: what is in between would depend on the machine's speed.
@@ -306,7 +306,7 @@ def test_whoever_leaves_early_leaves_nothing_under_way(
 
     async def take() -> list[int]:
         results = map_of(
-            pool, inputs.slowly() if slowly else inputs, chunk=chunk, window=20
+            pool, inputs.slowly() if slowly else inputs, chunksize=chunk, buffersize=20
         )
         found: list[int] = []
         async for result in results:
@@ -347,7 +347,7 @@ def test_an_error_of_the_inputs_comes_last(
     async def take() -> BaseException | None:
         source = inputs.slowly() if slowly else inputs
         try:
-            async for result in map_of(pool, source, chunk=chunk, window=20):
+            async for result in map_of(pool, source, chunksize=chunk, buffersize=20):
                 found.append(result)  # noqa: PERF401
         except (OSError, asyncio.CancelledError) as caught:
             return caught
@@ -380,7 +380,7 @@ def test_many_short_items_become_few_jobs_and_memory_is_bounded() -> None:
     async def main() -> None:
         pool = FakePool()
         inputs = ((number, Kept("ok")) for number in itertools.count())
-        results = map_of(pool, inputs, chunk=None, window=None)
+        results = map_of(pool, inputs, chunksize=None, buffersize=None)
         before = Kept.alive
         jobs = 0
         pending = asyncio.ensure_future(anext(results))
@@ -408,7 +408,7 @@ def test_a_pool_that_is_closed_is_the_error_of_what_was_not_sent(chunk: int) -> 
         pool = FakePool()
         pool.closed = True
         found = await map_of(
-            pool, [(0, "ok"), (1, "ok")], chunk=chunk, window=20
+            pool, [(0, "ok"), (1, "ok")], chunksize=chunk, buffersize=20
         ).outcomes()
         assert [type(one.error) for one in found] == [PoolClosedError] * 2
 
@@ -419,7 +419,9 @@ def test_a_pool_that_is_closed_is_the_error_of_what_was_not_sent(chunk: int) -> 
 def test_a_result_that_is_too_large_together_is_nobodys_second_run() -> None:
     async def main() -> None:
         pool = FakePool()
-        results = map_of(pool, [(n, "ok") for n in range(4)], chunk=4, window=40)
+        results = map_of(
+            pool, [(n, "ok") for n in range(4)], chunksize=4, buffersize=40
+        )
         running = asyncio.ensure_future(results.outcomes())
         await asyncio.sleep(0)
         [(job, _)] = pool.open
@@ -435,7 +437,7 @@ def test_nothing_is_sent_after_the_end() -> None:
     async def main() -> None:
         pool = FakePool()
         items = [(n, "ok") for n in range(8)]
-        results = map_of(pool, items, chunk=4, window=40)
+        results = map_of(pool, items, chunksize=4, buffersize=40)
 
         async def take() -> None:
             async for _ in results:
@@ -465,7 +467,7 @@ def test_an_error_that_comes_as_the_map_ends_is_not_called_unheard() -> None:
         )
         pool = FakePool()
         items = [(n, "ok" if n < 4 else "die") for n in range(8)]
-        results = map_of(pool, items, chunk=4, window=40)
+        results = map_of(pool, items, chunksize=4, buffersize=40)
 
         async def take() -> None:
             await anext(results)
@@ -487,7 +489,9 @@ def test_an_error_that_comes_as_the_map_ends_is_not_called_unheard() -> None:
 def test_what_others_leave_no_room_for_is_sent_when_there_is_some() -> None:
     async def run() -> None:
         pool = FakePool(most_open=1)
-        results = map_of(pool, [(n, "ok") for n in range(4)], chunk=4, window=40)
+        results = map_of(
+            pool, [(n, "ok") for n in range(4)], chunksize=4, buffersize=40
+        )
         running = asyncio.ensure_future(results)
         await asyncio.sleep(0)
         # One item is done; another's job takes the place before the rest is sent.
@@ -557,7 +561,7 @@ def test_others_have_the_loop_after_each_turn(
     async def main() -> None:
         pool = FakePool()
         running = asyncio.create_task(
-            turns.take(map_of(pool, turns.draw(40), chunk=4, window=40))
+            turns.take(map_of(pool, turns.draw(40), chunksize=4, buffersize=40))
         )
         while turns.total("drawn") < 40:
             await turns.end()
@@ -580,7 +584,9 @@ def test_items_that_are_slow_to_come_make_smaller_chunks(
     async def main() -> None:
         pool = FakePool()
         items = [(n, "ok") for n in range(1024)]
-        running = asyncio.ensure_future(map_of(pool, items, chunk=512, window=4096))
+        running = asyncio.ensure_future(
+            map_of(pool, items, chunksize=512, buffersize=4096)
+        )
         while not running.done():
             await asyncio.sleep(0)
             if pool.open:

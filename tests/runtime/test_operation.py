@@ -192,7 +192,7 @@ async def test_a_hangup_reloads(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_a_reload_fails(caplog: pytest.LogCaptureFixture) -> None:
     async with operating() as running:
-        running.cluster.result = RollResult(replaced=0, trouble="bad code", crash=None)
+        running.cluster.result = RollResult(replaced=0, reason="bad code", crash=None)
         running.cluster.reloaded.set()
         text = (
             "the reload has ended after 0 workers, the others are as before: bad code"

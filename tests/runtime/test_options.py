@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from asyncpool import Cluster, Executor, Pool, RestartPolicy, WorkerLimits
+from asyncpool import Cluster, Pool, ProcessPoolExecutor, RestartPolicy, WorkerLimits
 from asyncpool._futures.executor_options import EXECUTOR_CHECKS, ExecutorOptions
 from asyncpool._runtime.options.checks import (
     Check,
@@ -57,7 +57,7 @@ def names(record: type[Any]) -> set[str]:
     [
         (Pool, POOL_CHECKS, PoolOptions),
         (Cluster, CLUSTER_CHECKS, ClusterOptions),
-        (Executor, EXECUTOR_CHECKS, ExecutorOptions),
+        (ProcessPoolExecutor, EXECUTOR_CHECKS, ExecutorOptions),
     ],
 )
 def test_each_option_of_a_signature_has_one_check_and_one_field(
@@ -70,12 +70,12 @@ def test_each_option_of_a_signature_has_one_check_and_one_field(
 
 def test_what_pools_and_clusters_share_is_checked_by_the_same_checks() -> None:
     shared = names(WorkerOptions)
-    assert shared == WORKER_CHECKS.keys() | {"name", "surge"}
+    assert shared == WORKER_CHECKS.keys() | {"name", "max_surge"}
     assert shared == parameters(Pool).keys() & parameters(Cluster).keys() - {"workers"}
     for name, check in WORKER_CHECKS.items():
         assert POOL_CHECKS[name] is check
         # A cluster has the same, and asks more of its limits.
-        assert (CLUSTER_CHECKS[name] is check) is (name != "limits")
+        assert (CLUSTER_CHECKS[name] is check) is (name != "worker_limits")
 
 
 def test_pools_and_clusters_have_the_same_defaults() -> None:
@@ -151,12 +151,12 @@ def given(**changes: Any) -> dict[str, Any]:
 def test_what_was_given_is_in_shape() -> None:
     options = pool_options(given(workers=3, preload=["re"], initargs=[1], timeout=5.0))
     assert options.workers == (3, 3)
-    assert options.restart == RestartPolicy()
-    assert options.limits == WorkerLimits()
+    assert options.restart_policy == RestartPolicy()
+    assert options.worker_limits == WorkerLimits()
     assert (options.preload, options.initargs) == (("re",), (1,))
     assert options.job_limits.timeout == 5.0
     with pytest.raises(dataclasses.FrozenInstanceError):
-        options.surge = 2  # type: ignore[misc]
+        options.max_surge = 2  # type: ignore[misc]
 
 
 def test_a_supervisor_is_told_what_the_pool_was() -> None:
@@ -167,7 +167,7 @@ def test_a_supervisor_is_told_what_the_pool_was() -> None:
             launcher="spawn",
             ready="all",
             concurrency=4,
-            max_message=None,
+            max_message_size=None,
             propagate=(),
         )
     )
@@ -182,7 +182,7 @@ def test_a_supervisor_is_told_what_the_pool_was() -> None:
 
 def test_a_pool_that_is_refused_takes_no_number() -> None:
     number = int(Pool(1).name.removeprefix("pool-"))
-    for wrong in ({"surge": -1}, {"initializer": 3}, {"name": 3}):
+    for wrong in ({"max_surge": -1}, {"initializer": 3}, {"name": 3}):
         with pytest.raises((TypeError, ValueError)):
             pool_options(given(**wrong))
     assert Pool(1).name == f"pool-{number + 1}"
@@ -191,17 +191,17 @@ def test_a_pool_that_is_refused_takes_no_number() -> None:
 
 
 def test_a_pool_can_replace_workers_somehow() -> None:
-    text = r"^surge and unavailable cannot both be 0$"
+    text = r"^max_surge and max_unavailable cannot both be 0$"
     with pytest.raises(ValueError, match=text):
-        Pool(1, surge=0)
-    assert Pool(1, surge=0, unavailable=1)._config.unavailable == 1
+        Pool(1, max_surge=0)
+    assert Pool(1, max_surge=0, max_unavailable=1)._config.max_unavailable == 1
 
 
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
         ({"workers": (2, 4)}, TypeError, "workers must be an int, not (2, 4)"),
-        ({"surge": 0}, ValueError, "surge must be at least 1, not 0"),
+        ({"max_surge": 0}, ValueError, "surge must be at least 1, not 0"),
         ({"backlog": 0}, ValueError, "backlog must be at least 1, not 0"),
         (
             {"spread": "all"},
@@ -214,12 +214,12 @@ def test_a_pool_can_replace_workers_somehow() -> None:
             "reload_drain_timeout must be > 0 seconds or None, not 0",
         ),
         (
-            {"limits": WorkerLimits(drain_timeout=3.0)},
+            {"worker_limits": WorkerLimits(drain_timeout=3.0)},
             ValueError,
             "limits of a cluster take no drain_timeout: give it to the cluster itself",
         ),
         (
-            {"limits": WorkerLimits(max_jobs=1, exact=True)},
+            {"worker_limits": WorkerLimits(max_jobs=1, exact=True)},
             ValueError,
             "limits of a cluster cannot be exact: a worker serves until there is another",
         ),
@@ -280,7 +280,12 @@ def test_a_check_returns_the_value_in_shape(
         (seconds(), None, TypeError, "it must be a number of seconds, not None"),
         (one_of(("any", "all")), 3, ValueError, "it must be one of any, all, not 3"),
         (function, 3, TypeError, "it must be callable, not 3"),
-        (instance(WorkerLimits, "limits"), {}, TypeError, "it must be limits, not {}"),
+        (
+            instance(WorkerLimits, "worker_limits"),
+            {},
+            TypeError,
+            "it must be limits, not {}",
+        ),
         (items("names", each=str), [3], TypeError, "it takes names, not 3"),
         (name_or_number("pool"), 3, TypeError, "it must be a str or None, not 3"),
     ],

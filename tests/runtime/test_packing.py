@@ -79,7 +79,7 @@ class Office:
         self._functions = FunctionTable()
 
     def on_packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
-        job.payload = payload
+        job._payload = payload
         self.packed.append(job)
 
     def job(self, number: int = 0) -> Job[Any]:
@@ -111,7 +111,7 @@ async def test_calls_are_pickled_in_their_order() -> None:
         await office.hands.work()
     assert office.packed == added
     assert office.hands.calls == []
-    assert all(isinstance(job.payload, OutOfBandPickle) for job in added)
+    assert all(isinstance(job._payload, OutOfBandPickle) for job in added)
 
 
 async def test_no_more_are_pickled_ahead_than_was_said() -> None:
@@ -124,14 +124,14 @@ async def test_no_more_are_pickled_ahead_than_was_said() -> None:
     assert await office.hands.work_all() == 1
     assert office.packed == added[:2]
     # One that has a worker is not ahead any more.
-    added[0].slot = 0
+    added[0]._slot = 0
     office.packer.go_on()
     assert await office.hands.work_all() == 1
     office.packer.go_on()
     assert office.hands.calls == []
     # Nor is one that is done, or was given up.
-    added[1].payload = b""
-    added[2].payload = b""
+    added[1]._payload = b""
+    added[2]._payload = b""
     office.packer.go_on()
     assert await office.hands.work_all() == 2
     assert office.packed == added
@@ -142,9 +142,9 @@ async def test_one_that_lost_its_worker_is_not_ahead_again() -> None:
     office = Office(ahead=1)
     added = [office.add(number) for number in range(3)]
     await office.hands.work_all()
-    added[0].slot = 0
+    added[0]._slot = 0
     office.packer.go_on()
-    added[0].slot = None
+    added[0]._slot = None
     assert await office.hands.work_all() == 1
     assert office.packed == added[:2]
 
@@ -154,7 +154,7 @@ async def test_what_turns_out_to_be_small_is_not_ahead() -> None:
     added = [office.add(number, "small") for number in range(5)]
     assert await office.hands.work_all() == 5
     assert office.packed == added
-    assert all(type(job.payload) is bytes for job in added)
+    assert all(type(job._payload) is bytes for job in added)
 
 
 async def test_a_job_that_was_given_up_is_not_pickled() -> None:

@@ -23,12 +23,12 @@ class Bank(Owner):
         self.given: list[int] = []
 
     def give_credit(self, job: StreamJob, /) -> None:
-        self.given.append(job.credit)
+        self.given.append(job._credit)
 
 
 def job_of(buffer: int) -> tuple[StreamJob, Bank]:
     bank = Bank()
-    options = JobOptions(form="stream", buffer=buffer)
+    options = JobOptions(form="stream", prefetch=buffer)
     loop = asyncio.get_running_loop()
     return StreamJob(1, Function(0, b""), options, bank, loop), bank
 
@@ -43,7 +43,7 @@ async def taken(job: StreamJob) -> Any:
 
 
 @given(
-    buffer=st.integers(1, 40),
+    prefetch=st.integers(1, 40),
     steps=st.lists(st.tuples(st.booleans(), st.integers(1, 30)), max_size=60),
 )
 def test_whatever_the_pace_order_and_bound_hold(
@@ -54,16 +54,16 @@ def test_whatever_the_pace_order_and_bound_hold(
         sent = got = 0
         for is_worker, count in steps:
             for _ in range(count):
-                if is_worker and sent < job.credit:
+                if is_worker and sent < job._credit:
                     job.receive(item(sent))
                     sent += 1
                 elif not is_worker and got < sent:
                     assert await taken(job) == got
                     got += 1
             assert sent - got <= buffer
-            assert job.credit <= got + buffer
+            assert job._credit <= got + buffer
             # Who has taken all that was sent is owed something new.
-            assert got < sent or job.credit > sent
+            assert got < sent or job._credit > sent
         assert bank.given == sorted(set(bank.given))
         assert len(bank.given) <= 2 * got // buffer + 1
 
@@ -87,7 +87,7 @@ async def test_another_attempt_begins_anew() -> None:
     job.receive(item(7))
     job.receive(item(8))
     job.begin_again()
-    assert job.credit == 2
+    assert job._credit == 2
     waiting = asyncio.ensure_future(taken(job))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -98,11 +98,11 @@ async def test_another_attempt_begins_anew() -> None:
 @pytest.mark.asyncio
 async def test_what_was_taken_rules_out_another_attempt() -> None:
     job, _ = job_of(2)
-    job.policy = JobOptions().attempts.__class__(max_attempts=3)
+    job._attempt_policy = JobOptions().attempts.__class__(max_attempts=3)
     job.receive(item(0))
-    assert job.policy.max_attempts == 3
+    assert job._attempt_policy.max_attempts == 3
     await taken(job)
-    assert job.policy.max_attempts == 1
+    assert job._attempt_policy.max_attempts == 1
 
 
 @pytest.mark.asyncio

@@ -60,7 +60,7 @@ class Climate:
     @property
     def health(self) -> bool:
         """Whether silent workers are found soon."""
-        timeout: float | None = self.options["health_timeout"]
+        timeout: float | None = self.options["ping_timeout"]
         return timeout is not None and timeout < 5
 
     @property
@@ -96,7 +96,7 @@ class Climate:
             ends |= {"hung", "crash"}
         if self.frail:
             ends.add("broken")
-        if self.limits.hard_rss is not None:
+        if self.limits.kill_memory is not None:
             ends.add("out of memory")
         if self.several:  # what one of them does to its worker, it does to all others
             ends |= {"crash", "hung"}
@@ -139,18 +139,18 @@ def draw_climate(rng: Random) -> Climate:
         options={
             "workers": rng.choice((1, 2, 3, 4, (1, 3), (2, 4))),
             "idle_timeout": rng.choice((0.2, 1.0, 60.0)),
-            "surge": (surge := rng.choice((0, 1, 1, 2))),
-            "unavailable": rng.choice((0, 1, 2)) if surge else 1,
+            "max_surge": (surge := rng.choice((0, 1, 1, 2))),
+            "max_unavailable": rng.choice((0, 1, 2)) if surge else 1,
             "launcher": launcher_kind,
             "preload": rng.choice(((), ("json",))),
             "restart": rng.choice(_FRAIL) if frail else _FORGIVING,
             "limits": _draw_limits(rng, calm=calm, slow=launcher_kind == "spawn"),
-            "health_timeout": health,
+            "ping_timeout": health,
             # Who is stopped while it starts is found by that alone.
             "start_timeout": 5.0 if stops else 30.0,
             "initializer": initializer,
             "initargs": initargs,
-            "max_pending": rng.choice((None, None, 40)),
+            "max_queued": rng.choice((None, None, 40)),
             "max_shared_memory": rng.choice((1 << 30, 1 << 30, 4 * _MB, 0)),
             "on_cancel": rng.choice(("interrupt", "interrupt", "kill", "wait")),
             "cancel_grace": rng.choice((0.0, 0.3, 2.0)),
@@ -166,8 +166,8 @@ def _draw_limits(rng: Random, *, calm: bool, slow: bool) -> WorkerLimits:
     return WorkerLimits(
         max_jobs=rng.choice((None, None, 5, 100)),
         max_age=rng.choice(ages),
-        max_rss=memory,
-        hard_rss=140 * _MB if not calm and rng.random() < 0.3 else None,
+        max_memory=memory,
+        kill_memory=140 * _MB if not calm and rng.random() < 0.3 else None,
         drain_timeout=DRAIN_LONG if calm else rng.choice((DRAIN_LONG, 0.5, 0.02)),
         jitter=rng.choice((0.0, 0.1)),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncpool import (
     AsyncPoolError,
+    BoundPool,
     Crash,
     Job,
     Pool,
@@ -18,7 +19,6 @@ from asyncpool import (
     PoolClosedError,
     PoolFullError,
     PoolStats,
-    PoolView,
     events,
 )
 from tests.helpers.patience import PATIENCE
@@ -35,7 +35,7 @@ __all__ = ["BOUND", "Era", "Life"]
 BOUND = 3 * PATIENCE
 
 # Events that are not about who is there.
-_IDLE_TALK = (events.Drained, events.Saturated, events.TakenOver)
+_IDLE_TALK = (events.QueueEmptied, events.QueueFull, events.TakenOver)
 
 Life = Callable[["Era"], Coroutine[Any, Any, None]]
 
@@ -104,7 +104,7 @@ class Era:
             self.outside.watch(lease, job)
         return self.enter(plan, key, job, told=told, since=heard, lease=lease)
 
-    def view(self, options: dict[str, Any]) -> PoolView:
+    def view(self, options: dict[str, Any]) -> BoundPool:
         """Return the pool with these options; *within* is a deadline."""
         options = dict(options)
         within = options.pop("within", None)
@@ -126,7 +126,7 @@ class Era:
         """Check that there is a reason to take no job."""
         match error:
             case PoolFullError():
-                self.demand(error.waiting >= error.max_pending == 40, f"{error}")
+                self.demand(error.waiting >= error.max_queued == 40, f"{error}")
                 self.tally.deed(self.name, "refused: full")
             case PoolBrokenError():
                 self.demand(self.climate.frail, f"it is broken: {error}")
@@ -186,7 +186,7 @@ class Era:
             return  # it may be broken
         loop = asyncio.get_running_loop()
         give_up_at, stats = loop.time() + BOUND, self.pool.stats()
-        while stats.waiting or not stats.idle == stats.workers == _up(stats):
+        while stats.queued or not stats.idle == stats.workers == _up(stats):
             self.demand(loop.time() < give_up_at, f"it does not recover: {stats}")
             await asyncio.sleep(0.01)
             stats = self.pool.stats()
@@ -242,7 +242,9 @@ class Era:
                 case events.Exited(slot, generation):
                     self._bury(slot, generation)
                 case events.Crashed(crash):
-                    self.tally.deeds["crashed beside others"] += bool(crash.beside)
+                    self.tally.deeds["crashed beside others"] += bool(
+                        crash.concurrent_jobs
+                    )
                     self._bury(crash.slot, crash.generation)
                 case _:
                     pass
@@ -254,7 +256,7 @@ class Era:
         self._living[slot, generation] = False
 
     def _count_workers(self) -> None:
-        most = self.largest + self.climate.options["surge"]
+        most = self.largest + self.climate.options["max_surge"]
         living = sum(self._living.values())
         self.demand(living <= most, f"{living} workers, and {most} are the most")
 

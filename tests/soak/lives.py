@@ -135,7 +135,7 @@ async def _roll(era: Era) -> None:
     except TimeoutError:
         era.demand(False, f"a roll does not end: {era.pool.stats()}")
         raise
-    era.tally.deed(era.name, "rolled" if result.ok else "not rolled", result.trouble)
+    era.tally.deed(era.name, "rolled" if result.ok else "not rolled", result.reason)
     climate = era.climate
     rough = climate.frail or climate.stumbles or climate.kills or climate.stops
     may_fail = rough or climate.orphans or era.closing.is_set()

@@ -107,7 +107,7 @@ class Record:
 
     def cancel(self) -> bool:
         """Cancel the job, and keep in mind how far it was."""
-        sent, attempt = self.job.worker is not None, self.job.attempt
+        sent, attempt = self.job.worker_pid is not None, self.job.attempt
         queued = self.job.state == "queued"
         if not self.job.cancel():
             return False

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from typing import NamedTuple
 
-from asyncpool import Job, LeaseGoneError, LeaseKeeper, ThrottledError
+from asyncpool import Job, LeaseKeeper, LeaseLostError, ThrottledError
 from tests.soak.work import OwnError
 
 __all__ = ["Lease", "Outside"]
@@ -37,7 +37,7 @@ class Outside:
 
     def __init__(self) -> None:
         self.keeper: LeaseKeeper[Lease] = LeaseKeeper(
-            self._send, rate=200, interval=0.5
+            self._send, max_rate=200, interval=0.5
         )
         self.beats: Counter[Lease] = Counter()
         self.gone: set[Lease] = set()
@@ -65,7 +65,7 @@ class Outside:
         count = self.beats[lease]
         if count == lease.beats:
             self.gone.add(lease)
-            raise LeaseGoneError
+            raise LeaseLostError
         if lease.number % 7 == 3 and count == 1:
             raise ThrottledError(retry_after=0.01)
         if lease.number % 11 == 5 and count == 2:

@@ -68,7 +68,7 @@ def retire(_: Random, __: Climate) -> Plan:
 
 def leak(rng: Random, climate: Climate) -> Plan:
     size, seconds = rng.choice(((10, 0.0), (60, 0.0), (60, 0.3)))
-    if climate.limits.hard_rss is not None and rng.random() < 0.5:
+    if climate.limits.kill_memory is not None and rng.random() < 0.5:
         size, seconds = 150, 0.6  # so long that somebody looks
     return make_plan("leak", work.leak, size << 20, seconds, good=is_(size << 20))
 

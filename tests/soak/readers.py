@@ -46,7 +46,7 @@ def draw_stream(rng: Random) -> Plan:
     if then == "hang":
         options |= {"timeout": rng.choice((0.3, 1.0)), "cancel_grace": 0.2}
     if rng.random() < 0.5:
-        options["buffer"] = rng.choice((1, 2, 64))
+        options["prefetch"] = rng.choice((1, 2, 64))
     function = rng.choice((flows.items, flows.a_items))
     return make_plan(
         f"stream, {then}",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from asyncpool import BroadcastError, Pool, PoolView
+from asyncpool import BoundPool, BroadcastError, Pool
 from tests.typing.jobs import add, fetch
 
 
-async def accepted(pool: Pool, view: PoolView) -> None:
+async def accepted(pool: Pool, view: BoundPool) -> None:
     assert_type(await pool.broadcast(add, 1, carry=True), dict[int, int])
     assert_type(await pool.broadcast(fetch, "a"), dict[int, bytes])
     assert_type(await view.broadcast(add, 1), dict[int, int])

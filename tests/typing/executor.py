@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import assert_type
 
-from asyncpool import Executor
+from asyncpool import ProcessPoolExecutor
 from tests.typing.jobs import add, repeat
 
 
 def accepted() -> None:
-    Executor()
-    Executor(4, multiprocessing.get_context("spawn"), print, ("hello",))
-    Executor(mp_context=multiprocessing.get_context(), max_tasks_per_child=10)
-    with Executor(max_workers=4) as executor:
-        assert_type(executor, Executor)
+    ProcessPoolExecutor()
+    ProcessPoolExecutor(4, multiprocessing.get_context("spawn"), print, ("hello",))
+    ProcessPoolExecutor(
+        mp_context=multiprocessing.get_context(), max_tasks_per_child=10
+    )
+    with ProcessPoolExecutor(max_workers=4) as executor:
+        assert_type(executor, ProcessPoolExecutor)
         base: concurrent.futures.Executor = executor
         assert_type(executor.submit(add, 1, carry=True), Future[int])
         assert_type(executor.submit(add, 1).result(timeout=3), int)
@@ -33,17 +35,17 @@ def accepted() -> None:
     assert_type(executor.kill_workers(), None)
 
 
-async def in_a_loop(executor: Executor) -> None:
+async def in_a_loop(executor: ProcessPoolExecutor) -> None:
     loop = asyncio.get_running_loop()
     assert_type(await loop.run_in_executor(executor, repeat, "a", 3), list[str])
     assert_type(await asyncio.wrap_future(executor.submit(len, "a")), int)
 
 
-def rejected(executor: Executor) -> None:
-    Executor("4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    Executor(mp_context="spawn")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    Executor(workers=4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    Executor(max_tasks_per_child="10")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+def rejected(executor: ProcessPoolExecutor) -> None:
+    ProcessPoolExecutor("4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ProcessPoolExecutor(mp_context="spawn")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ProcessPoolExecutor(workers=4)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    ProcessPoolExecutor(max_tasks_per_child="10")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     executor.submit(len, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     executor.submit(add)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     executor.submit(add, 1, timeout=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

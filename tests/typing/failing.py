@@ -38,7 +38,7 @@ async def accepted(job: Job[int]) -> None:
     except asyncpool.PoolClosedError as error:
         assert_type(error.job_id, int | None)
     except asyncpool.PoolFullError as error:
-        assert_type((error.waiting, error.max_pending), tuple[int, int])
+        assert_type((error.waiting, error.max_queued), tuple[int, int])
     except asyncpool.PoolBrokenError as error:
         assert_type(error.retry_after, float | None)
         assert_type(error.reason, str)
@@ -63,7 +63,7 @@ def what_they_are_besides(
 
 
 def raised_by_users() -> None:
-    raise asyncpool.ThrottledError(retry_after=2.0) from asyncpool.LeaseGoneError()
+    raise asyncpool.ThrottledError(retry_after=2.0) from asyncpool.LeaseLostError()
 
 
 def rejected(

@@ -39,7 +39,7 @@ async def accepted(pool: Pool, message: Message, task: asyncio.Task[None]) -> No
     assert_type(
         LeaseKeeper(extend_text, 2, interval=60, timeout=None), LeaseKeeper[str]
     )
-    keeper = LeaseKeeper(extend, rate=2.5, max_retries=0, timeout=1.5)
+    keeper = LeaseKeeper(extend, max_rate=2.5, max_retries=0, timeout=1.5)
     assert_type(keeper, LeaseKeeper[Message])
     async with keeper as same:
         assert_type(same, LeaseKeeper[Message])
@@ -59,7 +59,7 @@ async def rejected(
     LeaseKeeper()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     LeaseKeeper(extend_at_once)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     LeaseKeeper(extend_list)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
-    LeaseKeeper(extend, rate="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    LeaseKeeper(extend, max_rate="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     LeaseKeeper(extend, 1.0, 120.0, 3, 15.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     with keeper:  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues]
         pass

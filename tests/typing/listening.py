@@ -48,9 +48,9 @@ def every_event(event: Event) -> int | None:
             return job_id
         case events.Resized(workers):
             return workers
-        case events.Saturated(waiting):
+        case events.QueueFull(waiting):
             return waiting
-        case events.GaveUp() | events.Drained():
+        case events.GaveUp() | events.QueueEmptied():
             return None
         case _:
             assert_never(event)

@@ -27,7 +27,9 @@ async def accepted(
     assert_type(pool.map(total, [1.0], [2], [3], [4], [5]), Map[float])
     many: Map[float] = pool.map(total, *columns)
     print(many)
-    assert_type(pool.map(Path.exists, [Path()], window=8, chunk=None), Map[bool])
+    assert_type(
+        pool.map(Path.exists, [Path()], buffersize=8, chunksize=None), Map[bool]
+    )
     assert_type(pool.map(int, ["1"]), Map[int])
     assert_type(pool.map(max, [1], [2]), Map[int])
     assert_type(pool.map(lambda n: n / 2, [1]), Map[float])
@@ -43,7 +45,7 @@ async def coroutines(pool: Pool) -> None:
 async def starmap_accepted(pool: Pool, rows: AsyncIterator[tuple[str, int]]) -> None:
     assert_type(pool.starmap(repeat, [("a", 1)]), Map[list[str]])
     assert_type(pool.starmap(repeat, zip(["a"], [1], strict=True)), Map[list[str]])
-    assert_type(pool.starmap(repeat, {"a": 1}.items(), window=4), Map[list[str]])
+    assert_type(pool.starmap(repeat, {"a": 1}.items(), buffersize=4), Map[list[str]])
     assert_type(pool.starmap(repeat, rows), Map[list[str]])
     assert_type(pool.starmap(add, [(1,)]), Map[int])
     assert_type(pool.starmap(total, [(1.0, 2.0, 3.0, 4.0)]), Map[float])
@@ -93,8 +95,8 @@ async def rejected(
     pool.map(join, texts, numbers, numbers)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     pool.map(join, texts, numbers)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     pool.map(add, numbers, size=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-    pool.map(add, numbers, window=0.5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-    pool.map(add, numbers, chunk="1")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    pool.map(add, numbers, buffersize=0.5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    pool.map(add, numbers, chunksize="1")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 async def starmap_rejected(pool: Pool, rows: AsyncIterator[tuple[int, str]]) -> None:

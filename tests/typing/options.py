@@ -6,12 +6,12 @@ import asyncio
 from typing import Any, assert_type
 
 import asyncpool
-from asyncpool import Job, LeaseKeeper, Map, Pool, PoolView
+from asyncpool import BoundPool, Job, LeaseKeeper, Map, Pool
 from tests.typing.jobs import add
 
 
 async def accepted(pool: Pool, keeper: LeaseKeeper[str]) -> None:
-    assert_type(pool.options(), PoolView)
+    assert_type(pool.options(), BoundPool)
     view = pool.options(
         max_attempts=3,
         retry_on=["crash", "hung", OSError, asyncpool.JobTimeoutError],
@@ -24,10 +24,10 @@ async def accepted(pool: Pool, keeper: LeaseKeeper[str]) -> None:
         priority=-1,
         key=("tenant", 7),
         lease=(keeper, "receipt"),
-        buffer=64,
+        prefetch=64,
     )
-    assert_type(view, PoolView)
-    assert_type(view.options(timeout=None, lease=None), PoolView)
+    assert_type(view, BoundPool)
+    assert_type(view.options(timeout=None, lease=None), BoundPool)
     assert_type(view.submit(add, 1), Job[int])
     assert_type(view.map(add, [1]), Map[int])
     assert_type(await view.submit(add, 1, carry=True), int)
@@ -37,7 +37,7 @@ async def from_a_dict(pool: Pool, settings: dict[str, Any]) -> None:
     assert_type(await pool.options(**settings).submit(add, 1), int)
 
 
-def rejected(pool: Pool, view: PoolView, keeper: LeaseKeeper[str]) -> None:
+def rejected(pool: Pool, view: BoundPool, keeper: LeaseKeeper[str]) -> None:
     pool.options(max_attempt=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     pool.options(3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     pool.options(max_attempts="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -57,4 +57,4 @@ def rejected(pool: Pool, view: PoolView, keeper: LeaseKeeper[str]) -> None:
     view.submit(add, "a")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     view.options(max_attempt=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     view.close()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    PoolView(pool)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    BoundPool(pool)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -39,22 +39,27 @@ def load(path: str, *, fast: bool = False) -> object:
 def accepted(alarm: Alarm) -> None:
     Pool()
     Pool(4)
-    Pool(workers=(2, 16), idle_timeout=5, name="images", surge=0, unavailable=1)
+    Pool(workers=(2, 16), idle_timeout=5, name="images", max_surge=0, max_unavailable=1)
     Pool(on_crash=on_crash)
     Pool(on_crash=on_crash_async)
     Pool(on_crash=alarm.ring)
     Pool(on_crash=lambda crash: print(crash.stderr_tail))
     Pool(initializer=load, initargs=("model",), preload=["numpy"], launcher="spawn")
     Pool(propagate=[request, "shop.tracing:tenant"])
-    Pool(restart=RestartPolicy(initial_delay=0.1, max_restarts=None), output="inherit")
-    Pool(restart=RestartPolicy.limited(5, during=60))
-    Pool(limits=WorkerLimits(max_jobs=100, max_age=3600.5, cpu_affinity={0, 1}))
     Pool(
-        limits=WorkerLimits(rlimits={"RLIMIT_AS": 1 << 30, "RLIMIT_NOFILE": (64, 128)})
+        restart_policy=RestartPolicy(initial_delay=0.1, max_restarts=None),
+        worker_output="inherit",
+    )
+    Pool(restart_policy=RestartPolicy.limited(5, period=60))
+    Pool(worker_limits=WorkerLimits(max_jobs=100, max_age=3600.5, cpu_affinity={0, 1}))
+    Pool(
+        worker_limits=WorkerLimits(
+            rlimits={"RLIMIT_AS": 1 << 30, "RLIMIT_NOFILE": (64, 128)}
+        )
     )
     Pool(timeout=None, queue_timeout=1, heartbeat_timeout=2.5, on_cancel="wait")
-    Pool(max_pending=None, health_timeout=None, max_message=1 << 20)
-    Pool(max_message=None)
+    Pool(max_queued=None, ping_timeout=None, max_message_size=1 << 20)
+    Pool(max_message_size=None)
 
 
 async def life() -> None:
@@ -76,7 +81,7 @@ async def life() -> None:
 def figures(pool: Pool) -> None:
     stats = pool.stats()
     assert_type(stats, PoolStats)
-    assert_type(stats.waiting, int)
+    assert_type(stats.queued, int)
     assert_type(stats.slots, tuple[SlotStats, ...])
     assert_type(stats.slots[0].pid, int | None)
 
@@ -99,12 +104,12 @@ def rejected() -> None:
     Pool(initializer="load")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Pool(initargs=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Pool(launcher="fork")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    Pool(output="stdout")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Pool(worker_output="stdout")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Pool(on_cancel="stop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Pool(idle_timeout=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Pool(propagate=[3])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
-    Pool(restart="always")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    Pool(limits={"max_jobs": 3})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Pool(restart_policy="always")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Pool(worker_limits={"max_jobs": 3})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def policies_rejected(policy: RestartPolicy, limits: WorkerLimits) -> None:
@@ -114,7 +119,7 @@ def policies_rejected(policy: RestartPolicy, limits: WorkerLimits) -> None:
     RestartPolicy.limited(3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     WorkerLimits(100)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     WorkerLimits(max_jobs=1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    WorkerLimits(max_memory=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    WorkerLimits(memory=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     WorkerLimits(rlimits={"RLIMIT_AS": "1G"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
     policy.max_delay = 1.0  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     limits.max_jobs = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
@@ -128,5 +133,5 @@ async def life_rejected(pool: Pool, summary: CloseSummary, stats: PoolStats) -> 
     await pool.resize("3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await pool.resize()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     summary.finished = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
-    stats.waiting = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+    stats.queued = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     stats.slots[0].state = "idle"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]

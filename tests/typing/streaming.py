@@ -15,7 +15,7 @@ async def accepted(pool: Pool) -> None:
     assert_type(pool.stream(pages, "a", first=3), Stream[bytes])
     assert_type(pool.stream(lines, 3), Stream[str])
     assert_type(pool.stream(range, 3), Stream[int])
-    assert_type(pool.options(buffer=3).stream(lines, 3), Stream[str])
+    assert_type(pool.options(prefetch=3).stream(lines, 3), Stream[str])
 
 
 async def items(pool: Pool) -> None:
@@ -37,5 +37,5 @@ async def rejected(pool: Pool) -> None:
     pool.stream(lines, "a")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     pool.stream(add, 1)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     pool.stream(pages, "a", buffer=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    pool.options(buffer="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pool.options(prefetch="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await pool.stream(lines, 3)  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]

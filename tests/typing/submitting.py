@@ -57,7 +57,7 @@ async def a_job_is_a_future(pool: Pool) -> None:
 def what_a_job_tells(job: Job[int]) -> None:
     assert_type(job.id, int)
     assert_type(job.attempt, int)
-    assert_type(job.worker, int | None)
+    assert_type(job.worker_pid, int | None)
     assert_type(job.state, Literal["queued", "running", "done", "cancelled"])
 
 

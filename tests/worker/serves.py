@@ -44,9 +44,9 @@ async def introduce(worker: Worker) -> None:
     """Tell the master who it is."""
     worker.ready()
     worker.ready()
-    names = [sock.getsockname() for sock in worker.sockets]
+    names = [sock.getsockname() for sock in worker.listening_sockets]
     await worker.send((worker.id, worker.generation, worker.drain_timeout, names))
-    await worker.draining()
+    await worker.wait_draining()
 
 
 async def fail_early(worker: Worker) -> None:
@@ -93,7 +93,7 @@ class Obedient:
             result = await getattr(self, order)(argument)
             if result is not None:
                 await self._worker.send(result)
-        await self._worker.draining()
+        await self._worker.wait_draining()
 
     async def take(self, count: int) -> str:
         for _ in range(count):
@@ -172,11 +172,11 @@ class Obedient:
         return self._worker.is_draining
 
     async def replace(self, reason: str) -> bool:
-        self._worker.replace(reason)
+        self._worker.request_replacement(reason)
         return self._worker.is_draining
 
     async def replace_elsewhere(self, reason: str) -> bool:
-        await asyncio.to_thread(self._worker.replace, reason)
+        await asyncio.to_thread(self._worker.request_replacement, reason)
         return self._worker.is_draining
 
     async def retire_elsewhere(self, reason: str) -> None:
@@ -246,7 +246,7 @@ class Obedient:
         return "arrived"
 
     async def get_socket(self, _: None) -> Any:
-        sock = await anext(self._worker.received_sockets())
+        sock = await anext(self._worker.incoming_sockets())
         with sock:
             return sock.getsockname()
 
@@ -261,7 +261,7 @@ class Obedient:
 
     async def give_back(self, _: None) -> bool:
         connection = self._kept.pop()
-        await self._worker.draining()
+        await self._worker.wait_draining()
         given = self._worker.give_back(connection.detach())
         if not given:
             connection.socket.close()
@@ -269,6 +269,6 @@ class Obedient:
 
     async def go_on(self, _: None) -> str:
         """Go on with what messages and connections there are, until both end."""
-        await self._worker.draining()
+        await self._worker.wait_draining()
         self._kept += [connection async for connection in self._connections]
         return f"{len(self._kept)} kept"

@@ -119,7 +119,7 @@ def test_a_result_above_the_limit_is_an_error(size: int) -> None:
     if size < LIMIT:
         assert run(bytes, size) == bytes(size)
     else:
-        with pytest.raises(JobNotPicklableError, match=f"max_message is {LIMIT}"):
+        with pytest.raises(JobNotPicklableError, match=f"max_message_size is {LIMIT}"):
             run(bytes, size)
 
 
@@ -205,7 +205,7 @@ def test_the_limit_counts_what_travels_beside_a_result(excess: int) -> None:
         opened(outcome)
     assert str(caught.value) == (
         f"the job's result has {limit + 1} bytes when pickled, and "
-        f"max_message is {limit}"
+        f"max_message_size is {limit}"
     )
 
 

@@ -85,8 +85,8 @@ def _facts() -> Iterator[Finding]:
     yield _feature(
         "/proc",
         Path("/proc/self/statm").exists(),
-        "max_rss, hard_rss and out-of-memory kills can be told",
-        "max_rss and hard_rss need Linux",
+        "max_memory, kill_memory and out-of-memory kills can be told",
+        "max_memory and kill_memory need Linux",
     )
     methods = ("forkserver", "spawn")
     marked = (

@@ -75,7 +75,7 @@ class Asked:
     timeout: float | None
     max_attempts: int
     retry_on: tuple[str, ...]
-    hard_rss: int | None
+    kill_memory: int | None
     journal: str | None
     retry_failed: bool
     as_json: bool
@@ -296,7 +296,7 @@ def _prepare(asked: Asked, stack: ExitStack) -> tuple[Run, Input]:
         timeout=asked.timeout,
         max_attempts=asked.max_attempts,
         retry_on=tuple(_RETRY_ON[name] for name in asked.retry_on or ("crash", "hung")),
-        hard_rss=asked.hard_rss,
+        kill_memory=asked.kill_memory,
         ordered=ordered,
         loop=asked.loop,
         concurrency=asked.concurrency,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from asyncpool._cli.targets import Work, load
 from asyncpool._core.policies.worker_limits import WorkerLimits
-from asyncpool.boundpool import PoolView
+from asyncpool.boundpool import BoundPool
 from asyncpool.pool import Pool
 
 _START = 300.0  # s that a worker may import what the function needs
@@ -24,7 +24,7 @@ class Plan:
     timeout: float | None = None
     max_attempts: int = 1
     retry_on: tuple[Any, ...] = ("crash", "hung")
-    hard_rss: int | None = None
+    kill_memory: int | None = None
     ordered: bool = True
     loop: Loop = "asyncio"
     concurrency: int = 1
@@ -37,9 +37,9 @@ def make_pool(plan: Plan) -> Pool:
         name="map",
         initializer=load,
         initargs=(plan.work, _only_async(plan)),
-        limits=WorkerLimits(hard_rss=plan.hard_rss),
+        worker_limits=WorkerLimits(kill_memory=plan.kill_memory),
         start_timeout=_START,
-        loop=plan.loop,
+        worker_loop=plan.loop,
         concurrency=plan.concurrency,
     )
 
@@ -51,7 +51,7 @@ def _only_async(plan: Plan) -> str:
     return "--loop" if plan.loop != "asyncio" else ""
 
 
-def options(pool: Pool, plan: Plan) -> PoolView:
+def options(pool: Pool, plan: Plan) -> BoundPool:
     """Return the pool as the plan's items see it."""
     return pool.options(
         timeout=plan.timeout,

@@ -28,7 +28,7 @@ _TIMES = (
         help="How long a worker may take until it is ready.",
     ),
     click.option(
-        "--health-timeout",
+        "--ping-timeout",
         type=_seconds_or_never,
         default=30.0,
         show_default=True,
@@ -84,14 +84,14 @@ _LIMITS = (
         help="Replace a worker that is older; each a little earlier or later.",
     ),
     click.option(
-        "--max-rss",
+        "--max-memory",
         type=size,
         metavar="SIZE",
         help="Replace a worker that has more memory to itself, such as 512M or 2G: it "
         "drains when its successor is ready (Linux).",
     ),
     click.option(
-        "--hard-rss",
+        "--kill-memory",
         type=size,
         metavar="SIZE",
         help="Kill a worker that has more memory to itself, and cut its connections off "
@@ -109,7 +109,7 @@ _LIMITS = (
 
 _REPLACEMENTS = (
     click.option(
-        "--surge",
+        "--max-surge",
         type=click.IntRange(min=1),
         default=1,
         show_default=True,

@@ -152,8 +152,8 @@ def serve_command(  # noqa: PLR0917 - they are click's
     ssl_keyfile_password_file: str | None,
     max_age: float | None,
     max_connections: int | None,
-    max_rss: int | None,
-    hard_rss: int | None,
+    max_memory: int | None,
+    kill_memory: int | None,
     nice: int,
     max_restarts: int | None,
     within: float | None,
@@ -173,7 +173,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     \b
     Signals:
       TERM, INT   finish connections and end; again: end at once
-      HUP         replace all workers, --surge at a time, by ones with new code
+      HUP         replace all workers, --max-surge at a time, by ones with new code
       TTIN, TTOU  one worker more, one less
       USR1        log the stacks of all workers
 
@@ -214,8 +214,8 @@ def serve_command(  # noqa: PLR0917 - they are click's
         cluster["limits"] = WorkerLimits(
             max_jobs=max_connections,
             max_age=max_age,
-            max_rss=max_rss,
-            hard_rss=hard_rss,
+            max_memory=max_memory,
+            kill_memory=kill_memory,
             nice=nice,
         )
     except ValueError as error:

@@ -32,7 +32,7 @@ _ELSEWHERE = {
     "port": "--bind",
     "reload": "--reload-on-change",
     "timeout_graceful_shutdown": "--drain-timeout",
-    "timeout_worker_healthcheck": "--health-timeout",
+    "timeout_worker_healthcheck": "--ping-timeout",
     "uds": "--bind unix:PATH",
     "workers": "--workers",
 }

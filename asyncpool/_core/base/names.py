@@ -22,7 +22,7 @@ MAX_NAME = 200
 # Those of a job, by which nobody calls a function's arguments without a reason.
 OPTIONS = frozenset(
     (
-        "buffer",
+        "prefetch",
         "cancel_grace",
         "deadline",
         "heartbeat_timeout",

@@ -30,9 +30,9 @@ class Pace:
     """The pace of one map.
 
     Args:
-        chunk: How many items make a job, if no more than a chunk may have; ``None`` for
+        chunksize: How many items make a job, if no more than a chunk may have; ``None`` for
             what fits the pool.
-        window: How many items may be under way; ``None`` for as many as keep it busy.
+        buffersize: How many items may be under way; ``None`` for as many as keep it busy.
         alone: Whether each item is to be a job of its own.
         lanes: How many jobs each worker runs at once.
     """
@@ -40,14 +40,14 @@ class Pace:
     def __init__(
         self,
         *,
-        chunk: int | None,
-        window: int | None,
+        chunksize: int | None,
+        buffersize: int | None,
         alone: bool = False,
         lanes: int = 1,
     ) -> None:
         self._lanes = lanes
-        self._chunk = 1 if alone else chunk
-        self._window = window
+        self._chunk = 1 if alone else chunksize
+        self._buffersize = buffersize
         self._cost: float | None = None
         self._learned_from = 1
 
@@ -64,8 +64,8 @@ class Pace:
 
     def window(self, workers: int) -> int:
         """Return how many items may be under way, with so many workers."""
-        if self._window is not None:
-            return self._window
+        if self._buffersize is not None:
+            return self._buffersize
         some = _FEWEST * self._lanes
         if self._cost is not None:
             some = max(some, math.ceil(_AHEAD / self._cost))

@@ -161,7 +161,7 @@ def pack_value(value: object, limit: int | None = None) -> bytes | OutOfBandPick
 def _too_large(size: int, max_payload: int) -> JobNotPicklableError:
     """Return the error for a result of *size* bytes."""
     return JobNotPicklableError(
-        f"the job's result has {size} bytes when pickled, and max_message is "
+        f"the job's result has {size} bytes when pickled, and max_message_size is "
         f"{max_payload}",
         direction="result",
         name="",

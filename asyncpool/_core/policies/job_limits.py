@@ -173,14 +173,14 @@ class JobOptions:
         begun: How many attempts there were before it was submitted.
         form: Whether it is a call, several items of a map that travel together, or a
             stream of what it yields.
-        buffer: How many items of a stream may wait for its caller.
+        prefetch: How many items of a stream may wait for its caller.
         hold: What holds the pool open for it, if anything does: a pool that drains takes it.
         bound: The session that it is a call of, if it is one.
         name: What the function is called, if it is not the one that workers call.
 
     Raises:
-        TypeError: If *priority* or *buffer* is no int, or *lease* not such a pair.
-        ValueError: If *buffer* is not positive.
+        TypeError: If *priority* or *prefetch* is no int, or *lease* not such a pair.
+        ValueError: If *prefetch* is not positive.
     """
 
     attempts: AttemptPolicy = field(default_factory=AttemptPolicy)
@@ -190,15 +190,15 @@ class JobOptions:
     lease: tuple[Keeper, Hashable] | None = None
     begun: int = 0
     form: Form = "call"
-    buffer: int = 16
+    prefetch: int = 16
     hold: Hold | None = None
     bound: Bound | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
-        check_kinds(self, {"priority": INT, "buffer": INT})
-        if not 0 < self.buffer <= MAX_NUMBER:
-            raise ValueError(f"buffer must be >= 1 item, not {self.buffer}")
+        check_kinds(self, {"priority": INT, "prefetch": INT})
+        if not 0 < self.prefetch <= MAX_NUMBER:
+            raise ValueError(f"buffer must be >= 1 item, not {self.prefetch}")
         if self.lease is not None:
             _check_lease(self.lease)
 

@@ -102,8 +102,8 @@ class RestartPolicy:
         self._refuse_unreachable()
 
     @classmethod
-    def limited(cls, limit: int, during: float) -> RestartPolicy:
-        """Restart at once, at most *limit* times in *during* seconds, then give up.
+    def limited(cls, max_restarts: int, period: float) -> RestartPolicy:
+        """Restart at once, at most *max_restarts* times in *period* seconds, then give up.
 
         Every death counts, whoever is to blame, failed starts included.  This is the rule
         of Node's limited restart and of an OTP supervisor.
@@ -111,8 +111,8 @@ class RestartPolicy:
         return cls(
             initial_delay=0.0,
             max_failed_starts=None,
-            max_restarts=limit,
-            period=during,
+            max_restarts=max_restarts,
+            period=period,
         )
 
     def delay(self, failures: int, *, jitter: float) -> float:

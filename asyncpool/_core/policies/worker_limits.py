@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _POSITIVE = {
     "max_jobs": or_none(INT),
-    "max_rss": or_none(INT),
-    "hard_rss": or_none(INT),
+    "max_memory": or_none(INT),
+    "kill_memory": or_none(INT),
     "max_age": or_none(SECONDS),
     "drain_timeout": or_none(SECONDS),
 }
@@ -53,22 +53,22 @@ class RecycleLimits(NamedTuple):
     Attributes:
         jobs: After so many outcomes.
         age: So many seconds after it was ready; ``None`` for never.
-        rss: With so many bytes of memory; ``None`` for any.
+        memory: With so many bytes of memory; ``None`` for any.
     """
 
     jobs: int
     age: float | None
-    rss: int | None
+    memory: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLimits:
     """When workers are replaced by fresh ones, and what the kernel allows them.
 
-    A worker that reaches ``max_jobs``, ``max_age`` or ``max_rss`` is *retired*: another one
+    A worker that reaches ``max_jobs``, ``max_age`` or ``max_memory`` is *retired*: another one
     is started, and when that is ready, the old one gets no more jobs, finishes what it
     has, and ends.  Until then it works on, so it may run a few jobs more than ``max_jobs``,
-    unless that is ``exact``.  One that reaches ``hard_rss`` is killed, and its job fails with
+    unless that is ``exact``.  One that reaches ``kill_memory`` is killed, and its job fails with
     :exc:`asyncpool.WorkerOutOfMemoryError`.
 
     Memory is what a worker has to itself, without what it shares with others, such as
@@ -82,8 +82,8 @@ class WorkerLimits:
             a worker is missing meanwhile.  A session (:meth:`asyncpool.Pool.worker`) is not
             cut short for that: its worker ends when it is over.
         max_age: How many seconds a worker lives.
-        max_rss: How many bytes of memory a worker may have before it is retired.
-        hard_rss: How many before it is killed.
+        max_memory: How many bytes of memory a worker may have before it is retired.
+        kill_memory: How many before it is killed.
         nice: What is added to the niceness of workers.
         cpu_affinity: The numbers of the CPUs that workers may run on.
         rlimits: Limits of the kernel's for each worker, by their names in
@@ -103,8 +103,8 @@ class WorkerLimits:
     max_jobs: int | None = None
     exact: bool = False
     max_age: float | None = None
-    max_rss: int | None = None
-    hard_rss: int | None = None
+    max_memory: int | None = None
+    kill_memory: int | None = None
     nice: int = 0
     cpu_affinity: Iterable[int] | None = None
     rlimits: Mapping[str, KernelLimit] = field(default_factory=dict)
@@ -123,10 +123,10 @@ class WorkerLimits:
             raise ValueError(
                 f"jitter must be at least 0 and below 1, not {self.jitter}"
             )
-        if self.max_rss and self.hard_rss and self.hard_rss <= self.max_rss:
+        if self.max_memory and self.kill_memory and self.kill_memory <= self.max_memory:
             raise ValueError(
-                f"hard_rss must be more than max_rss ({in_units(self.max_rss)}), "
-                f"not {in_units(self.hard_rss)}"
+                f"kill_memory must be more than max_memory ({in_units(self.max_memory)}), "
+                f"not {in_units(self.kill_memory)}"
             )
         if self.cpu_affinity is not None:
             object.__setattr__(self, "cpu_affinity", _cpus(self.cpu_affinity))
@@ -147,7 +147,7 @@ class WorkerLimits:
             if self.max_jobs is None
             else max(1, round(self.max_jobs * part)),
             age=None if self.max_age is None else self.max_age * part,
-            rss=None if self.max_rss is None else round(self.max_rss * part),
+            memory=None if self.max_memory is None else round(self.max_memory * part),
         )
 
 

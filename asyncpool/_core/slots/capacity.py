@@ -31,8 +31,8 @@ class Budget:
     Args:
         slots: The slots; there may be more later.
         sizing: How many workers there are to be.
-        surge: How many there may be beyond that.
-        unavailable: How many may be missing.
+        max_surge: How many there may be beyond that.
+        max_unavailable: How many may be missing.
         serving: Workers serve: those that are down are missed, whatever is to be done, and
             one that fails is followed before it has finished.
     """
@@ -42,14 +42,14 @@ class Budget:
         slots: Sequence[Slot],
         sizing: Sizing,
         *,
-        surge: int,
-        unavailable: int,
+        max_surge: int,
+        max_unavailable: int,
         serving: bool,
     ) -> None:
         self._slots = slots
         self._sizing = sizing
-        self._surge = surge
-        self._unavailable = unavailable
+        self._surge = max_surge
+        self._unavailable = max_unavailable
         self._serving = serving
 
     # Who is there.

@@ -223,13 +223,13 @@ class Resized:
 
 @dataclass(frozen=True, slots=True)
 class RollEnded:
-    """A roll is over: *replaced* workers are gone; *trouble* says what has stopped it.
+    """A roll is over: *replaced* workers are gone; *reason* says what has stopped it.
 
     *filled* slots had no worker since starts had failed, and have one now.
     """
 
     replaced: int
-    trouble: str
+    reason: str
     filled: int = 0
 
 

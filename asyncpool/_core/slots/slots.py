@@ -26,7 +26,7 @@ from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool._core.policies.worker_limits import NEVER, RecycleLimits
 from asyncpool._core.slots.job_ending import JobEndings
 
-_NEW = RecycleLimits(jobs=NEVER, age=None, rss=None)
+_NEW = RecycleLimits(jobs=NEVER, age=None, memory=None)
 
 
 class SlotState(enum.Enum):

@@ -2,8 +2,8 @@
 
 There are four reasons: a worker is due for recycling, has been idle for too long, is one too many since
 the pool was resized, or is rolled.  All of them are granted here, out of one *budget*
-(``capacity.py``): how many workers there may be beyond the pool's size (*surge*), and how many
-may be missing (*unavailable*).  So planned exits never coincide.
+(``capacity.py``): how many workers there may be beyond the pool's size (*max_surge*), and how many
+may be missing (*max_unavailable*).  So planned exits never coincide.
 
 Whoever is to be replaced goes on working until the other one is ready; then it *leaves*
 (``draining.py``).  A slot that is not needed is *spare*; the replacement begins in a spare one.

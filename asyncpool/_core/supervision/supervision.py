@@ -48,8 +48,8 @@ class Supervision:
         limits: When workers are due for recycling.
         idle_timeout: Seconds after which an idle worker goes, if there may be fewer.
         concurrency: How many jobs each worker runs at once.
-        surge: How many workers there may be beyond the size of the pool, and
-        unavailable: How many may be missing, for the sake of planned exits.
+        max_surge: How many workers there may be beyond the size of the pool, and
+        max_unavailable: How many may be missing, for the sake of planned exits.
         stop_grace: Seconds that a worker which was stopped has to end by itself,
         end_grace: and if the whole pool ends; as many by default.
         serving: Workers have no jobs, but serve others as long as they live; to the
@@ -65,8 +65,8 @@ class Supervision:
         limits: WorkerLimits = _NO_LIMITS,
         idle_timeout: float = 60.0,
         concurrency: int = 1,
-        surge: int = 1,
-        unavailable: int = 0,
+        max_surge: int = 1,
+        max_unavailable: int = 0,
         stop_grace: float = STOP_GRACE,
         end_grace: float | None = None,
         serving: bool = False,
@@ -75,7 +75,7 @@ class Supervision:
         self.dispatcher = Dispatcher()
         self._lifecycle = SlotLifecycle(
             workers=least,
-            count=most + surge,
+            count=most + max_surge,
             limits=limits,
             policy=policy,
             start_timeout=start_timeout,
@@ -97,7 +97,11 @@ class Supervision:
         )
         sizing = Sizing(least, most, idle_timeout)
         budget = Budget(
-            self.slots, sizing, surge=surge, unavailable=unavailable, serving=serving
+            self.slots,
+            sizing,
+            max_surge=max_surge,
+            max_unavailable=max_unavailable,
+            serving=serving,
         )
         self.replacements = Replacements(
             self._lifecycle,

@@ -213,9 +213,9 @@ def check_limits(limits: WorkerLimits) -> None:
         UnsupportedPlatformError: If it cannot be had here.
         ValueError: If there is no such thing.
     """
-    watched = limits.max_rss is not None or limits.hard_rss is not None
+    watched = limits.max_memory is not None or limits.kill_memory is not None
     if watched and not Path("/proc/self/statm").exists():
-        raise UnsupportedPlatformError("max_rss and hard_rss need Linux's /proc")
+        raise UnsupportedPlatformError("max_memory and kill_memory need Linux's /proc")
     if limits.cpu_affinity is not None:
         if not hasattr(os, "sched_setaffinity"):
             raise UnsupportedPlatformError("cpu_affinity needs Linux")

@@ -328,7 +328,7 @@ class Service:
     def _fill_in(self) -> None:
         """Accept here in the places where no worker does, and hand that to the others.
 
-        Unless they accept by themselves: a server on ``worker.sockets`` takes nothing else.
+        Unless they accept by themselves: a server on ``worker.listening_sockets`` takes nothing else.
         """
         listeners = self._config.listeners
         if listeners is None or self._config.spread != "reuseport" or self._stopped:

@@ -50,33 +50,33 @@ class Job(asyncio.Future[R], Generic[R]):
         id: Its number in the pool, as shown in events, errors and logs.
         attempt: How many attempts there were, this one included, counted as soon as a
             worker has the job in flight and may begin it; 0 before the first one.
-        worker: The pid of the worker that has it in flight, or ``None``.
+        worker_pid: The pid of the worker that has it in flight, or ``None``.
     """
 
     # With slots a job takes 230 bytes instead of 420, and 0.4 us less to make.  What
     # belongs to the pool has no leading underscore, since the supervisor, another
     # object, reads and writes it at each step.
     __slots__ = (
+        "_ahead",
+        "_attempt_policy",
+        "_began",
+        "_bound",
+        "_context",
+        "_crashes",
+        "_credit",
+        "_exceeded",
+        "_function",
+        "_heartbeats",
+        "_key",
+        "_limits",
         "_owner",
-        "ahead",
+        "_payload",
+        "_priority",
+        "_returns",
+        "_slot",
         "attempt",
-        "began",
-        "bound",
-        "context",
-        "crashes",
-        "credit",
-        "exceeded",
-        "function",
         "id",
-        "key",
-        "limits",
-        "payload",
-        "policy",
-        "priority",
-        "pulse",
-        "returns",
-        "slot",
-        "worker",
+        "worker_pid",
     )
 
     def __init__(
@@ -90,42 +90,42 @@ class Job(asyncio.Future[R], Generic[R]):
         super().__init__(loop=loop)
         self.id: int = number
         self.attempt: int = options.begun
-        self.worker: int | None = None
-        self.slot: int | None = None
-        self.function: Function = function
-        self.policy: AttemptPolicy = options.attempts
-        self.limits: JobLimits = options.limits
-        self.priority: int = options.priority
-        self.key: int | None = options.key
-        self.bound: Bound | None = options.bound
-        self.began: float | None = None
-        self.exceeded: Limit | None = None
-        self.payload: bytes | OutOfBandPickle = b""
-        self.credit: int = 0
-        self.context: bytes = options.limits.context
-        self.ahead: int = 0
-        self.crashes: tuple[Crash, ...] = ()
-        self.returns: int = 0
-        self.heartbeat_log: HeartbeatLog | None = None
+        self.worker_pid: int | None = None
+        self._slot: int | None = None
+        self._function: Function = function
+        self._attempt_policy: AttemptPolicy = options.attempts
+        self._limits: JobLimits = options.limits
+        self._priority: int = options.priority
+        self._key: int | None = options.key
+        self._bound: Bound | None = options.bound
+        self._began: float | None = None
+        self._exceeded: Limit | None = None
+        self._payload: bytes | OutOfBandPickle = b""
+        self._credit: int = 0
+        self._context: bytes = options.limits.context
+        self._ahead: int = 0
+        self._crashes: tuple[Crash, ...] = ()
+        self._returns: int = 0
+        self._heartbeats: HeartbeatLog | None = None
         self._owner = owner
 
     @property
-    def profile(self) -> Profile:
+    def _profile(self) -> Profile:
         """How long it takes, as far as its place in the queue depends on that."""
-        if self.bound is not None:
-            return self.bound
-        profile = ALONE if self.credit else self.function.profile
-        if type(self.payload) is not bytes:
+        if self._bound is not None:
+            return self._bound
+        profile = ALONE if self._credit else self._function.profile
+        if type(self._payload) is not bytes:
             profile = LOADING
-        return profile if self.key is None else Keyed(profile, self.key)
+        return profile if self._key is None else Keyed(profile, self._key)
 
     @property
-    def title(self) -> str:
+    def _title(self) -> str:
         """What logs call it: its function."""
-        return self.function.name
+        return self._function.name
 
     @property
-    def awaited(self) -> bool:
+    def _awaited(self) -> bool:
         """Whether anybody is to hear of its end."""
         return bool(self._callbacks)
 
@@ -154,13 +154,13 @@ class Job(asyncio.Future[R], Generic[R]):
             RuntimeError: Outside the pool's event loop, here and in the iteration.
         """
         self._check_home()
-        return Progress(self, self.listen())
+        return Progress(self, self._listen())
 
-    def listen(self) -> HeartbeatLog:
+    def _listen(self) -> HeartbeatLog:
         """Return what hears of its beats."""
-        if self.heartbeat_log is None:
-            self.heartbeat_log = HeartbeatLog(self)
-        return self.heartbeat_log
+        if self._heartbeats is None:
+            self._heartbeats = HeartbeatLog(self)
+        return self._heartbeats
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Give the job up, and return whether there was still something to give up.
@@ -185,14 +185,14 @@ class Job(asyncio.Future[R], Generic[R]):
 
     def __repr__(self) -> str:
         attempt = f" attempt {self.attempt}" if self.attempt else ""
-        name = f" {self.function.name}" if self.function.name else ""
+        name = f" {self._function.name}" if self._function.name else ""
         return f"<Job {self.id}{name} {self.state}{attempt}>"
 
 
 def claim(error: JobError, job: Job[Any]) -> None:
     """Have *error* say that it is that of *job*, unless it says whose it is."""
     if not error.job_id:
-        name = job.function.name
+        name = job._function.name
         error.job_id, error.attempt, error.function = job.id, job.attempt, name
         error.add_note(f"It is the error of {job_text(job.id, name)}.")
 
@@ -216,7 +216,7 @@ class ChunkJob(Job[R]):
         self.rounds = 0
 
     @property
-    def title(self) -> str:
+    def _title(self) -> str:
         return self.items_of
 
 
@@ -226,7 +226,7 @@ class StreamJob(Job[Any]):
     An item counts as a heartbeat, and so does waiting for the caller.
 
     Attributes:
-        credit: How many items the worker may send in all, in this attempt.
+        _credit: How many items the worker may send in all, in this attempt.
     """
 
     __slots__ = (
@@ -243,8 +243,8 @@ class StreamJob(Job[Any]):
         self, number: int, function: Function, options: JobOptions, *args: Any
     ) -> None:
         super().__init__(number, function, options, *args)
-        self.credit: int = options.buffer
-        self._window = options.buffer
+        self._credit: int = options.prefetch
+        self._window = options.prefetch
         self._items: deque[Frame] = deque()
         self._received = self._taken = 0
         self._heard_at = 0.0
@@ -258,8 +258,8 @@ class StreamJob(Job[Any]):
         Raises:
             ProtocolError: If the worker had no credit for it.
         """
-        if self._received >= self.credit:
-            raise ProtocolError(f"it sent more than {self.credit} items of {self!r}")
+        if self._received >= self._credit:
+            raise ProtocolError(f"it sent more than {self._credit} items of {self!r}")
         self._received += 1
         self._heard_at = self.get_loop().time()
         self._items.append(frame)
@@ -267,17 +267,17 @@ class StreamJob(Job[Any]):
 
     def heard_at(self, now: float) -> float:
         """Return when it was last known to be alive."""
-        return now if self._received >= self.credit else self._heard_at
+        return now if self._received >= self._credit else self._heard_at
 
     def begin_again(self) -> None:
         """Forget what was sent: there is another attempt, and nobody took anything."""
         self._items.clear()
-        self._received, self.credit = 0, self._window
+        self._received, self._credit = 0, self._window
 
     @property
-    def title(self) -> str:
-        waits = self._received >= self.credit
-        return f"{super().title} (a stream{' that nobody reads' if waits else ''})"
+    def _title(self) -> str:
+        waits = self._received >= self._credit
+        return f"{super()._title} (a stream{' that nobody reads' if waits else ''})"
 
     async def started(self) -> None:
         """Wait for the first item; there is none if the job is done.
@@ -307,12 +307,12 @@ class StreamJob(Job[Any]):
             self._news = self.get_loop().create_future()
             await self._news
         # Whoever has seen something cannot be told it again.
-        self.policy = ONCE
+        self._attempt_policy = ONCE
         self._taken += 1
         frame = self._items.popleft()
-        due = self._taken + self._window - self.credit
+        due = self._taken + self._window - self._credit
         if not self.done() and due > self._window // 2:
-            self.credit += due
+            self._credit += due
             self._heard_at = self.get_loop().time()
             self._owner.give_credit(self)
         return frame

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.leases import LeaseLedger, RenewalOutcome, Verdict
-from asyncpool.errors import LeaseGoneError, ThrottledError
+from asyncpool.errors import LeaseLostError, ThrottledError
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 L = TypeVar("L", bound=Hashable)
@@ -26,10 +26,10 @@ class LeaseRenewals(Generic[L]):
 
     Args:
         ledger: What is decided.
-        send: Extends one lease.
+        renew: Extends one lease.
         timeout: Seconds that it may take.
         on_settled: Called for each beat, with its lease, how it ended, what the ledger
-            says about that, and what *send* raised.
+            says about that, and what *renew* raised.
         on_lapsed: Called with a lease that has to be given up, and the seconds since it
             was extended.
         on_news: Called with what there is to tell of the number of leases.
@@ -38,7 +38,7 @@ class LeaseRenewals(Generic[L]):
     def __init__(
         self,
         ledger: LeaseLedger[L],
-        send: Callable[[L], Awaitable[object]],
+        renew: Callable[[L], Awaitable[object]],
         timeout: float,
         *,
         on_settled: Callable[[L, RenewalOutcome, Verdict, Problem], None],
@@ -46,7 +46,7 @@ class LeaseRenewals(Generic[L]):
         on_news: Callable[[LeaseSaturated | LeaseRelieved], None],
     ) -> None:
         self._ledger = ledger
-        self._send = send
+        self._send = renew
         self._timeout = timeout
         self._on_settled = on_settled
         self._on_lapsed = on_lapsed
@@ -112,7 +112,7 @@ class LeaseRenewals(Generic[L]):
             async with asyncio.timeout(self._timeout):
                 await self._send(lease)
             outcome = RenewalOutcome.EXTENDED
-        except LeaseGoneError as error:
+        except LeaseLostError as error:
             outcome, problem = RenewalOutcome.GONE, error
         except ThrottledError as error:
             outcome, problem = RenewalOutcome.THROTTLED, error

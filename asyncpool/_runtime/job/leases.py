@@ -74,10 +74,10 @@ class Leases:
         holder = self.open.pop(job.id, None)
         if holder is None:
             return
-        if job.slot is None:
+        if job._slot is None:
             holder.let_go()
         else:
-            self._in_flight[job.id] = holder, job.slot
+            self._in_flight[job.id] = holder, job._slot
 
     def give_back(self, number: int) -> None:
         """Take note that a job that was settled before has left its worker's hands."""
@@ -100,7 +100,7 @@ class Leases:
         job, until = holder.job, holder.until
         if job is None or until is None:
             return
-        slot = job.slot
+        slot = job._slot
         if job.id in self._in_flight:
             _, slot = self._in_flight[job.id]
         if slot is not None:

@@ -97,8 +97,8 @@ class BatchRunner:
     Args:
         backend: The pool.
         task: What is done with each item.
-        chunk: How many items go together; ``None`` for what fits the pool.
-        window: How many items may be under way; ``None`` for what fits the pool.
+        chunksize: How many items go together; ``None`` for what fits the pool.
+        buffersize: How many items may be under way; ``None`` for what fits the pool.
         hold: What holds the pool open meanwhile.
         on_complete: Called with a batch when all of its items have an outcome.
         on_held: Called when something must wait for room in the queue.
@@ -112,8 +112,8 @@ class BatchRunner:
         backend: MapBackend,
         task: Task,
         *,
-        chunk: int | None,
-        window: int | None,
+        chunksize: int | None,
+        buffersize: int | None,
         hold: Hold,
         on_complete: Callable[[Batch], None],
         on_held: Callable[[], None],
@@ -126,10 +126,13 @@ class BatchRunner:
         self._named = travels_by_name(task.function)
         self._name = function_name(task.function)
         alone = self._packed is None or not _may_share(task.options)
-        if backend.counts_jobs and chunk is None:
-            chunk = 1  # each item counts, unless items are to go together
+        if backend.counts_jobs and chunksize is None:
+            chunksize = 1  # each item counts, unless items are to go together
         self.pace = Pace(
-            chunk=chunk, window=window, alone=alone, lanes=backend.concurrency
+            chunksize=chunksize,
+            buffersize=buffersize,
+            alone=alone,
+            lanes=backend.concurrency,
         )
         self._together = replace(
             task.options,
@@ -234,7 +237,7 @@ class BatchRunner:
             outcome = job.result() if error is None else Failure(error)
             failed = error is not None
             self._settle(part.batch, part.offset, [outcome], failed=failed)
-            cost = job.function.profile.cost
+            cost = job._function.profile.cost
             if cost < UNKNOWN:
                 self.pace.note(1, cost)
         if self._held:

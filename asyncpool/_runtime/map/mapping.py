@@ -22,8 +22,8 @@ class MapRun:
         task: What is done with each item.
         source: Where the items come from.
         news: Set by the source when there is something new.
-        chunk: How many items go together; ``None`` for what fits the pool.
-        window: How many items may be under way; ``None`` for what fits the pool.
+        chunksize: How many items go together; ``None`` for what fits the pool.
+        buffersize: How many items may be under way; ``None`` for what fits the pool.
         ordered: Whether batches come in their order.
     """
 
@@ -34,8 +34,8 @@ class MapRun:
         source: Source,
         news: asyncio.Event,
         *,
-        chunk: int | None,
-        window: int | None,
+        chunksize: int | None,
+        buffersize: int | None,
         ordered: bool,
     ) -> None:
         self._backend = backend
@@ -48,8 +48,8 @@ class MapRun:
         self._runner = BatchRunner(
             backend,
             task,
-            chunk=chunk,
-            window=window,
+            chunksize=chunksize,
+            buffersize=buffersize,
             hold=self._hold,
             on_complete=partial(
                 _take_note, None if ordered else self._ready, news, self._hold

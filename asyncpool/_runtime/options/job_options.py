@@ -27,7 +27,7 @@ class Options(TypedDict, total=False):
     priority: int
     key: Hashable
     lease: tuple[Keeper, Hashable] | None
-    buffer: int
+    prefetch: int
 
 
 _ATTEMPTS = frozenset(field.name for field in fields(AttemptPolicy))
@@ -63,5 +63,5 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
         priority=given.get("priority", options.priority),
         key=key,
         lease=given.get("lease", options.lease),
-        buffer=given.get("buffer", options.buffer),
+        prefetch=given.get("prefetch", options.prefetch),
     )

@@ -47,13 +47,13 @@ def _concurrency(name: str, value: int) -> int:
 
 POOL_CHECKS: dict[str, Check] = {
     "workers": _workers,
-    "surge": at_least(0),
-    "unavailable": at_least(0),
+    "max_surge": at_least(0),
+    "max_unavailable": at_least(0),
     "idle_timeout": seconds(),
     "close_timeout": seconds(optional=True),
     **WORKER_CHECKS,
-    "max_pending": at_least(0, optional=True),
-    "max_message": at_least(1024, optional=True),
+    "max_queued": at_least(0, optional=True),
+    "max_message_size": at_least(1024, optional=True),
     "max_shared_memory": at_least(0),
     "concurrency": _concurrency,
     "initializer": function,
@@ -75,11 +75,11 @@ class PoolOptions(WorkerOptions):
     """
 
     workers: tuple[int, int]
-    unavailable: int
+    max_unavailable: int
     idle_timeout: float
     close_timeout: float | None
-    max_pending: int | None
-    max_message: int | None
+    max_queued: int | None
+    max_message_size: int | None
     max_shared_memory: int
     concurrency: int
     initializer: Callable[..., object] | None
@@ -88,8 +88,8 @@ class PoolOptions(WorkerOptions):
     job_limits: JobLimits
 
     def __post_init__(self) -> None:
-        if not self.surge and not self.unavailable:
-            raise ValueError("surge and unavailable cannot both be 0")
+        if not self.max_surge and not self.max_unavailable:
+            raise ValueError("max_surge and max_unavailable cannot both be 0")
 
 
 def pool_options(given: Mapping[str, Any]) -> PoolOptions:

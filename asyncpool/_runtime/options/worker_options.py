@@ -38,15 +38,15 @@ def _loop(_: str, value: str) -> str:
 
 
 WORKER_CHECKS: dict[str, Check] = {
-    "restart": instance(RestartPolicy, "a RestartPolicy"),
-    "limits": _limits_of_this_machine,
+    "restart_policy": instance(RestartPolicy, "a RestartPolicy"),
+    "worker_limits": _limits_of_this_machine,
     "launcher": one_of(get_args(LauncherKind)),
-    "loop": _loop,
-    "output": one_of(get_args(OutputMode)),
+    "worker_loop": _loop,
+    "worker_output": one_of(get_args(OutputMode)),
     "on_crash": function,
     "preload": items("names of modules", each=str),
     "start_timeout": seconds(),
-    "health_timeout": seconds(optional=True),
+    "ping_timeout": seconds(optional=True),
     "ready": one_of(get_args(ReadyWhen)),
 }
 
@@ -60,17 +60,17 @@ class WorkerOptions:
     """
 
     name: str
-    restart: RestartPolicy
-    limits: WorkerLimits
+    restart_policy: RestartPolicy
+    worker_limits: WorkerLimits
     launcher: LauncherKind
-    loop: LoopKind
-    output: OutputMode
+    worker_loop: LoopKind
+    worker_output: OutputMode
     on_crash: CrashCallback | None
     preload: tuple[str, ...]
     start_timeout: float
-    health_timeout: float | None
+    ping_timeout: float | None
     ready: ReadyWhen
-    surge: int
+    max_surge: int
 
     def shared(self) -> dict[str, Any]:
         """Return the options of this class, by name, without those of a subclass."""

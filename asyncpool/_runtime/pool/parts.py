@@ -69,7 +69,7 @@ def assemble(config: SupervisorConfig, hub: EventHub[events.Event]) -> Parts:
     state = PoolState(loop=loop, config=config, core=_core_of(config), hub=hub)
     threads, admission, draining = Threads(loop), Admission(state), Draining(state)
     traffic = Traffic(state, admission, threads)
-    timeout = config.health_timeout
+    timeout = config.ping_timeout
     return Parts(
         state=state,
         threads=threads,
@@ -98,13 +98,13 @@ def _core_of(config: SupervisorConfig) -> Supervision:
     """Return what decides for a pool that is to be as *config* says."""
     return Supervision(
         workers=config.workers,
-        policy=config.restart,
+        policy=config.restart_policy,
         start_timeout=config.start_timeout,
-        limits=config.limits,
+        limits=config.worker_limits,
         idle_timeout=config.idle_timeout,
         concurrency=config.worker.concurrency,
-        surge=config.surge,
-        unavailable=config.unavailable,
+        max_surge=config.max_surge,
+        max_unavailable=config.max_unavailable,
         stop_grace=config.stop_grace,
         end_grace=config.end_grace,
         serving=config.serving is not None,

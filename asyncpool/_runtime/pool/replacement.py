@@ -39,9 +39,9 @@ class WorkerReplacement:
         self._roll: asyncio.Future[events.RollResult] | None = None
         self._sized: asyncio.Future[None] | None = None
         self._watch = Alarm(state.loop, self._look_at_memory)
-        limits = state.config.limits
-        self._hard = limits.hard_rss
-        if limits.max_rss is not None or limits.hard_rss is not None:
+        limits = state.config.worker_limits
+        self._hard = limits.kill_memory
+        if limits.max_memory is not None or limits.kill_memory is not None:
             self._watch.set_in(_LOOK_EVERY)
 
     # What is asked.
@@ -59,7 +59,7 @@ class WorkerReplacement:
         )
         if unsent is not None:
             self._state.performer.perform(core.withdraw(slot.index, unsent, now))
-            profile = registry.jobs[unsent].profile
+            profile = registry.jobs[unsent]._profile
             self._state.performer.perform(core.give_back({unsent: profile}, now))
 
     @decision
@@ -67,7 +67,9 @@ class WorkerReplacement:
         """Have another worker take the place of one that has asked for it."""
         slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
         self._state.performer.perform(
-            self._replacements.check_limits(slot, _why("replace()", reason), now)
+            self._replacements.check_limits(
+                slot, _why("request_replacement()", reason), now
+            )
         )
         self._state.performer.rearm()
 
@@ -152,15 +154,15 @@ class WorkerReplacement:
             case cmd.RollEnded(replaced, trouble, filled):
                 self._rolled(replaced, trouble, filled)
 
-    def _rolled(self, replaced: int, trouble: str, filled: int) -> None:
+    def _rolled(self, replaced: int, reason: str, filled: int) -> None:
         crashes = self._state.crashes
-        failed = trouble and not self._replacements.stopped
+        failed = reason and not self._replacements.stopped
         crash = crashes[-1] if failed and crashes else None
         roll, self._roll = self._roll, None
         if roll is not None and not roll.done():
             roll.set_result(
                 events.RollResult(
-                    replaced=replaced, filled=filled, trouble=trouble, crash=crash
+                    replaced=replaced, filled=filled, reason=reason, crash=crash
                 )
             )
 
@@ -212,13 +214,16 @@ class WorkerReplacement:
         memory = private_memory(handle.pid)
         if self._hard is not None and memory >= self._hard:
             had, most = in_units(memory), in_units(self._hard)
-            reason = f"it had {had} of memory, and hard_rss is {most}"
+            reason = f"it had {had} of memory, and kill_memory is {most}"
             self._state.performer.perform(
                 self._replacements.oversized(slot, reason, now)
             )
-        elif slot.recycle_limits.rss is not None and memory >= slot.recycle_limits.rss:
+        elif (
+            slot.recycle_limits.memory is not None
+            and memory >= slot.recycle_limits.memory
+        ):
             self._state.performer.perform(
-                self._replacements.check_limits(slot, "max_rss", now)
+                self._replacements.check_limits(slot, "max_memory", now)
             )
 
 

@@ -294,7 +294,9 @@ class Sessions:
     def is_over(self, job: Job[Any]) -> bool:
         """Tell whether *job* is a call of a session that is over."""
         session_worker = (
-            None if job.bound is None else self._session_workers.get(job.bound.session)
+            None
+            if job._bound is None
+            else self._session_workers.get(job._bound.session)
         )
         return session_worker is not None and session_worker.gone
 

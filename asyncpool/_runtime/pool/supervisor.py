@@ -153,7 +153,7 @@ class Supervisor:
     @property
     def counts_jobs(self) -> bool:
         """Whether no worker may begin more than so many jobs."""
-        return self._state.config.limits.exact
+        return self._state.config.worker_limits.exact
 
     @property
     def max_payload(self) -> int:
@@ -212,7 +212,7 @@ class Supervisor:
     @decision
     def _give_up_running(self) -> None:
         for job in list(self._state.registry.jobs.values()):
-            if (slot := job.slot) is not None:
+            if (slot := job._slot) is not None:
                 self._bulk_failure.fail((job.id,), "closed")
                 self.traffic.job_control.take_out(job, slot)
 

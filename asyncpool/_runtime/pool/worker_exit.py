@@ -133,7 +133,7 @@ class WorkerExit:
         if not loss.touched or job.done():
             return  # it only waited there, and waits elsewhere now; or was for it alone
         if loss.error is None:
-            job.crashes += (seen_by(job, crash),)
+            job._crashes += (seen_by(job, crash),)
         if loss.again:
             if self._sessions.is_over(job):
                 return  # it fails with the session

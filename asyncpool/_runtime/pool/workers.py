@@ -53,7 +53,7 @@ class Workers:
             buffer=memoryview(bytearray(READ_SIZE)),
             max_payload=config.worker.max_payload,
             concurrency=config.worker.concurrency,
-            output=config.output,
+            output=config.worker_output,
             tasks=self.tasks,
             threads=parts.threads,
             segments=self.segments,

@@ -25,7 +25,7 @@ class Admission:
     def __init__(self, state: PoolState) -> None:
         self._state = state
         self._core = state.core
-        self._limit = state.config.max_pending
+        self._limit = state.config.max_queued
         self.saturated = False
         self._relaxed = asyncio.Event()
 
@@ -88,8 +88,8 @@ class Admission:
             if not self.saturated:
                 self.saturated = True
                 self._relaxed.clear()
-                self._state.hub.publish(events.Saturated(waiting))
-            raise PoolFullError(waiting=waiting, max_pending=limit)
+                self._state.hub.publish(events.QueueFull(waiting))
+            raise PoolFullError(waiting=waiting, max_queued=limit)
 
     def check_session(self) -> None:
         """Check that one more may wait for a worker to himself.
@@ -103,7 +103,7 @@ class Admission:
         core, limit = self._core, self._limit
         waiting = core.balance.waiting + core.dispatcher.wanted
         if limit is not None and not core.dispatcher.idle and waiting >= limit:
-            raise PoolFullError(waiting=waiting, max_pending=limit)
+            raise PoolFullError(waiting=waiting, max_queued=limit)
 
     @decision
     def crowded(self) -> None:
@@ -129,7 +129,7 @@ class Admission:
             or core.broken is not None
         ):
             self.end()
-            self._state.hub.publish(events.Drained())
+            self._state.hub.publish(events.QueueEmptied())
 
     def end(self) -> None:
         """Have nobody wait for room any more."""

@@ -68,11 +68,11 @@ class BulkFailure:
 
     def _closed_error(self, job: Job[Any]) -> PoolClosedError:
         delivery: events.Delivery = "never sent"
-        if job.slot is not None:
-            [delivery] = deliveries([job], self._state.handles[job.slot])
-        if job.attempt > (job.slot is not None):
+        if job._slot is not None:
+            [delivery] = deliveries([job], self._state.handles[job._slot])
+        if job.attempt > (job._slot is not None):
             delivery = "started"  # an earlier attempt, or it is being unpickled
-        name = job.function.name
+        name = job._function.name
         return PoolClosedError(
             f"the pool was closed before {job_text(job.id, name)} was done",
             job_id=job.id,

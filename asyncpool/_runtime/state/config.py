@@ -51,9 +51,9 @@ class SupervisorConfig(WorkerOptions):
 
     workers: tuple[int, int]
     worker: WorkerConfig
-    unavailable: int = 0
+    max_unavailable: int = 0
     idle_timeout: float = 60.0
-    max_pending: int | None = None
+    max_queued: int | None = None
     max_shared_memory: int = 0
     propagation: Propagation | None = None
     stop_grace: float = STOP_GRACE
@@ -88,7 +88,9 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
     # First, since what is in __main__ decides how the initializer is pickled.
     worker = worker_config(
         options,
-        max_payload=MAX_PAYLOAD if options.max_message is None else options.max_message,
+        max_payload=MAX_PAYLOAD
+        if options.max_message_size is None
+        else options.max_message_size,
     )
     handover = Handover(options.initializer, options.initargs)
     return SupervisorConfig(
@@ -97,9 +99,9 @@ def pool_config(options: PoolOptions) -> SupervisorConfig:
         worker=worker._replace(
             initializer=handover.payload, concurrency=options.concurrency
         ),
-        unavailable=options.unavailable,
+        max_unavailable=options.max_unavailable,
         idle_timeout=options.idle_timeout,
-        max_pending=options.max_pending,
+        max_queued=options.max_queued,
         max_shared_memory=options.max_shared_memory,
         propagation=Propagation(options.propagate) if options.propagate else None,
         handover=handover,
@@ -113,7 +115,7 @@ def worker_config(options: WorkerOptions, *, max_payload: int) -> WorkerConfig:
         options: Their options.
         max_payload: The most bytes that a frame may carry.
     """
-    limits = options.limits
+    limits = options.worker_limits
     return WorkerConfig(
         sys_path=module_path(),
         initializer=None,
@@ -121,6 +123,6 @@ def worker_config(options: WorkerOptions, *, max_payload: int) -> WorkerConfig:
         nice=limits.nice,
         cpus=limits.cpus,
         rlimits=tuple(limits.rlimits.items()),
-        loop=options.loop,
+        loop=options.worker_loop,
         script=main_script(),
     )

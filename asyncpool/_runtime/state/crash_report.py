@@ -118,23 +118,23 @@ class CrashReporter:
             stack=stack,
             stderr_tail=handle.stderr_tail,
             next_step=next_step,
-            beside=tuple(other.id for other in jobs if other is not job),
-            function=job.function.name if job is not None else "",
+            concurrent_jobs=tuple(other.id for other in jobs if other is not job),
+            function=job._function.name if job is not None else "",
         )
 
 
 def seen_by(job: Job[object], crash: Crash) -> Crash:
     """Return the report of a death in which *job* has lost an attempt."""
-    if crash.job_id in {None, job.id} or not crash.beside:
+    if crash.job_id in {None, job.id} or not crash.concurrent_jobs:
         return crash
-    all_jobs = (crash.job_id, *crash.beside)
+    all_jobs = (crash.job_id, *crash.concurrent_jobs)
     beside = tuple(number for number in all_jobs if number != job.id)
     return replace(
         crash,
         job_id=job.id,
         attempt=job.attempt,
-        beside=beside,
-        function=job.function.name,
+        concurrent_jobs=beside,
+        function=job._function.name,
     )
 
 
@@ -155,8 +155,8 @@ def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delive
             found.append("started")
         else:
             found.append("never sent" if unsent > 0 else "sent")
-        if type(job.payload) is bytes:  # else it is not known how much there was
-            unsent -= job.ahead + HEADER_SIZE + len(job.payload)
+        if type(job._payload) is bytes:  # else it is not known how much there was
+            unsent -= job._ahead + HEADER_SIZE + len(job._payload)
     return found[::-1]
 
 
@@ -164,34 +164,34 @@ def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
     """Return the error for a job that is not tried again."""
     if job.attempt:
         delivery = "started"  # in an earlier attempt, if not in this one
-    cls = _ERRORS[job.crashes[-1].kind]
+    cls = _ERRORS[job._crashes[-1].kind]
     return cls(
         job_id=job.id,
-        crashes=job.crashes,
+        crashes=job._crashes,
         delivery=delivery,
-        function=job.function.name,
+        function=job._function.name,
     )
 
 
 def timeout_error(job: Job[object], stack: str = "") -> JobTimeoutError:
     """Return the error for a job whose time is over."""
-    limit = job.exceeded
+    limit = job._exceeded
     assert limit is not None
-    seconds = getattr(job.limits, limit)
-    attempt = job.attempt if job.began is not None else 0
+    seconds = getattr(job._limits, limit)
+    attempt = job.attempt if job._began is not None else 0
     return JobTimeoutError(
         job_id=job.id,
         attempt=attempt,
         limit=limit,
         seconds=seconds,
         stack=stack,
-        function=job.function.name,
+        function=job._function.name,
     )
 
 
 def late_error(job: Job[object], now: float) -> JobTimeoutError:
     """Return the error for a job that was to begin, or to be done, before *now*."""
-    job.exceeded = job.limits.exceeded(now, running=job.began is not None)
+    job._exceeded = job._limits.exceeded(now, running=job._began is not None)
     return timeout_error(job)
 
 
@@ -208,7 +208,7 @@ def broken_error(
             job_id=job.id,
             crashes=crashes[-1:],
             delivery="never sent",
-            function=job.function.name,
+            function=job._function.name,
         )
     return error
 

@@ -133,7 +133,7 @@ class Draining:
     def _say(self, _: float) -> None:
         assert self._began is not None
         state, jobs = self._state, self._state.registry.jobs
-        names = (job.title for job in itertools.islice(jobs.values(), _LOOKED_AT))
+        names = (job._title for job in itertools.islice(jobs.values(), _LOOKED_AT))
         text = say_what_it_waits_for(
             jobs=len(jobs),
             queued=state.core.balance.waiting,

@@ -67,7 +67,7 @@ def load_outcome(frame: Frame, pause: Callable[[], None] | None = None) -> Any:
 
 def outcome_of(job: Job[Any], handle: WorkerHandle, frame: Frame) -> Any:
     """Return what comes of a job whose outcome is there: see :func:`load_outcome`."""
-    if job.exceeded is None:
+    if job._exceeded is None:
         return load_outcome(frame)
     if isinstance(job, ChunkJob):
         result = load_outcome(frame)
@@ -85,7 +85,7 @@ def _overdue(job: Job[Any], handle: WorkerHandle) -> Failed:
     There is no other attempt after a deadline.
     """
     error = timeout_error(job, stacks_of(job, handle))
-    return Failed(error, raised=job.exceeded != "deadline")
+    return Failed(error, raised=job._exceeded != "deadline")
 
 
 class Loss(NamedTuple):
@@ -138,7 +138,7 @@ class JobRegistry:
     def enter(self, job: Job[Any]) -> None:
         """Take in a job."""
         self.jobs[job.id] = job
-        if job.limits.timed:
+        if job._limits.timed:
             self.timed += 1
         if self.leases.coming is not None:
             self.leases.enter(job)
@@ -173,7 +173,7 @@ class JobRegistry:
             self._complete(job, error)
             return False
         raised = error.exception if isinstance(error, JobRaisedError) else error
-        if job.policy.after_exception(raised, attempt=job.attempt):
+        if job._attempt_policy.after_exception(raised, attempt=job.attempt):
             self._return(job)
             if isinstance(job, StreamJob):
                 job.begin_again()
@@ -194,13 +194,13 @@ class JobRegistry:
             begun = delivery == "started"
             # One that was about to begin may be the reason too, and it alone.
             touched = begun or (job.id == about_to_begin and not slot.planned)
-            again = not touched or job.policy.after_crash(
-                kind=kind, delivery=delivery, attempt=job.attempt, returns=job.returns
+            again = not touched or job._attempt_policy.after_crash(
+                kind=kind, delivery=delivery, attempt=job.attempt, returns=job._returns
             )
             error: BaseException | None = None
-            if job.exceeded is not None:
+            if job._exceeded is not None:
                 error, retried = _overdue(job, handle)
-                again = retried and job.policy.after_exception(
+                again = retried and job._attempt_policy.after_exception(
                     error, attempt=job.attempt
                 )
                 touched = True  # also if it had not begun: its time is over
@@ -211,10 +211,10 @@ class JobRegistry:
             attempt = job.attempt if begun else 0
             losses.append(Loss(job, delivery, attempt, touched, again, error))
             if begun:
-                job.worker = job.slot = None
+                job.worker_pid = job._slot = None
                 self._return(job)
                 continue
-            job.returns += touched
+            job._returns += touched
             self.unassign(job)
         return losses
 
@@ -229,7 +229,7 @@ class JobRegistry:
     def unassign(self, job: Job[Any]) -> None:
         """Take note that an open job is with no worker, and has not begun."""
         job.attempt -= 1
-        job.worker = job.slot = None
+        job.worker_pid = job._slot = None
         self._return(job)
 
     def fail(self, job: Job[Any], error: BaseException) -> None:
@@ -240,8 +240,8 @@ class JobRegistry:
         self._leave(job)
         self._failed += 1
         closed = isinstance(error, PoolClosedError)
-        if closed and not job.awaited:
-            self.unheard[job.title] += 1
+        if closed and not job._awaited:
+            self.unheard[job._title] += 1
         job.set_exception(error)
         if closed:
             job.exception()  # one record tells of all, and not a report of each
@@ -293,7 +293,7 @@ class JobRegistry:
             workers=core.replacements.sizing.size,
             idle=states.count(SlotState.IDLE),
             busy=states.count(SlotState.BUSY),
-            waiting=core.balance.waiting,
+            queued=core.balance.waiting,
             submitted=self._submitted,
             completed=self._completed,
             failed=self._failed,
@@ -320,11 +320,11 @@ class JobRegistry:
 
     def _return(self, job: Job[Any]) -> None:
         """Take note that no attempt at it is running any more."""
-        if job.heartbeat_log is not None:
-            job.context = with_details(job.context, job.heartbeat_log.details)
-        if job.began is not None:
-            job.began = job.exceeded = None
-            deadline = job.limits.deadline
+        if job._heartbeats is not None:
+            job._context = with_details(job._context, job._heartbeats.details)
+        if job._began is not None:
+            job._began = job._exceeded = None
+            deadline = job._limits.deadline
             if deadline is None:
                 self.deadlines.discard(job.id)
             else:
@@ -339,13 +339,13 @@ class JobRegistry:
 
     def _leave(self, job: Job[Any]) -> None:
         del self.jobs[job.id]
-        if job.limits.timed:
+        if job._limits.timed:
             self.timed -= 1
             self.deadlines.discard(job.id)
         if self.leases.open:
             self.leases.settle(job)
-        job.slot = job.worker = None
-        job.payload = b""
+        job._slot = job.worker_pid = None
+        job._payload = b""
 
 
 def _state_of(slot: Slot) -> SlotState:

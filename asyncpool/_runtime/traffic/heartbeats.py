@@ -75,8 +75,8 @@ class Heartbeats:
         job = self._state.registry.jobs.get(beat.job)
         if (
             job is not None
-            and job.slot == handle.slot
+            and job._slot == handle.slot
             and job.attempt == beat.attempt
             and not job.done()
         ):
-            job.listen().add(beat, self._state.loop.time())
+            job._listen().add(beat, self._state.loop.time())

@@ -34,15 +34,15 @@ class JobControl:
 
     def is_running(self, job: Job[Any]) -> bool:
         """Tell whether *job* is one that its worker runs, or has run."""
-        if job.slot is None:
+        if job._slot is None:
             return self._large.is_unpacking(job)
-        return self._state.core.runs(job.slot, job.id)
+        return self._state.core.runs(job._slot, job.id)
 
     # They are given up.
 
     def on_cancel(self, job: Job[Any]) -> None:
         """Take a job out of the queue, or out of its worker's hands."""
-        state, slot = self._state, job.slot
+        state, slot = self._state, job._slot
         if state.deciding:
             state.loop.call_soon(self.on_cancel, job)
         elif state.registry.cancelled(job):
@@ -64,7 +64,7 @@ class JobControl:
                     now,
                     index=slot,
                     begun=state.handles[slot].page.begun(job.id, job.attempt),
-                    press=job.limits.cancel_mode,
+                    press=job._limits.cancel_mode,
                 )
             )
 
@@ -104,6 +104,6 @@ class JobControl:
 
     def give_credit(self, job: StreamJob) -> None:
         """Tell its worker how many items it may send in all."""
-        if job.slot is not None:
-            handle = self._state.handles[job.slot]
-            handle.give_credit(job.id, job.attempt, job.credit)
+        if job._slot is not None:
+            handle = self._state.handles[job._slot]
+            handle.give_credit(job.id, job.attempt, job._credit)

@@ -49,13 +49,13 @@ class JobTimers:
 
     def wait(self, job: Job[Any]) -> bool:
         """Watch how long it waits, or end it since its time is over already."""
-        limits = job.limits
+        limits = job._limits
         if limits.queue_timeout is None and limits.deadline is None:
             return True
         now = self._time()
         until = limits.queue_end(now)
         if until is not None and until <= now:
-            job.exceeded = limits.exceeded(now, running=False)
+            job._exceeded = limits.exceeded(now, running=False)
             self._state.registry.fail(job, timeout_error(job))
             return False
         self._timeouts.watch(job.id, until)
@@ -65,14 +65,14 @@ class JobTimers:
         """Watch how long what is first in a worker's hands is running."""
         for number in self._state.core.running(slot):
             job = self._state.registry.jobs.get(number)
-            if job is not None and job.began is None and type(job.payload) is bytes:
+            if job is not None and job._began is None and type(job._payload) is bytes:
                 self.begin(job)
 
     def begin(self, job: Job[Any]) -> None:
         """Watch how long it is running, from now on."""
-        if job.limits.timed:
-            job.began = now = self._time()
-            look = job.limits.first_look(now)
+        if job._limits.timed:
+            job._began = now = self._time()
+            look = job._limits.first_look(now)
             # If it was to begin before that, it is looked at then, which is soon enough.
             if look is None or not self._state.registry.deadlines.is_set(job.id, look):
                 self._timeouts.watch(job.id, look)
@@ -82,8 +82,8 @@ class JobTimers:
 
         Only a deadline is for the whole of it.
         """
-        if job.limits.timed:
-            self._timeouts.watch(job.id, job.limits.deadline)
+        if job._limits.timed:
+            self._timeouts.watch(job.id, job._limits.deadline)
 
     def stop(self) -> None:
         """Watch nothing any more."""
@@ -95,14 +95,14 @@ class JobTimers:
         due = [
             job for number in numbers if (job := registry.jobs.get(number)) is not None
         ]
-        before = [(job.slot, job.began) for job in due]
+        before = [(job._slot, job._began) for job in due]
         # All their workers are heard before any job is judged: a worker may have sent
         # what concerns several of these jobs.
         for slot in {slot for slot, _ in before if slot is not None}:
             handles[slot].read_now()
         for job, known in zip(due, before, strict=True):
             # A job that has begun or ended in time is watched as what it is now.
-            if (job.slot, job.began) == known:
+            if (job._slot, job._began) == known:
                 self._on_over(job, now)
 
     @decision
@@ -110,7 +110,7 @@ class JobTimers:
         """Make a job end, or not begin, whose time is over; or find out if it is."""
         if job.done():
             return  # it is on its way out already
-        state, slot, began = self._state, job.slot, job.began
+        state, slot, began = self._state, job._slot, job._began
         if slot is not None and began is None and not self._must_go(job, slot):
             self._timeouts.watch(job.id, now + _AGAIN)
         elif began is None or slot is None:
@@ -118,12 +118,12 @@ class JobTimers:
             state.registry.fail(job, late_error(job, now))
             self._under_way.take_out(job, slot)
         elif state.core.runs(slot, job.id):
-            end = job.limits.run_end(began)
+            end = job._limits.run_end(began)
             if end is None or now < end:
                 self._judge(job, slot, now)
                 return
-            job.exceeded = job.limits.exceeded(now, running=True)
-            press = job.limits.cancel_mode
+            job._exceeded = job._limits.exceeded(now, running=True)
+            press = job._limits.cancel_mode
             self._state.performer.perform(
                 state.core.expire(job.id, now, index=slot, press=press)
             )
@@ -149,7 +149,7 @@ class JobTimers:
         if next_look is None or now < next_look:
             self._timeouts.watch(job.id, next_look)
         else:
-            seconds = job.limits.heartbeat_timeout
+            seconds = job._limits.heartbeat_timeout
             several = self._state.config.worker.concurrency > 1
             whose = f" of job {job.id}" if several else ""
             silence = f"no heartbeat{whose} for {seconds:g} s"
@@ -157,7 +157,7 @@ class JobTimers:
 
     def _next_look(self, job: Job[Any]) -> float | None:
         """Return until when a job may run on, as far as is known."""
-        began, heartbeat_log = job.began, job.heartbeat_log
+        began, heartbeat_log = job._began, job._heartbeats
         assert began is not None
         # After a gap in which this process did not run, the worker may not have either.
         beat = max(began, self._timeouts.resumed_at)
@@ -165,4 +165,4 @@ class JobTimers:
             beat = max(beat, heartbeat_log.at)
         if isinstance(job, StreamJob):
             beat = max(beat, job.heard_at(self._time()))
-        return job.limits.next_look(began, beat)
+        return job._limits.next_look(began, beat)

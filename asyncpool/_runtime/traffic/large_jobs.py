@@ -77,10 +77,10 @@ class LargeObjects:
         if len(payload) > self._max_payload:
             self._on_refused(job, too_large(len(payload), self._max_payload))
             return
-        job.payload = payload
+        job._payload = payload
         now = self._state.loop.time()
         self._state.performer.perform(
-            self._state.core.arrive(job.id, job.profile, now, job.priority)
+            self._state.core.arrive(job.id, job._profile, now, job._priority)
         )
         if self._sizing.watching:
             self._admission.crowded()
@@ -109,7 +109,7 @@ class LargeObjects:
     def _on_loaded(self, job: Job[Any], loaded: Any) -> None:
         core, now = self._state.core, self._state.loop.time()
         if self._state.registry.settle(job, loaded):
-            self._state.performer.perform(core.give_back({job.id: job.profile}, now))
+            self._state.performer.perform(core.give_back({job.id: job._profile}, now))
         self._state.performer.perform(core.landed(job.id, now))
 
 
@@ -149,7 +149,7 @@ class Packer:
 
     def go_on(self) -> None:
         """Begin with the next one if it may begin."""
-        self._ahead = [job for job in self._ahead if job.payload and job.slot is None]
+        self._ahead = [job for job in self._ahead if job._payload and job._slot is None]
         while self._calls and self._begun + len(self._ahead) < self._most_ahead:
             job, call = self._calls.popleft()
             if job.done():
@@ -212,7 +212,7 @@ class Unpacker:
 def _pack(job: Job[Any], call: _Call, pause: Pause) -> bytes | OutOfBandPickle:
     function, args, kwargs = call
     pause()  # it may have waited for others, and be unwanted by now
-    return pack_job(function, args, kwargs, number=job.function.number, pause=pause)
+    return pack_job(function, args, kwargs, number=job._function.number, pause=pause)
 
 
 def unpicklable(error: BaseException) -> JobNotPicklableError:
@@ -222,9 +222,11 @@ def unpicklable(error: BaseException) -> JobNotPicklableError:
     return refusal
 
 
-def too_large(size: int, max_message: int) -> JobNotPicklableError:
+def too_large(size: int, max_message_size: int) -> JobNotPicklableError:
     """Return the error for a call of *size* bytes."""
-    return _refusal(f"has {size} bytes when pickled, and max_message is {max_message}")
+    return _refusal(
+        f"has {size} bytes when pickled, and max_message_size is {max_message_size}"
+    )
 
 
 def _refusal(why: str) -> JobNotPicklableError:

@@ -114,7 +114,7 @@ class Traffic:
                 job.add_done_callback(functools.partial(_keep, args, kwargs))
             try:
                 if self._propagation is not None:
-                    job.context = self._propagation.add_to(job.context)
+                    job._context = self._propagation.add_to(job._context)
                 payload = pack_job(
                     function, args, kwargs, number=known.number, limit=HEAVY
                 )
@@ -127,12 +127,12 @@ class Traffic:
             state.registry.enter(job)
             if options.limits.timed and not self.timers.wait(job):
                 return job
-            job.payload = payload
+            job._payload = payload
             if (
                 type(payload) is bytes
                 and options.key is None
                 and options.bound is None
-                and not job.credit
+                and not job._credit
             ):
                 slot = state.core.submit(job.id, known.profile, options.priority)
             else:
@@ -162,18 +162,18 @@ class Traffic:
     def _submit_large(self, job: Job[Any], call: Call) -> Job[Any]:
         """Have a call pickled in a thread before it is queued; return its future."""
         self._state.registry.enter(job)
-        if not job.limits.timed or self.timers.wait(job):
+        if not job._limits.timed or self.timers.wait(job):
             self._large.pack(job, call)
         return job
 
     def _place(self, job: Job[Any]) -> int | None:
         """Return the slot that gets a job, which is no plain one, or queue it."""
         core = self._state.core
-        if job.bound is not None:
-            self._state.performer.perform(core.call(job.id, job.bound))
+        if job._bound is not None:
+            self._state.performer.perform(core.call(job.id, job._bound))
             return None
-        submit = core.submit if job.key is None else core.submit_keyed
-        return submit(job.id, job.profile, job.priority)
+        submit = core.submit if job._key is None else core.submit_keyed
+        return submit(job.id, job._profile, job._priority)
 
     @decision
     def send_pinned(self, slot: int, payload: bytes, options: JobOptions) -> Job[Any]:
@@ -182,7 +182,7 @@ class Traffic:
         job: Job[Any] = Job(
             state.registry.next_id(), function, options, self.job_control, state.loop
         )
-        job.payload = payload
+        job._payload = payload
         state.registry.enter(job)
         if not options.limits.timed or self.timers.wait(job):
             self._state.performer.perform(state.core.submit_pinned(slot, job.id))
@@ -196,20 +196,20 @@ class Traffic:
         for job in jobs:
             # Counted before the worker can die of it.
             job.attempt += 1
-            job.slot, job.worker = slot, worker
-            payload = job.payload
+            job._slot, job.worker_pid = slot, worker
+            payload = job._payload
             if isinstance(payload, OutOfBandPickle):
                 self._load(handle, job, payload)
             else:
                 if leases:
                     self._state.registry.leases.before_sending(job, slot)
-                job.ahead = outbox.put_job(
+                job._ahead = outbox.put_job(
                     job.id,
                     job.attempt,
-                    job.function,
+                    job._function,
                     payload,
-                    job.context,
-                    credit=job.credit,
+                    job._context,
+                    credit=job._credit,
                 )
             count += 1
         if self._state.registry.timed:
@@ -248,10 +248,10 @@ class Traffic:
             outbox.put_job(
                 job.id,
                 attempt,
-                job.function,
+                job._function,
                 pickled.payload,
-                job.context,
-                credit=job.credit,
+                job._context,
+                credit=job._credit,
             )
             self.timers.begin(job)
         outbox.flush()
@@ -292,7 +292,7 @@ class Traffic:
         for job, frame in landed:
             if registry.settle(job, outcome_of(job, handle, frame)):
                 self._state.performer.perform(
-                    core.give_back({job.id: job.profile}, now)
+                    core.give_back({job.id: job._profile}, now)
                 )
 
     def _land(
@@ -314,10 +314,10 @@ class Traffic:
             if job is None:  # its caller has given it up
                 registry.leases.give_back(frame.job)
             else:
-                job.function.profile.note(frame.number)
-                job.slot = job.worker = None
+                job._function.profile.note(frame.number)
+                job._slot = job.worker_pid = None
                 payload = frame.payload
-                if is_heavy(payload) and job.exceeded is None:
+                if is_heavy(payload) and job._exceeded is None:
                     self.timers.end(job)
                     self._large.unpack(job, frame)
                 else:

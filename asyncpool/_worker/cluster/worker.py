@@ -22,7 +22,7 @@ class Worker:
     Attributes:
         id: Its slot.  Its replacement may have another one, and numbers may be missing.
         generation: Which worker of this slot it is, counting from 1.
-        sockets: The listening sockets, if workers accept for themselves (``spread`` is
+        listening_sockets: The listening sockets, if workers accept for themselves (``spread`` is
             ``"shared"`` or ``"reuseport"``).  Use them or :meth:`connections`, not both.
             Who uses them closes them when it is to drain.
     """
@@ -30,7 +30,7 @@ class Worker:
     def __init__(self, slot: int, generation: int, server_worker: Any) -> None:
         self.id = slot
         self.generation = generation
-        self.sockets: list[socket.socket] = server_worker.listeners
+        self.listening_sockets: list[socket.socket] = server_worker.listeners
         self._server_worker: ServerWorker = (
             server_worker  # nothing of the public interface
         )
@@ -57,7 +57,7 @@ class Worker:
         """
         self._server_worker.ready()
 
-    async def draining(self) -> None:
+    async def wait_draining(self) -> None:
         """Wait until it is to drain.
 
         **Cancellation:** safe.
@@ -74,7 +74,7 @@ class Worker:
         """
         self._server_worker.retire(reason)
 
-    def replace(self, reason: str = "") -> None:
+    def request_replacement(self, reason: str = "") -> None:
         """Ask for a successor: it serves on until that is ready, and drains then.
 
         Any thread may call it, once it is ready.  Further calls change nothing.
@@ -156,7 +156,7 @@ class Worker:
         """
         await self._server_worker.transfers.send_socket(sock, value)
 
-    def received_sockets(self) -> AsyncIterator[ReceivedSocket]:
+    def incoming_sockets(self) -> AsyncIterator[ReceivedSocket]:
         """Yield what ``Cluster.send_socket()`` sends to this worker, until it drains.
 
         The attribute ``value`` of each is what it was sent with.
@@ -180,7 +180,7 @@ class Worker:
         """
         await self._server_worker.transfers.send_file(file, value)
 
-    def received_files(self) -> AsyncIterator[ReceivedFile]:
+    def incoming_files(self) -> AsyncIterator[ReceivedFile]:
         """Yield what ``Cluster.send_file()`` sends to this worker, until it drains.
 
         They are raw binary files, and the attribute ``value`` of each is what it was sent

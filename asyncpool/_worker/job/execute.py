@@ -136,7 +136,7 @@ def pack_failure(error: BaseException, max_payload: int) -> bytes:
     return pack_error(
         JobNotPicklableError(
             f"the job raised {name}, which has {len(payload)} bytes when pickled, and "
-            f"max_message is {max_payload}",
+            f"max_message_size is {max_payload}",
             direction="exception",
             name=name,
         ),

@@ -210,7 +210,7 @@ class _Asgi:
             connecting = loop.create_task(
                 connect(worker, make, config.ssl, self._header_timeout)
             )
-            await worker.draining()
+            await worker.wait_draining()
             ticking.cancel()
             await Drain(worker, config, state).run(connecting)
             await connecting
@@ -316,6 +316,6 @@ async def _tick(
         await server.on_tick(0)
         close_late(server.server_state.connections)
         if server.server_state.total_requests >= most:
-            worker.replace(
+            worker.request_replacement(
                 "it has served as many requests as it may (limit_max_requests)"
             )

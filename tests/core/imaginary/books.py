@@ -36,8 +36,8 @@ class Books:
         more: int = 0,
         limits: WorkerLimits | None = None,
         width: int = 1,
-        surge: int = 1,
-        unavailable: int = 0,
+        max_surge: int = 1,
+        max_unavailable: int = 0,
     ) -> None:
         self.limits = limits = limits or WorkerLimits()
         self.core = Supervision(
@@ -47,11 +47,11 @@ class Books:
             limits=limits,
             idle_timeout=IDLE_TIMEOUT,
             concurrency=width,
-            surge=surge,
-            unavailable=unavailable,
+            max_surge=max_surge,
+            max_unavailable=max_unavailable,
         )
         self.workers = workers  # the size
-        self.surge = surge
+        self.surge = max_surge
         self.width = width
         self.drain_timeout = limits.drain_timeout or math.inf
         self.rolling = False

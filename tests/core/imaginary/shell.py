@@ -171,7 +171,7 @@ class ImaginaryShell(Jobs):
             return
         if process.early:
             self.seen["an early start that failed"] += self.rolling
-            troubles = {it.trouble for it in commands if isinstance(it, cmd.RollEnded)}
+            troubles = {it.reason for it in commands if isinstance(it, cmd.RollEnded)}
             assert "a replacement did not start" not in troubles, "of another roll"
             # Whoever begins when another start fails is taken for one that began after that.
             again = "a start failed again" in troubles
