@@ -378,18 +378,18 @@ class RollResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseSaturated:
-    """There are more leases than an interval has beats: the turns are further apart.
+    """There are more leases than an interval has renewals: the turns are further apart.
 
     It is told at once, and told again whenever the number of leases has changed an interval
     later.
 
     Attributes:
         leases: How many there are.
-        capacity: How many beats an interval has, ``rate * interval``.
+        capacity: How many renewals an interval has, ``rate * interval``.
         interval: The interval, in seconds.
-        rate: Beats a second: the keeper's rate, or fewer if beats take so long that too
+        rate: Renewals a second: the keeper's rate, or fewer if renewals take so long that too
             few of them can be under way at a time.
-        worst_gap: Seconds between two beats of one lease, ``leases / rate``; they
+        worst_gap: Seconds between two renewals of one lease, ``leases / rate``; they
             lapse if the outside system grants less than that.
     """
 
@@ -401,7 +401,7 @@ class LeaseSaturated:
 
     def __str__(self) -> str:
         return (
-            f"{self.leases} leases, but {self.rate:g} beats/s * {self.interval:g} s = "
+            f"{self.leases} leases, but {self.rate:g} renewals/s * {self.interval:g} s = "
             f"{self.capacity}: each is extended every {self.leases} / "
             f"{self.rate:g} = {self.worst_gap:g} s"
         )
@@ -409,29 +409,29 @@ class LeaseSaturated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRelieved:
-    """There are no more leases than an interval has beats, after a :class:`LeaseSaturated`.
+    """There are no more leases than an interval has renewals, after a :class:`LeaseSaturated`.
 
     Attributes:
         leases: How many there are.
-        capacity: How many beats an interval has.
+        capacity: How many renewals an interval has.
     """
 
     leases: int
     capacity: int
 
     def __str__(self) -> str:
-        return f"{self.leases} leases, and {self.capacity} beats in a cycle"
+        return f"{self.leases} leases, and {self.capacity} renewals in a cycle"
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseMissed:
     """A lease was not extended for *gap* seconds.
 
-    A beat of it has failed, and was the last one of its turn, or *gap* is more than a
-    interval and a tenth by now; this is told once an interval.  Or a beat came so late, and
+    A renewal of it has failed, and was the last one of its turn, or *gap* is more than a
+    interval and a tenth by now; this is told once an interval.  Or a renewal came so late, and
     succeeded.
 
-    *error* is what the beat raised, or ``None`` if it succeeded.
+    *error* is what the renewal raised, or ``None`` if it succeeded.
     """
 
     lease: Hashable
@@ -441,7 +441,7 @@ class LeaseMissed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseThrottled:
-    """The outside system took no beat for *lease*: for *pause* seconds there is none."""
+    """The outside system took no renewal for *lease*: for *pause* seconds there is none."""
 
     lease: Hashable
     pause: float
@@ -480,12 +480,12 @@ class LeaseStats:
         leases: How many leases it keeps.
         capacity: How many it can extend in each interval.
         saturated: Whether these are more than those.
-        in_progress: Beats that the outside system has not answered yet.
-        renewals: Beats that were sent; each is counted once below, or under way.
-        renewed: Beats that succeeded.
-        throttled: Beats that the outside system refused to take yet.
-        failed: Beats that raised something unknown, or were not answered in time.
-        lost: Beats that were answered by the news that the lease is gone.
+        in_progress: Renewals that the outside system has not answered yet.
+        renewals: Renewals that were sent; each is counted once below, or under way.
+        renewed: Renewals that succeeded.
+        throttled: Renewals that the outside system refused to take yet.
+        failed: Renewals that raised something unknown, or were not answered in time.
+        lost: Renewals that were answered by the news that the lease is gone.
         missed: How often a lease was not extended for longer than its share.
         lapsed: Leases that were given up, since their ttl was nearly over.
         dropped_events: Events that slow listeners of ``events()`` have missed.

@@ -48,7 +48,7 @@ L = TypeVar("L", bound=Hashable)
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# Beats under way at a time.  As many as are needed if the outside system takes a second
+# Renewals under way at a time.  As many as are needed if the outside system takes a second
 # for each, or longer if it does; four at the least, so that one which hangs leaves room
 # for others, and 32 at the most: whoever needs more has an outside system in trouble.
 _MIN_OVERLAP, _MAX_OVERLAP = 4, 32
@@ -85,31 +85,31 @@ class LeaseKeeper(Generic[L]):
             view = pool.options(lease=(keeper, message.id))
             job = view.submit(work, message.body)
 
-    In each interval every lease gets a beat: ``await send(lease)``.  No more than *max_rate*
+    In each interval every lease is renewed once: ``await renew(lease)``.  No more than *max_rate*
     of them begin in a second, one at a time; from 40 a second on, those of 50 ms
     together.  (Any n + 1 in a row take n / *max_rate* seconds, or (n + 1 - b) / *max_rate* if b
     come together, less 2 ms for the lateness of timers.)  Nothing is made good after a
     stall.  When there are more leases than ``rate * interval``, events and the log say so
     at once, and the one that is due first goes first, so that all wait equally longer.
 
-    Beats of several leases overlap if *renew* takes long: as many as *max_rate* asks for, up to
-    32.  If that is too few, ``stats().capacity`` says how many leases there may be.  Beats
+    Renewals of several leases overlap if *renew* takes long: as many as *max_rate* asks for, up to
+    32.  If that is too few, ``stats().capacity`` says how many leases there may be.  Renewals
     of the same lease never overlap.
 
     Args:
         renew: Extends one lease.  It raises :exc:`LeaseLostError` if the lease is lost:
             it is forgotten, and its job cancelled; and :exc:`ThrottledError` if the
-            outside system wants fewer beats: it is repeated before all others, after a
+            outside system wants fewer renewals: it is repeated before all others, after a
             pause that doubles each time, up to an eighth of an interval, and after six
             times in a row behind the others.  If it raises anything else, it is
             repeated after pauses of, by default, 1/16, 1/8 and 1/4 of an interval, and then
             in the next interval.  Repeats take half of the ticks at the most while other
             leases wait.
-        max_rate: The most beats a second.
-        interval: Seconds in which every lease gets a beat.  The outside system has to
+        max_rate: The most renewals a second.
+        interval: Seconds in which every lease gets a renewal.  The outside system has to
             grant more than that: what its answers take, and what your event loop
             stalls.
-        max_retries: How often a beat that has failed is repeated in an interval.
+        max_retries: How often a renewal that has failed is repeated in an interval.
         timeout: Seconds that *renew* may take; then it is cancelled and has failed.
             ``None`` means ``interval / (2 * (1 + max_retries))``, 15 s by default: then
             all attempts at a lease that hangs take half an interval, and the pauses
@@ -119,11 +119,11 @@ class LeaseKeeper(Generic[L]):
             is cancelled, and what is left is for it to clean up.  If it was submitted by
             ``pool.options(lease=...)`` and still runs at the end of the *ttl*, its worker
             ends itself, also while your process is stopped or its loop is blocked.  The
-            *ttl* counts from the begin of the beat that has succeeded, and before the
+            *ttl* counts from the begin of the renewal that has succeeded, and before the
             first one from the moment in which the lease came here.
 
     Raises:
-        ValueError: If an argument is out of range, or an interval too short for one beat, or
+        ValueError: If an argument is out of range, or an interval too short for one renewal, or
             so long that all attempts of a turn do not fit into nine tenths of the *ttl*.
         TypeError: If *renew* is not callable, or a number is of the wrong kind.
     """
@@ -139,17 +139,17 @@ class LeaseKeeper(Generic[L]):
         ttl: float | None = None,
     ) -> None:
         if not callable(renew):
-            raise TypeError(f"send must be callable, not {renew!r}")
+            raise TypeError(f"renew must be callable, not {renew!r}")
         check_int("max_retries", max_retries, at_least=0)
-        check_kind("rate", max_rate, NUMBER)
-        check_kind("cycle", interval, SECONDS)
+        check_kind("max_rate", max_rate, NUMBER)
+        check_kind("interval", interval, SECONDS)
         check_kind("timeout", timeout, or_none(SECONDS))
         check_kind("ttl", ttl, or_none(SECONDS))
         if timeout is None:
             timeout = interval / (2 * (1 + max_retries))
         for name, value in (
-            ("rate", max_rate),
-            ("cycle", interval),
+            ("max_rate", max_rate),
+            ("interval", interval),
             ("timeout", timeout),
         ):
             if not 0 < value < math.inf:
@@ -167,10 +167,10 @@ class LeaseKeeper(Generic[L]):
         )
         if not self._ledger.capacity:
             raise ValueError(
-                f"rate={max_rate:g} beats/s for cycle={interval:g} s make {max_rate * interval:g} "
-                "beats: one at least is needed"
+                f"max_rate={max_rate:g} renewals/s for interval={interval:g} s make {max_rate * interval:g} "
+                "renewals: one at least is needed"
             )
-        self._beats = LeaseRenewals(
+        self._renewals = LeaseRenewals(
             self._ledger,
             renew,
             timeout,
@@ -186,7 +186,7 @@ class LeaseKeeper(Generic[L]):
         self._task: asyncio.Task[None] | None = None
 
     def add(self, lease: L, *, on_gone: Callable[[L], object] | None = None) -> None:
-        """Keep *lease* until :meth:`remove`.  Its first beat is within an interval.
+        """Keep *lease* until :meth:`remove`.  Its first renewal is within an interval.
 
         Args:
             lease: Any hashable value that tells it from the others.
@@ -228,7 +228,7 @@ class LeaseKeeper(Generic[L]):
     def remove(self, lease: L) -> bool:
         """Let *lease* go, and return whether it was here.
 
-        No beat of it begins after this.  One that is under way is not interrupted, but
+        No renewal of it begins after this.  One that is under way is not interrupted, but
         its outcome is ignored, even if the same lease is added again meanwhile.
 
         Raises:
@@ -240,7 +240,7 @@ class LeaseKeeper(Generic[L]):
             return False
         hold.let_go()
         self._ledger.discard(lease)
-        self._beats.reconsider()
+        self._renewals.reconsider()
         return True
 
     def events(self, *, buffer: int = 1000) -> EventStream[LeaseEvent]:
@@ -281,7 +281,7 @@ class LeaseKeeper(Generic[L]):
             raise RuntimeError("a lease keeper can be used only once")
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(
-            self._beats.run(), name="asyncpool lease keeper"
+            self._renewals.run(), name="asyncpool lease keeper"
         )
         return self
 
@@ -291,13 +291,13 @@ class LeaseKeeper(Generic[L]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Forget all leases, and cancel the beats that are under way.
+        """Forget all leases, and cancel the renewals that are under way.
 
         Raises:
             RuntimeError: If it was started in another event loop; it goes on.
 
         Cancellation:
-            Nothing is left running: it returns when the last beat has ended.
+            Nothing is left running: it returns when the last renewal has ended.
         """
         check_home(self._loop, _KEEPER)
         task, self._task = self._task, None
@@ -386,7 +386,7 @@ class LeaseKeeper(Generic[L]):
         self._holds[lease] = hold
         self._ledger.add(lease, loop.time())
         self._tell_holder(lease)
-        self._beats.reconsider()
+        self._renewals.reconsider()
 
     def _tell_holder(self, lease: L) -> None:
         """Have the worker of a pool's job know until when its lease lasts."""
@@ -411,7 +411,7 @@ class LeaseKeeper(Generic[L]):
 
 
 _COUNTED = {
-    RenewalOutcome.EXTENDED: "extended",
+    RenewalOutcome.EXTENDED: "renewed",
     RenewalOutcome.THROTTLED: "throttled",
     RenewalOutcome.FAILED: "failed",
     RenewalOutcome.GONE: "lost",

@@ -102,7 +102,7 @@ class Map(Generic[R]):
         return Map(self._plan, ordered=False, telling=self._telling)
 
     def outcomes(self) -> Map[Outcome[R]]:
-        """Return the same, but yielding an :class:`RenewalOutcome` for each item.
+        """Return the same, but yielding an :class:`Outcome` for each item.
 
         So an error ends nothing, and each can be told from the others.
         """

@@ -233,7 +233,7 @@ class Pool(Caller, Supervised):
                 lease: for another one, ``submit`` raises :exc:`ValueError`.
 
         Args: Streams
-            buffer: How many items of a stream may wait for its caller; 16 by default.
+            prefetch: How many items of a stream may wait for its caller; 16 by default.
 
         ``None`` stands for no limit.  A job whose time is over fails with
         :exc:`JobTimeoutError`; one that runs is made to end as if it were cancelled (but

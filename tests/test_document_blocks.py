@@ -130,7 +130,7 @@ FRAGMENTS = {
             print("saved", asyncpool.worker_state().book)
 
         async def main():
-            async with asyncpool.Pool(2, output="inherit") as pool:
+            async with asyncpool.Pool(2, worker_output="inherit") as pool:
                 BLOCK
                 print(page)
 

@@ -127,7 +127,7 @@ def test_workers_need_nothing_that_must_be_installed(path: Path) -> None:
     for name in imports(path):
         root = name.split(".")[0]
         if path.stem == "coroutines" and root == "uvloop":
-            continue  # which is asked for by Pool(loop="uvloop")
+            continue  # which is asked for by Pool(worker_loop="uvloop")
         assert root == "asyncpool" or root in sys.stdlib_module_names, name
 
 

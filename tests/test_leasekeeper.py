@@ -42,7 +42,7 @@ class Outside:
         self.most = 0
 
     async def extend(self, lease: str) -> None:
-        assert lease not in self.inside, "two beats of one lease overlap"
+        assert lease not in self.inside, "two renewals of one lease overlap"
         self.log.append(f"{lease}{now():g}")
         self.inside.append(lease)
         self.most = max(self.most, len(self.inside))
@@ -97,7 +97,9 @@ def test_no_beat_begins_after_a_lease_was_removed(*, again: bool) -> None:
         async with LeaseKeeper(outside.extend, interval=10.0) as keeper:
             await reach(1)
             keeper.add("a")
-            await asyncio.sleep(0)  # its beat is decided, and begins in the next turn
+            await asyncio.sleep(
+                0
+            )  # its renewal is decided, and begins in the next turn
             assert keeper.stats().in_progress == 1
             keeper.remove("a")
             if again:
@@ -393,16 +395,16 @@ def test_a_beat_that_hangs_ends_in_time_for_its_retries() -> None:
 
 
 def test_slow_beats_of_several_leases_overlap_as_far_as_the_rate_asks_for() -> None:
-    async def main(rate: float, most: int, beats: int) -> None:
+    async def main(rate: float, most: int, renewals: int) -> None:
         outside = Outside(**{f"{n}": [10.0] for n in range(200)})
         async with LeaseKeeper(outside.extend, rate, 100.0, timeout=50.0) as keeper:
             for n in range(200):
                 keeper.add(f"{n}")
             await reach(29.9)
             assert keeper.stats().in_progress == most
-        assert (outside.most, len(outside.log)) == (most, beats)
+        assert (outside.most, len(outside.log)) == (most, renewals)
 
-    run(main(0.2, 2, 6))  # a beat in 5 s, each takes 10
+    run(main(0.2, 2, 6))  # a renewal in 5 s, each takes 10
     # It is known from the first answer on how long they take.
     run(main(1.0, 10, 24))
     run(main(20.0, 32, 84))
@@ -432,7 +434,9 @@ def test_more_leases_than_a_cycle_has_beats_are_told_at_once(
         assert outside.log == [f"{'abcd'[n % 4]}{n}" for n in range(8)]
 
     run(main())
-    assert "4 leases, but 1 beats/s * 3 s = 3: each is extended every 4" in caplog.text
+    assert (
+        "4 leases, but 1 renewals/s * 3 s = 3: each is extended every 4" in caplog.text
+    )
 
 
 def test_a_loop_that_stalled_sends_no_burst() -> None:
@@ -581,14 +585,22 @@ TTL_TOO_SHORT = (
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        ({"send": 3}, TypeError, "send must be callable, not 3"),
-        ({"rate": 0}, ValueError, "rate must be > 0 and finite, not 0"),
-        ({"rate": float("nan")}, ValueError, "rate must be > 0 and finite, not nan"),
-        ({"cycle": float("inf")}, ValueError, "cycle must be > 0 and finite, not inf"),
+        ({"renew": 3}, TypeError, "renew must be callable, not 3"),
+        ({"max_rate": 0}, ValueError, "max_rate must be > 0 and finite, not 0"),
+        (
+            {"max_rate": float("nan")},
+            ValueError,
+            "max_rate must be > 0 and finite, not nan",
+        ),
+        (
+            {"interval": float("inf")},
+            ValueError,
+            "interval must be > 0 and finite, not inf",
+        ),
         ({"timeout": -1}, ValueError, "timeout must be > 0 and finite, not -1"),
-        ({"rate": "x"}, TypeError, "rate must be a number, not 'x'"),
-        ({"rate": None}, TypeError, "rate must be a number, not None"),
-        ({"cycle": "x"}, TypeError, "cycle must be a number of seconds, not 'x'"),
+        ({"max_rate": "x"}, TypeError, "max_rate must be a number, not 'x'"),
+        ({"max_rate": None}, TypeError, "max_rate must be a number, not None"),
+        ({"interval": "x"}, TypeError, "interval must be a number of seconds, not 'x'"),
         (
             {"timeout": "x"},
             TypeError,
@@ -604,9 +616,9 @@ TTL_TOO_SHORT = (
             TTL_TOO_SHORT,
         ),
         (
-            {"rate": 0.1, "cycle": 5.0},
+            {"max_rate": 0.1, "interval": 5.0},
             ValueError,
-            "rate=0.1 beats/s for cycle=5 s make 0.5 beats: one at least is needed",
+            "max_rate=0.1 renewals/s for interval=5 s make 0.5 renewals: one at least is needed",
         ),
     ],
 )
@@ -614,7 +626,7 @@ def test_a_wrong_argument_is_refused_at_once(
     arguments: dict[str, Any], kind: type[Exception], text: str
 ) -> None:
     with pytest.raises(kind, match=f"^{re.escape(text)}$"):
-        LeaseKeeper(**{"send": print, **arguments})
+        LeaseKeeper(**{"renew": print, **arguments})
 
 
 def test_a_keeper_is_used_where_it_runs_and_only_once() -> None:

@@ -202,7 +202,7 @@ class TestOverHttp:
             (pid,) = await pids(service)
             await service.until(lambda health: health["busy"] == 1)
             waiting = await send_away(service, GOOD)
-            await service.until(lambda health: health["waiting"] == 1)
+            await service.until(lambda health: health["queued"] == 1)
             waiting.close()
             await service.until(lambda health: health["cancelled"] == 1)
             running.close()
@@ -224,7 +224,7 @@ class TestOverHttp:
             pid = await stop_worker(service)
             accepted = [group.create_task(service.thumbnail(GOOD)) for _ in range(3)]
             await service.until(
-                lambda health: (health["busy"], health["waiting"]) == (1, 2)
+                lambda health: (health["busy"], health["queued"]) == (1, 2)
             )
             for _ in range(5):
                 refused = await service.thumbnail(GOOD)
@@ -282,7 +282,7 @@ class TestOverHttp:
             running = group.create_task(service.thumbnail(GOOD))
             await service.until(lambda health: health["busy"] == 1)
             waiting = group.create_task(service.thumbnail(GOOD))
-            await service.until(lambda health: health["waiting"] == 1)
+            await service.until(lambda health: health["queued"] == 1)
             below = psutil.Process(service.process.pid).children(recursive=True)
             assert pid in {process.pid for process in below}
             service.process.terminate()

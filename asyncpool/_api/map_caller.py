@@ -254,7 +254,7 @@ class MapCaller(ABC):
         for items in iterables:
             if not isinstance(items, Iterable | AsyncIterable):
                 raise TypeError(f"map() takes iterables, not {items!r}")
-        for name, value in (("window", buffersize), ("chunk", chunksize)):
+        for name, value in (("buffersize", buffersize), ("chunksize", chunksize)):
             if value is not None:
                 check_int(name, value, at_least=1)
         task = Task(fn, star, self._options, self._submit)
@@ -273,7 +273,4 @@ def _refuse(verb: str, others: dict[str, object]) -> None:
         hint = ""
         if name in OPTIONS:
             hint = f": as an option of each job it goes into options({name}=...)"
-        elif name in {"chunksize", "buffersize"}:
-            known = "chunk" if name == "chunksize" else "window"
-            hint = f": it is called {known} here"
         raise TypeError(f"{verb}() takes no {name}={hint}")

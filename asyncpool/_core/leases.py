@@ -1,16 +1,16 @@
-"""Decide which lease gets the next beat, and when.
+"""Decide which lease gets the next renewal, and when.
 
 A lease that is held in an outside system lapses unless it is extended in time, and
-the outside system takes only so many extensions a second.  So there is one beat per
+the outside system takes only so many extensions a second.  So there is one renewal per
 *tick*, a tick every ``1 / rate`` seconds, and one turn per lease in each *interval*.
-(From 40 a second on, a tick is for as many beats as there are in :data:`TICK`: it costs
-more to wake up for a beat than to send it, and at 100 a second 1 % of a core.)
+(From 40 a second on, a tick is for as many renewals as there are in :data:`TICK`: it costs
+more to wake up for a renewal than to send it, and at 100 a second 1 % of a core.)
 
 * ``main`` holds those that wait for their turn of this interval, ``backup`` those that
   had it.  At the end of the interval backup becomes main.
-* ``arrivals`` holds those that came in the middle of an interval, and those whose beat of
+* ``arrivals`` holds those that came in the middle of an interval, and those whose renewal of
   the last interval was answered only in this one.
-* ``repeats`` holds those whose beat failed, and whose pause before the next attempt is
+* ``repeats`` holds those whose renewal failed, and whose pause before the next attempt is
   over.  One of them goes before all others, but never two in a row while others wait:
   leases that fail again and again cannot take more than half of the ticks, and one
   that has failed once need not wait for a whole interval.  The pauses double from one
@@ -23,18 +23,18 @@ all; so the earliest of all is at one of two heads, and a tick costs the same wi
 leases as with a hundred thousand.  Taking the earlier head is *earliest deadline
 first*, which is optimal: as long as there are no more leases than ticks in an interval,
 every one has its turn within an interval and a tick of the last (and of coming), however
-many come and go meanwhile; each repeat in between makes that one tick more.  (With *b* beats at a tick it is an interval and ``2b - 1`` beats:
+many come and go meanwhile; each repeat in between makes that one tick more.  (With *b* renewals at a tick it is an interval and ``2b - 1`` renewals:
 those that came just before the end of the interval can have had a whole tick, and the next
 one has no place for whoever had its last turn as one too many for a tick.)  With more
 of them the turns are just further apart, the same for all.
 A plain deque without the dues would not do: with many short jobs, those that come
 would take the ticks that the old ones need.
 
-Time that has passed without a beat is gone: there are no tokens to be saved up, and so
+Time that has passed without a renewal is gone: there are no tokens to be saved up, and so
 there is no burst after a stall.  But a timer of an event loop is late by up to a
-millisecond or two, and at forty beats a second that would cost a twentieth of them:
-so much lateness, :data:`SLACK`, is made good.  With *b* beats at a tick, one up to a
-rate of 40, any *n + b* beats in a row take at least ``n / rate - SLACK`` seconds; in
+millisecond or two, and at forty renewals a second that would cost a twentieth of them:
+so much lateness, :data:`SLACK`, is made good.  With *b* renewals at a tick, one up to a
+rate of 40, any *n + b* renewals in a row take at least ``n / rate - SLACK`` seconds; in
 other words there are at most ``rate * (w + SLACK) + b`` of them in any *w* seconds.
 
 If it is known how long a lease lasts after an extension, its *ttl*, the ledger also says
@@ -59,14 +59,14 @@ L = TypeVar("L", bound=Hashable)
 # Seconds of lateness that the next ticks make good.
 SLACK = 0.002
 
-# Seconds between two ticks, if a tick is for several beats; less if an interval is short.
+# Seconds between two ticks, if a tick is for several renewals; less if an interval is short.
 TICK = 0.05
 
 # How often in a row one lease may be throttled and keep its place at the front.  More
 # often, and it is most likely throttled for itself, and must not hold up the others.
 MAX_THROTTLES = 5
 
-# The longest pause after a beat that was throttled, as a share of the interval.
+# The longest pause after a renewal that was throttled, as a share of the interval.
 _MAX_PAUSE = 1 / 8
 
 # Before all time; who is due then, is due before all others: at the front.
@@ -80,12 +80,12 @@ _TOO_LONG = 1.1
 # for its job, to clean up and end.
 GIVE_UP = 0.9
 
-# The weight of the latest beat in the mean of how long beats take.
+# The weight of the latest renewal in the mean of how long renewals take.
 _WEIGHT = 1 / 8
 
 
 def pause_before(retry: int, max_retries: int, interval: float) -> float:
-    """Return the seconds between a failed beat and its *retry*, counted from 1.
+    """Return the seconds between a failed renewal and its *retry*, counted from 1.
 
     Each is twice as long as the one before.  The last one is a quarter of the interval, so
     all of them are less than a half; the other half is for the attempts themselves.
@@ -96,15 +96,15 @@ def pause_before(retry: int, max_retries: int, interval: float) -> float:
 def longest_gap(interval: float, max_retries: int, timeout: float) -> float:
     """Return how long a lease can go without extension if only its last attempt succeeds.
 
-    That is from the begin of a beat to the end of that attempt, if each takes *timeout*,
-    and there are no more leases than an interval has beats.
+    That is from the begin of a renewal to the end of that attempt, if each takes *timeout*,
+    and there are no more leases than an interval has renewals.
     """
     pauses = interval / 2 - math.ldexp(interval, -1 - max_retries)
     return interval + pauses + (2 + max_retries) * timeout
 
 
 class RenewalOutcome(enum.Enum):
-    """How a beat ended."""
+    """How a renewal ended."""
 
     EXTENDED = enum.auto()
     THROTTLED = enum.auto()
@@ -114,7 +114,7 @@ class RenewalOutcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """Verdict: no beat at all for *pause* seconds."""
+    """Verdict: no renewal at all for *pause* seconds."""
 
     pause: float
 
@@ -144,12 +144,12 @@ class _Record(Generic[L]):
         lease: Which one it is.
         number: As many came before it, so that no other record has it.
         due: When it should have had its next turn.
-        extended: When the last beat began that was answered with success, or when
+        extended: When the last renewal began that was answered with success, or when
             the lease came.
-        begun: When its latest beat began.
-        failures: Beats that failed, in a row, since its last turn was over.
-        throttles: Beats that were throttled, in a row.
-        told: When it was last told that beats of it fail.
+        begun: When its latest renewal began.
+        failures: Renewals that failed, in a row, since its last turn was over.
+        throttles: Renewals that were throttled, in a row.
+        told: When it was last told that renewals of it fail.
     """
 
     __slots__ = (
@@ -172,18 +172,18 @@ class _Record(Generic[L]):
 
 
 class LeaseLedger(Generic[L]):
-    """Every lease, in the order of the turns, and when the next beat may be.
+    """Every lease, in the order of the turns, and when the next renewal may be.
 
     Each call takes the time, on a clock that never goes backwards, and costs the same
     however many leases there are.  Only the end of an interval that was too short for all
-    costs time for each beat that was made in it.
+    costs time for each renewal that was made in it.
 
     Args:
-        max_rate: The most beats a second.
+        max_rate: The most renewals a second.
         interval: Seconds in which each lease has a turn.
-        max_retries: How often a beat that failed is repeated before the lease waits
+        max_retries: How often a renewal that failed is repeated before the lease waits
             for the next interval.
-        overlap: How many beats may be under way at a time, however short they are.
+        overlap: How many renewals may be under way at a time, however short they are.
         max_overlap: The most that may, if they take so long that *max_rate* asks for it.
         now: Current time.
         ttl: Seconds that a lease lasts after an extension, if that is known.
@@ -205,11 +205,11 @@ class LeaseLedger(Generic[L]):
         self._max_retries = max_retries
         self._overlap, self._max_overlap = overlap, max_overlap
         self._latency: float | None = (
-            None  # how long beats take, most of all the latest
+            None  # how long renewals take, most of all the latest
         )
         self._ttl = ttl
         self._lapses = Deadlines()  # of records, by their numbers
-        self._pauses = Deadlines()  # of those whose beat failed
+        self._pauses = Deadlines()  # of those whose renewal failed
         self._by_number: dict[int, _Record[L]] = {}
         self._number = 0
         self._records: dict[L, _Record[L]] = {}
@@ -218,13 +218,13 @@ class LeaseLedger(Generic[L]):
         self._backup: OrderedDict[L, _Record[L]] = OrderedDict()
         self._arrivals: OrderedDict[L, _Record[L]] = OrderedDict()
         self._repeats: OrderedDict[L, _Record[L]] = OrderedDict()
-        self._repeated = False  # whether the latest beat was one of these
+        self._repeated = False  # whether the latest renewal was one of these
         self._flying: dict[L, _Record[L]] = {}
-        # The next tick is a full one, for so many beats: with 40 a second it is two,
+        # The next tick is a full one, for so many renewals: with 40 a second it is two,
         # whatever floats make of that.  Those but the last may come before it.
         self._at_a_tick = max(1, int(max_rate * min(TICK, interval / 4) + 1e-9))
         self._next_tick = now
-        self._not_before = now  # because of a beat that was throttled
+        self._not_before = now  # because of a renewal that was throttled
         self._ends = now + interval
         self._streak = 0  # pauses in a row, without a success between them
         self._slowed = _NEVER  # when the latest of them began
@@ -238,12 +238,12 @@ class LeaseLedger(Generic[L]):
 
     @property
     def in_progress(self) -> int:
-        """How many beats are under way."""
+        """How many renewals are under way."""
         return len(self._flying)
 
     @property
     def pace(self) -> float:
-        """The most beats a second: *rate*, or fewer if they take too long for that."""
+        """The most renewals a second: *rate*, or fewer if they take too long for that."""
         under_way = self.rate * (self._latency or 0.0)
         return (
             self.rate * min(1.0, self._max_overlap / under_way)
@@ -253,13 +253,13 @@ class LeaseLedger(Generic[L]):
 
     @property
     def capacity(self) -> int:
-        """How many beats an interval has."""
+        """How many renewals an interval has."""
         # With 0.1 a second and 30 s it is three, whatever floats make of that.
         return int(self.pace * self.interval + 1e-9)
 
     @property
     def saturated(self) -> bool:
-        """Whether there are more leases than an interval has beats."""
+        """Whether there are more leases than an interval has renewals."""
         return len(self._records) > self.capacity
 
     def news(self, now: float) -> LeaseSaturated | LeaseRelieved | None:
@@ -289,18 +289,18 @@ class LeaseLedger(Generic[L]):
         return None if excess == self._told else self._told_at + self.interval
 
     def add(self, lease: L, now: float) -> None:
-        """Take a lease that is not here; its first beat is within an interval from now."""
+        """Take a lease that is not here; its first renewal is within an interval from now."""
         self._number += 1
         record = self._records[lease] = _Record(lease, self._number, now)
         self._by_number[record.number] = record
         self._set_lapse(record)
-        # Its name may have a beat under way for the lease that it was before: then it
+        # Its name may have a renewal under way for the lease that it was before: then it
         # joins when that is over, so that the two never overlap.
         if lease not in self._flying:
             self._to_end(self._arrivals, lease, record, now)
 
     def discard(self, lease: L) -> None:
-        """Forget a lease, if it is here; the outcome of a beat under way is ignored."""
+        """Forget a lease, if it is here; the outcome of a renewal under way is ignored."""
         record = self._records.pop(lease, None)
         if record is None:
             return
@@ -333,7 +333,7 @@ class LeaseLedger(Generic[L]):
         return self._lapses.next()
 
     def next_due(self) -> float | None:
-        """Return when to ask for the next beats, if nothing else happens before.
+        """Return when to ask for the next renewals, if nothing else happens before.
 
         ``None`` if there will be none: nobody waits for one, or too many are under way.
         """
@@ -345,9 +345,9 @@ class LeaseLedger(Generic[L]):
         return None if due is None else max(self._next_tick, due)
 
     def begin_renewal(self, now: float) -> L | None:
-        """Begin a beat, if there is one to begin: return its lease.
+        """Begin a renewal, if there is one to begin: return its lease.
 
-        The caller reports every such beat to :meth:`outcome`, once, unless it was taken
+        The caller reports every such renewal to :meth:`outcome`, once, unless it was taken
         back by :meth:`recall`.
         """
         self._end_pauses(now)
@@ -367,7 +367,7 @@ class LeaseLedger(Generic[L]):
         return lease
 
     def withdraw(self, lease: L, now: float) -> bool:
-        """Take a beat back that was not sent yet, if nobody wants it any more.
+        """Take a renewal back that was not sent yet, if nobody wants it any more.
 
         Returns:
             Whether that is so; then there is no outcome.
@@ -383,7 +383,7 @@ class LeaseLedger(Generic[L]):
     def end_renewal(
         self, lease: L, outcome: RenewalOutcome, now: float, *, retry_after: float = 0.0
     ) -> Verdict:
-        """Enter how the beat of *lease* ended.
+        """Enter how the renewal of *lease* ended.
 
         Args:
             lease: The lease.
@@ -394,7 +394,7 @@ class LeaseLedger(Generic[L]):
         """
         record = self._flying.pop(lease)
         self._measure(now - record.begun)
-        # What slows the beats down has to do with all leases, also with forgotten ones.
+        # What slows the renewals down has to do with all leases, also with forgotten ones.
         pause = self._slow_down(record, now, retry_after, outcome)
         current = self._records.get(lease)
         if current is not record:
@@ -420,7 +420,7 @@ class LeaseLedger(Generic[L]):
         return min(max(self._overlap, wanted), self._max_overlap)
 
     def _next_queue(self) -> OrderedDict[L, _Record[L]]:
-        """Return the queue whose head has the next beat."""
+        """Return the queue whose head has the next renewal."""
         main, arrivals, repeats = self._main, self._arrivals, self._repeats
         first = next(iter(main.values()), None)
         second = next(iter(arrivals.values()), None)
@@ -459,8 +459,8 @@ class LeaseLedger(Generic[L]):
         retry_after: float,
         outcome: RenewalOutcome,
     ) -> float:
-        """Return for how long there is no beat, after this outcome of *record*'s."""
-        # Of the beats that were under way together only the first one counts, in the
+        """Return for how long there is no renewal, after this outcome of *record*'s."""
+        # Of the renewals that were under way together only the first one counts, in the
         # one way or the other: they all tell of the same moment.
         news = record.begun > self._slowed
         if outcome is not RenewalOutcome.THROTTLED:

@@ -1,1 +1,1 @@
-"""What ``JobRunner`` is made of: a loop in a thread, and the results that it hands out."""
+"""What ``ProcessPoolExecutor`` is made of: a loop in a thread, and the results that it hands out."""

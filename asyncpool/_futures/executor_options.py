@@ -68,7 +68,7 @@ EXECUTOR_CHECKS: dict[str, Check] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """What an executor is told, checked and in shape; see :class:`asyncpool.JobRunner`.
+    """What an executor is told, checked and in shape; see :class:`asyncpool.ProcessPoolExecutor`.
 
     Attributes:
         mp_context: What starts workers as that context of :mod:`multiprocessing` would.

@@ -1,4 +1,4 @@
-"""The results of :meth:`asyncpool.JobRunner.map`, in order."""
+"""The results of :meth:`asyncpool.ProcessPoolExecutor.map`, in order."""
 
 from __future__ import annotations
 

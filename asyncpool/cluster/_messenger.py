@@ -179,7 +179,7 @@ class Messenger(ABC):
     def incoming_files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
         """Return an iterator over the files that workers send, each with its slot.
 
-        It is like that of :meth:`sockets`.
+        It is like that of :meth:`incoming_sockets`.
 
         Raises:
             PoolClosedError: If the cluster was never started.

@@ -64,11 +64,11 @@ def _limits(name: str, value: object) -> WorkerLimits:
     limits: WorkerLimits = _worker_limits(name, value)
     if limits.drain_timeout != WorkerLimits().drain_timeout:
         raise ValueError(
-            "limits of a cluster take no drain_timeout: give it to the cluster itself"
+            "worker_limits of a cluster take no drain_timeout: give it to the cluster itself"
         )
     if limits.exact:
         raise ValueError(
-            "limits of a cluster cannot be exact: a worker serves until there is another"
+            "worker_limits of a cluster cannot be exact: a worker serves until there is another"
         )
     return limits
 

@@ -256,7 +256,7 @@ class Operation:
                 return {
                     "replaced": result.replaced,
                     "filled": result.filled,
-                    "trouble": "" if result.ok else trouble_of(result),
+                    "reason": "" if result.ok else trouble_of(result),
                     "text": outcome_of(result),
                 }
             case "resize":

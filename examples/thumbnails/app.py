@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 config = Config(env_prefix="THUMBNAILS_")  # from the environment
 WORKERS: int | None = config("WORKERS", cast=int, default=None)  # as many as CPUs
-MAX_QUEUED = config("MAX_PENDING", cast=int, default=32)  # images that may wait
+MAX_QUEUED = config("MAX_QUEUED", cast=int, default=32)  # images that may wait
 MAX_MEMORY = config("MAX_MEMORY", cast=int, default=512 << 20)  # bytes, each worker
 MAX_UPLOAD = config("MAX_UPLOAD", cast=int, default=20 << 20)  # bytes
 TIMEOUT = config("TIMEOUT", cast=float, default=10.0)  # seconds, to upload and to work

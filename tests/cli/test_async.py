@@ -187,7 +187,7 @@ def test_a_crash_takes_what_is_beside_it(folder: Path) -> None:
     assert (done.code, (folder / "out").read_text()) == (1, "")
     found = [item["error"] for item in lines(folder / "failed.jsonl")]
     assert [error["kind"] for error in found] == ["crash"] * 4
-    assert {len(error["crashes"][0]["beside"]) for error in found} == {3}
+    assert {len(error["crashes"][0]["concurrent_jobs"]) for error in found} == {3}
     assert all("beside which it ran jobs" in error["message"] for error in found)
     (folder / "good").touch()
     again = run_command(

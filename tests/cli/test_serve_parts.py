@@ -235,7 +235,7 @@ def test_a_flag_with_the_name_of_a_limit_is_that_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = "--max-memory 1G --kill-memory 2G --max-age 5 --nice 1"
-    limits = planned(monkeypatch, *words.split()).cluster["limits"]
+    limits = planned(monkeypatch, *words.split()).cluster["worker_limits"]
     assert limits == WorkerLimits(
         max_memory=1 << 30, kill_memory=2 << 30, max_age=5, nice=1
     )

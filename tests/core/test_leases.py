@@ -52,7 +52,7 @@ def ledger_of(
 
 
 def play(ledger: LeaseLedger[str], until: float, *ends: RenewalOutcome) -> list[str]:
-    """Send the beats that there are before *until*; write down who and when.
+    """Send the renewals that there are before *until*; write down who and when.
 
     They end at once, in turn as *ends* says, and with success from then on.
     """
@@ -109,7 +109,7 @@ def test_a_failed_beat_is_repeated_after_a_pause() -> None:
     ]
     assert play(ledger_of("abc"), 13, FAILED) == [
         *("a0", "b1", "c2", "a3"),
-        # And a cycle later it comes behind those that had their beats before.
+        # And a cycle later it comes behind those that had their renewals before.
         *("b10", "c11", "a12"),
     ]
 
@@ -144,7 +144,7 @@ def test_there_may_be_any_number_of_retries() -> None:
 
 
 def test_a_repeat_need_not_wait_for_those_whose_turn_it_is() -> None:
-    # As many leases as ticks; the first beat fails, and the second.
+    # As many leases as ticks; the first renewal fails, and the second.
     ledger = ledger_of("abcdefgh", interval=8.0)
     assert play(ledger, 18, FAILED, FAILED) == [
         *("a0", "b1", "a2", "c3", "b4", "d5", "e6", "f7", "g8", "h9"),
@@ -343,7 +343,7 @@ def test_a_lease_that_comes_again_waits_for_the_beat_that_is_under_way() -> None
 
 
 def test_beats_that_are_answered_a_cycle_later_do_not_delay_who_had_its_turn() -> None:
-    # As many leases as ticks.  Four beats hang until just before the end of the next cycle,
+    # As many leases as ticks.  Four renewals hang until just before the end of the next cycle,
     # which has room for one of them: three of the leases are left over.
     ledger = ledger_of("abcdefghij", overlap=5)
     assert play(ledger, 6) == ["a0", "b1", "c2", "d3", "e4", "f5"]
@@ -384,24 +384,24 @@ def test_a_timer_that_is_late_costs_no_ticks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "cycle", "beats"),
+    ("rate", "cycle", "renewals"),
     [
         *((0.5, 100.0, 1), (39.0, 100.0, 1), (40.0, 100.0, 2), (59.0, 100.0, 2)),
         *((100.0, 100.0, 5), (100.0, 0.2, 5), (100.0, 0.1, 2), (100.0, 0.02, 1)),
     ],
 )
 def test_at_high_rates_a_tick_is_for_several_beats(
-    rate: float, cycle: float, beats: int
+    rate: float, cycle: float, renewals: int
 ) -> None:
     ledger = ledger_of("abcdefghijklmno", max_rate=rate, interval=cycle, overlap=99)
     moments = []
     for tick in range(3):
         due = ledger.next_due()
         assert due is not None
-        assert due == pytest.approx(tick * beats / rate)
+        assert due == pytest.approx(tick * renewals / rate)
         while ledger.begin_renewal(due) is not None:
             moments.append(due)
-    assert len(moments) == 3 * beats
+    assert len(moments) == 3 * renewals
 
 
 def test_who_comes_between_two_ticks_need_not_wait_for_a_full_one() -> None:
@@ -414,7 +414,7 @@ def test_who_comes_between_two_ticks_need_not_wait_for_a_full_one() -> None:
     assert (ledger.begin_renewal(0.015), ledger.begin_renewal(0.015)) == ("b", None)
     assert ledger.next_due() == 0.04
     assert (ledger.begin_renewal(0.04), ledger.begin_renewal(0.04)) == ("c", "d")
-    # But a throttled beat is the end of its tick.
+    # But a throttled renewal is the end of its tick.
     ledger.add("e", 0.07)
     ledger.end_renewal("d", THROTTLED, 0.07)
     assert ledger.next_due() == 0.07 + 2 / 50
@@ -448,7 +448,7 @@ def test_saturation_is_told_at_once_and_once_a_cycle_with_the_arithmetic() -> No
     ledger.add("d", 1.0)
     assert ledger.news(1.0) == told
     assert ledger.saturated
-    assert "4 leases, but 0.5 beats/s * 6 s = 3: " in str(told)
+    assert "4 leases, but 0.5 renewals/s * 6 s = 3: " in str(told)
     assert "every 4 / 0.5 = 8 s" in str(told)
     assert (ledger.next_news(), ledger.news(6.9)) == (None, None)
     ledger.add("e", 6.9)
@@ -504,7 +504,7 @@ def test_a_cycle_has_fewer_beats_if_too_few_may_overlap() -> None:
 def serve(
     ledger: LeaseLedger[str], *, seconds: float, until: float
 ) -> tuple[dict[str, list[float]], list[int]]:
-    """Have beats that take so long; return when each lease had one, and how many overlap."""
+    """Have renewals that take so long; return when each lease had one, and how many overlap."""
     times, flights, now = defaultdict[str, list[float]](list), list[int](), 0.0
     under_way: deque[tuple[float, str]] = deque()
     while now < until:
@@ -569,5 +569,5 @@ def test_when_it_is_saturated_the_one_that_is_due_first_goes_first() -> None:
 
 
 def test_a_cycle_has_as_many_beats_as_it_should_in_spite_of_floats() -> None:
-    for rate, cycle, beats in ((0.1, 30.0, 3), (1.1, 10.0, 11), (0.7, 10.0, 7)):
-        assert ledger_of(max_rate=rate, interval=cycle).capacity == beats
+    for rate, cycle, renewals in ((0.1, 30.0, 3), (1.1, 10.0, 11), (0.7, 10.0, 7)):
+        assert ledger_of(max_rate=rate, interval=cycle).capacity == renewals

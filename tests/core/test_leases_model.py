@@ -54,7 +54,7 @@ class Pace:
 
     @property
     def lateness(self) -> float:
-        """By how much more than a cycle two beats of a lease may be apart."""
+        """By how much more than a cycle two renewals of a lease may be apart."""
         return (2 * self.at_a_tick - 1) / self.rate
 
 
@@ -81,7 +81,7 @@ class Kept:
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Leases come, have their beats, fail, are throttled, and go."""
+    """Leases come, have their renewals, fail, are throttled, and go."""
 
     @initialize(
         pace=paces,
@@ -116,7 +116,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.kept: dict[int, Kept] = {}
         self.flights: dict[int, tuple[float, Kept]] = {}
         self.ends = pace.cycle
-        # How many beats there were, and by how much one of them was behind a steady pace
+        # How many renewals there were, and by how much one of them was behind a steady pace
         # at the most.
         self.beaten, self.behind = 0, -math.inf
         self.pause_until = 0.0
@@ -184,7 +184,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.kept)
     @rule(outcomes=st.lists(st.sampled_from([*RenewalOutcome]), min_size=1, max_size=9))
-    def beats(self, outcomes: list[RenewalOutcome]) -> None:
+    def renewals(self, outcomes: list[RenewalOutcome]) -> None:
         for outcome in outcomes:
             lease = self.step(0.0)
             if lease is not None:
@@ -211,7 +211,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.end_flight(lease, outcome, retry_after)
 
     def step(self, stall: float) -> int | None:
-        """Go to the next beat, or past it, and begin it; return its lease."""
+        """Go to the next renewal, or past it, and begin it; return its lease."""
         due = self.ledger.next_due()
         if due is None:
             # Nothing to be done before something happens: all are under way, or there
@@ -221,7 +221,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 kept.place in {"flying", "again"} for kept in self.kept.values()
             )
             assert self.ledger.begin_renewal(self.now) is None
-            self.turn_over(self.now)  # for who asks for a beat ends the cycle, too
+            self.turn_over(self.now)  # for who asks for a renewal ends the cycle, too
             return None
         if due > self.now and self.pace.at_a_tick == 1:
             early = self.now + (due - self.now) / 2
@@ -230,7 +230,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.now = max(self.now, due) + stall
         self.turn_over(self.now)
         lease = self.ledger.begin_renewal(self.now)
-        assert lease is not None, "a beat that was due did not happen"
+        assert lease is not None, "a renewal that was due did not happen"
         self.check_beat(lease)
         return lease
 
@@ -248,7 +248,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def check_beat(self, lease: int) -> None:
         kept = self.kept[lease]
-        assert lease not in self.flights, "two beats of one lease overlap"
+        assert lease not in self.flights, "two renewals of one lease overlap"
         assert len(self.flights) < self.overlap
         assert self.now >= self.pause_until, "it hammers"
         front = [k for k in self.kept.values() if k.place == "front"]
@@ -267,7 +267,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.repeated = is_repeat
         kept.place = "flying"
         self.flights[lease] = (self.now, kept)
-        # Of any beat and the n-th one after it: at least (n + 1 - at_a_tick) / rate apart.
+        # Of any renewal and the n-th one after it: at least (n + 1 - at_a_tick) / rate apart.
         # This is that for all pairs at once, for the price of one.
         self.beaten += 1
         behind = self.now - self.beaten / self.pace.rate
@@ -374,20 +374,20 @@ class LeaseMachine(RuleBasedStateMachine):
             assert dues == sorted(dues)
 
     def teardown(self) -> None:
-        """Let all be well from now on: then every lease has its beats."""
+        """Let all be well from now on: then every lease has its renewals."""
         if not hasattr(self, "ledger"):
             return
         for lease in list(self.flights):
             self.end_flight(lease, RenewalOutcome.EXTENDED, 0.0)
         had: set[int] = set()
-        # A lease that has had a beat may have its next one before others, but no more
+        # A lease that has had a renewal may have its next one before others, but no more
         # often than that.
         for _ in range(2 * len(self.kept)):
             served = self.step(0.0)
             assert served is not None
             had.add(served)
             self.end_flight(served, RenewalOutcome.EXTENDED, 0.0)
-        assert had == set(self.kept), "these never had a beat again"
+        assert had == set(self.kept), "these never had a renewal again"
 
 
 TestLeases = LeaseMachine.TestCase
@@ -404,7 +404,7 @@ class Life:
 
 @st.composite
 def lifecycle(draw: st.DrawFn, pace: Pace) -> list[Life]:
-    """Draw leases of which there are never more than a cycle has beats."""
+    """Draw leases of which there are never more than a cycle has renewals."""
     chosen: list[Life] = []
     for seat in range(draw(st.integers(1, pace.capacity))):
         now = 0.0
@@ -425,7 +425,7 @@ def play(
     max_retries: int = 0,
     fails: Callable[[int, float], bool] = lambda _lease, _now: False,
 ) -> dict[int, list[tuple[float, float]]]:
-    """Run a ledger in time; return the beats of each lease that succeed.
+    """Run a ledger in time; return the renewals of each lease that succeed.
 
     Each with its answer: *answers* says in turn how long one takes.
     """
@@ -437,7 +437,9 @@ def play(
         max_overlap=100,
         now=0.0,
     )
-    beats: dict[int, list[tuple[float, float]]] = {life.name: [] for life in lifecycle}
+    renewals: dict[int, list[tuple[float, float]]] = {
+        life.name: [] for life in lifecycle
+    }
     seconds = itertools.cycle(answers)
     # What will happen, in order; at one moment some go before others come.
     agenda = [(life.goes, 0, life.name) for life in lifecycle]
@@ -461,14 +463,14 @@ def play(
             if fails(lease, now):
                 outcome = RenewalOutcome.FAILED
             else:
-                beats[lease].append((now, answered))
-            # Those that are answered in one moment are in the order of their beats.
+                renewals[lease].append((now, answered))
+            # Those that are answered in one moment are in the order of their renewals.
             heappush(flights, (answered, next(numbers), lease, outcome))
         due = ledger.next_due()
         moments = [end, *(m[0] for m in agenda[-1:]), *(f[0] for f in flights[:1])]
         now = min([*moments, due] if due is not None and due > now else moments)
         # Not before now: what had happened by then is done.
-    return beats
+    return renewals
 
 
 @given(
@@ -481,19 +483,21 @@ def test_if_a_cycle_has_a_beat_for_each_every_lease_gets_it_in_time(
 ) -> None:
     chosen = data.draw(lifecycle(pace))
     end = max(life.goes for life in chosen) + 1
-    beats = play(pace, chosen, [pace.cycle * answer for answer in answers], end)
+    renewals = play(pace, chosen, [pace.cycle * answer for answer in answers], end)
     for life in chosen:
-        # From its coming to its first beat, from each answer to the next beat, and to
-        # its end: never more than a cycle, and so many beats.
-        starts = [life.comes, *(answered for _, answered in beats[life.name])]
-        stops = [*(begun for begun, _ in beats[life.name]), life.goes]
+        # From its coming to its first renewal, from each answer to the next renewal, and to
+        # its end: never more than a cycle, and so many renewals.
+        starts = [life.comes, *(answered for _, answered in renewals[life.name])]
+        stops = [*(begun for begun, _ in renewals[life.name]), life.goes]
         for start, stop in zip(starts, stops, strict=True):
             assert stop - start <= pace.cycle + pace.lateness + EPSILON
 
 
 def test_a_beat_is_as_late_as_that_if_others_come_just_before_the_cycle_ends() -> None:
-    beat, moment = 1 / FAST.rate, 1 / 1024
-    chosen = [Life(name, comes, 1.0) for name, comes in enumerate([0.0, beat, beat])]
+    renewal, moment = 1 / FAST.rate, 1 / 1024
+    chosen = [
+        Life(name, comes, 1.0) for name, comes in enumerate([0.0, renewal, renewal])
+    ]
     # These two have a whole tick, and the three before them wait for the next one.
     chosen += [Life(name, FAST.cycle - moment, 1.0) for name in (3, 4)]
     (first, _), (second, _) = play(FAST, chosen, [0.0], 2 * FAST.cycle)[2][:2]
@@ -503,10 +507,10 @@ def test_a_beat_is_as_late_as_that_if_others_come_just_before_the_cycle_ends() -
 @given(st.integers(4, 20))
 def test_if_there_are_too_many_all_wait_equally_longer(leases: int) -> None:
     chosen = [Life(name, 0.0, math.inf) for name in range(leases)]
-    beats = play(SLOW, chosen, [0.0], 100.0)
+    renewals = play(SLOW, chosen, [0.0], 100.0)
     gaps = {
         round(later - earlier, 6)
-        for times in beats.values()
+        for times in renewals.values()
         for (earlier, _), (later, _) in itertools.pairwise(times)
     }
     assert gaps == {leases / SLOW.rate}
@@ -524,12 +528,12 @@ def worst_gap(
 ) -> float:
     """Return the longest time for which one of those with *names* was not extended."""
     chosen, end = [Life(name, 0.0, math.inf) for name in range(leases)], 400.0
-    beats = play(BUSY, chosen, [0.0], end, max_retries=max_retries, fails=fails)
+    renewals = play(BUSY, chosen, [0.0], end, max_retries=max_retries, fails=fails)
     return max(
         later - earlier
         for name in names
         for earlier, later in itertools.pairwise(
-            [0.0, *(begun for begun, _ in beats[name]), end]
+            [0.0, *(begun for begun, _ in renewals[name]), end]
         )
     )
 

@@ -440,7 +440,7 @@ async def test_a_cluster_that_was_ready_once_never_ends_by_itself(
     [
         ("shared", "os.dup"),
         ("reuseport", "os.dup"),
-        ("reuseport", "asyncpool._runtime.cluster.listeners.Listeners.open_place"),
+        ("reuseport", "asyncpool._runtime.cluster.listeners.Listeners.open_group"),
     ],
 )
 async def test_no_descriptor_to_listen_is_a_start_that_failed(
@@ -712,8 +712,8 @@ async def test_arguments_are_checked() -> None:
         ({"drain_timeout": 0}, "drain_timeout must be > 0 seconds, not 0"),
         ({"bind": "nowhere"}, "nowhere"),
         (
-            {"limits": WorkerLimits(drain_timeout=5.0)},
-            "limits of a cluster take no drain_timeout: give it to the cluster itself",
+            {"worker_limits": WorkerLimits(drain_timeout=5.0)},
+            "worker_limits of a cluster take no drain_timeout: give it to the cluster itself",
         ),
     ):
         options = {"target": serves.talk, **wrong}

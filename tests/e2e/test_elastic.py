@@ -136,8 +136,12 @@ async def test_a_close_ends_the_wait_for_a_size() -> None:
         ),
         ({"workers": (1, "2")}, TypeError, "workers must be an int, not '2'"),
         ({"idle_timeout": 0}, ValueError, "idle_timeout must be > 0 seconds, not 0"),
-        ({"limits": 5}, TypeError, "limits must be a WorkerLimits, not 5"),
-        ({"max_surge": -1}, ValueError, "surge must be at least 0, not -1"),
+        (
+            {"worker_limits": 5},
+            TypeError,
+            "worker_limits must be a WorkerLimits, not 5",
+        ),
+        ({"max_surge": -1}, ValueError, "max_surge must be at least 0, not -1"),
         (
             {"max_surge": 0},
             ValueError,

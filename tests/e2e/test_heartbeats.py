@@ -335,7 +335,7 @@ async def test_a_beating_job_that_hears_no_signal_can_be_cancelled() -> None:
         (lambda: beats.send_beat(attempt=2), "attempt 2 of job 1, which it has not"),
         (beats.send_garbage, "a heartbeat cannot be read"),
         (beats.send_a_large_beat, "a heartbeat cannot be read"),
-        (beats.beat_on_control, "it sent BEAT on its control channel"),
+        (beats.beat_on_control, "it sent LAST_HEARTBEAT on its control channel"),
     ],
     ids=["another job", "another attempt", "garbage", "large", "control"],
 )

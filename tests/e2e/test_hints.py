@@ -59,8 +59,6 @@ async def test_an_option_that_a_function_takes_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("chunksize", "takes no chunksize=: it is called chunk here"),
-        ("buffersize", "takes no buffersize=: it is called window here"),
         (
             "timeout",
             "takes no timeout=: as an option of each job it goes into options(timeout=...)",
@@ -68,7 +66,7 @@ async def test_an_option_that_a_function_takes_is_its_own() -> None:
         ("colour", "takes no colour="),
     ],
 )
-async def test_what_a_map_has_by_another_name(verb: str, name: str, text: str) -> None:
+async def test_what_a_map_does_not_take(verb: str, name: str, text: str) -> None:
     async with patience(), Pool(1) as pool:
         with pytest.raises(TypeError) as caught:
             getattr(pool, verb)(jobs.square, [1], **{name: 3})

@@ -523,12 +523,12 @@ async def test_no_more_is_pickled_ahead_than_there_are_workers_for() -> None:
 
 async def pickled(pool: Pool, queued: list[Any], count: int, job: Any) -> bool:
     """Wait until *count* of them are pickled, and tell whether *job* is."""
-    while sum(bool(job.payload) for job in queued) < count:  # noqa: ASYNC110
+    while sum(bool(job._payload) for job in queued) < count:  # noqa: ASYNC110
         await asyncio.sleep(0)
     for _ in range(10):
         await asyncio.sleep(0)
     assert not large.supervisor_of(pool).traffic._large._packer._begun
-    return bool(job.payload)
+    return bool(job._payload)
 
 
 async def test_what_is_being_pickled_counts_as_waiting() -> None:

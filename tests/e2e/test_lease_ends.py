@@ -288,7 +288,7 @@ async def test_not_before_the_workers_of_a_closing_pool_are_dead(
 async def test_not_with_the_hope_of_its_pool(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     policy = RestartPolicy.limited(2, period=60)
-    broken = {"restart": policy, "initializer": jobs.fail_if_there}
+    broken = {"restart_policy": policy, "initializer": jobs.fail_if_there}
     async with leasing(2, on_cancel="wait", initargs=(str(flag),), **broken) as (
         gate,
         keeper,

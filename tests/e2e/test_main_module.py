@@ -167,13 +167,13 @@ def test_output_can_be_inherited(tmp_path: Path, use: str) -> None:
             print("oh", file=sys.stderr)
 
         async def main():
-            async with asyncpool.Pool(1, output="inherit") as pool:
+            async with asyncpool.Pool(1, worker_output="inherit") as pool:
                 await pool.submit(speak)
 
         if sys.argv[1] == "pool":
             asyncio.run(main())
         else:
-            with asyncpool.ProcessPoolExecutor(1, output="inherit") as executor:
+            with asyncpool.ProcessPoolExecutor(1, worker_output="inherit") as executor:
                 executor.submit(speak).result()
     """
     process = start_script(tmp_path, source, use)

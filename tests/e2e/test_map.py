@@ -402,9 +402,9 @@ async def test_wrong_arguments_are_named() -> None:
             pool.map(jobs.square, wrong)
         with pytest.raises(TypeError, match="at least one iterable"):
             pool.map(jobs.square)  # type: ignore[call-overload]
-        with pytest.raises(ValueError, match="window must be at least 1, not 0"):
+        with pytest.raises(ValueError, match="buffersize must be at least 1, not 0"):
             pool.map(jobs.square, [1], buffersize=0)
-        with pytest.raises(ValueError, match="chunk must be at least 1, not -1"):
+        with pytest.raises(ValueError, match="chunksize must be at least 1, not -1"):
             pool.map(jobs.square, [1], chunksize=-1)
 
 

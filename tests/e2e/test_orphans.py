@@ -260,7 +260,7 @@ SERVER = """
             bind="tcp://127.0.0.1:0",
             workers=2,
             spread=spread,
-            loop=loop,
+            worker_loop=loop,
         )
         async with cluster:
             print(cluster.addresses[0], flush=True)

@@ -313,10 +313,10 @@ async def test_records_can_be_switched_off() -> None:
 _FORGE = """
 def forge(payload):
     import gc
-    from asyncpool._core.wire.frames import Kind
+    from asyncpool._core.wire.frames import FrameKind
     from asyncpool._worker.job.control import Control
     [control] = [one for one in gc.get_objects() if type(one) is Control]
-    control.send(Kind.RECORD, payload)
+    control.send(FrameKind.RECORD, payload)
     __import__("time").sleep(3600)
 """
 

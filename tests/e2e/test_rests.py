@@ -49,7 +49,7 @@ def rested(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
         event.set()
         rest(self)
 
-    monkeypatch.setattr(WorkerHandle, "rest", note)
+    monkeypatch.setattr(WorkerHandle, "pause_reading", note)
     # What is expected stays so, however short the jobs really are.
     monkeypatch.setattr(Profile, "note", lambda *_: None)
     return event

@@ -552,7 +552,7 @@ def test_the_launcher_of_later_workers_has_imported_the_script(tmp_path: Path) -
 
         async def main():
             limits = asyncpool.WorkerLimits(max_jobs=1, jitter=0)
-            async with asyncpool.Pool(1, limits=limits) as pool:
+            async with asyncpool.Pool(1, worker_limits=limits) as pool:
                 first, launcher, imported = await pool.submit(who)
                 print(imported == first)
                 parent = launcher
@@ -608,7 +608,7 @@ FAILING = """
             ),
         ),
         (
-            "Executor(1).submit(int).result()",
+            "ProcessPoolExecutor(1).submit(int).result()",
             (
                 'PoolClosedError: the executor failed: RuntimeError("a pool is started while '
                 "a worker imports the script SCRIPT: put what starts it under `if __name__ == "

@@ -290,7 +290,7 @@ async def test_who_is_heard_to_have_ended_is_not_judged(
                 ],
             )
 
-        monkeypatch.setattr(WorkerHandle, "hear", hear_both_end)
+        monkeypatch.setattr(WorkerHandle, "read_now", hear_both_end)
         ring(pool, max(job._began or 0.0 for job in both) + LONG)
         assert await asyncio.gather(*both) == [filler(2 * HEAVY)] * 2
         os.kill(visitor.pid, signal.SIGKILL)  # it knows nothing of its outcomes

@@ -30,7 +30,7 @@ SPREADS = ("handoff", "shared", "reuseport")
 def cluster_of(target: Any = serves.talk, **options: Any) -> Cluster:
     """Return a cluster on a free port, whose workers have a loop as the test has."""
     module = type(asyncio.get_running_loop()).__module__
-    options.setdefault("loop", "uvloop" if "uvloop" in module else "asyncio")
+    options.setdefault("worker_loop", "uvloop" if "uvloop" in module else "asyncio")
     options.setdefault("bind", "tcp://127.0.0.1:0")
     options.setdefault("workers", 2)
     return Cluster(target, **options)

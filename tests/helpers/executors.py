@@ -51,7 +51,7 @@ def process_pool(*args: Any, **kwargs: Any) -> cf.Executor:
     return cf.ProcessPoolExecutor(*args, **kwargs)
 
 
-BOTH = {"ProcessPoolExecutor": process_pool, "Executor": asyncpool.ProcessPoolExecutor}
+BOTH = {"standard": process_pool, "asyncpool": asyncpool.ProcessPoolExecutor}
 
 
 @pytest.fixture(params=BOTH.values(), ids=list(BOTH))
@@ -119,7 +119,7 @@ def start_either(
     module, _, name = (
         "concurrent.futures ProcessPoolExecutor"
         if make is process_pool
-        else "asyncpool Executor"
+        else "asyncpool ProcessPoolExecutor"
     ).partition(" ")
     # The way of their "fork" is what Python 3.12 warns of.
     text = f"""

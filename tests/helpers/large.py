@@ -377,7 +377,7 @@ def cargo() -> LargeBuffers:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_serve":
-            found: LargeBuffers = frame.f_locals["cargo"]
+            found: LargeBuffers = frame.f_locals["large_buffers"]
             return found
         frame = frame.f_back
     raise LookupError("this is no worker's main thread")

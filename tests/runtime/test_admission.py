@@ -54,7 +54,7 @@ class Door:
             performer=SimpleNamespace(rearm=lambda: self.rearmed.append(0.0)),
         )
         self.rearmed: list[float] = []
-        self.core.wanted = self.rearmed.append
+        self.core.try_sooner = self.rearmed.append
         self.core.retry_in = lambda now: now - 93.0
         self.admission = Admission(cast("PoolState", state))
 
@@ -177,11 +177,13 @@ async def refused_at(door: Door) -> asyncio.Task[None]:
 
 async def test_that_a_job_waits_is_told_while_there_may_be_more_workers() -> None:
     door, told = Door(), list[float]()
-    door.core.rotation = SimpleNamespace(sizing=SimpleNamespace(crowded=told.append))
-    door.dispatcher.crowd = 0
+    door.core.replacements = SimpleNamespace(
+        sizing=SimpleNamespace(crowded=told.append)
+    )
+    door.dispatcher.unserved = 0
     door.admission.crowded()
     assert (told, door.rearmed) == ([], [])
-    door.dispatcher.crowd = 1
+    door.dispatcher.unserved = 1
     door.admission.crowded()
     assert (told, door.rearmed) == ([100.0], [0.0])
 

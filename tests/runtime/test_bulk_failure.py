@@ -34,7 +34,7 @@ class Ending:
         outbox = SimpleNamespace(unsent=0, loading=False)
         handle = SimpleNamespace(page=self.page, outbox=outbox)
         state = SimpleNamespace(
-            book=self.book,
+            registry=self.book,
             core=self.core,
             crashes=deque([SimpleNamespace(kind="crash", stderr_tail=())]),
             loop=SimpleNamespace(time=lambda: 100.0),

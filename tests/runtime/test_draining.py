@@ -36,7 +36,7 @@ class Pool:
         self.state = SimpleNamespace(
             loop=asyncio.get_running_loop(),
             core=self.core,
-            book=self.book,
+            registry=self.book,
             config=SimpleNamespace(title="pool x"),
             deciding=False,
             performer=SimpleNamespace(perform=self._perform),

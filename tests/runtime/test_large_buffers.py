@@ -415,7 +415,16 @@ async def test_the_outcomes_before_an_offence_count(
         kind
         for kind in FrameKind
         if kind.name
-        not in {"VALUE", "ERROR", "ITEM", "AREA", "LENT", "WANT", "RETURNED", "LOST"}
+        not in {
+            "VALUE",
+            "ERROR",
+            "ITEM",
+            "AREA",
+            "LENT",
+            "WANT",
+            "SEGMENT_RETURNED",
+            "LOST",
+        }
     ],
 )
 async def test_other_words_are_an_offence(

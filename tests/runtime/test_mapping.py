@@ -229,8 +229,8 @@ async def drive(
 
 plans = st.fixed_dictionaries(
     {
-        "chunk": st.none() | st.integers(1, 8),
-        "window": st.none() | st.integers(1, 60),
+        "chunksize": st.none() | st.integers(1, 8),
+        "buffersize": st.none() | st.integers(1, 60),
         "attempts": st.integers(1, 2),
     }
 )
@@ -259,8 +259,10 @@ def test_each_item_has_its_own_outcome(
         results = map_of(pool, source, **plan).outcomes()
         found: list[Outcome[Any]] = []
         async for outcome in results if manner["ordered"] else results.unordered():
-            if plan["window"] is not None:
-                assert inputs.drawn - len(found) <= plan["window"], "drawn too early"
+            if plan["buffersize"] is not None:
+                assert inputs.drawn - len(found) <= plan["buffersize"], (
+                    "drawn too early"
+                )
             found.append(outcome)
         return found
 

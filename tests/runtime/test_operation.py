@@ -53,7 +53,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 RELOADED = {
     "replaced": 2,
     "filled": 0,
-    "trouble": "",
+    "reason": "",
     "text": "reloaded: 2 workers are new",
 }
 
@@ -200,7 +200,7 @@ async def test_a_reload_fails(caplog: pytest.LogCaptureFixture) -> None:
         assert await running.ask("reload") == {
             "replaced": 0,
             "filled": 0,
-            "trouble": "bad code",
+            "reason": "bad code",
             "text": text,
         }
     assert told(caplog) == [f"cluster app: {text}"]

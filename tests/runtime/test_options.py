@@ -163,7 +163,7 @@ def test_a_supervisor_is_told_what_the_pool_was() -> None:
     limits = WorkerLimits(nice=3, rlimits={"RLIMIT_CORE": 0})
     options = pool_options(
         given(
-            limits=limits,
+            worker_limits=limits,
             launcher="spawn",
             ready="all",
             concurrency=4,
@@ -201,7 +201,7 @@ def test_a_pool_can_replace_workers_somehow() -> None:
     ("options", "kind", "text"),
     [
         ({"workers": (2, 4)}, TypeError, "workers must be an int, not (2, 4)"),
-        ({"max_surge": 0}, ValueError, "surge must be at least 1, not 0"),
+        ({"max_surge": 0}, ValueError, "max_surge must be at least 1, not 0"),
         ({"backlog": 0}, ValueError, "backlog must be at least 1, not 0"),
         (
             {"spread": "all"},
@@ -216,12 +216,12 @@ def test_a_pool_can_replace_workers_somehow() -> None:
         (
             {"worker_limits": WorkerLimits(drain_timeout=3.0)},
             ValueError,
-            "limits of a cluster take no drain_timeout: give it to the cluster itself",
+            "worker_limits of a cluster take no drain_timeout: give it to the cluster itself",
         ),
         (
             {"worker_limits": WorkerLimits(max_jobs=1, exact=True)},
             ValueError,
-            "limits of a cluster cannot be exact: a worker serves until there is another",
+            "worker_limits of a cluster cannot be exact: a worker serves until there is another",
         ),
     ],
 )
@@ -284,7 +284,7 @@ def test_a_check_returns_the_value_in_shape(
             instance(WorkerLimits, "worker_limits"),
             {},
             TypeError,
-            "it must be limits, not {}",
+            "it must be worker_limits, not {}",
         ),
         (items("names", each=str), [3], TypeError, "it takes names, not 3"),
         (name_or_number("pool"), 3, TypeError, "it must be a str or None, not 3"),

@@ -60,7 +60,7 @@ class Crowd:
             loop=self.timers,
             handles=self.handles,
             core=core,
-            book=SimpleNamespace(jobs={}),
+            registry=SimpleNamespace(jobs={}),
             deciding=False,
             performer=SimpleNamespace(perform=list[Command]().extend),
         )
@@ -75,7 +75,9 @@ class Crowd:
         def attend() -> None:
             self.attended.append(slot)
 
-        return SimpleNamespace(slot=slot, rest=lambda: None, attend=attend, hear=hear)
+        return SimpleNamespace(
+            slot=slot, pause_reading=lambda: None, resume_reading=attend, read_now=hear
+        )
 
     def rest(self) -> None:
         for handle in self.handles.values():
@@ -118,8 +120,8 @@ def test_one_that_is_heard_and_has_little_left_is_left_alone_no_more() -> None:
     crowd = Crowd(2, 2)
     crowd.rest()
     crowd.balance.may_rest = {1}.__contains__
-    crowd.handles[0].hear()
-    crowd.handles[1].hear()
+    crowd.handles[0].read_now()
+    crowd.handles[1].read_now()
     assert crowd.attended == [0]
     crowd.timers.fire()
     assert crowd.attended == [0, 1], "and once"

@@ -43,7 +43,7 @@ async def taken(job: StreamJob) -> Any:
 
 
 @given(
-    prefetch=st.integers(1, 40),
+    buffer=st.integers(1, 40),
     steps=st.lists(st.tuples(st.booleans(), st.integers(1, 30)), max_size=60),
 )
 def test_whatever_the_pace_order_and_bound_hold(

@@ -71,7 +71,7 @@ class Climate:
     @property
     def limits(self) -> WorkerLimits:
         """What its workers have to bear."""
-        limits: WorkerLimits = self.options["limits"]
+        limits: WorkerLimits = self.options["worker_limits"]
         return limits
 
     @property
@@ -143,8 +143,10 @@ def draw_climate(rng: Random) -> Climate:
             "max_unavailable": rng.choice((0, 1, 2)) if surge else 1,
             "launcher": launcher_kind,
             "preload": rng.choice(((), ("json",))),
-            "restart": rng.choice(_FRAIL) if frail else _FORGIVING,
-            "limits": _draw_limits(rng, calm=calm, slow=launcher_kind == "spawn"),
+            "restart_policy": rng.choice(_FRAIL) if frail else _FORGIVING,
+            "worker_limits": _draw_limits(
+                rng, calm=calm, slow=launcher_kind == "spawn"
+            ),
             "ping_timeout": health,
             # Who is stopped while it starts is found by that alone.
             "start_timeout": 5.0 if stops else 30.0,

@@ -59,7 +59,10 @@ def _draw_run(rng: Random, era: Era) -> _Run:
         tasks.append(flows.Task(str(era.book), key, until, how, seconds))
     options = draw_options(rng)
     options.update(max_attempts=most, retry_on=[OwnError, "crash", "hung"])
-    sizes = {"chunk": rng.choice((None, None, 1, 7)), "window": rng.choice((None, 50))}
+    sizes = {
+        "chunksize": rng.choice((None, None, 1, 7)),
+        "buffersize": rng.choice((None, 50)),
+    }
     return _Run(
         era=era,
         function=function,
@@ -135,7 +138,7 @@ class _Run:
         # Who could not be submitted was no job.
         jobs = sum(item.end not in {"", "closed", "broken"} for item in self.items)
         least, most = min(1, jobs), 3 * drawn
-        if self.sizes["chunk"] == 1:
+        if self.sizes["chunksize"] == 1:
             least, most = jobs, drawn
         cancelled = 0 if self.complete else most
         era.ledger.note_jobs(least=least, most=most, cancelled=cancelled)

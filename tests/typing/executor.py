@@ -1,4 +1,4 @@
-"""``JobRunner``, in place of ``ProcessPoolExecutor``."""
+"""Our ``ProcessPoolExecutor``, in place of the standard library's."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_target_that_cannot_serve_is_a_start_that_failed(
 
 
 @pytest.mark.parametrize(
-    ("target", "places"),
+    ("target", "sequences"),
     [
         (serves.fail_early, [("serves.py", "fail_early")]),
         # Where nothing is the user's, all is told.

@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import asyncpool
 from asyncpool import __version__, heartbeat
+from asyncpool._cli.doctor.namesake import CURE, find_namesake
 from asyncpool._cli.doctor.system_calls import TRIALS, Trial, UnavailableError
 from asyncpool._runtime.base.machine import (
     DEFAULT_LAUNCHER,
@@ -234,24 +234,3 @@ async def _close(pool: Pool) -> str:
 def _expect(found: Any, wanted: Any) -> None:
     if found != wanted:
         raise AssertionError(f"{found!r} instead of {wanted!r}")
-
-
-CURE = (
-    "pip uninstall asyncpool; "
-    "pip install --force-reinstall --no-deps asyncpool-supervised"
-)
-
-
-def is_intact() -> bool:
-    """Tell whether the package that was imported as ``asyncpool`` is still this one."""
-    return "Pool" in getattr(asyncpool, "__all__", ())
-
-
-def find_namesake() -> str | None:
-    """Return the version of the other distribution, or ``None`` if it is not installed."""
-    from importlib.metadata import distributions  # noqa: PLC0415 - slow, for one command
-
-    for other in distributions(name="asyncpool"):
-        if "asyncpool/__init__.py" in map(str, other.files or ()):
-            return other.version
-    return None

@@ -100,7 +100,7 @@ def reload_command(*, name: str | None, control: str | None) -> None:
     """
     with _connected(name, control) as client:
         result = _asked(client, "reload")
-    if result["trouble"]:
+    if result["reason"]:
         raise RefusedError(result["text"])
     say(result["text"])
 

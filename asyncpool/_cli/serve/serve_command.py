@@ -80,6 +80,7 @@ _MAX_BACKLOG = (1 << 31) - 1
 )
 @click.option(
     "--loop",
+    "worker_loop",
     type=click.Choice(["asyncio", "uvloop"]),
     default="asyncio",
     show_default=True,
@@ -173,7 +174,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     \b
     Signals:
       TERM, INT   finish connections and end; again: end at once
-      HUP         replace all workers, --max-surge at a time, by ones with new code
+      HUP         replace all workers, --max-surge at a time, by new code
       TTIN, TTOU  one worker more, one less
       USR1        log the stacks of all workers
 
@@ -211,7 +212,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
     if interface == "wsgi":
         server["threads"] = threads
     try:
-        cluster["limits"] = WorkerLimits(
+        cluster["worker_limits"] = WorkerLimits(
             max_jobs=max_connections,
             max_age=max_age,
             max_memory=max_memory,
@@ -220,7 +221,7 @@ def serve_command(  # noqa: PLR0917 - they are click's
         )
     except ValueError as error:
         raise CommandError(str(error)) from None
-    cluster["restart"] = _restart_policy(max_restarts, within)
+    cluster["restart_policy"] = _restart_policy(max_restarts, within)
     plan = ServingPlan(
         target=target,
         interface=interface,
@@ -274,7 +275,7 @@ def _check_installed(interface: str, *, reload_on_change: bool) -> None:
 
 def _run(plan: ServingPlan, *, level: str, log: ServeLog) -> int:
     loop_factory = None
-    if plan.cluster["loop"] == "uvloop" and importlib.util.find_spec("uvloop"):
+    if plan.cluster["worker_loop"] == "uvloop" and importlib.util.find_spec("uvloop"):
         import uvloop  # noqa: PLC0415 - an extra
 
         loop_factory = uvloop.new_event_loop

@@ -46,6 +46,10 @@ class LateWorkers:
         if slot.is_late:
             return None
         if slot.state is SlotState.BUSY:
+            jobs = slot.in_flight.jobs
+            # A job that was cancelled has had its time to end, and nobody asks why it took it.
+            if jobs and not any(map(slot.job_endings.is_wanted, jobs)):
+                return None
             return earliest(slot.drain_deadline, self._closing.due)
         if slot.state is SlotState.STOPPING and slot.stop_stage is not StopStage.KILLED:
             return earliest(slot.due, self._closing.due)

@@ -450,7 +450,7 @@ class Supervision:
         commands += self.refill(index, now)
         return [*commands, *self._settle(now)]
 
-    def jobs_of(self, index: int) -> int:
+    def count_in_flight(self, index: int) -> int:
         """How many jobs the worker in slot *index* has in flight."""
         return len(self.slots[index].in_flight.jobs)
 

@@ -73,7 +73,7 @@ def check_loop(kind: str) -> None:
     Raises:
         ValueError: If there is none of that kind, or it is not installed.
     """
-    check_choice("loop", kind, ("asyncio", "uvloop"))
+    check_choice("worker_loop", kind, ("asyncio", "uvloop"))
     if kind == "uvloop" and importlib.util.find_spec("uvloop") is None:
         raise ValueError(
             "uvloop is not installed: pip install 'asyncpool-supervised[uvloop]'"

@@ -1,4 +1,4 @@
-"""Send the beats of leases when the ledger says so, and tell it how they ended."""
+"""Send the renewals of leases when the ledger says so, and tell it how they ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 L = TypeVar("L", bound=Hashable)
 
-# What a beat may end with, if not with success.
+# What a renewal may end with, if not with success.
 Problem = Exception | asyncio.CancelledError | None
 
 # Loops round their timers to milliseconds, uvloop also downwards.  A shorter wait than
@@ -22,13 +22,13 @@ _GRAIN = 0.001
 
 
 class LeaseRenewals(Generic[L]):
-    """One task that waits for the ticks, and one more for each beat under way.
+    """One task that waits for the ticks, and one more for each renewal under way.
 
     Args:
         ledger: What is decided.
         renew: Extends one lease.
         timeout: Seconds that it may take.
-        on_settled: Called for each beat, with its lease, how it ended, what the ledger
+        on_settled: Called for each renewal, with its lease, how it ended, what the ledger
             says about that, and what *renew* raised.
         on_lapsed: Called with a lease that has to be given up, and the seconds since it
             was extended.
@@ -55,15 +55,15 @@ class LeaseRenewals(Generic[L]):
         self._alarm_at: float | None = None
 
     async def run(self) -> None:
-        """Send beats for ever.
+        """Send renewals for ever.
 
         Cancellation:
-            Is how it ends: it cancels the beats under way, and waits for them.
+            Is how it ends: it cancels the renewals under way, and waits for them.
         """
         ledger, loop = self._ledger, asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as beats:
+        async with asyncio.TaskGroup() as renewals:
             while True:
-                # Before any beat: one that has lapsed is not to be extended any more.  And
+                # Before any renewal: one that has lapsed is not to be extended any more.  And
                 # before any worker's end is looked at, should its loop have been blocked: a
                 # job that has ended so has no other attempt.
                 for lapsed, gap in ledger.lapsed(loop.time()):
@@ -71,7 +71,7 @@ class LeaseRenewals(Generic[L]):
                 if (news := ledger.news(loop.time())) is not None:
                     self._on_news(news)
                 while (lease := ledger.begin_renewal(loop.time())) is not None:
-                    beats.create_task(self._beat(lease))
+                    renewals.create_task(self._renewal(lease))
                 await self._sleep(self._next_look())
 
     def reconsider(self) -> None:
@@ -101,7 +101,7 @@ class LeaseRenewals(Generic[L]):
         if self._alarm is not None and not self._alarm.done():
             self._alarm.set_result(None)
 
-    async def _beat(self, lease: L) -> None:
+    async def _renewal(self, lease: L) -> None:
         problem: Problem = None
         retry_after = 0.0
         # A task begins a turn after it was made, and the lease may be let go meanwhile.

@@ -76,7 +76,7 @@ class Traffic:
         self._propagation = state.config.propagation
         self._max_payload = state.config.worker.max_payload
         self._sizing = state.core.replacements.sizing
-        self._width = state.config.worker.concurrency
+        self._concurrency = state.config.worker.concurrency
         self._functions = FunctionTable()
         self._large = LargeObjects(state, threads, admission)
         self.heartbeats = Heartbeats(state)
@@ -190,7 +190,8 @@ class Traffic:
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""
-        handle, sent = self._state.handles[slot], self._state.core.jobs_of(slot)
+        handle = self._state.handles[slot]
+        in_flight = self._state.core.count_in_flight(slot)
         count, worker, outbox = 0, handle.pid, handle.outbox
         leases = self._state.registry.leases.open
         for job in jobs:
@@ -214,14 +215,13 @@ class Traffic:
             count += 1
         if self._state.registry.timed:
             self.timers.begin_first(slot)
-        if sent == count:
+        if in_flight == count:
             outbox.flush()  # it has nothing to do
         else:
             outbox.flush_soon()  # more may come in this turn
         # There is one job at least.
-        if (
-            sent > self._width or isinstance(job, ChunkJob)
-        ) and not self._stall_watch.active:  # pyright: ignore[reportPossiblyUnboundVariable]
+        long = in_flight > self._concurrency or isinstance(job, ChunkJob)  # pyright: ignore[reportPossiblyUnboundVariable]
+        if long and not self._stall_watch.active:
             self._stall_watch.go()
 
     def _load(
@@ -255,7 +255,7 @@ class Traffic:
             )
             self.timers.begin(job)
         outbox.flush()
-        if self._width > 1:
+        if self._concurrency > 1:
             self._state.performer.perform(
                 core.loaded(handle.slot, self._state.loop.time())
             )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Worker:
     """One worker of a cluster, as its ``serve(worker)`` sees it.
 
-    Only the worker's event loop may use it, but for :meth:`retire` and :meth:`replace`.
+    Only the worker's event loop may use it, but for :meth:`retire` and :meth:`request_replacement`.
 
     Attributes:
         id: Its slot.  Its replacement may have another one, and numbers may be missing.
