@@ -191,7 +191,7 @@ FRAGMENTS = {
         """,
         "[1, 2] x\n",
     ),
-    "async def extend(receipt: str) -> None:  # one beat of one lease": Around(
+    "async def extend(receipt: str) -> None:  # one renewal of one lease": Around(
         """
         import asyncio, asyncpool
         from types import SimpleNamespace

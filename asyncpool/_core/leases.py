@@ -347,8 +347,8 @@ class LeaseLedger(Generic[L]):
     def begin_renewal(self, now: float) -> L | None:
         """Begin a renewal, if there is one to begin: return its lease.
 
-        The caller reports every such renewal to :meth:`outcome`, once, unless it was taken
-        back by :meth:`recall`.
+        The caller reports every such renewal to :meth:`end_renewal`, once, unless it was taken
+        back by :meth:`withdraw`.
         """
         self._end_pauses(now)
         if now >= self._ends:

@@ -89,26 +89,26 @@ def test_jobs_wait_for_the_first_that_is_there_if_nobody_is() -> None:
 
 def test_a_replacement_has_the_place_when_it_is_ready() -> None:
     core = pool_of(2)
-    core.replacements.check_limits(core.slots[1], "worn", 1.0)
+    core.replacements.replace(core.slots[1], "worn", 1.0)
     assert places(core) == {0: 0, 1: 1}
     core.ready(2, 2.0)
     assert places(core) == {0: 0, 1: 2}
     core.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
-    core.replacements.check_limits(core.slots[0], "worn", 3.0)
+    core.replacements.replace(core.slots[0], "worn", 3.0)
     core.ready(1, 3.0)
     assert places(core) == {0: 1, 1: 2}
 
 
 def test_a_replacement_inherits_from_a_worker_that_crashes_first() -> None:
     core = pool_of(2)
-    core.replacements.check_limits(core.slots[0], "worn", 1.0)
+    core.replacements.replace(core.slots[0], "worn", 1.0)
     core.ended(0, 2.0, started=True, requeue=(), jitter=0.0)
     assert places(core) == {0: 2, 1: 1}
 
 
 def test_without_a_surge_the_keys_are_with_others_meanwhile() -> None:
     core = pool_of(2, max_surge=0, max_unavailable=1)
-    core.replacements.check_limits(core.slots[0], "worn", 1.0)
+    core.replacements.replace(core.slots[0], "worn", 1.0)
     assert places(core) == {1: 1}
     core.ended(0, 2.0, started=False, requeue=(), jitter=0.0)
     core.ready(0, 3.0)
@@ -167,7 +167,7 @@ def test_a_slot_that_nobody_needs_keeps_no_place_for_who_begins_in_it() -> None:
     core = pool_of(2)
     core.replacements.oversized(core.slots[1], "too large", 1.0)
     core.replacements.resize(1, 1, 1.0)
-    core.replacements.check_limits(core.slots[0], "worn", 1.0)
+    core.replacements.replace(core.slots[0], "worn", 1.0)
     assert places(core) == {0: 0, 1: 1}
     core.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
     assert core.slots[1].replaces == 0, "it begins where somebody was who is not needed"

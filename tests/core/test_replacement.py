@@ -69,7 +69,7 @@ def gone(core: Supervision, slot: int, now: float) -> list[Command]:
 
 
 def wear_out(core: Supervision, slot: int, now: float) -> list[Command]:
-    return core.replacements.check_limits(core.slots[slot], "max_memory", now)
+    return core.replacements.replace(core.slots[slot], "max_memory", now)
 
 
 def retire(core: Supervision, slot: int, now: float) -> list[Command]:

@@ -54,7 +54,7 @@ def finish(core: Supervision, slot: int, job: int, now: float = 9.0) -> object:
 
 def test_who_was_to_be_replaced_is_offered_when_the_replacement_has_failed() -> None:
     core = pool(1)
-    core.replacements.check_limits(core.slots[0], "worn", 1.0)
+    core.replacements.replace(core.slots[0], "worn", 1.0)
     assert core.want_worker() == [], "it is about to go"
     commands = core.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
     assert isinstance(commands[0], KeepWorker)

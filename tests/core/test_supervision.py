@@ -1025,7 +1025,7 @@ def test_an_errand_of_a_worker_that_leaves_is_dropped_at_once() -> None:
     for job in (1, 2):
         core.submit(job, Profile())
     core.submit_pinned(0, 3)
-    core.replacements.check_limits(core.slots[0], "worn", 2.0)
+    core.replacements.replace(core.slots[0], "worn", 2.0)
     assert DropPinnedJobs((3,)) in core.ready(2, 3.0)
     core.outcome(0, 2)
     assert core.refill(0, 4.0) == [Stop(0)]

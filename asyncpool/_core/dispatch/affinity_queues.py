@@ -1,15 +1,13 @@
 """The jobs that wait for one worker, since they have a key.
 
-Whoever is in the pool to stay has a *bucket*, see ``affinity_slots.py``, and each place has a
-line: a queue of its own, with the same rules as the common one.  A job waits in the line
-of the place that its key belongs to, also when that changes: then it moves, and keeps its
-age and its priority.  If nobody has a place at all, it waits for the first that is there.
+Each worker that is in the pool to stay has a *bucket*, see ``affinity_slots.py``.  Each bucket
+has a queue of its own, with the same rules as the common one.  A job waits in the queue of the
+bucket that its key belongs to.  If the key comes to belong to another bucket, the job moves, and
+keeps its age and its priority.  If there is no bucket at all, it waits for the first one.
 
-To hand a place over costs nothing.  That there is one more or less is rare, so it may take
-a microsecond for each key that somebody waits with, and four for each job that moves, or
-stands in a line that others join.
-
-Which place a key belongs to.
+A bucket that goes from one worker to another costs nothing.  One bucket more or less is rare, so
+it may take a microsecond for each key that a job waits with, and four for each job that moves, or
+stands in a queue that others join.
 
 Rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit
 rates", 1998), also called highest random weight: each pair of a key and a place has a

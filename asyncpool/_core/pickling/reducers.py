@@ -6,7 +6,7 @@ process, as ``copyreg`` would.
 Arrays whose buffer NumPy leaves in the pickle, though it need not be there.
 
 NumPy keeps the buffer of an array out of a pickle if it is in one piece, and its type is
-known to the buffer protocol.  Strided reducers and reducers of dates are copied as a whole
+known to the buffer protocol.  Strided arrays and arrays of dates are copied as a whole
 instead, with the GIL held, and once more where they are unpickled: 64 MB of dates took 0.5 s
 there and back.  Here they are made as NumPy would have them: the first are copied before,
 and the others have their type taken off and put on again.

@@ -51,7 +51,7 @@ class SizeProbe:
             Whether it has seen all that there is, so that no pickler need :meth:`watch`.
 
         Raises:
-            StreamTooLongError: If there is a large objects.
+            StreamTooLongError: If there is a large object.
         """
         limit, seen_all = self._limit, True
         found = list(islice(values, _LOOKS))  # which grows meanwhile
@@ -77,7 +77,7 @@ class SizeProbe:
         """Look at an object with a class of its own that is about to be pickled.
 
         Raises:
-            StreamTooLongError: If it is a large objects or holds one, or is one of too many.
+            StreamTooLongError: If it is a large object or holds one, or is one of too many.
         """
         self._objects -= 1
         if self._objects < 0:

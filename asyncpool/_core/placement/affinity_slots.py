@@ -51,7 +51,7 @@ class AffinitySlots:
         self.update()
 
     def assign(self, slot: Slot) -> None:
-        """Give a place to the worker of *slot*, which is ready; :meth:`settle` is next."""
+        """Give a bucket to the worker of *slot*, which is ready; :meth:`update` is next."""
         if slot.bucket is None and slot.replaces is not None:
             old = self._slots[slot.replaces]
             slot.bucket, old.bucket = old.bucket, None

@@ -198,7 +198,7 @@ class JobOptions:
     def __post_init__(self) -> None:
         check_kinds(self, {"priority": INT, "prefetch": INT})
         if not 0 < self.prefetch <= MAX_NUMBER:
-            raise ValueError(f"buffer must be >= 1 item, not {self.prefetch}")
+            raise ValueError(f"prefetch must be >= 1 item, not {self.prefetch}")
         if self.lease is not None:
             _check_lease(self.lease)
 

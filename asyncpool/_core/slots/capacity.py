@@ -3,7 +3,7 @@
 Who is neither about to leave nor to replace somebody *counts*: as many as count make the
 size of the pool.
 
-How many workers there are to be, between a least and a most number.
+And how many workers there are to be, between a least and a most number.
 
 A pool grows when jobs have waited for a while, by one worker, then by two, by four, and
 so on, as long as they go on waiting: a burst that the present workers can do at once starts

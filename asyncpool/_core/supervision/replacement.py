@@ -88,7 +88,7 @@ class Replacements:
 
     # What happens.
 
-    def check_limits(self, slot: Slot, why: str, now: float) -> list[Command]:
+    def replace(self, slot: Slot, why: str, now: float) -> list[Command]:
         """Have another worker take the place of *slot*'s."""
         if slot.state not in UP or slot.draining or slot.replace_reason is not None:
             return []
@@ -114,7 +114,7 @@ class Replacements:
         """Let the worker of *slot* go, whoever is there instead."""
         return [*self._leaving.begin(slot, why, now), *self.step(now)]
 
-    def cancel_replacement(
+    def fail_after_drain(
         self, slot: Slot, why: str, now: float, delay: float | None
     ) -> list[Command]:
         """Let the worker of *slot* finish what it has; its end is a crash.

@@ -219,7 +219,7 @@ class Supervision:
                 # It is of no more use, whether there is another one or not.
                 commands += self.replacements.retire(slot, "max_jobs", now, unsent=None)
             elif slot.in_flight.exhausted or slot.outcomes >= slot.recycle_limits.jobs:
-                commands += self.replacements.check_limits(slot, "max_jobs", now)
+                commands += self.replacements.replace(slot, "max_jobs", now)
         if self.closing.finish is not None:
             commands += self._settle(now)
         return commands
@@ -334,7 +334,7 @@ class Supervision:
         slot = self.slots[index]
         slot.outcomes = served
         if served >= slot.recycle_limits.jobs:
-            return self.replacements.check_limits(slot, "max_jobs", now)
+            return self.replacements.replace(slot, "max_jobs", now)
         return []
 
     def condemn(self, index: int, now: float) -> list[Command]:
@@ -649,6 +649,6 @@ class Supervision:
         """Let a faulty worker finish what it serves, while another takes its place."""
         verdict = self._lifecycle.judge_early(slot, now)
         delay = verdict.delay if isinstance(verdict, Restart) else None
-        return self.replacements.cancel_replacement(
+        return self.replacements.fail_after_drain(
             slot, "uncaught exception", now, delay
         )

@@ -54,8 +54,8 @@ class Job(asyncio.Future[R], Generic[R]):
     """
 
     # With slots a job takes 230 bytes instead of 420, and 0.4 us less to make.  What
-    # belongs to the pool has no leading underscore, since the supervisor, another
-    # object, reads and writes it at each step.
+    # belongs to the pool has an underscore, though the supervisor, another object, reads
+    # and writes it at each step: it is nothing for users.
     __slots__ = (
         "_ahead",
         "_attempt_policy",

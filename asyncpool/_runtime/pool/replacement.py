@@ -67,9 +67,7 @@ class WorkerReplacement:
         """Have another worker take the place of one that has asked for it."""
         slot, now = self._state.core.slots[handle.slot], self._state.loop.time()
         self._state.performer.perform(
-            self._replacements.check_limits(
-                slot, _why("request_replacement()", reason), now
-            )
+            self._replacements.replace(slot, _why("request_replacement()", reason), now)
         )
         self._state.performer.rearm()
 
@@ -81,9 +79,7 @@ class WorkerReplacement:
             NoWorkerError: If none is ready there.
         """
         slot, now = self._worker_in(index), self._state.loop.time()
-        self._state.performer.perform(
-            self._replacements.check_limits(slot, "retire", now)
-        )
+        self._state.performer.perform(self._replacements.replace(slot, "retire", now))
         self._state.performer.rearm()
 
     @decision
@@ -223,7 +219,7 @@ class WorkerReplacement:
             and memory >= slot.recycle_limits.memory
         ):
             self._state.performer.perform(
-                self._replacements.check_limits(slot, "max_memory", now)
+                self._replacements.replace(slot, "max_memory", now)
             )
 
 

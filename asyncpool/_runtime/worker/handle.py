@@ -219,7 +219,7 @@ class WorkerHandle:
         self._jobs.read()
 
     def pause_reading(self) -> None:
-        """Leave it alone: read none of its outcomes until :meth:`attend`."""
+        """Leave it alone: read none of its outcomes until :meth:`resume_reading`."""
         assert self._jobs is not None
         self._jobs.pause()
 

@@ -59,7 +59,7 @@ class WorkerEvents(Protocol):
         ...
 
     def on_last_beat(self, handle: WorkerHandle, frame: Frame) -> None:
-        """Hear the last heartbeat of a job, a ``BEAT`` frame; the job's outcome is next.
+        """Hear the last heartbeat of a job, a ``LAST_HEARTBEAT`` frame; the job's outcome is next.
 
         Raises:
             ProtocolError: If it cannot be read, or is of a job that the worker has not.

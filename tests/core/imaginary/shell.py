@@ -207,7 +207,7 @@ class ImaginaryShell(Jobs):
 
     def wear_out(self, slot: int) -> None:
         self.feed(
-            self.core.replacements.check_limits(self.core.slots[slot], "worn", self.now)
+            self.core.replacements.replace(self.core.slots[slot], "worn", self.now)
         )
 
     def retire(self, slot: int) -> None:
