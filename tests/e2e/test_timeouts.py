@@ -21,7 +21,7 @@ from tests.helpers.gate import Gate
 from tests.helpers.large import Stop, crowd, filler, supervisor_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, idle, run_out, timeout_of
+from tests.helpers.pools import assert_serves, idle, run_out, stop, timeout_of
 
 pytestmark = BOTH_LOOPS
 
@@ -110,7 +110,7 @@ async def test_a_stopped_worker_is_killed_and_leaves_no_stack() -> None:
     async with patience(), Gate() as gate, Pool(1, cancel_grace=SHORT) as pool:
         job = pool.options(timeout=LONG).submit(jobs.sleep, gate.path, "")
         visitor = await gate.visitor()
-        os.kill(visitor.pid, signal.SIGSTOP)
+        await stop(visitor.pid)
         run_out(pool, job)
         error = await timeout_of(job)
         assert error.stack == ""
@@ -119,8 +119,7 @@ async def test_a_stopped_worker_is_killed_and_leaves_no_stack() -> None:
 
 async def test_a_job_that_a_stopped_worker_was_sent_is_not_lost() -> None:
     async with patience(), Pool(1, cancel_grace=0.1) as pool:
-        pid = await pool.submit(jobs.pid)
-        os.kill(pid, signal.SIGSTOP)
+        await stop(await pool.submit(jobs.pid))
         job = pool.options(timeout=SHORT).submit(jobs.square, 3)
         error = await timeout_of(job)
         assert (error.limit, error.job_id, error.stack) == ("timeout", job.id, "")

@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -132,6 +133,15 @@ def run_out(pool: Pool, job: Job[Any]) -> None:
     else:
         job._limits = replace(limits, deadline=now)
     supervisor_of(pool).traffic.timers._timeouts.watch(job.id, now)
+
+
+async def stop(pid: int) -> None:
+    """Stop a process, as Ctrl-Z does, and wait until the last of its threads has heard it."""
+    os.kill(pid, signal.SIGSTOP)
+    # Each thread stops by itself, and another one may answer meanwhile.
+    stats = [path / "stat" for path in Path(f"/proc/{pid}/task").iterdir()]
+    while any(stat.read_text().rpartition(") ")[2][0] != "T" for stat in stats):  # noqa: ASYNC110 - the kernel tells nobody
+        await asyncio.sleep(0)
 
 
 async def timeout_of(job: Job[Any]) -> JobTimeoutError:
