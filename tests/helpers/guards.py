@@ -71,6 +71,10 @@ def _newcomers() -> set[int]:
     return living - _strangers - {os.getpid()}
 
 
+# What ctypes has its callbacks in, from the first one to the end of the process.
+_LIBFFI = "/memfd:libffi (deleted)"
+
+
 def open_fds() -> dict[int, str]:
     """Map each open descriptor of this process to what it points at."""
     found = {}
@@ -137,7 +141,7 @@ class Snapshot:
         found += [
             f"descriptor {fd}: {target}"
             for fd, target in open_fds().items()
-            if self.fds.get(fd) != target
+            if self.fds.get(fd) != target and target != _LIBFFI
         ]
         found += [f"thread: {thread!r}" for thread in self._new_threads()]
         found += [f"/dev/shm/{name}" for name in self._new_shm()]
