@@ -504,7 +504,11 @@ async def test_a_job_is_cancelled_in_the_turn_in_which_it_gets_a_worker(
 def wait_for_both(pool: Pool) -> None:
     """Let this thread, and so the loop, wait until both workers have answered."""
     handles = supervisor_of(pool)._state.handles.values()
-    channels = [handle._jobs._fd for handle in handles if handle._jobs is not None]
+    channels = [
+        handle.connections.jobs._fd
+        for handle in handles
+        if handle.connections.jobs is not None
+    ]
     assert len(channels) == 2
     for channel in channels:
         assert select.select([channel], [], [], PATIENCE)[0]

@@ -15,7 +15,7 @@ import pytest
 
 from asyncpool import Crash, Job, Pool, WorkerCrashedError, WorkerHungError
 from asyncpool._core.wire.frames import FrameKind
-from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool._runtime.worker.control_requests import ControlRequests
 from asyncpool.events import Crashed
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate
@@ -139,11 +139,13 @@ async def test_an_answer_that_was_not_read_yet_counts() -> None:
         supervisor = supervisor_of(pool)
         health, handle = supervisor._health, supervisor._state.handles[0]
         assert health is not None
-        assert handle._control is not None
+        assert handle.connections.control is not None
         health._look(health._ledger.due)
         assert health._ledger._asked.keys() == {handle}
         health._ledger._asked[handle] -= LONG
-        readable, _, _ = select.select([handle._control._fd], [], [], PATIENCE)
+        readable, _, _ = select.select(
+            [handle.connections.control._fd], [], [], PATIENCE
+        )
         assert readable
         health._look(health._ledger.due)
         assert pool.stats().crashes == 0
@@ -160,7 +162,7 @@ async def test_an_answer_that_comes_too_late_is_no_offence() -> None:
         handle.catch_up = lambda: None  # type: ignore[method-assign]
         health._look(health._ledger.due)
         health._ledger._asked[handle] -= LONG
-        handle._heard_at -= LONG
+        handle.incoming._heard_at -= LONG
         health._look(health._ledger.due)  # and its answer is read only now
         assert (await next_crash(pool)).kind == "hung"
         await assert_serves(pool)
@@ -169,14 +171,14 @@ async def test_an_answer_that_comes_too_late_is_no_offence() -> None:
 def spy_on_pings(pool: Pool) -> asyncio.Event:
     """Return what is set whenever the first worker gets a ping."""
     asked = asyncio.Event()
-    handle = supervisor_of(pool)._state.handles[0]
-    ping = handle.ping
+    requests = supervisor_of(pool)._state.handles[0].requests
+    ping = requests.ping
 
     def spied() -> None:
         ping()
         asked.set()
 
-    handle.ping = spied  # type: ignore[method-assign]
+    requests.ping = spied  # type: ignore[method-assign]
     return asked
 
 
@@ -202,15 +204,15 @@ async def test_without_a_timeout_there_are_no_pings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[FrameKind] = []
-    say = WorkerHandle._say
+    send = ControlRequests._send
 
     def spied(
-        self: WorkerHandle, kind: FrameKind, payload: bytes, *fields: int
+        self: ControlRequests, kind: FrameKind, payload: bytes, *fields: int
     ) -> None:
         said.append(kind)
-        say(self, kind, payload, *fields)
+        send(self, kind, payload, *fields)
 
-    monkeypatch.setattr(WorkerHandle, "_say", spied)
+    monkeypatch.setattr(ControlRequests, "_send", spied)
     async with patience(), Gate() as gate:
         async with (
             Pool(1, ping_timeout=None) as pool,

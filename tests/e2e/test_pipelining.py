@@ -315,9 +315,10 @@ async def test_nothing_is_sent_twice_to_a_worker_that_knows_it() -> None:
         handle = supervisor._state.handles[0]
         [number] = handle.outbox._memory
         sent: list[bytes] = []
-        assert handle._jobs is not None
-        put = handle._jobs.put
-        handle._jobs.put = lambda *parts: (sent.extend(parts), put(*parts))[1]  # type: ignore[method-assign, func-returns-value]
+        channel = handle.connections.jobs
+        assert channel is not None
+        put = channel.put
+        channel.put = lambda *parts: (sent.extend(parts), put(*parts))[1]  # type: ignore[method-assign, func-returns-value]
         assert await pool.submit(jobs.square, 3) == 9
         assert not any(b"square" in part for part in sent)
         assert list(handle.outbox._memory) == [number]
@@ -329,7 +330,7 @@ async def test_what_is_submitted_in_one_turn_takes_two_system_calls() -> None:
         await learn(pool, jobs.square, 2)
         supervisor = pool._supervisor
         assert supervisor is not None
-        channel = supervisor._state.handles[0]._jobs
+        channel = supervisor._state.handles[0].connections.jobs
         assert channel is not None
         sent: list[int] = []
         send = channel._send

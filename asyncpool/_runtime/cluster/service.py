@@ -355,7 +355,7 @@ class Service:
             self._cut = sum(map(spread.still_open, self.links))
             for slot, link in self.links.items():
                 if link.is_shut:  # else it is about to hear that nobody serves on
-                    self._state.handles[slot].tell_of_close()
+                    self._state.handles[slot].requests.tell_of_close()
 
     def close(self) -> None:
         """Let go of everything; there are no workers any more."""

@@ -90,13 +90,13 @@ class CommandPerformer(Performer):
             case cmd.RefuseSessions():
                 self._parts.sessions.refuse()
             case cmd.Revoke(slot, places):
-                self._state.handles[slot].revoke(places)
+                self._state.handles[slot].requests.revoke(places)
             case cmd.Interrupt(slot, place):
-                self._state.handles[slot].interrupt(place)
+                self._state.handles[slot].requests.interrupt(place)
             case cmd.WriteStacks(slot, number):
                 job = self._state.registry.jobs.get(number or 0)
                 attempt = 0 if job is None else job.attempt
-                self._state.handles[slot].ask_for_stacks(number or 0, attempt)
+                self._state.handles[slot].requests.ask_for_stacks(number or 0, attempt)
             case cmd.Stop(slot):
                 self._state.handles[slot].stop()
             case cmd.Terminate(slot):

@@ -53,7 +53,7 @@ class Pings:
         state = self._state
         for handle in self._ledger.suspects(now):
             handle.catch_up()
-            self._ledger.heard(handle, handle.heard_at)
+            self._ledger.heard(handle, handle.incoming.heard_at)
         up = [
             state.handles[slot.index]
             for slot in state.core.slots
@@ -62,7 +62,7 @@ class Pings:
         silent, asked = self._ledger.tick(up, now)
         self._alarm.set_at(self._ledger.due)
         for handle in asked:
-            handle.ping()
+            handle.requests.ping()
         for handle in silent:
             text = f"no answer to pings for {self._timeout:g} s"
             self._stack_dumps.hang(handle, text)

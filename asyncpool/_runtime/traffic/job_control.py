@@ -106,4 +106,4 @@ class JobControl:
         """Tell its worker how many items it may send in all."""
         if job._slot is not None:
             handle = self._state.handles[job._slot]
-            handle.give_credit(job.id, job.attempt, job._credit)
+            handle.requests.give_credit(job.id, job.attempt, job._credit)

@@ -43,7 +43,7 @@ class StackDumps:
         for slot, due in self._state.core.late_workers.take(now):
             handle = self._state.handles[slot]
             handle.page.read_stacks()  # whatever was written before
-            handle.ask_for_stacks()
+            handle.requests.ask_for_stacks()
             self._state.loop.call_at(_demand_at(due, now), self._demand_late, handle)
         self.rearm()
 

@@ -270,7 +270,7 @@ class Traffic:
         if job.id in in_flight.jobs and not (
             handle.outbox.loading and in_flight.last == job.id
         ):
-            handle.fence(in_flight.sequence_of(job.id), until)
+            handle.requests.fence(in_flight.sequence_of(job.id), until)
 
     # Its way out.
 

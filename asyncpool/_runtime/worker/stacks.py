@@ -42,7 +42,7 @@ class Stacks:
     async def _ask(self, handle: WorkerHandle) -> str:
         handle.page.read_stacks()  # whatever was written before
         answered = self._asked[handle] = asyncio.Event()
-        handle.ask_for_stacks()
+        handle.requests.ask_for_stacks()
         try:
             async with asyncio.timeout(_PATIENCE):
                 await answered.wait()

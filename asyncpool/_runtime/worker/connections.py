@@ -1,0 +1,178 @@
+"""What connects the pool with one worker: two channels, a page, and the pipes of its output.
+
+The pool's ends are opened before the worker is forked, and closed when it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from asyncpool._core.wire.frames import Frame, FrameKind, header
+from asyncpool._runtime.channel.channel import Channel
+from asyncpool._runtime.channel.large_buffers import LargeBuffers
+from asyncpool._runtime.channel.outbox import Outbox
+from asyncpool._runtime.channel.page import WorkerPage
+from asyncpool._runtime.worker.control_requests import ControlRequests
+from asyncpool._runtime.worker.identity import identity_of
+from asyncpool._runtime.worker.log_records import LogNotes
+from asyncpool._runtime.worker.output import Output
+from asyncpool._runtime.worker.serving import ServingLink
+from asyncpool._runtime.worker.setup import WorkerSetup
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.worker.handle import WorkerHandle
+
+_MAX_CONTROL = 1 << 20
+
+
+class WorkerConnections:
+    """The pool's ends of what one worker shares with it.
+
+    Args:
+        loop: The loop that watches them.
+        setup: What all workers have in common.
+
+    Attributes:
+        page: What the worker has noted.
+        large_buffers: What goes through shared memory.
+        outbox: The way of jobs to it.
+        requests: What it is asked to do.
+        jobs: Its job channel; this one and the next are ``None`` until they are open.
+        control: Its control channel.
+        link: What reads and writes the job channel instead, if the worker serves.
+        logs: What it has logged; ``None`` until the channels are open.
+        stdout: What it has written there.
+        stderr: And there.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> None:
+        self._loop = loop
+        self._setup = setup
+        self.page = WorkerPage(setup.concurrency)
+        self.large_buffers = LargeBuffers(
+            spawn=setup.tasks.create_task,
+            segments=setup.segments,
+            threads=setup.threads,
+            max_payload=setup.max_payload,
+        )
+        self.outbox = Outbox(self.large_buffers)
+        self.requests = ControlRequests()
+        self.jobs: Channel | None = None
+        self.control: Channel | None = None
+        self.link: ServingLink | None = None
+        self.logs: LogNotes | None = None
+        self.stdout: Output | None = None
+        self.stderr: Output | None = None
+
+    def open(self, worker: WorkerHandle, theirs: contextlib.ExitStack) -> list[int]:
+        """Open everything, and write down what the worker is to know first.
+
+        Args:
+            worker: Whose they are.
+            theirs: What closes the worker's ends here.
+
+        Returns:
+            The worker's ends: job channel, control channel, page, stdout, stderr.
+
+        Raises:
+            OSError: If this process lacks the means.
+        """
+        setup = self._setup
+        ours, job_end = _pair(theirs)
+        self._open_jobs(worker, ours)
+        ours, control_end = _pair(theirs)
+        on_frames = worker.incoming.on_control_frames
+        self.control = self._channel(worker, ours, _MAX_CONTROL, on_frames)
+        assert self.jobs is not None
+        self.outbox.connect(self.jobs)
+        self.requests.connect(self.control)
+        self.large_buffers.connect(self.jobs, self.control)
+        self.logs = LogNotes(setup.journal, worker, self.control)
+        page = self.page.open()
+        theirs.callback(os.close, page)
+        out, out_end = _pipe(theirs)
+        self.stdout = Output(self._loop, out, setup.output, err=False)
+        err, err_end = _pipe(theirs)
+        self.stderr = Output(self._loop, err, setup.output, err=True)
+        self._send_configuration(worker, self.control)
+        return [job_end, control_end, page, out_end, err_end]
+
+    def _open_jobs(self, worker: WorkerHandle, ours: socket.socket) -> None:
+        setup, incoming = self._setup, worker.incoming
+
+        def make_channel(sock: socket.socket) -> Channel:
+            size = setup.max_payload
+            self.jobs = self._channel(worker, sock, size, incoming.on_link_frames)
+            return self.jobs
+
+        if setup.serving is None:
+            size = setup.max_payload
+            self.jobs = self._channel(worker, ours, size, incoming.on_job_frames)
+        else:
+            self.link = setup.serving.open_link(worker, ours, make_channel)
+
+    def _send_configuration(self, worker: WorkerHandle, control: Channel) -> None:
+        setup = self._setup
+        for fd in setup.handed:
+            control.put_descriptor(header(FrameKind.HANDED, 0), fd, keep=True)
+        identity = identity_of(setup.pool, worker.slot).pack()
+        control.put(header(FrameKind.IDENTITY, len(identity)), identity)
+        config = setup.listener.config_for(worker)
+        control.put(header(FrameKind.CONFIG, len(config)), config)
+        control.flush()
+
+    def _channel(
+        self,
+        worker: WorkerHandle,
+        sock: socket.socket,
+        max_payload: int,
+        on_frames: Callable[[list[Frame]], None],
+    ) -> Channel:
+        return Channel(
+            self._loop,
+            sock,
+            buffer=self._setup.buffer,
+            max_payload=max_payload,
+            on_frames=on_frames,
+            on_end=worker.on_end,
+        )
+
+    def label_output(self, label: str) -> None:
+        """Have the lines that the worker writes be logged with *label*."""
+        for stream in (self.stdout, self.stderr):
+            assert stream is not None
+            stream.label = label
+
+    def drain(self) -> None:
+        """Read what a dead worker has sent, to the end."""
+        for channel in (self.jobs, self.control):
+            if channel is not None:
+                channel.drain()
+
+    def shut_link(self) -> None:
+        """Send nothing more to a worker that serves."""
+        if self.link is not None:
+            self.link.shut()
+
+    def close(self) -> None:
+        """Let go of everything but the page, which is read when the worker is gone."""
+        for part in (self.jobs, self.control, self.stdout, self.stderr):
+            if part is not None:
+                part.close()
+
+
+def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, int]:
+    ours, other = socket.socketpair()
+    theirs.callback(other.close)
+    return ours, other.fileno()
+
+
+def _pipe(theirs: contextlib.ExitStack) -> tuple[int, int]:
+    ours, other = os.pipe()
+    theirs.callback(os.close, other)
+    return ours, other

@@ -1,0 +1,179 @@
+"""What one worker says on its channels: read here, checked, and told to the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from asyncpool._core.base.text import printable, printable_lines
+from asyncpool._core.wire.frames import Frame, FrameKind
+from asyncpool._core.wire.messages import MAX_REASON, Failure, unpack_numbers
+from asyncpool._runtime.worker.connections import WorkerConnections
+from asyncpool._runtime.worker.worker_events import WorkerEvents
+from asyncpool.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from asyncpool._runtime.worker.handle import WorkerHandle
+
+# What matters only as long as a worker is to work.
+_ANSWERS = frozenset(
+    {FrameKind.REVOKED, FrameKind.STACKS, FrameKind.PONG, FrameKind.RETIRE}
+)
+
+
+class IncomingFrames:
+    """Reads the frames of one worker.
+
+    Args:
+        loop: Whose clock counts.
+        worker: The worker.
+        connections: Where the frames come from.
+        listener: What is told.
+
+    Attributes:
+        said_hello: Whether the worker has said that it is ready.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        worker: WorkerHandle,
+        connections: WorkerConnections,
+        listener: WorkerEvents,
+    ) -> None:
+        self._loop = loop
+        self._worker = worker
+        self._connections = connections
+        self._large_buffers = connections.large_buffers
+        self._listener = listener
+        self._heard_at = loop.time()
+        self.said_hello = False
+
+    @property
+    def heard_at(self) -> float:
+        """When it last said something on its control channel, or was kept waiting."""
+        logs = self._connections.logs
+        if logs is not None and logs.paused:
+            return self._loop.time()
+        return self._heard_at
+
+    # The job channel.
+
+    def on_job_frames(self, frames: list[Frame]) -> None:
+        """Tell the pool what has become of jobs."""
+        worker = self._worker
+        # Also of a worker that was killed: what it has done is not to be done again.
+        if worker.broke_protocol:
+            return
+        for frame in frames:
+            if frame.kind is not FrameKind.VALUE and frame.kind is not FrameKind.ERROR:
+                break
+        else:
+            if not self._large_buffers.pending:
+                self._listener.on_outcomes(worker, frames)
+                return
+        frames, bad_beat = self._take_beats(frames)
+        frames, trouble = self._large_buffers.unload(frames)
+        items = [frame for frame in frames if frame.kind is FrameKind.ITEM]
+        if items:
+            # A stream's outcome comes behind its items, and that of a job beside it has
+            # nothing to do with them.
+            self._listener.on_items(worker, items)
+            frames = [frame for frame in frames if frame.kind is not FrameKind.ITEM]
+        if frames and not worker.broke_protocol:
+            self._listener.on_outcomes(worker, frames)
+        trouble = trouble or bad_beat
+        if trouble is not None:
+            worker.accuse(trouble)
+
+    def _take_beats(self, frames: list[Frame]) -> tuple[list[Frame], str | None]:
+        """Return the frames that are no heartbeats, and what is wrong with the next."""
+        others: list[Frame] = []
+        for frame in frames:
+            if frame.kind is not FrameKind.LAST_HEARTBEAT:
+                others.append(frame)
+                continue
+            try:
+                self._listener.on_last_beat(self._worker, frame)
+            except ProtocolError as error:
+                return others, str(error)
+        return others, None
+
+    def on_link_frames(self, frames: list[Frame]) -> None:
+        """Hand the frames of a worker that serves to its link."""
+        link = self._connections.link
+        assert link is not None
+        # Also of a worker that was killed: what it has taken, it had.
+        if not self._worker.broke_protocol:
+            try:
+                link.on_frames(frames)
+            except ProtocolError as error:
+                self._worker.accuse(str(error))
+
+    # The control channel.
+
+    def on_control_frames(self, frames: list[Frame]) -> None:
+        """Tell the pool what the worker says of itself, and what it answers."""
+        worker, logs = self._worker, self._connections.logs
+        assert logs is not None
+        if worker.broke_protocol:
+            return
+        self._heard_at, rung = self._loop.time(), False
+        for frame in frames:
+            if frame.kind is FrameKind.HEARTBEAT:
+                rung = True
+                continue
+            if frame.kind is FrameKind.RECORD:
+                logs.add(frame.payload)
+                continue
+            try:
+                self._on_control_frame(frame)
+            except ProtocolError as error:
+                worker.accuse(str(error))
+                return
+        if rung and not worker.ignored:
+            self._listener.on_heartbeat(worker)
+
+    def _on_control_frame(self, frame: Frame) -> None:
+        worker = self._worker
+        if frame.kind in _ANSWERS:
+            # Where it is, one that drains may be asked too.
+            drains = self._connections.link is not None and not worker.broke_protocol
+            if not worker.ignored or (frame.kind is FrameKind.STACKS and drains):
+                self._on_answer(frame)
+        elif frame.kind is FrameKind.HELLO and not self.said_hello:
+            self.said_hello = True
+            # A quick worker's hello can overtake the launcher's word of its birth.
+            if worker.process is not None:
+                self._listener.on_ready(worker)
+        elif frame.kind is FrameKind.FAILED:
+            self._on_failure(frame)
+        else:
+            raise ProtocolError(f"it sent {frame.kind.name} on its control channel")
+
+    def _on_failure(self, frame: Frame) -> None:
+        worker = self._worker
+        if worker.detail:
+            return  # the first reason counts
+        failure = Failure.unpack(frame.payload)
+        worker.detail = printable_lines(f"{failure.stage} failed: {failure.summary}")
+        worker.traceback = printable_lines(failure.text)
+        if failure.stage == "thread" or (failure.stage == "serve" and self.said_hello):
+            self._listener.on_fault(worker)
+
+    def _on_answer(self, frame: Frame) -> None:
+        worker = self._worker
+        if frame.kind is FrameKind.REVOKED:
+            self._listener.on_revoked(worker, unpack_numbers(frame.payload))
+        elif frame.kind is FrameKind.STACKS:
+            self._listener.on_stacks(worker, frame.job or None)
+        elif frame.kind is FrameKind.RETIRE and frame.number:
+            self._listener.on_worn(worker, _reason_in(frame))
+        elif frame.kind is FrameKind.RETIRE:
+            self._listener.on_retire(worker, _reason_in(frame))
+        else:
+            self._listener.on_pong(worker)
+
+
+def _reason_in(frame: Frame) -> str:
+    return printable(bytes(frame.payload[:MAX_REASON]).decode(errors="replace"))
