@@ -18,17 +18,54 @@ from asyncpool._core.wire.frames import (
 )
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._runtime.channel.channel import READ_SIZE, Channel
+from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.cluster.balancer import ConnectionBalancer
 from asyncpool._runtime.cluster.link import (
     MAX_MESSAGE,
-    DescriptorSocket,
-    LinkSetup,
     WorkerLink,
 )
+from asyncpool._runtime.cluster.link_events import LinkEvents
 from asyncpool._runtime.cluster.message_queues import MessageQueues
 from asyncpool.errors import ProtocolError
 
 __all__ = ["FakeWorker", "Master"]
+
+
+class MasterEvents(LinkEvents):
+    """What comes of the things that these workers say."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+
+    def on_taken(self, link: WorkerLink, number: int) -> None:
+        self._master.balancer.taken(link, number)
+
+    def on_refused(self, link: WorkerLink, number: int) -> None:
+        self._master.balancer.refused(link, number)
+
+    def on_socket(self, link: WorkerLink, fd: int, payload: bytes) -> bool:
+        return self._master.mail.take_socket(link, fd, payload)
+
+    def on_message(self, link: WorkerLink, payload: bytes) -> None:
+        self._master.mail.take_message(link, payload)
+
+    def on_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
+        self._master.balancer.load(link, opened, closed, cut)
+
+    def on_lost(self, link: WorkerLink, more: int) -> None:
+        self._master.balancer.lose(link, more)
+
+    def on_returned(self, link: WorkerLink, fd: int) -> None:
+        self._master.balancer.returned(link, fd)
+
+    def on_listens(self, link: WorkerLink) -> None:
+        pass
+
+    def on_shut(self, link: WorkerLink) -> None:
+        self._master.balancer.left(link)
+
+    def others_serve(self) -> bool:
+        return not self._master.ends
 
 
 class Master:
@@ -48,18 +85,7 @@ class Master:
         self.balancer = ConnectionBalancer(self.loop, name, [self.listener], self.lines)
         self.mail = MessageQueues(name)
         self.ends = False
-        self.setup = LinkSetup(
-            on_taken=self.balancer.taken,
-            on_refused=self.balancer.refused,
-            on_socket=self.mail.take_socket,
-            on_message=self.mail.take_message,
-            on_load=self.balancer.load,
-            on_lost=self.balancer.lose,
-            on_returned=self.balancer.returned,
-            on_listens=lambda _: None,
-            on_shut=self.balancer.left,
-            others_serve=lambda: not self.ends,
-        )
+        self.events = MasterEvents(self)
         self.workers: list[FakeWorker] = []
         self.guests: list[socket.socket] = []
 
@@ -122,7 +148,7 @@ class FakeWorker:
             on_frames=self._on_frames,
             on_end=self._on_end,
         )
-        self.link = WorkerLink(slot, 1, sock, self.channel, master.setup)
+        self.link = WorkerLink(slot, 1, sock, self.channel, master.events)
         master.lines[slot] = self.link
         master.balancer.core.add(slot)
         self.news = asyncio.Event()

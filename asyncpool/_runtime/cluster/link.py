@@ -1,9 +1,8 @@
 """The line to one worker that serves: sockets and messages, both ways.
 
 It is the worker's job channel.  Every frame with a descriptor is one message of the socket,
-and the kernel ends a read behind the bytes that a descriptor came with: so the descriptors
-of :class:`DescriptorSocket` belong to the frames of their kind in the same order.  Where this
-process may open no more, the kernel says so with the read, and the descriptor is lost.
+and the descriptors of a :class:`DescriptorSocket` belong to the frames of their kind in the
+same order.
 
 Every handle is answered, by *taken* or *refused*, before anybody looks into its socket.
 Messages are counted instead: who sends has at most :data:`MOST_MESSAGES` out that the other
@@ -12,17 +11,15 @@ side's user has not taken, and waits for room then.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import os
 import socket
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import unpack_numbers
 from asyncpool._runtime.channel.channel import Channel
+from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
+from asyncpool._runtime.cluster.link_events import LinkEvents
 from asyncpool.errors import ProtocolError
 
 # The most bytes of a message when pickled, and how many are out at the most.
@@ -38,86 +35,6 @@ _TELL_EVERY = MOST_MESSAGES // 2
 # Answers to handles are the only thing that a worker can have us pile up.
 _MOST_UNSENT = 2 * MOST_MESSAGES * MAX_MESSAGE
 
-# A frame that comes in two reads leaves one descriptor here, and the second read brings
-# the next.
-_MOST_ARRIVED = 2
-
-_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_INT = array.array("i").itemsize
-_ROOM = socket.CMSG_SPACE(_INT)
-
-
-class DescriptorSocket(socket.socket):
-    """A socket that keeps the descriptors which come with what is read.
-
-    Attributes:
-        arrived: Those, the oldest first; ``None`` for one that was lost.
-        unwanted: Whether there came some that belong to no frame; none is kept since.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(fileno=sock.detach())
-        self.arrived: deque[int | None] = deque()
-        self.unwanted = False
-
-    def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0) -> int:  # type: ignore[override]
-        """Read, as a socket does."""
-        target = buffer[:nbytes] if nbytes else buffer
-        size, ancillary, found, _ = self.recvmsg_into([target], _ROOM, flags | _CLOEXEC)
-        fds = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(data[: len(data) - len(data) % _INT])
-        if len(fds) > 1 or (fds and len(self.arrived) >= _MOST_ARRIVED):
-            self.unwanted = True
-        for fd in fds:
-            if self.unwanted:
-                os.close(fd)
-            else:
-                os.set_inheritable(fd, False)
-                self.arrived.append(fd)
-        if found & socket.MSG_CTRUNC and not fds:
-            self.arrived.append(None)
-        return size
-
-    def close(self) -> None:
-        """Close it, and what has come and was not wanted."""
-        while self.arrived:
-            fd = self.arrived.popleft()
-            if fd is not None:
-                os.close(fd)
-        super().close()
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSetup:
-    """What is called by the lines of a cluster; each with the line first.
-
-    Attributes:
-        on_taken: The worker has the handle of this number,
-        on_refused: or had no descriptor for it.
-        on_socket: It has sent a descriptor, and a pickled value; tells whether that is
-            wanted.  The descriptor is not ours any more.
-        on_message: It has sent one, pickled.
-        on_load: It has had, closed and cut off so many connections.
-        on_lost: For so many more it has had no descriptor to give them back, or we have.
-        on_returned: It has given a connection back.
-        on_listens: It accepts for itself from now on, and takes what is handed to it.
-        on_shut: Nothing more is sent to it.
-        others_serve: Whether what it gives back finds another worker.
-    """
-
-    on_taken: Callable[[WorkerLink, int], None]
-    on_refused: Callable[[WorkerLink, int], None]
-    on_socket: Callable[[WorkerLink, int, bytes], bool]
-    on_message: Callable[[WorkerLink, bytes], None]
-    on_load: Callable[[WorkerLink, int, int, int], None]
-    on_lost: Callable[[WorkerLink, int], None]
-    on_returned: Callable[[WorkerLink, int], None]
-    on_listens: Callable[[WorkerLink], None]
-    on_shut: Callable[[WorkerLink], None]
-    others_serve: Callable[[], bool]
-
 
 class WorkerLink:
     """The pool's end of the line to one worker.
@@ -127,7 +44,7 @@ class WorkerLink:
         generation: Which worker of that slot it is.
         sock: Where the descriptors arrive.
         channel: And the frames, which it reads from *sock*.
-        setup: What is told.
+        events: What is told.
 
     Attributes:
         open: Whether the worker is ready, and may be sent something.
@@ -141,7 +58,7 @@ class WorkerLink:
         generation: int,
         sock: DescriptorSocket,
         channel: Channel,
-        setup: LinkSetup,
+        events: LinkEvents,
     ) -> None:
         self.slot = slot
         self.generation = generation
@@ -149,7 +66,7 @@ class WorkerLink:
         self._may_listen = False
         self.lost = self._lost_there = 0
         self._socket, self._channel = sock, channel
-        self._setup = setup
+        self._events = events
         self._last = 0  # the number of the last handle that was put
         self._received = 0  # and of the last that came
         self._sent = self._taken = 0  # messages
@@ -217,10 +134,10 @@ class WorkerLink:
             return
         self.open, self._shut = False, True
         self._room.set()
-        if self._setup.others_serve():
+        if self._events.others_serve():
             self._channel.put(header(FrameKind.RETURN, 0))
             self._channel.flush()
-        self._setup.on_shut(self)
+        self._events.on_shut(self)
 
     # What comes.
 
@@ -250,9 +167,10 @@ class WorkerLink:
                 raise ProtocolError(
                     f"it answered for handle {frame.job}, which was not sent"
                 )
-            setup = self._setup
-            tell = setup.on_taken if frame.kind is FrameKind.TAKEN else setup.on_refused
-            tell(self, frame.job)
+            if frame.kind is FrameKind.TAKEN:
+                self._events.on_taken(self, frame.job)
+            else:
+                self._events.on_refused(self, frame.job)
         elif frame.kind is FrameKind.LOAD:
             self._on_load(frame)
         elif frame.kind is FrameKind.MESSAGE:
@@ -268,7 +186,7 @@ class WorkerLink:
             self._on_handle(frame)
         elif frame.kind is FrameKind.LISTEN and self._may_listen:
             self.listens = True
-            self._setup.on_listens(self)
+            self._events.on_listens(self)
         else:
             raise ProtocolError(f"it sent {frame.kind.name} on its line")
 
@@ -281,7 +199,7 @@ class WorkerLink:
             raise ProtocolError(
                 f"it lost {frame.job} connections, after {self._lost_there}"
             )
-        self._setup.on_load(self, *numbers)
+        self._events.on_load(self, *numbers)
         if more:
             self._lost_there = frame.job
             self._lose(more)
@@ -292,7 +210,7 @@ class WorkerLink:
             raise ProtocolError(
                 f"it sent a message beyond the {MOST_MESSAGES} for which there is room"
             )
-        self._setup.on_message(self, bytes(frame.payload))
+        self._events.on_message(self, bytes(frame.payload))
 
     def _on_handle(self, frame: Frame) -> None:
         if not self._socket.arrived:
@@ -306,16 +224,16 @@ class WorkerLink:
             if fd is None:
                 self._lose(1)
             else:
-                self._setup.on_returned(self, fd)
+                self._events.on_returned(self, fd)
             return
-        wanted = fd is not None and self._setup.on_socket(
+        wanted = fd is not None and self._events.on_socket(
             self, fd, bytes(frame.payload)
         )
         self._answer(FrameKind.TAKEN if wanted else FrameKind.REFUSED, frame.job)
 
     def _lose(self, more: int) -> None:
         self.lost += more
-        self._setup.on_lost(self, more)
+        self._events.on_lost(self, more)
 
     def _answer(self, kind: FrameKind, number: int) -> None:
         if self._channel.unsent > _MOST_UNSENT:

@@ -19,10 +19,13 @@ from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._runtime.base.callbacks import warn
 from asyncpool._runtime.channel.channel import Channel
+from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.cluster.balancer import ConnectionBalancer
-from asyncpool._runtime.cluster.link import DescriptorSocket, LinkSetup, WorkerLink
+from asyncpool._runtime.cluster.link import WorkerLink
 from asyncpool._runtime.cluster.listeners import Listeners
+from asyncpool._runtime.cluster.listening_groups import ListeningGroups
 from asyncpool._runtime.cluster.message_queues import MessageQueues
+from asyncpool._runtime.cluster.service_link_events import ServiceLinkEvents
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.worker.handle import WorkerHandle
 
@@ -73,7 +76,10 @@ class Service:
 
     Attributes:
         balancer: The way of connections to them.
+        groups: What they listen on.
         queues: What they have sent.
+        links: The ways to those that have a process, by slot.
+        stopped: Whether the end has begun.
     """
 
     def __init__(
@@ -95,25 +101,13 @@ class Service:
         )
         # What is told to each new worker, in the order of the broadcasts.
         self._remembered: dict[Hashable, bytes] = {}
-        self._groups: dict[int, int] = {}
-        self._open_groups: set[int] = set(range(state.config.workers[1]))
-        self._stopped = False
+        self.groups = ListeningGroups(config, state, self.balancer, self.links)
+        self.stopped = False
         self._stopped_at: float | None = None
         # Since when each drains, and whether others served on then.
         self._drains: dict[int, tuple[float, bool]] = {}
         self._at_end = self._cut = 0
-        self._setup = LinkSetup(
-            on_taken=self.balancer.taken,
-            on_refused=self.balancer.refused,
-            on_socket=self.queues.take_socket,
-            on_message=self.queues.take_message,
-            on_load=self._on_load,
-            on_lost=self.balancer.lose,
-            on_returned=self.balancer.returned,
-            on_listens=lambda _: self._fill_in(),
-            on_shut=self._on_shut,
-            others_serve=self._others_serve,
-        )
+        self._link_events = ServiceLinkEvents(self)
 
     # The life of a worker.
 
@@ -143,12 +137,14 @@ class Service:
         """
         keeping = DescriptorSocket(sock)
         channel = make_channel(keeping)
-        link = WorkerLink(handle.slot, handle.generation, keeping, channel, self._setup)
-        link.listen(self._sockets_for(handle.slot))
+        link = WorkerLink(
+            handle.slot, handle.generation, keeping, channel, self._link_events
+        )
+        link.listen(self.groups.sockets_for(handle.slot))
         # Nobody knows of a line that has failed, so nobody would forget it.
         self.links[handle.slot] = link
         self.balancer.core.add(handle.slot)
-        self._fill_in()
+        self.groups.fill_in()
         return link
 
     def ready(self, handle: WorkerHandle) -> None:
@@ -156,7 +152,7 @@ class Service:
         if self._state.core.slots[handle.slot].state in UP:
             link = self.links[handle.slot]
             link.open = True
-            self._fill_in()  # or it would be handed what it will accept
+            self.groups.fill_in()  # or it would be handed what it will accept
             self.balancer.joined(link)
 
     def ended(self, handle: WorkerHandle) -> bool:
@@ -164,7 +160,7 @@ class Service:
         slot, link = self._state.core.slots[handle.slot], self.links.get(handle.slot)
         if handle.status == 0 and not slot.planned and slot.ready_at is not None:
             handle.detail = handle.detail or "serve() returned"
-        self._leave_group(handle.slot)
+        self.groups.leave(handle.slot)
         if link is None:
             return False  # there were no descriptors for it
         spread = self.balancer.core
@@ -174,8 +170,8 @@ class Service:
         link.shut()
         self.balancer.gone(link)
         self.queues.drop_worker(link)
-        self._fill_in()
-        if self._stopped:
+        self.groups.fill_in()
+        if self.stopped:
             self._cut += unsaid
         limit = self._overrun(handle)
         if limit is not None and slot.planned and not handle.failed:
@@ -244,16 +240,22 @@ class Service:
             for link in self.links.values():
                 sending.create_task(link.send(payload, early=True))
 
-    def _on_shut(self, link: WorkerLink) -> None:
-        self._drains[link.slot] = self._state.loop.time(), not self._stopped
+    def begin_drain(self, link: WorkerLink) -> None:
+        """Take note that a worker gets nothing more."""
+        self._drains[link.slot] = self._state.loop.time(), not self.stopped
         self.balancer.left(link)
-        self._fill_in()
+        self.groups.fill_in()
 
-    def _on_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
+    def count_load(self, link: WorkerLink, opened: int, closed: int, cut: int) -> None:
+        """Take note of how many connections a worker has had.
+
+        Raises:
+            ProtocolError: If that cannot be.
+        """
         spread = self.balancer.core
         had, cut_before = spread.totals(link.slot), spread.count_cut_off(link.slot)
         self.balancer.load(link, opened, closed, cut)
-        if self._stopped:
+        if self.stopped:
             # It has accepted what was waiting, perhaps.
             self._at_end += spread.totals(link.slot) - had
             self._cut += cut - cut_before
@@ -278,78 +280,15 @@ class Service:
         """How many connections were finished since the end began, and cut off."""
         return self._at_end - self._cut, self._cut
 
-    def _others_serve(self) -> bool:
-        return not self._stopped
-
-    # What they listen on.
-
-    def _sockets_for(self, slot: int) -> list[tuple[str, socket.socket]]:
-        listeners, group = self._config.listeners, None
-        if listeners is None or self._config.spread == "handoff" or self._stopped:
-            return []
-        if self._config.spread == "reuseport":
-            group = self._group_of(slot)
-            listeners.open_group(group)
-            self._open_groups.add(group)
-        sockets = listeners.sockets(group)
-        return list(zip(listeners.addresses, sockets, strict=True))
-
-    def _leave_group(self, slot: int) -> None:
-        """Close the sockets that a dead worker has listened on, if they are too many."""
-        group = self._groups.pop(slot, None)
-        if group is None or group in self._groups.values():
-            return
-        if len(self._open_groups) > self._state.core.replacements.sizing.size:
-            self._open_groups.discard(group)
-            self._fill_in()
-            assert self._config.listeners is not None
-            self._config.listeners.close_group(group)
-
-    def _group_of(self, slot: int) -> int:
-        """Give the worker that begins in *slot* a place, with the sockets that are there.
-
-        That of the worker whose place it takes; or one whose worker is leaving, dead, or
-        never was.
-        """
-        slots = self._state.core.slots
-        replaced = slots[slot].replaces
-        if replaced is not None and replaced in self._groups:
-            group = self._groups[replaced]
-        else:
-            held = {
-                group
-                for index, group in self._groups.items()
-                if not slots[index].draining
-            }
-            group = min(set(range(len(held) + 1)) - held)
-        self._groups[slot] = group
-        return group
-
-    def _fill_in(self) -> None:
-        """Accept here in the places where no worker does, and hand that to the others.
-
-        Unless they accept by themselves: a server on ``worker.listening_sockets`` takes nothing else.
-        """
-        listeners = self._config.listeners
-        if listeners is None or self._config.spread != "reuseport" or self._stopped:
-            return
-        serving = [link for link in self.links.values() if link.open]
-        free = self._open_groups - {self._groups.get(link.slot) for link in serving}
-        if not serving or not all(link.listens for link in serving):
-            free.clear()
-        sockets = [sock for group in sorted(free) for sock in listeners.sockets(group)]
-        self.balancer.listen_on(sockets)
-
     # The end.
 
     def stop(self) -> None:
         """Accept no more connections."""
-        if not self._stopped:
+        if not self.stopped:
             self.balancer.stop()
-            self._stopped = True
+            self.stopped = True
             self._stopped_at = self._state.loop.time()
-            if self._config.listeners is not None:
-                self._config.listeners.close()
+            self.groups.stop()
             spread = self.balancer.core
             self._at_end = sum(spread.connections(slot) for slot in self.links)
             self._cut = sum(map(spread.still_open, self.links))

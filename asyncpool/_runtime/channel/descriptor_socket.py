@@ -1,0 +1,63 @@
+"""A socket on which descriptors arrive, each beside the bytes that it belongs to.
+
+The kernel ends a read behind the bytes that a descriptor came with.  So the descriptors have the
+order of the frames that they came with.  Where this process may open no more, the kernel says
+so with the read, and the descriptor is lost.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+
+# A frame that comes in two reads leaves one descriptor here, and the second read brings
+# the next.
+_MOST_ARRIVED = 2
+
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_INT = array.array("i").itemsize
+_ROOM = socket.CMSG_SPACE(_INT)
+
+
+class DescriptorSocket(socket.socket):
+    """A socket that keeps the descriptors which come with what is read.
+
+    Attributes:
+        arrived: Those, the oldest first; ``None`` for one that was lost.
+        unwanted: Whether there came some that belong to no frame; none is kept since.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(fileno=sock.detach())
+        self.arrived: deque[int | None] = deque()
+        self.unwanted = False
+
+    def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0) -> int:  # type: ignore[override]
+        """Read, as a socket does."""
+        target = buffer[:nbytes] if nbytes else buffer
+        size, ancillary, found, _ = self.recvmsg_into([target], _ROOM, flags | _CLOEXEC)
+        fds = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % _INT])
+        if len(fds) > 1 or (fds and len(self.arrived) >= _MOST_ARRIVED):
+            self.unwanted = True
+        for fd in fds:
+            if self.unwanted:
+                os.close(fd)
+            else:
+                os.set_inheritable(fd, False)
+                self.arrived.append(fd)
+        if found & socket.MSG_CTRUNC and not fds:
+            self.arrived.append(None)
+        return size
+
+    def close(self) -> None:
+        """Close it, and what has come and was not wanted."""
+        while self.arrived:
+            fd = self.arrived.popleft()
+            if fd is not None:
+                os.close(fd)
+        super().close()
