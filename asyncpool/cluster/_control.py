@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from asyncpool._core.cluster.control_protocol import Request
-from asyncpool._runtime.cluster.control_paths import path_of
-from asyncpool._runtime.cluster.control_socket import ControlSocket
+from asyncpool._runtime.cluster.control.paths import path_of
+from asyncpool._runtime.cluster.control.server import ControlSocket
 
 _LOGGER = logging.getLogger("asyncpool")
 

@@ -17,15 +17,19 @@ from typing import Any
 import pytest
 
 from asyncpool._core.cluster.control_protocol import MAX_REQUEST, Request
-from asyncpool._runtime.cluster import control_client, control_paths, control_socket
-from asyncpool._runtime.cluster.control_client import ControlClient
-from asyncpool._runtime.cluster.control_paths import (
+from asyncpool._runtime.cluster.control import (
+    client as control_client,
+    paths as control_paths,
+    server as control_server,
+)
+from asyncpool._runtime.cluster.control.client import ControlClient
+from asyncpool._runtime.cluster.control.paths import (
     live_names,
     path_of,
     peer_uid,
     private_folder,
 )
-from asyncpool._runtime.cluster.control_socket import ControlSocket
+from asyncpool._runtime.cluster.control.server import ControlSocket
 from asyncpool.errors import ProtocolError
 from tests.helpers.patience import PATIENCE, patience
 
@@ -225,7 +229,7 @@ async def test_who_does_not_keep_to_the_protocol_is_sent_away(
 async def test_another_user_is_refused(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(control_socket, "peer_uid", lambda _: US + 1)
+    monkeypatch.setattr(control_server, "peer_uid", lambda _: US + 1)
     async with patience(), serving() as path:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             await asyncio.to_thread(ask, path, Request("status"))
@@ -239,7 +243,7 @@ async def test_who_is_unknown_is_refused(
     def unknown(_: socket.socket) -> int:
         raise OSError("unknown")
 
-    monkeypatch.setattr(control_socket, "peer_uid", unknown)
+    monkeypatch.setattr(control_server, "peer_uid", unknown)
     async with patience(), serving() as path:
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             await asyncio.to_thread(ask, path, Request("status"))
@@ -268,7 +272,7 @@ async def test_a_server_of_another_user_is_not_asked(
 async def test_there_is_a_most_of_clients(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_socket, "_MOST_CLIENTS", 2)
+    monkeypatch.setattr(control_server, "_MOST_CLIENTS", 2)
     async with patience(), serving() as path:
         clients = [await asyncio.open_unix_connection(path) for _ in range(2)]
         for reader, writer in clients:
@@ -390,7 +394,7 @@ class Scarce:
 async def test_it_waits_while_no_file_can_be_opened(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(control_socket, "_PAUSE", 0)
+    monkeypatch.setattr(control_server, "_PAUSE", 0)
     control = ControlSocket(path_of("app", make=True), echo)
     control._sock = Scarce(control._sock)  # type: ignore[assignment]
     control.open()

@@ -12,7 +12,7 @@ import pytest
 
 from asyncpool import UnsupportedPlatformError
 from asyncpool._runtime.cluster import socket_files
-from asyncpool._runtime.cluster.control_paths import peer_pid, peer_uid
+from asyncpool._runtime.cluster.control.paths import peer_pid, peer_uid
 from asyncpool._runtime.cluster.socket_files import listen_at
 from asyncpool.cluster import Cluster, _options
 from tests.helpers.gate import short_folder

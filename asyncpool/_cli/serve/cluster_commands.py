@@ -17,8 +17,8 @@ from asyncpool._cli.parameters import CommandError, Exit, RefusedError, say, sec
 from asyncpool._cli.serve.status_view import status_view
 from asyncpool._core.cluster.control_protocol import MAX_WORKERS, Request
 from asyncpool._runtime.base.machine import is_stopped
-from asyncpool._runtime.cluster.control_client import ControlClient
-from asyncpool._runtime.cluster.control_paths import (
+from asyncpool._runtime.cluster.control.client import ControlClient
+from asyncpool._runtime.cluster.control.paths import (
     live_names,
     path_of,
     private_folder,
