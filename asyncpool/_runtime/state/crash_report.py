@@ -6,9 +6,9 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from asyncpool._core.policies.oom import OomLedger
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import Slot
-from asyncpool._core.supervision.oom import OomLedger
 from asyncpool._core.wire.frames import HEADER_SIZE
 from asyncpool._runtime.base.machine import OomKills
 from asyncpool._runtime.job.job import Job
