@@ -20,9 +20,9 @@ def pool_of(
         max_surge=max_surge,
         max_unavailable=max_unavailable,
     )
-    core.start(0.0)
+    core.workers.start(0.0)
     for slot in range(least):
-        core.ready(slot, 0.0)
+        core.workers.ready(slot, 0.0)
     return core
 
 
@@ -37,72 +37,74 @@ def key_of(place: int, count: int) -> int:
 
 
 def submit(core: Supervision, job: int, key: int, priority: int = 0) -> int | None:
-    return core.submit_keyed(job, Keyed(Profile(), key), priority)
+    return core.jobs.submit_keyed(job, Keyed(Profile(), key), priority)
 
 
 def test_those_with_which_a_pool_begins_have_their_places_from_the_start() -> None:
     core = Supervision(workers=(3, 3), policy=RestartPolicy(), start_timeout=20.0)
-    core.start(0.0)
+    core.workers.start(0.0)
     assert places(core) == {0: 0, 1: 1, 2: 2}
     assert submit(core, 1, key_of(2, 3)) is None
-    assert core.ready(0, 1.0) == []
-    assert core.ready(2, 1.0) == [Assign(2, (1,))]
+    assert core.workers.ready(0, 1.0) == []
+    assert core.workers.ready(2, 1.0) == [Assign(2, (1,))]
 
 
 def test_after_a_crash_the_place_is_kept_while_the_next_one_starts() -> None:
     core = pool_of(2)
     assert submit(core, 1, key_of(0, 2)) == 0
-    core.ended(0, 1.0, started=True, requeue=(), jitter=0.0)
+    core.workers.ended(0, 1.0, started=True, requeue=(), jitter=0.0)
     assert places(core) == {0: 0, 1: 1}
     assert submit(core, 2, key_of(0, 2)) is None
-    assert core.ready(0, 1.1) == [Assign(0, (2,))]
+    assert core.workers.ready(0, 1.1) == [Assign(0, (2,))]
 
 
 def test_in_a_backoff_the_next_choice_has_the_keys_and_then_they_come_back() -> None:
     core = pool_of(2)
-    core.ended(0, 1.0, started=False, requeue=(), jitter=0.5)
+    core.workers.ended(0, 1.0, started=False, requeue=(), jitter=0.5)
     assert submit(core, 1, key_of(0, 2)) is None
     # It does not come up: the job need not wait for the next try.
-    commands = core.ended(0, 1.0, started=False, requeue=(), jitter=0.5)
+    commands = core.workers.ended(0, 1.0, started=False, requeue=(), jitter=0.5)
     assert commands[-1] == Assign(1, (1,))
     assert places(core) == {1: 1}
     deadline = core.next_deadline()
     assert deadline is not None
     core.on_timer(deadline)
     assert places(core) == {1: 1}, "it is not there yet"
-    core.ready(0, deadline)
+    core.workers.ready(0, deadline)
     assert places(core) == {0: 0, 1: 1}
 
 
 def test_jobs_wait_for_the_first_that_is_there_if_nobody_is() -> None:
     core = pool_of(1)
-    core.ended(0, 1.0, started=False, requeue=(), jitter=0.5)
-    core.ended(0, 1.0, started=False, requeue=(), jitter=0.5)  # this start has failed
+    core.workers.ended(0, 1.0, started=False, requeue=(), jitter=0.5)
+    core.workers.ended(
+        0, 1.0, started=False, requeue=(), jitter=0.5
+    )  # this start has failed
     assert places(core) == {}
     assert submit(core, 1, 7) is None
     assert core.dispatcher.waiting == 1
     deadline = core.next_deadline()
     assert deadline is not None
     core.on_timer(deadline)
-    assert core.ready(0, deadline) == [Recover(0), Assign(0, (1,))]
+    assert core.workers.ready(0, deadline) == [Recover(0), Assign(0, (1,))]
 
 
 def test_a_replacement_has_the_place_when_it_is_ready() -> None:
     core = pool_of(2)
     core.replacements.replace(core.slots[1], "worn", 1.0)
     assert places(core) == {0: 0, 1: 1}
-    core.ready(2, 2.0)
+    core.workers.ready(2, 2.0)
     assert places(core) == {0: 0, 1: 2}
-    core.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
+    core.workers.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
     core.replacements.replace(core.slots[0], "worn", 3.0)
-    core.ready(1, 3.0)
+    core.workers.ready(1, 3.0)
     assert places(core) == {0: 1, 1: 2}
 
 
 def test_a_replacement_inherits_from_a_worker_that_crashes_first() -> None:
     core = pool_of(2)
     core.replacements.replace(core.slots[0], "worn", 1.0)
-    core.ended(0, 2.0, started=True, requeue=(), jitter=0.0)
+    core.workers.ended(0, 2.0, started=True, requeue=(), jitter=0.0)
     assert places(core) == {0: 2, 1: 1}
 
 
@@ -110,8 +112,8 @@ def test_without_a_surge_the_keys_are_with_others_meanwhile() -> None:
     core = pool_of(2, max_surge=0, max_unavailable=1)
     core.replacements.replace(core.slots[0], "worn", 1.0)
     assert places(core) == {1: 1}
-    core.ended(0, 2.0, started=False, requeue=(), jitter=0.0)
-    core.ready(0, 3.0)
+    core.workers.ended(0, 2.0, started=False, requeue=(), jitter=0.0)
+    core.workers.ready(0, 3.0)
     assert places(core) == {0: 0, 1: 1}
 
 
@@ -119,35 +121,35 @@ def test_who_comes_takes_the_lowest_place_that_is_free() -> None:
     core = pool_of(3)
     core.replacements.retire(core.slots[1], "asked", 1.0, unsent=None)
     assert places(core) == {0: 0, 2: 2}
-    core.ready(3, 2.0)
+    core.workers.ready(3, 2.0)
     assert places(core) == {0: 0, 1: 3, 2: 2}
     core.replacements.resize(5, 5, 3.0)
     assert places(core) == {0: 0, 1: 3, 2: 2}, "nobody new is there yet"
-    core.ready(4, 4.0)
+    core.workers.ready(4, 4.0)
     assert places(core) == {0: 0, 1: 3, 2: 2, 3: 4}
 
 
 def test_jobs_move_with_their_keys_and_keep_their_age_and_priority() -> None:
     core = pool_of(1)
-    core.submit(0, Profile())
+    core.jobs.submit(0, Profile())
     mine, other = key_of(1, 2), key_of(0, 2)
     for job, (key, priority) in enumerate(
         [(mine, 0), (other, 0), (mine, -1), (mine, 0), (other, 0)], 1
     ):
         assert submit(core, job, key, priority) is None
-    core.give_back({9: Keyed(Profile(), mine)}, 0.0)
+    core.jobs.give_back({9: Keyed(Profile(), mine)}, 0.0)
     core.replacements.resize(2, 2, 1.0)
     begun: list[int] = []
-    commands = core.ready(1, 2.0)
+    commands = core.workers.ready(1, 2.0)
     while commands:
         [assign] = commands
         assert isinstance(assign, Assign)
         begun += assign.jobs
-        core.outcome(1, *assign.jobs)
-        commands = core.refill(1, 3.0)
+        core.jobs.outcome(1, *assign.jobs)
+        commands = core.jobs.refill(1, 3.0)
     assert begun == [9, 3, 1, 4]
-    core.outcome(0, 0)
-    assert core.refill(0, 3.0) == [Assign(0, (2,))]
+    core.jobs.outcome(0, 0)
+    assert core.jobs.refill(0, 3.0) == [Assign(0, (2,))]
 
 
 def test_nobody_is_started_for_a_job_that_waits_while_others_are_idle() -> None:
@@ -158,17 +160,17 @@ def test_nobody_is_started_for_a_job_that_waits_while_others_are_idle() -> None:
     core.replacements.sizing.crowded(1.0)
     assert core.on_timer(1.0 + GROW_EVERY) == []
     # But for those that wait while nobody is, there may be.
-    core.submit(3, Profile())
+    core.jobs.submit(3, Profile())
     core.replacements.sizing.crowded(2.0)
     assert Resized(3) in core.on_timer(2.0 + GROW_EVERY)
 
 
 def test_a_slot_that_nobody_needs_keeps_no_place_for_who_begins_in_it() -> None:
     core = pool_of(2)
-    core.replacements.oversized(core.slots[1], "too large", 1.0)
+    core.workers.oversized(1, "too large", 1.0)
     core.replacements.resize(1, 1, 1.0)
     core.replacements.replace(core.slots[0], "worn", 1.0)
     assert places(core) == {0: 0, 1: 1}
-    core.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
+    core.workers.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
     assert core.slots[1].replaces == 0, "it begins where somebody was who is not needed"
     assert places(core) == {0: 0}

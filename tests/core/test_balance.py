@@ -17,9 +17,9 @@ def core_of(workers: int, ready: int, concurrency: int = 1) -> Supervision:
         start_timeout=20.0,
         concurrency=concurrency,
     )
-    core.start(0.0)
+    core.workers.start(0.0)
     for index in range(ready):
-        core.ready(index, 0.0)
+        core.workers.ready(index, 0.0)
     return core
 
 
@@ -40,7 +40,7 @@ def test_those_wait_that_have_not_begun_wherever_they_are(
     for job in range(5):
         found.append(core.balance.waiting)
         pipelining.append(core.balance.pipelining)
-        core.submit(job, profile_of(UNKNOWN if job > 3 else 4000.0))
+        core.jobs.submit(job, profile_of(UNKNOWN if job > 3 else 4000.0))
     assert found == waiting
     assert pipelining == [count > 0 for count in waiting]
     assert core.balance.waiting == waiting[-1] + 1  # the last one is in the queue
@@ -49,15 +49,15 @@ def test_those_wait_that_have_not_begun_wherever_they_are(
 
 def test_a_worker_is_idle_beside_one_that_others_wait_in() -> None:
     core, profile = core_of(2, 1), profile_of(10.0)
-    core.submit(1, profile)
-    core.submit(2, profile)
+    core.jobs.submit(1, profile)
+    core.jobs.submit(2, profile)
     seen = {"nobody is idle": core.balance.unbalanced}
-    core.ready(1, 0.0)
+    core.workers.ready(1, 0.0)
     seen["one is"] = core.balance.unbalanced
-    core.recall(2, 0)
+    core.termination.recall(2, 0)
     seen["it is asked for"] = core.balance.unbalanced
-    core.revoked(0, (), 1.0)
-    core.outcome(0, 1)
+    core.jobs.revoked(0, (), 1.0)
+    core.jobs.outcome(0, 1)
     seen["nobody waits"] = core.balance.unbalanced
     assert [why for why, so in seen.items() if so] == ["one is"]
 
@@ -83,7 +83,7 @@ def test_a_worker_rests_that_has_enough_to_do_when_many_wait(
     core, profile = core_of(workers, workers), profile_of(cost)
     job = 0
     while core.dispatcher.waiting < waiting:
-        core.submit(job, profile)
+        core.jobs.submit(job, profile)
         job += 1
     assert {core.balance.may_rest(index) for index in range(workers)} == {
         what == "rest"

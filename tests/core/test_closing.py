@@ -31,9 +31,9 @@ from asyncpool._core.supervision.supervision import Supervision
 def pool_with(jobs: int) -> Supervision:
     """Return a pool of one worker, which has the first of so many jobs."""
     core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
-    core.start(0.0)
-    core.ready(0, 0.0)
-    assert [core.submit(job, Profile()) for job in range(jobs)][:1] == [0]
+    core.workers.start(0.0)
+    core.workers.ready(0, 0.0)
+    assert [core.jobs.submit(job, Profile()) for job in range(jobs)][:1] == [0]
     return core
 
 
@@ -72,12 +72,12 @@ def test_a_close_without_any_time_kills_and_asks_nobody_before(finish: Finish) -
 
 def test_a_result_that_is_being_loaded_holds_up_the_end() -> None:
     core = pool_with(1)
-    core.outcome(0, 0)
-    core.landing(0)
-    assert core.refill(0, 1.0) == []
+    core.jobs.outcome(0, 0)
+    core.closing.landing(0)
+    assert core.jobs.refill(0, 1.0) == []
     assert core.close(Finish.ALL, 50.0, 2.0) == []
-    assert Stop(0) in core.landed(0, 3.0)
-    commands = core.ended(0, 4.0, started=False, requeue=(), jitter=0.5)
+    assert Stop(0) in core.jobs.landed(0, 3.0)
+    commands = core.workers.ended(0, 4.0, started=False, requeue=(), jitter=0.5)
     assert commands[-1] == Finished()
     assert core.closing.over
     assert core.next_deadline() is None
@@ -99,18 +99,18 @@ def draining(
         start_timeout=20.0,
         **options,  # type: ignore[arg-type]
     )
-    core.start(0.0)
+    core.workers.start(0.0)
     for index in range(workers[0]):
-        core.ready(index, 0.0)
+        core.workers.ready(index, 0.0)
     for job in range(jobs):
-        core.submit(job, ALONE)
+        core.jobs.submit(job, ALONE)
     assert core.close(Finish.ALL, None, 1.0) == []
     return core
 
 
 def done(core: Supervision, index: int, job: int, now: float) -> list[Command]:
-    core.outcome(index, job)
-    return core.refill(index, now)
+    core.jobs.outcome(index, job)
+    return core.jobs.refill(index, now)
 
 
 class TestDraining:
@@ -122,7 +122,7 @@ class TestDraining:
     def test_a_worn_worker_is_replaced_as_long_as_jobs_wait(self) -> None:
         core = draining(3, limits=WorkerLimits(max_jobs=1, jitter=0))
         assert done(core, 0, 0, 2.0) == [Assign(0, (1,)), Spawn(1, 1)]
-        assert core.ready(1, 3.0) == [Retiring(0, "max_jobs"), Assign(1, (2,))]
+        assert core.workers.ready(1, 3.0) == [Retiring(0, "max_jobs"), Assign(1, (2,))]
         # Nothing waits any more: both go when they are through, and nobody comes.
         assert done(core, 0, 1, 4.0) == [Stop(0)]
         assert done(core, 1, 2, 4.0) == [Stop(1)]
@@ -146,7 +146,7 @@ class TestDraining:
         assert core.replacements.roll(0.5) == [Spawn(1, 1)]
         assert core.close(Finish.ALL, None, 1.0) == []
         assert core.replacements.rolling
-        assert core.ready(1, 2.0) == [Retiring(0, ROLL), Assign(1, (1,))]
+        assert core.workers.ready(1, 2.0) == [Retiring(0, ROLL), Assign(1, (1,))]
         assert done(core, 1, 1, 3.0) == [
             Assign(1, (2,)),
             RollEnded(0, "the pool was closed"),
@@ -158,7 +158,9 @@ class TestDraining:
         commands: list[Command] = []
         now = 2.0
         for _ in range(100):
-            commands += core.ended(0, now, started=False, requeue=(), jitter=0.0)
+            commands += core.workers.ended(
+                0, now, started=False, requeue=(), jitter=0.0
+            )
             if core.broken is not None:
                 break
             if core.slots[0].state is SlotState.PARKED:
@@ -170,23 +172,23 @@ class TestDraining:
 
     def test_who_waits_behind_another_finds_an_idle_worker(self) -> None:
         core = Supervision(workers=(2, 2), policy=RestartPolicy(), start_timeout=20.0)
-        core.start(0.0)
-        core.ready(0, 0.0)
+        core.workers.start(0.0)
+        core.workers.ready(0, 0.0)
         short = Profile()
         short.note(10)
-        assert [core.submit(job, short) for job in (0, 1)] == [0, 0]
-        core.ready(1, 0.0)
+        assert [core.jobs.submit(job, short) for job in (0, 1)] == [0, 0]
+        core.workers.ready(1, 0.0)
         assert core.close(Finish.ALL, None, 1.0) == []
-        core.look_for_stalls()
-        assert core.look_for_stalls() == [Revoke(0, (2,))]
-        assert core.revoked(0, [2], 2.0) == [Unassign((1,)), Assign(1, (1,))]
+        core.termination.look_for_stalls()
+        assert core.termination.look_for_stalls() == [Revoke(0, (2,))]
+        assert core.jobs.revoked(0, [2], 2.0) == [Unassign((1,)), Assign(1, (1,))]
 
     def test_who_has_more_to_come_holds_it_open(self) -> None:
         core = pool_with(1)
         core.hold()
         core.close(Finish.ALL, None, 1.0)
         assert done(core, 0, 0, 2.0) == []
-        assert core.submit(1, ALONE) == 0
+        assert core.jobs.submit(1, ALONE) == 0
         assert done(core, 0, 1, 3.0) == []
         assert core.release(4.0) == [Stop(0)]
 
@@ -202,7 +204,7 @@ class TestDraining:
 
     def test_a_close_before_the_start_waits_for_the_jobs_that_are_there(self) -> None:
         core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
-        core.submit(0, ALONE)
+        core.jobs.submit(0, ALONE)
         core.close(Finish.ALL, None, 0.0)
-        assert core.start(0.0) == [Spawn(0, 1)]
-        assert core.ready(0, 1.0) == [Assign(0, (0,))]
+        assert core.workers.start(0.0) == [Spawn(0, 1)]
+        assert core.workers.ready(0, 1.0) == [Assign(0, (0,))]

@@ -14,9 +14,9 @@ def pool(workers: int) -> Supervision:
     core = Supervision(
         workers=(workers, workers), policy=RestartPolicy(), start_timeout=20.0
     )
-    core.start(0.0)
+    core.workers.start(0.0)
     for index in range(workers):
-        core.ready(index, 0.0)
+        core.workers.ready(index, 0.0)
     return core
 
 
@@ -32,19 +32,19 @@ def test_jobs_that_kill_their_workers_keep_nobody_waiting_for_a_timer(
         now += 0.001
         if succeed:
             job += 1
-            assert core.submit(job, Profile()) is not None
+            assert core.jobs.submit(job, Profile()) is not None
             [busy] = [it.index for it in core.slots if it.in_flight.jobs]
-            core.outcome(busy, job)
-            assert core.refill(busy, now) == []
+            core.jobs.outcome(busy, job)
+            assert core.jobs.refill(busy, now) == []
         job += 1
-        index = core.submit(job, Profile()) or 0
+        index = core.jobs.submit(job, Profile()) or 0
         generations[index] += 1
-        commands = core.ended(index, now, started=True, requeue=(), jitter=0.0)
+        commands = core.workers.ended(index, now, started=True, requeue=(), jitter=0.0)
         assert commands == [
             TellRestart(index, 0.0),
             Spawn(index, generations[index]),
         ]
-        core.ready(index, now)
+        core.workers.ready(index, now)
     assert core.broken is None
 
 
@@ -56,7 +56,7 @@ def test_idle_workers_that_are_killed_for_an_hour_break_nothing() -> None:
         for index in (0, 1):
             if core.slots[index].ready_at is None:
                 continue
-            [restart, *_] = core.ended(
+            [restart, *_] = core.workers.ended(
                 index, now, started=False, requeue=(), jitter=0.0
             )
             assert isinstance(restart, TellRestart)
@@ -66,6 +66,6 @@ def test_idle_workers_that_are_killed_for_an_hour_break_nothing() -> None:
                 assert isinstance(command, Spawn)
         for slot in core.slots[:2]:
             if slot.ready_at is None:
-                core.ready(slot.index, slot.began_at + 0.004)
+                core.workers.ready(slot.index, slot.began_at + 0.004)
     assert core.broken is None
     assert longest <= 0.5

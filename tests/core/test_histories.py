@@ -42,7 +42,7 @@ ALL, RUNNING, NONE = Finish.ALL, Finish.RUNNING, Finish.NONE
 
 
 def start(core: Supervision, now: float) -> list[Command]:
-    return core.start(now)
+    return core.workers.start(now)
 
 
 def timer(core: Supervision, now: float) -> list[Command]:
@@ -56,7 +56,7 @@ def submit(*jobs: int, cost: float = UNKNOWN) -> Event:
         for job in jobs:
             profile = Profile()
             profile.cost = profile.least = cost
-            slot = core.submit(job, profile)
+            slot = core.jobs.submit(job, profile)
             sent += [] if slot is None else [Assign(slot, (job,))]
         return sent
 
@@ -67,7 +67,7 @@ def submit_large(job: int) -> Event:
     """A job comes whose arguments take a while to get to any worker."""
 
     def event(core: Supervision, now: float) -> list[Command]:
-        slot = core.submit(job, ALONE)
+        slot = core.jobs.submit(job, ALONE)
         return [] if slot is None else [Assign(slot, (job,))]
 
     return event
@@ -80,50 +80,50 @@ def outcome_to_load(slot: int) -> Event:
         job = core.slots[slot].in_flight.head
         assert job is not None
         land(core, slot)
-        core.landing(job)
-        return core.refill(slot, now)
+        core.closing.landing(job)
+        return core.jobs.refill(slot, now)
 
     return event
 
 
 def landed(job: int) -> Event:
-    return lambda core, now: core.landed(job, now)
+    return lambda core, now: core.jobs.landed(job, now)
 
 
 def announce(*jobs: int) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
         for job in jobs:
-            core.announce(job)
+            core.jobs.announce(job)
         return []
 
     return event
 
 
 def arrive(job: int) -> Event:
-    return lambda core, now: core.arrive(job, ALONE, now)
+    return lambda core, now: core.jobs.arrive(job, ALONE, now)
 
 
 def ready(slot: int) -> Event:
-    return lambda core, now: core.ready(slot, now)
+    return lambda core, now: core.workers.ready(slot, now)
 
 
 def land(core: Supervision, slot: int, count: int = 1) -> None:
     for _ in range(count):
         job = core.slots[slot].in_flight.head
         assert job is not None
-        core.outcome(slot, job)
+        core.jobs.outcome(slot, job)
 
 
 def hang(slot: int) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
-        return core.hang(slot, now)
+        return core.termination.hang(slot, now)
 
     return event
 
 
 def written(slot: int) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
-        return core.stacks_written(slot, now)
+        return core.termination.stacks_written(slot, now)
 
     return event
 
@@ -131,7 +131,7 @@ def written(slot: int) -> Event:
 def outcome(slot: int, count: int = 1) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
         land(core, slot, count)
-        return core.refill(slot, now)
+        return core.jobs.refill(slot, now)
 
     return event
 
@@ -142,7 +142,7 @@ def retry(slot: int, job: int) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
         land(core, slot)
         again = {job: Profile()}
-        return [*core.refill(slot, now), *core.give_back(again, now)]
+        return [*core.jobs.refill(slot, now), *core.jobs.give_back(again, now)]
 
     return event
 
@@ -151,40 +151,40 @@ def died(slot: int, *, started: bool = False, requeue: bool = False) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
         first, *others = [*core.slots[slot].in_flight.jobs] or [0]
         back = ([first] if requeue else []) + others
-        return core.ended(slot, now, started=started, requeue=back, jitter=0.0)
+        return core.workers.ended(slot, now, started=started, requeue=back, jitter=0.0)
 
     return event
 
 
 def fault(slot: int) -> Event:
-    return lambda core, now: core.condemn(slot, now)
+    return lambda core, now: core.workers.condemn(slot, now)
 
 
 def cancel(job: int, *, begun: bool = True) -> Event:
     def event(core: Supervision, now: float) -> list[Command]:
         slots = [slot.index for slot in core.slots if job in slot.in_flight.jobs]
         if not slots:
-            return core.drop(job, now)
-        return core.cancel(job, now, index=slots[0], begun=begun)
+            return core.jobs.drop(job, now)
+        return core.jobs.cancel(job, now, index=slots[0], begun=begun)
 
     return event
 
 
 def drop(job: int) -> Event:
-    return lambda core, now: core.drop(job, now)
+    return lambda core, now: core.jobs.drop(job, now)
 
 
 def withdraw(slot: int, job: int) -> Event:
-    return lambda core, now: core.withdraw(slot, job, now)
+    return lambda core, now: core.jobs.withdraw(slot, job, now)
 
 
 def look(core: Supervision, now: float) -> list[Command]:
     """Look for a stall."""
-    return core.look_for_stalls()
+    return core.termination.look_for_stalls()
 
 
 def revoked(slot: int, *places: int) -> Event:
-    return lambda core, now: core.revoked(slot, places, now)
+    return lambda core, now: core.jobs.revoked(slot, places, now)
 
 
 def close(finish: Finish, timeout: float) -> Event:
@@ -658,7 +658,7 @@ HISTORIES: dict[str, History] = {
         *ONE,
         (1.0, submit(1), [Assign(0, (1,))]),
         (1.1, outcome(0), []),
-        (1.2, lambda core, now: core.cancel(1, now, index=0, begun=True), []),
+        (1.2, lambda core, now: core.jobs.cancel(1, now, index=0, begun=True), []),
         (1.3, submit(2), [Assign(0, (2,))]),
     ],
     # Regressions.

@@ -22,10 +22,10 @@ def pool(*jobs: int, drain_timeout: float | None = None) -> Supervision:
         start_timeout=20.0,
         limits=WorkerLimits(drain_timeout=drain_timeout),
     )
-    core.start(0.0)
-    core.ready(0, 0.0)
+    core.workers.start(0.0)
+    core.workers.ready(0, 0.0)
     for job in jobs:
-        assert core.submit(job, Profile()) == 0
+        assert core.jobs.submit(job, Profile()) == 0
     return core
 
 
@@ -34,7 +34,7 @@ def test_nobody_who_need_not_end_is_asked(jobs: tuple[int, ...]) -> None:
     core = pool(*jobs)
     assert core.late_workers.next_deadline() is None
     core.close(Finish.ALL, None, 1.0)
-    core.ended(0, 1.5, started=False, requeue=(), jitter=0.0)
+    core.workers.ended(0, 1.5, started=False, requeue=(), jitter=0.0)
     assert core.late_workers.next_deadline() is None
     assert core.late_workers.take(1e9) == []
 
@@ -79,12 +79,12 @@ def test_who_leaves_is_asked_before_its_time_is_over() -> None:
     core = pool(1, drain_timeout=10.0)
     core.replacements.roll(1.0)
     assert core.late_workers.next_deadline() is None  # the other one is not ready
-    core.ready(1, 2.0)
+    core.workers.ready(1, 2.0)
     assert core.late_workers.take(12.0) == [(0, 12.0)]
 
 
 def test_who_comes_next_is_asked_again() -> None:
     core = pool(1)
     core.slots[0].is_late = True
-    core.ended(0, 1.0, started=False, requeue=(1,), jitter=0.0)
+    core.workers.ended(0, 1.0, started=False, requeue=(1,), jitter=0.0)
     assert not core.slots[0].is_late

@@ -17,7 +17,6 @@ from asyncpool._core.slots.commands import (
     Kill,
     LeaveEmpty,
     ParkSlot,
-    Resized,
     Retiring,
     Revoke,
     RollEnded,
@@ -29,43 +28,7 @@ from asyncpool._core.slots.commands import (
 from asyncpool._core.slots.slots import SlotState
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
-
-POLICY = RestartPolicy(initial_delay=0.5)
-
-
-def pool(
-    workers: int,
-    most: int | None = None,
-    *,
-    max_surge: int = 1,
-    max_unavailable: int = 0,
-    limits: WorkerLimits | None = None,
-    policy: RestartPolicy = POLICY,
-) -> Supervision:
-    """Return a pool whose workers are ready at 0.0."""
-    core = Supervision(
-        workers=(workers, most or workers),
-        policy=policy,
-        start_timeout=20.0,
-        limits=limits or WorkerLimits(jitter=0.0),
-        idle_timeout=60.0,
-        max_surge=max_surge,
-        max_unavailable=max_unavailable,
-    )
-    assert core.start(0.0) == [Spawn(index, 1) for index in range(workers)]
-    for index in range(workers):
-        core.ready(index, 0.0)
-    return core
-
-
-def short(cost: float = 10.0) -> Profile:
-    profile = Profile()
-    profile.cost = profile.least = cost
-    return profile
-
-
-def gone(core: Supervision, slot: int, now: float) -> list[Command]:
-    return core.ended(slot, now, started=False, requeue=(), jitter=0.0)
+from tests.core.supervised import POLICY, gone, pool, short, taking
 
 
 def wear_out(core: Supervision, slot: int, now: float) -> list[Command]:
@@ -76,18 +39,12 @@ def retire(core: Supervision, slot: int, now: float) -> list[Command]:
     return core.replacements.retire(core.slots[slot], "asked", now, unsent=None)
 
 
-def taking(core: Supervision) -> list[int]:
-    """Return the slots that get jobs."""
-    up = {SlotState.IDLE, SlotState.BUSY}
-    return [s.index for s in core.slots if s.state in up and not s.draining]
-
-
 def test_a_worn_worker_goes_when_another_one_is_ready() -> None:
     core = pool(2)
     assert wear_out(core, 0, 1.0) == [Spawn(2, 1)]
     assert wear_out(core, 0, 1.0) == [], "once is enough"
     assert taking(core) == [0, 1]
-    assert core.ready(2, 1.1) == [Retiring(0, "max_memory"), Stop(0)]
+    assert core.workers.ready(2, 1.1) == [Retiring(0, "max_memory"), Stop(0)]
     assert taking(core) == [1, 2]
     assert gone(core, 0, 1.2) == [LeaveEmpty(0)]
     assert wear_out(core, 1, 2.0) == [Spawn(0, 2)], "the seat is used again"
@@ -96,34 +53,34 @@ def test_a_worn_worker_goes_when_another_one_is_ready() -> None:
 def test_who_leaves_finishes_its_job_and_gives_back_the_others() -> None:
     core = pool(1)
     for job in (1, 2, 3):
-        core.submit(job, short())
+        core.jobs.submit(job, short())
     wear_out(core, 0, 1.0)
-    assert core.ready(1, 1.1) == [Retiring(0, "max_memory"), Revoke(0, (2, 3))]
-    assert core.revoked(0, (3,), 1.2)[1:] == [Assign(1, (3,))]
-    core.outcome(0, 1)
-    assert core.refill(0, 1.3) == [], "the second one has begun"
-    core.outcome(0, 2)
-    assert core.refill(0, 1.4) == [Stop(0)]
+    assert core.workers.ready(1, 1.1) == [Retiring(0, "max_memory"), Revoke(0, (2, 3))]
+    assert core.jobs.revoked(0, (3,), 1.2)[1:] == [Assign(1, (3,))]
+    core.jobs.outcome(0, 1)
+    assert core.jobs.refill(0, 1.3) == [], "the second one has begun"
+    core.jobs.outcome(0, 2)
+    assert core.jobs.refill(0, 1.4) == [Stop(0)]
 
 
 def test_who_does_not_leave_in_time_is_killed_and_that_is_a_crash() -> None:
     core = pool(1, limits=WorkerLimits(drain_timeout=5.0))
-    core.submit(1, short())
+    core.jobs.submit(1, short())
     wear_out(core, 0, 1.0)
-    core.ready(1, 2.0)
+    core.workers.ready(1, 2.0)
     assert core.next_deadline() == 7.0
     reason = "it was to leave, and had not within 5 s"
     assert core.on_timer(7.0) == [Kill(0, reason)]
     assert not core.slots[0].planned
-    commands = core.ended(0, 7.1, started=True, requeue=(1,), jitter=0.5)
+    commands = core.workers.ended(0, 7.1, started=True, requeue=(1,), jitter=0.5)
     assert commands == [Assign(1, (1,)), LeaveEmpty(0)]
 
 
 def test_without_a_deadline_it_may_take_for_ever() -> None:
     core = pool(1, limits=WorkerLimits(drain_timeout=None))
-    core.submit(1, short())
+    core.jobs.submit(1, short())
     wear_out(core, 0, 1.0)
-    core.ready(1, 2.0)
+    core.workers.ready(1, 2.0)
     assert core.next_deadline() is None
 
 
@@ -132,9 +89,9 @@ def test_those_who_are_worn_together_do_not_go_together() -> None:
     assert wear_out(core, 0, 1.0) == [Spawn(3, 1)]
     assert wear_out(core, 1, 1.0) == []
     assert wear_out(core, 2, 1.0) == []
-    assert core.ready(3, 1.1) == [Retiring(0, "max_memory"), Stop(0)]
+    assert core.workers.ready(3, 1.1) == [Retiring(0, "max_memory"), Stop(0)]
     assert gone(core, 0, 1.2) == [LeaveEmpty(0), Spawn(0, 2)]
-    assert core.ready(0, 1.3) == [Retiring(1, "max_memory"), Stop(1)]
+    assert core.workers.ready(0, 1.3) == [Retiring(1, "max_memory"), Stop(1)]
     assert len(taking(core)) == 3
 
 
@@ -150,23 +107,23 @@ def test_without_surge_a_worker_goes_first() -> None:
     assert wear_out(core, 0, 1.0) == [Retiring(0, "max_memory"), Stop(0)]
     assert wear_out(core, 1, 1.0) == []
     assert gone(core, 0, 1.1) == [Spawn(0, 2)]
-    assert core.ready(0, 1.2) == [Retiring(1, "max_memory"), Stop(1)]
+    assert core.workers.ready(0, 1.2) == [Retiring(1, "max_memory"), Stop(1)]
 
 
 def test_a_worker_is_worn_after_so_many_jobs() -> None:
     core = pool(1, limits=WorkerLimits(max_jobs=2, jitter=0.0))
     for job, commands in ((1, []), (2, [Spawn(1, 1)]), (3, [])):
-        assert core.submit(job, short()) == 0
-        core.outcome(0, job)
-        assert core.refill(0, 1.0) == commands, "it goes on until then"
-    assert core.ready(1, 1.1) == [Retiring(0, "max_jobs"), Stop(0)]
+        assert core.jobs.submit(job, short()) == 0
+        core.jobs.outcome(0, job)
+        assert core.jobs.refill(0, 1.0) == commands, "it goes on until then"
+    assert core.workers.ready(1, 1.1) == [Retiring(0, "max_jobs"), Stop(0)]
 
 
 def test_a_worker_is_worn_at_its_age() -> None:
     core = pool(1, limits=WorkerLimits(max_age=50.0, jitter=0.0))
     assert core.next_deadline() == 50.0
     assert core.on_timer(50.0) == [Spawn(1, 1)]
-    assert core.ready(1, 51.0) == [Retiring(0, "max_age"), Stop(0)]
+    assert core.workers.ready(1, 51.0) == [Retiring(0, "max_age"), Stop(0)]
     gone(core, 0, 51.1)
     assert core.next_deadline() == 101.0
 
@@ -180,7 +137,7 @@ def test_the_old_one_stays_if_the_new_one_does_not_start() -> None:
     assert core.on_timer(2.5) == [Spawn(1, 2)]
     assert gone(core, 1, 3.0) == [KeepWorker(1, 1.0)], "more and more patiently"
     assert core.on_timer(4.0) == [Spawn(1, 3)]
-    assert core.ready(1, 5.0) == [Retiring(0, "max_memory"), Stop(0)]
+    assert core.workers.ready(1, 5.0) == [Retiring(0, "max_memory"), Stop(0)]
 
 
 def test_a_pool_never_breaks_of_replacements_that_do_not_start() -> None:
@@ -197,12 +154,12 @@ def test_a_pool_never_breaks_of_replacements_that_do_not_start() -> None:
 
 def test_if_the_old_one_crashes_meanwhile_the_new_one_has_its_place() -> None:
     core = pool(1)
-    core.submit(1, short())
+    core.jobs.submit(1, short())
     wear_out(core, 0, 1.0)
-    commands = core.ended(0, 1.1, started=True, requeue=(1,), jitter=0.5)
+    commands = core.workers.ended(0, 1.1, started=True, requeue=(1,), jitter=0.5)
     assert commands == [LeaveEmpty(0)]
-    assert core.ready(1, 1.2) == [Assign(1, (1,))]
-    assert core.submit(2, short(1e9)) is None
+    assert core.workers.ready(1, 1.2) == [Assign(1, (1,))]
+    assert core.jobs.submit(2, short(1e9)) is None
 
 
 def test_then_it_is_no_replacement_any_more() -> None:
@@ -217,7 +174,7 @@ def test_then_it_is_no_replacement_any_more() -> None:
 def test_who_asks_to_be_retired_gets_no_job_whoever_is_there() -> None:
     core = pool(1)
     for job in (1, 2):
-        core.submit(job, short())
+        core.jobs.submit(job, short())
     commands = retire(core, 0, 1.0)
     assert commands == [
         Retiring(0, "asked"),
@@ -225,29 +182,29 @@ def test_who_asks_to_be_retired_gets_no_job_whoever_is_there() -> None:
         Revoke(0, (1,)),
         Spawn(1, 1),
     ]
-    core.revoked(0, (2,), 1.1)
-    core.revoked(0, (), 1.1)
-    core.outcome(0, 1)
-    assert core.refill(0, 1.2) == [Stop(0)]
-    assert core.ready(1, 1.3) == [Assign(1, (2,))]
+    core.jobs.revoked(0, (2,), 1.1)
+    core.jobs.revoked(0, (), 1.1)
+    core.jobs.outcome(0, 1)
+    assert core.jobs.refill(0, 1.2) == [Stop(0)]
+    assert core.workers.ready(1, 1.3) == [Assign(1, (2,))]
     assert gone(core, 0, 1.4) == [LeaveEmpty(0)]
 
 
 def test_what_it_got_after_it_asked_comes_back() -> None:
     core = pool(1)
-    core.submit(1, short())
+    core.jobs.submit(1, short())
     assert Revoke(0, (1,)) in retire(core, 0, 1.0)
-    commands = core.revoked(0, (1,), 1.1)
+    commands = core.jobs.revoked(0, (1,), 1.1)
     assert commands[-1] == Stop(0)
-    assert core.ready(1, 1.2) == [Assign(1, (1,))]
+    assert core.workers.ready(1, 1.2) == [Assign(1, (1,))]
 
 
 def test_a_roll_replaces_one_after_the_other() -> None:
     core = pool(2)
     assert core.replacements.roll(1.0) == [Spawn(2, 1)]
-    assert core.ready(2, 1.1) == [Retiring(0, "roll"), Stop(0)]
+    assert core.workers.ready(2, 1.1) == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.2) == [LeaveEmpty(0), Spawn(0, 2)]
-    assert core.ready(0, 1.3) == [Retiring(1, "roll"), Stop(1)]
+    assert core.workers.ready(0, 1.3) == [Retiring(1, "roll"), Stop(1)]
     assert gone(core, 1, 1.4) == [LeaveEmpty(1), RollEnded(2, "")]
     assert not core.replacements.rolling
 
@@ -257,10 +214,10 @@ def test_a_worker_that_is_being_started_is_rolled_too() -> None:
     core = pool(2)
     assert gone(core, 1, 0.5) == [TellRestart(1, 0.0), Spawn(1, 2)]
     assert core.replacements.roll(1.0) == [Spawn(2, 1)]
-    assert core.ready(2, 1.1) == [Retiring(0, "roll"), Stop(0)]
+    assert core.workers.ready(2, 1.1) == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.2) == [LeaveEmpty(0)]
-    assert core.ready(1, 1.3) == [Spawn(0, 2)]
-    assert core.ready(0, 1.4) == [Retiring(1, "roll"), Stop(1)]
+    assert core.workers.ready(1, 1.3) == [Spawn(0, 2)]
+    assert core.workers.ready(0, 1.4) == [Retiring(1, "roll"), Stop(1)]
     assert gone(core, 1, 1.5) == [LeaveEmpty(1), RollEnded(2, "")]
 
 
@@ -268,8 +225,8 @@ def test_a_crash_during_a_roll_replaces_a_worker_too() -> None:
     core = pool(2)
     core.replacements.roll(1.0)
     assert gone(core, 1, 1.05) == [TellRestart(1, 0.0), Spawn(1, 2)]
-    core.ready(1, 1.1)
-    assert core.ready(2, 1.2) == [Retiring(0, "roll"), Stop(0)]
+    core.workers.ready(1, 1.1)
+    assert core.workers.ready(2, 1.2) == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.3) == [LeaveEmpty(0), RollEnded(2, "")]
 
 
@@ -306,13 +263,13 @@ def test_a_roll_that_cannot_go_on_ends(
 def test_a_roll_replaces_as_many_at_a_time_as_the_budget_allows() -> None:
     core = pool(4, max_surge=2)
     assert core.replacements.roll(1.0) == [Spawn(4, 1), Spawn(5, 1)]
-    assert core.ready(5, 1.1) == [Retiring(1, "roll"), Stop(1)]
-    assert core.ready(4, 1.1) == [Retiring(0, "roll"), Stop(0)]
+    assert core.workers.ready(5, 1.1) == [Retiring(1, "roll"), Stop(1)]
+    assert core.workers.ready(4, 1.1) == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.2) == [LeaveEmpty(0), Spawn(0, 2)]
     assert gone(core, 1, 1.2) == [LeaveEmpty(1), Spawn(1, 2)]
     assert [core.slots[index].replaces for index in (0, 1)] == [2, 3]
-    core.ready(0, 1.3)
-    core.ready(1, 1.3)
+    core.workers.ready(0, 1.3)
+    core.workers.ready(1, 1.3)
     assert gone(core, 2, 1.4) == [LeaveEmpty(2)]
     assert gone(core, 3, 1.4) == [LeaveEmpty(3), RollEnded(4, "")]
     assert taking(core) == [0, 1, 4, 5]
@@ -338,7 +295,7 @@ def test_what_a_failed_roll_has_begun_is_ended_and_not_tried_again(
     assert gone(core, 4, 1.1) == [KeepWorker(4, None), trouble]
     assert taking(core) == [0, 1, 2, 3]
     if comes:
-        assert core.ready(5, 1.2) == [Retiring(1, "roll"), Stop(1)]
+        assert core.workers.ready(5, 1.2) == [Retiring(1, "roll"), Stop(1)]
         assert gone(core, 1, 1.3) == [LeaveEmpty(1)]
         assert taking(core) == [0, 2, 3, 5]
     else:
@@ -349,14 +306,14 @@ def test_what_a_failed_roll_has_begun_is_ended_and_not_tried_again(
 
 def test_who_is_ready_only_to_be_rolled_gets_nothing_to_do() -> None:
     core = pool(1, max_surge=0, max_unavailable=1)
-    core.submit(1, Profile())
-    core.submit(2, Profile())
+    core.jobs.submit(1, Profile())
+    core.jobs.submit(2, Profile())
     core.replacements.roll(1.0)
     assert gone(core, 0, 1.1)[-1] == RollEnded(1, "")
     assert core.replacements.roll(1.2) == []
-    assert core.ready(0, 1.3) == [Retiring(0, "roll"), Stop(0)]
+    assert core.workers.ready(0, 1.3) == [Retiring(0, "roll"), Stop(0)]
     gone(core, 0, 1.4)
-    assert core.ready(0, 1.5) == [Assign(0, (2,))]
+    assert core.workers.ready(0, 1.5) == [Assign(0, (2,))]
 
 
 @pytest.mark.parametrize("rolled_at", [19.0, 20.5])
@@ -374,7 +331,7 @@ def test_who_is_old_when_a_roll_fails_is_replaced_later(rolled_at: float) -> Non
     assert core.next_deadline() == 21.0 + delay
     [again] = core.on_timer(21.0 + delay)
     assert isinstance(again, Spawn)
-    assert core.ready(1, 23.0) == [Retiring(0, "max_age"), Stop(0)]
+    assert core.workers.ready(1, 23.0) == [Retiring(0, "max_age"), Stop(0)]
 
 
 def test_a_pool_that_breaks_is_not_rolled() -> None:
@@ -406,10 +363,10 @@ def test_a_roll_tries_parked_slots_at_once_and_waits_for_their_workers() -> None
     assert core.replacements.roll(1.2) == [Spawn(2, 1)]
     assert core.next_deadline() == 1.2
     assert core.on_timer(1.2) == [Spawn(1, 3)]
-    assert core.ready(2, 1.3)[-2:] == [Retiring(0, "roll"), Stop(0)]
+    assert core.workers.ready(2, 1.3)[-2:] == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.4) == [LeaveEmpty(0)]
     assert core.replacements.rolling
-    assert core.ready(1, 1.5)[-1] == RollEnded(1, "", 1)
+    assert core.workers.ready(1, 1.5)[-1] == RollEnded(1, "", 1)
 
 
 def test_a_roll_of_a_broken_pool_tries_to_start_it() -> None:
@@ -418,7 +375,7 @@ def test_a_roll_of_a_broken_pool_tries_to_start_it() -> None:
     assert GiveUp("the start failed") in gone(core, 0, 1.1)
     assert core.replacements.roll(1.2) == []
     assert core.on_timer(1.2) == [Spawn(0, 3)]
-    assert core.ready(0, 1.3)[-1] == RollEnded(0, "", 1)
+    assert core.workers.ready(0, 1.3)[-1] == RollEnded(0, "", 1)
     assert core.broken is None
 
 
@@ -435,7 +392,7 @@ def test_a_start_that_is_broken_off_has_failed_again_when_it_is_gone() -> None:
     core = parked(1)
     core.replacements.roll(1.2)
     assert core.on_timer(1.2) == [Spawn(0, 3)]
-    assert core.condemn(0, 1.3) == [Kill(0)]
+    assert core.workers.condemn(0, 1.3) == [Kill(0)]
     assert core.on_timer(1.3) == [], "the roll is not over"
     assert gone(core, 0, 1.4)[-1] == RollEnded(0, "a start failed again", 0)
 
@@ -449,7 +406,7 @@ def test_a_start_that_had_begun_before_the_roll_may_fail() -> None:
     gone(core, 0, now + 0.1)
     assert core.replacements.rolling
     assert core.on_timer(now + 0.1) == [Spawn(0, 4)]
-    assert core.ready(0, now + 0.2)[-1] == RollEnded(0, "", 1)
+    assert core.workers.ready(0, now + 0.2)[-1] == RollEnded(0, "", 1)
 
 
 # A roll that comes while replacements are being started.
@@ -470,8 +427,8 @@ def test_a_start_that_an_earlier_roll_has_begun_may_fail() -> None:
     assert core.replacements.roll(1.2) == [Spawn(3, 2)]
     assert gone(core, 2, 1.3) == [KeepWorker(2, 0.0), Spawn(2, 2)]
     assert core.replacements.rolling
-    assert core.ready(2, 1.4) == [Retiring(0, "roll"), Stop(0)]
-    assert core.ready(3, 1.4) == [Retiring(1, "roll"), Stop(1)]
+    assert core.workers.ready(2, 1.4) == [Retiring(0, "roll"), Stop(0)]
+    assert core.workers.ready(3, 1.4) == [Retiring(1, "roll"), Stop(1)]
     assert gone(core, 0, 1.5) == [LeaveEmpty(0)]
     assert gone(core, 1, 1.5) == [LeaveEmpty(1), RollEnded(2, "")]
 
@@ -488,11 +445,11 @@ def test_a_start_that_an_earlier_roll_has_begun_is_rolled_when_it_is_ready() -> 
     """It may run what is old, and is no worker more than there were."""
     core = rolled_in_vain(2)
     assert core.replacements.roll(1.2) == [Spawn(3, 2)]
-    assert core.ready(2, 1.3) == [Retiring(0, "roll"), Stop(0)]
+    assert core.workers.ready(2, 1.3) == [Retiring(0, "roll"), Stop(0)]
     assert gone(core, 0, 1.4) == [LeaveEmpty(0), Spawn(0, 2)]
-    assert core.ready(3, 1.5) == [Retiring(1, "roll"), Stop(1)]
+    assert core.workers.ready(3, 1.5) == [Retiring(1, "roll"), Stop(1)]
     assert gone(core, 1, 1.6) == [LeaveEmpty(1)]
-    assert core.ready(0, 1.7) == [Retiring(2, "roll"), Stop(2)]
+    assert core.workers.ready(0, 1.7) == [Retiring(2, "roll"), Stop(2)]
     assert gone(core, 2, 1.8) == [LeaveEmpty(2), RollEnded(2, "")]
 
 
@@ -500,8 +457,12 @@ def test_such_a_roll_is_over_when_those_are_gone_who_were_there() -> None:
     core = pool(1, max_surge=2)
     assert wear_out(core, 0, 1.0) == [Spawn(1, 1)]
     assert core.replacements.roll(1.1) == []
-    assert core.ready(1, 1.2) == [Retiring(0, "max_memory"), Stop(0), Spawn(2, 1)]
-    assert core.ready(2, 1.3) == [Retiring(1, "roll"), Stop(1)]
+    assert core.workers.ready(1, 1.2) == [
+        Retiring(0, "max_memory"),
+        Stop(0),
+        Spawn(2, 1),
+    ]
+    assert core.workers.ready(2, 1.3) == [Retiring(1, "roll"), Stop(1)]
     assert gone(core, 1, 1.4) == [LeaveEmpty(1)]
     assert gone(core, 0, 1.5) == [LeaveEmpty(0), RollEnded(1, "")]
 
@@ -511,7 +472,7 @@ def test_a_roll_does_not_wait_since_a_replacement_has_failed_before_it() -> None
     wear_out(core, 0, 1.0)
     assert gone(core, 1, 2.0) == [KeepWorker(1, 0.5)]
     assert core.replacements.roll(2.1) == [Spawn(1, 2)]
-    assert core.ready(1, 2.2) == [Retiring(0, "max_memory"), Stop(0)]
+    assert core.workers.ready(1, 2.2) == [Retiring(0, "max_memory"), Stop(0)]
     assert gone(core, 0, 2.3) == [LeaveEmpty(0), RollEnded(1, "")]
 
 
@@ -531,27 +492,27 @@ def test_who_is_there_in_its_own_right_and_began_before_the_roll_is_rolled(
     core.replacements.roll(1.1)
     assert gone(core, 0, 1.2) == [LeaveEmpty(0)]
     if comes:
-        assert core.ready(1, 1.3) == [Spawn(0, 2)]
-        assert core.ready(0, 1.4) == [Retiring(1, "roll"), Stop(1)]
+        assert core.workers.ready(1, 1.3) == [Spawn(0, 2)]
+        assert core.workers.ready(0, 1.4) == [Retiring(1, "roll"), Stop(1)]
         assert gone(core, 1, 1.5) == [LeaveEmpty(1), RollEnded(1, "")]
     else:
         assert isinstance(gone(core, 1, 1.3)[0], ParkSlot)
         assert core.on_timer(1.3) == [Spawn(1, 2)]
-        assert core.ready(1, 1.4)[-1] == RollEnded(0, "", 1)
+        assert core.workers.ready(1, 1.4)[-1] == RollEnded(0, "", 1)
 
 
 def test_so_is_who_comes_for_one_that_leaves_already() -> None:
     core = pool(1)
-    core.submit(1, short())
+    core.jobs.submit(1, short())
     assert wear_out(core, 0, 1.0) == [Spawn(1, 1)]
     core.replacements.retire(core.slots[0], "asked", 1.1, unsent=None)
     assert core.replacements.roll(1.2) == []
     assert core.replacements.rolling
-    assert core.ready(1, 1.3) == []
-    core.outcome(0, 1)
-    assert core.refill(0, 1.4) == [Stop(0)]
+    assert core.workers.ready(1, 1.3) == []
+    core.jobs.outcome(0, 1)
+    assert core.jobs.refill(0, 1.4) == [Stop(0)]
     assert gone(core, 0, 1.5) == [LeaveEmpty(0), Spawn(0, 2)]
-    assert core.ready(0, 1.6) == [Retiring(1, "roll"), Stop(1)]
+    assert core.workers.ready(0, 1.6) == [Retiring(1, "roll"), Stop(1)]
     assert gone(core, 1, 1.7) == [LeaveEmpty(1), RollEnded(1, "")]
 
 
@@ -560,87 +521,18 @@ def test_a_start_that_was_broken_off_before_the_roll_may_fail() -> None:
     now = core.next_deadline()
     assert now is not None
     assert core.on_timer(now) == [Spawn(0, 3)]
-    assert core.condemn(0, now) == [Kill(0)]
+    assert core.workers.condemn(0, now) == [Kill(0)]
     core.replacements.roll(now)
     gone(core, 0, now + 0.1)
     assert core.on_timer(now + 0.1) == [Spawn(0, 4)]
-    assert core.ready(0, now + 0.2)[-1] == RollEnded(0, "", 1)
-
-
-# Sizes.
-
-
-def test_a_pool_grows_at_once_when_it_is_resized() -> None:
-    core = pool(1)
-    commands = core.replacements.resize(3, 3, 1.0)
-    assert commands == [Resized(3), Spawn(1, 1), Spawn(2, 1)]
-    core.ready(1, 1.1)
-    assert [core.replacements.budget.settled, bool(core.ready(2, 1.1))] == [
-        False,
-        False,
-    ]
-    assert core.replacements.budget.settled
-    core.replacements.resize(9, 9, 2.0)
-    assert len(core.slots) == 10, "there is a spare seat"
-
-
-def test_when_it_shrinks_the_idle_go_first_and_one_by_one() -> None:
-    core = pool(4)
-    for job in (1, 2):
-        core.submit(job, short(1e9))  # in slots 3 and 2
-    commands = core.replacements.resize(1, 1, 1.0)
-    assert commands == [Resized(1), Retiring(0, "resize"), Stop(0)]
-    assert gone(core, 0, 1.1) == [LeaveEmpty(0), Retiring(1, "resize"), Stop(1)]
-    commands = gone(core, 1, 1.2)
-    assert commands == [LeaveEmpty(1), Retiring(2, "resize")]
-    core.outcome(2, 2)
-    assert core.refill(2, 1.3) == [Stop(2)]
-    settled = [core.replacements.budget.settled]
-    assert gone(core, 2, 1.4) == [LeaveEmpty(2)]
-    assert [*settled, core.replacements.budget.settled] == [False, True]
-    assert taking(core) == [3]
-
-
-def test_whoever_has_not_started_is_not_needed_most_of_all() -> None:
-    core = pool(1)
-    core.replacements.resize(2, 2, 1.0)
-    commands = core.replacements.resize(1, 1, 1.1)
-    assert commands == [Resized(1), Retiring(1, "resize"), Terminate(1)]
-    assert taking(core) == [0]
-
-
-def test_an_elastic_pool_grows_while_jobs_wait_and_shrinks_when_workers_idle() -> None:
-    core = pool(1, 3)
-    for job in range(1, 6):
-        if core.submit(job, short(1e9)) is None and core.replacements.sizing.watching:
-            core.replacements.sizing.crowded(1.0)
-    first = core.next_deadline()
-    assert first is not None
-    assert core.on_timer(first) == [Resized(2), Spawn(1, 1)]
-    second = core.next_deadline()
-    assert second is not None
-    assert core.on_timer(second) == [Resized(3), Spawn(2, 1)]
-    core.ready(1, 2.0)
-    core.ready(2, 2.0)
-    for slot, job in ((0, 1), (1, 2), (2, 3), (0, 4), (1, 5)):
-        core.outcome(slot, job)
-        core.refill(slot, 10.0 + slot)
-    went: list[int] = []
-    while (now := core.next_deadline()) is not None:
-        for command in core.on_timer(now):
-            if isinstance(command, Retiring):
-                assert now == 70.0 + command.slot
-                went.append(command.slot)
-                assert gone(core, command.slot, now) == [LeaveEmpty(command.slot)]
-    assert went == [0, 1], "whoever has been idle for longest"
-    assert taking(core) == [2]
+    assert core.workers.ready(0, now + 0.2)[-1] == RollEnded(0, "", 1)
 
 
 def test_too_much_memory_is_a_crash() -> None:
     core = pool(1)
-    core.submit(1, short())
+    core.jobs.submit(1, short())
     slot = core.slots[0]
-    assert core.replacements.oversized(slot, "fat", 1.0) == [Kill(0, "fat")]
+    assert core.workers.oversized(0, "fat", 1.0) == [Kill(0, "fat")]
     assert slot.oversized
     assert not slot.planned
-    assert core.replacements.oversized(slot, "fat", 1.0) == []
+    assert core.workers.oversized(0, "fat", 1.0) == []

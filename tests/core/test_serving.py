@@ -52,16 +52,16 @@ def core_of(
 def serving(workers: int, **options: int) -> Supervision:
     """Return a core whose workers are ready since 0."""
     core = core_of(workers, **options)
-    core.start(0.0)
+    core.workers.start(0.0)
     for index in range(workers):
-        core.ready(index, 0.0)
+        core.workers.ready(index, 0.0)
     return core
 
 
 def end(
     core: Supervision, index: int, now: float, *, started: bool = False
 ) -> list[cmd.Command]:
-    return core.ended(index, now, started=started, requeue=(), jitter=0.0)
+    return core.workers.ended(index, now, started=started, requeue=(), jitter=0.0)
 
 
 def settled(core: Supervision) -> bool:
@@ -93,26 +93,26 @@ def test_one_that_is_stopped_has_all_of_its_time() -> None:
 
 def test_an_exception_brings_a_replacement_at_once_and_is_a_crash() -> None:
     core = serving(2)
-    assert core.condemn(0, SERVED) == [
+    assert core.workers.condemn(0, SERVED) == [
         cmd.Retiring(0, "uncaught exception"),
         cmd.Stop(0),
         cmd.Spawn(2, 1),
     ]
     assert not core.slots[0].planned
-    core.ready(2, 1.5)
+    core.workers.ready(2, 1.5)
     assert end(core, 0, 2.0) == [cmd.LeaveEmpty(0)]
 
 
 def test_all_that_fail_together_are_replaced_at_once() -> None:
     core = serving(4)
     for index in range(4):
-        assert core.condemn(index, SERVED) == [
+        assert core.workers.condemn(index, SERVED) == [
             cmd.Retiring(index, "uncaught exception"),
             cmd.Stop(index),
             cmd.Spawn(4 + index, 1),
         ]
     for index in range(4):
-        core.ready(4 + index, 2.0)
+        core.workers.ready(4 + index, 2.0)
         assert end(core, index, 3.0) == [cmd.LeaveEmpty(index)]
     assert settled(core)
 
@@ -122,16 +122,16 @@ def test_while_too_many_have_failed_the_next_is_replaced_when_it_is_gone() -> No
     now = 0.0
     for index in (0, 1):
         now += SERVED
-        assert cmd.Spawn(index + 1, 1) in core.condemn(index, now)
-        core.ready(index + 1, now)
-    assert core.condemn(2, now + SERVED) == [cmd.Stop(2)]
+        assert cmd.Spawn(index + 1, 1) in core.workers.condemn(index, now)
+        core.workers.ready(index + 1, now)
+    assert core.workers.condemn(2, now + SERVED) == [cmd.Stop(2)]
     assert end(core, 2, now + 3.0) == [cmd.TellRestart(2, 0.0), cmd.Spawn(2, 2)]
 
 
 def test_one_that_has_failed_holds_up_no_reload() -> None:
     core = serving(2)
-    core.condemn(0, SERVED)
-    core.ready(2, 2.0)
+    core.workers.condemn(0, SERVED)
+    core.workers.ready(2, 2.0)
     assert core.replacements.roll(3.0) == [cmd.Spawn(3, 1)]
 
 
@@ -141,7 +141,7 @@ def test_who_is_too_many_and_fails_is_not_replaced() -> None:
     [leaves] = [slot.index for slot in core.slots if slot.draining]
     core.replacements.resize(1, 1, 1.0)
     fails = (leaves + 1) % 3
-    assert core.condemn(fails, 5.0) == [
+    assert core.workers.condemn(fails, 5.0) == [
         cmd.Retiring(fails, "uncaught exception"),
         cmd.Stop(fails),
     ]
@@ -151,7 +151,7 @@ def test_one_that_fails_while_its_replacement_comes_has_that_one() -> None:
     core = serving(2)
     core.replacements.roll(1.0)
     assert core.slots[2].replaces == 0
-    assert core.condemn(0, 5.0) == [
+    assert core.workers.condemn(0, 5.0) == [
         cmd.Retiring(0, "uncaught exception"),
         cmd.Stop(0),
         # The roll goes on, since one that fails is no part of the budget.
@@ -161,9 +161,9 @@ def test_one_that_fails_while_its_replacement_comes_has_that_one() -> None:
     # It is no replacement any more, and its failure the cluster's own.
     assert end(core, 2, 6.0) == [cmd.ParkSlot(2, "the start failed", 1.0)]
     assert core.on_timer(7.0) == [cmd.Spawn(2, 2)]
-    core.ready(2, 7.0)
+    core.workers.ready(2, 7.0)
     assert end(core, 0, 8.0) == [cmd.LeaveEmpty(0)]
-    assert core.ready(3, 9.0) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
+    assert core.workers.ready(3, 9.0) == [cmd.Retiring(1, "roll"), cmd.Stop(1)]
     assert end(core, 1, 10.0) == [cmd.LeaveEmpty(1), cmd.RollEnded(2, "")]
 
 
@@ -172,7 +172,7 @@ def test_those_that_fail_at_once_wait_behind_the_limit_of_forks() -> None:
     slot, now, waited = 0, 0.0, 0.0
     for number in range(BURST + 1):
         now += 0.001
-        commands = core.condemn(slot, now)
+        commands = core.workers.condemn(slot, now)
         assert commands[:2] == [
             cmd.Retiring(slot, "uncaught exception"),
             cmd.Stop(slot),
@@ -189,7 +189,7 @@ def test_those_that_fail_at_once_wait_behind_the_limit_of_forks() -> None:
             ]
             waited = restart.delay
         assert end(core, slot, now) == [cmd.LeaveEmpty(slot)]
-        core.ready(heir, now + waited)
+        core.workers.ready(heir, now + waited)
         slot = heir
     assert 0 < waited <= 0.5
     assert core.broken is None
@@ -202,11 +202,11 @@ def test_the_last_one_of_a_limited_policy_is_waited_for() -> None:
         start_timeout=START_TIMEOUT,
         serving=True,
     )
-    core.start(0.0)
-    core.ready(0, 0.0)
-    assert cmd.Spawn(1, 1) in core.condemn(0, 0.5)
-    core.ready(1, 0.6)
-    assert core.condemn(1, 0.7) == [cmd.Stop(1)]
+    core.workers.start(0.0)
+    core.workers.ready(0, 0.0)
+    assert cmd.Spawn(1, 1) in core.workers.condemn(0, 0.5)
+    core.workers.ready(1, 0.6)
+    assert core.workers.condemn(1, 0.7) == [cmd.Stop(1)]
     end(core, 0, 5.0)
     assert core.broken is None  # its report is the reason that is told
     end(core, 1, 6.0)
@@ -224,7 +224,7 @@ def test_it_has_its_size_only_when_all_of_them_serve() -> None:
     assert core.replacements.budget.misses(2)
     assert core.replacements.budget.stuck
     core.on_timer(2.0 + POLICY.initial_delay)
-    core.ready(2, 5.0)
+    core.workers.ready(2, 5.0)
     assert settled(core)
 
 
@@ -239,8 +239,8 @@ def test_a_replacement_that_does_not_start_is_not_missed() -> None:
 
 def test_nobody_waits_for_a_parked_slot() -> None:
     core = core_of(2)
-    core.start(0.0)
-    core.ready(0, 0.0)
+    core.workers.start(0.0)
+    core.workers.ready(0, 0.0)
     end(core, 1, 1.0)
     assert core.slots[1].state is SlotState.PARKED
     assert core.replacements.budget.stuck
@@ -256,9 +256,9 @@ def test_one_that_is_replaced_has_another_time_than_at_the_end_of_all() -> None:
         end_grace=100.0,
         serving=True,
     )
-    core.start(0.0)
+    core.workers.start(0.0)
     for index in range(2):
-        core.ready(index, 0.0)
+        core.workers.ready(index, 0.0)
     core.replacements.retire(core.slots[0], "retire()", 5.0, unsent=None)
     core.close(Finish.ALL, 1_000.0, 6.0)
     assert [slot.due for slot in core.slots[:2]] == [5.0 + GRACE, 6.0 + 100.0]
@@ -267,15 +267,15 @@ def test_one_that_is_replaced_has_another_time_than_at_the_end_of_all() -> None:
 def test_one_that_fails_while_it_drains_has_all_of_its_time() -> None:
     core = serving(2)
     core.replacements.retire(core.slots[0], "retire()", 5.0, unsent=None)
-    assert core.condemn(0, 6.0) == []
+    assert core.workers.condemn(0, 6.0) == []
     assert core.slots[0].planned
     assert core.slots[0].due == 5.0 + GRACE
 
 
 def test_one_that_fails_before_it_is_ready_is_killed() -> None:
     core = core_of(1)
-    core.start(0.0)
-    assert core.condemn(0, 5.0) == [cmd.Kill(0)]
+    core.workers.start(0.0)
+    assert core.workers.condemn(0, 5.0) == [cmd.Kill(0)]
 
 
 @pytest.mark.parametrize("limited", [False, True])
@@ -288,14 +288,14 @@ def test_failing_again_and_again_breaks_a_cluster_only_if_it_is_limited(
         start_timeout=START_TIMEOUT,
         serving=True,
     )
-    core.start(0.0)
+    core.workers.start(0.0)
     index, now = 0, 0.0
     for _ in range(3 if limited else 300):
         assert core.broken is None
-        core.ready(index, now)
-        core.served(index, 100, now)
+        core.workers.ready(index, now)
+        core.workers.served(index, 100, now)
         now += 2 * SERVED
-        commands = core.condemn(index, now)
+        commands = core.workers.condemn(index, now)
         end(core, index, now)
         [index] = [c.slot for c in commands if isinstance(c, cmd.Spawn)] or [index]
     text = "3 workers died within 60 s, and the policy allows 2"
@@ -305,8 +305,8 @@ def test_failing_again_and_again_breaks_a_cluster_only_if_it_is_limited(
 def test_a_crash_while_it_served_somebody_is_followed_at_once_always() -> None:
     core = serving(1)
     for n in range(100):
-        core.ready(0, n / 10)
-        core.served(0, 1, n / 10)
+        core.workers.ready(0, n / 10)
+        core.workers.served(0, 1, n / 10)
         commands = end(core, 0, n / 10 + 0.05, started=True)
         assert commands == [cmd.TellRestart(0, 0.0), cmd.Spawn(0, n + 2)]
 
@@ -314,10 +314,10 @@ def test_a_crash_while_it_served_somebody_is_followed_at_once_always() -> None:
 def test_connections_wear() -> None:
     core = serving(1, max_jobs=3)
     limit = core.slots[0].recycle_limits.jobs
-    assert core.served(0, int(limit) - 1, 1.0) == []
-    assert core.served(0, int(limit), 1.0) == [cmd.Spawn(1, 1)]
-    assert core.served(0, int(limit) + 1, 1.0) == []
-    assert cmd.Stop(0) in core.ready(1, 2.0)
+    assert core.workers.served(0, int(limit) - 1, 1.0) == []
+    assert core.workers.served(0, int(limit), 1.0) == [cmd.Spawn(1, 1)]
+    assert core.workers.served(0, int(limit) + 1, 1.0) == []
+    assert cmd.Stop(0) in core.workers.ready(1, 2.0)
 
 
 def test_a_try_that_is_not_needed_any_more_is_followed_by_another() -> None:
@@ -327,7 +327,7 @@ def test_a_try_that_is_not_needed_any_more_is_followed_by_another() -> None:
         start_timeout=START_TIMEOUT,
         serving=True,
     )
-    core.start(0.0)
+    core.workers.start(0.0)
     for index in range(3):
         end(core, index, 0.5)
     assert core.broken == "the start failed"
@@ -344,7 +344,9 @@ def reload(core: Supervision, now: float) -> None:
     commands = core.replacements.roll(now)
     while core.replacements.rolling:
         [new] = [c.slot for c in commands if isinstance(c, cmd.Spawn)]
-        [old] = [c.slot for c in core.ready(new, now) if isinstance(c, cmd.Stop)]
+        [old] = [
+            c.slot for c in core.workers.ready(new, now) if isinstance(c, cmd.Stop)
+        ]
         commands = end(core, old, now)
 
 
@@ -357,11 +359,11 @@ def test_whoever_comes_instead_of_another_is_a_restart() -> None:
     assert core.restarts == 6
     core.replacements.resize(5, 5, 3.0)
     for slot in core.slots:
-        core.ready(slot.index, 4.0)
+        core.workers.ready(slot.index, 4.0)
     assert settled(core)
     assert core.restarts == 6  # though seats had workers before
     up = [slot.index for slot in core.slots if slot.state is SlotState.IDLE]
-    core.condemn(up[0], 10.0)
+    core.workers.condemn(up[0], 10.0)
     assert core.restarts == 7
     core.replacements.retire(core.slots[up[1]], "retire()", 11.0, unsent=None)
     assert core.restarts == 8
@@ -404,7 +406,7 @@ class ServingMachine(RuleBasedStateMachine):
         self.workers: dict[int, _Worker] = {}
         self.closing = self.finished = self.rolling = False
         self.old: set[tuple[int, int]] = set()
-        self.feed(self.core.start(self.now))
+        self.feed(self.core.workers.start(self.now))
 
     def feed(self, commands: list[cmd.Command]) -> list[cmd.Command]:
         for command in commands:
@@ -456,14 +458,14 @@ class ServingMachine(RuleBasedStateMachine):
         slot = self.pick(data, ready=False)
         if slot is not None:
             self.workers[slot].ready_at = self.now
-            self.feed(self.core.ready(slot, self.now))
+            self.feed(self.core.workers.ready(slot, self.now))
 
     @rule()
     def all_are_ready(self) -> None:
         for slot, worker in list(self.workers.items()):
             if worker.ready_at is None and worker.told is StopStage.NO:
                 worker.ready_at = self.now
-                self.feed(self.core.ready(slot, self.now))
+                self.feed(self.core.workers.ready(slot, self.now))
 
     @rule(data=st.data(), serves=st.booleans())
     def one_crashes(self, data: st.DataObject, *, serves: bool) -> None:
@@ -499,7 +501,7 @@ class ServingMachine(RuleBasedStateMachine):
         alone = all(other.replaces != slot for other in self.core.slots)
         missed = alone and self.core.replacements.budget.needs(self.core.slots[slot])
         worker.failed = True
-        commands = self.feed(self.core.condemn(slot, self.now))
+        commands = self.feed(self.core.workers.condemn(slot, self.now))
         assert cmd.Stop(slot) in commands
         assert not self.core.slots[slot].planned
         came = any(isinstance(command, cmd.Spawn) for command in commands)
@@ -531,7 +533,7 @@ class ServingMachine(RuleBasedStateMachine):
         if found:
             slot = data.draw(st.sampled_from(sorted(found)))
             if self.workers[slot].ready_at is not None:
-                assert self.feed(self.core.condemn(slot, self.now)) == []
+                assert self.feed(self.core.workers.condemn(slot, self.now)) == []
 
     @rule(data=st.data())
     def one_fails_after_a_while_of_calm(self, data: st.DataObject) -> None:

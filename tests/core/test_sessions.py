@@ -32,31 +32,31 @@ def pool(
         limits=limits or WorkerLimits(jitter=0.0),
         concurrency=concurrency,
     )
-    core.start(0.0)
+    core.workers.start(0.0)
     for index in range(workers):
-        core.ready(index, 0.0)
+        core.workers.ready(index, 0.0)
     return core
 
 
 def lasting() -> Supervision:
     """Return a pool of one worker, which belongs to session 1; that has lost another one."""
     core = pool(1)
-    assert core.want_worker() == [Offer(0, 1)]
-    core.make_last(1)
-    core.ended(0, 1.0, started=False, requeue=(), jitter=0.0)
+    assert core.sessions.want_worker() == [Offer(0, 1)]
+    core.sessions.make_last(1)
+    core.workers.ended(0, 1.0, started=False, requeue=(), jitter=0.0)
     return core
 
 
 def finish(core: Supervision, slot: int, job: int, now: float = 9.0) -> object:
-    core.outcome(slot, job)
-    return core.refill(slot, now)
+    core.jobs.outcome(slot, job)
+    return core.jobs.refill(slot, now)
 
 
 def test_who_was_to_be_replaced_is_offered_when_the_replacement_has_failed() -> None:
     core = pool(1)
     core.replacements.replace(core.slots[0], "worn", 1.0)
-    assert core.want_worker() == [], "it is about to go"
-    commands = core.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
+    assert core.sessions.want_worker() == [], "it is about to go"
+    commands = core.workers.ended(1, 2.0, started=False, requeue=(), jitter=0.0)
     assert isinstance(commands[0], KeepWorker)
     assert Offer(0, 1) in commands
 
@@ -64,113 +64,113 @@ def test_who_was_to_be_replaced_is_offered_when_the_replacement_has_failed() -> 
 def test_whoever_is_held_back_and_leaves_is_waited_for_no_more() -> None:
     core, profile = pool(2, concurrency=2), Profile()
     for job in range(4):
-        core.submit(job, profile)
-    core.submit(5, profile)
-    assert core.want_worker() == []
-    assert finish(core, 0, core.running(0)[0]) == [], "it is held back"
+        core.jobs.submit(job, profile)
+    core.jobs.submit(5, profile)
+    assert core.sessions.want_worker() == []
+    assert finish(core, 0, core.jobs.running(0)[0]) == [], "it is held back"
     core.replacements.retire(core.slots[0], "asked", 1.0, unsent=None)
-    assert finish(core, 1, core.running(1)[0]) == [], "and this one instead"
+    assert finish(core, 1, core.jobs.running(1)[0]) == [], "and this one instead"
 
 
 def test_a_worker_that_must_die_of_a_job_is_not_what_somebody_waits_for() -> None:
     core, short = pool(2, concurrency=2), Profile()
     short.note(10)
     for job in range(8):
-        core.submit(job, short)
-    assert core.want_worker() == []
-    assert finish(core, 0, core.running(0)[0]) == [], "it is held back"
-    job = core.running(0)[0]
-    core.cancel(job, 9.0, index=0, begun=True)
+        core.jobs.submit(job, short)
+    assert core.sessions.want_worker() == []
+    assert finish(core, 0, core.jobs.running(0)[0]) == [], "it is held back"
+    job = core.jobs.running(0)[0]
+    core.jobs.cancel(job, 9.0, index=0, begun=True)
     assert core.slots[0].job_endings.killing == job, "others are to be given back first"
-    assert finish(core, 1, core.running(1)[0]) == [], "and this one instead"
-    assert core.submit(9, short) is None
+    assert finish(core, 1, core.jobs.running(1)[0]) == [], "and this one instead"
+    assert core.jobs.submit(9, short) is None
 
 
 def test_who_is_held_back_in_vain_gets_jobs_again() -> None:
     core, short = pool(1), Profile()
     short.note(10)
     for job in (1, 2):
-        core.submit(job, short)
-    core.want_worker()
+        core.jobs.submit(job, short)
+    core.sessions.want_worker()
     finish(core, 0, 1)
-    assert core.submit(3, short) is None
-    assert core.leave_session_queue(2.0) == [Assign(0, (3,))]
-    assert core.want_worker() == []
+    assert core.jobs.submit(3, short) is None
+    assert core.sessions.leave_queue(2.0) == [Assign(0, (3,))]
+    assert core.sessions.want_worker() == []
     finish(core, 0, 2)
-    assert core.submit(4, short) is None, "held back once more"
+    assert core.jobs.submit(4, short) is None, "held back once more"
 
 
 def test_a_call_for_every_worker_comes_before_what_rebuilds_a_session() -> None:
     core = lasting()
-    core.call(1, Bound(1))
-    core.submit_pinned(0, 2)
-    assert core.ready(0, 2.0) == [Rebuild(0, 1), Assign(0, (2,))]
-    assert core.call(3, Bound(1, first=True)) == [], "it waits for its turn"
+    core.sessions.call(1, Bound(1))
+    core.jobs.submit_pinned(0, 2)
+    assert core.workers.ready(0, 2.0) == [Rebuild(0, 1), Assign(0, (2,))]
+    assert core.sessions.call(3, Bound(1, first=True)) == [], "it waits for its turn"
     assert finish(core, 0, 2) == [Assign(0, (3,))]
     assert finish(core, 0, 3) == [], "not before the shell knows what has become of it"
-    assert core.rebuilt(1, 3) == [Assign(0, (1,))]
+    assert core.sessions.rebuilt(1, 3) == [Assign(0, (1,))]
 
 
 def test_what_has_not_begun_to_rebuild_it_does_so_in_the_next_worker() -> None:
     core = lasting()
-    core.call(1, Bound(1))
-    assert core.ready(0, 2.0) == [Rebuild(0, 1)]
-    assert core.call(2, Bound(1, first=True)) == [Assign(0, (2,))]
-    core.replacements.kill(core.slots[0], 2.0)
-    core.ended(0, 3.0, started=False, requeue=[2], jitter=0.0)
-    assert core.ready(0, 4.0) == [Rebuild(0, 1), Assign(0, (2,))]
+    core.sessions.call(1, Bound(1))
+    assert core.workers.ready(0, 2.0) == [Rebuild(0, 1)]
+    assert core.sessions.call(2, Bound(1, first=True)) == [Assign(0, (2,))]
+    core.workers.kill(0, 2.0)
+    core.workers.ended(0, 3.0, started=False, requeue=[2], jitter=0.0)
+    assert core.workers.ready(0, 4.0) == [Rebuild(0, 1), Assign(0, (2,))]
 
 
 def test_a_worker_that_died_after_it_was_rebuilt_is_no_news_of_the_next_one() -> None:
     core = lasting()
-    core.call(1, Bound(1))
-    core.ready(0, 2.0)
-    core.call(2, Bound(1, first=True))
+    core.sessions.call(1, Bound(1))
+    core.workers.ready(0, 2.0)
+    core.sessions.call(2, Bound(1, first=True))
     finish(core, 0, 2)
-    core.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
-    assert core.ready(0, 4.0) == [Rebuild(0, 1)]
-    assert core.rebuilt(1, 2) == []
-    assert core.call(3, Bound(1, first=True)) == [Assign(0, (3,))]
+    core.workers.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
+    assert core.workers.ready(0, 4.0) == [Rebuild(0, 1)]
+    assert core.sessions.rebuilt(1, 2) == []
+    assert core.sessions.call(3, Bound(1, first=True)) == [Assign(0, (3,))]
 
 
 def test_what_comes_too_late_for_its_session_ends_with_it() -> None:
     core = pool(1)
-    core.want_worker()
-    core.call(1, Bound(1))
-    core.call(2, Bound(1))
-    commands = core.ended(0, 1.0, started=True, requeue=(), jitter=0.0)
+    core.sessions.want_worker()
+    core.sessions.call(1, Bound(1))
+    core.sessions.call(2, Bound(1))
+    commands = core.workers.ended(0, 1.0, started=True, requeue=(), jitter=0.0)
     assert EndSession(1, (2,)) in commands
-    assert core.call(3, Bound(1)) == [EndSession(1, (3,))]
-    assert core.rebuilt(1, 3) == []
-    assert core.end_session(1, 2.0, fresh=True) == []
+    assert core.sessions.call(3, Bound(1)) == [EndSession(1, (3,))]
+    assert core.sessions.rebuilt(1, 3) == []
+    assert core.sessions.end(1, 2.0, fresh=True) == []
 
 
 def test_a_call_that_is_withdrawn_is_the_first_again_of_its_session() -> None:
     core = pool(1)
-    core.want_worker()
+    core.sessions.want_worker()
     for job in (1, 2):
-        core.call(job, Bound(1))
-    core.submit_pinned(0, 3)
-    assert core.withdraw(0, 1, 1.0) == [Unassign((1,)), Assign(0, (3,))]
+        core.sessions.call(job, Bound(1))
+    core.jobs.submit_pinned(0, 3)
+    assert core.jobs.withdraw(0, 1, 1.0) == [Unassign((1,)), Assign(0, (3,))]
     assert finish(core, 0, 3) == [Assign(0, (2,))]
 
 
 def test_a_worker_with_an_exact_limit_stays_until_its_session_is_over() -> None:
     core = pool(1, limits=WorkerLimits(max_jobs=2, exact=True, jitter=0.0))
-    core.want_worker()
+    core.sessions.want_worker()
     for job in (1, 2, 3):
-        assert core.call(job, Bound(1)) == [Assign(0, (job,))]
+        assert core.sessions.call(job, Bound(1)) == [Assign(0, (job,))]
         assert finish(core, 0, job) == []
-    assert core.submit(4, Profile()) is None
-    core.end_session(1, 9.0, fresh=False)
+    assert core.jobs.submit(4, Profile()) is None
+    core.sessions.end(1, 9.0, fresh=False)
     assert core.slots[0].planned, "it ends, and has got no other job"
 
 
 @pytest.mark.parametrize("how", [Finish.RUNNING, Finish.NONE])
 def test_a_pool_that_finishes_no_more_turns_away_who_waits(how: Finish) -> None:
     core = pool(1)
-    core.submit(1, Profile())
-    core.want_worker()
+    core.jobs.submit(1, Profile())
+    core.sessions.want_worker()
     assert RefuseSessions() in core.close(how, None, 1.0)
     assert core.dispatcher.wanted == 0
 
@@ -180,29 +180,29 @@ def test_who_is_held_back_when_the_pool_closes_has_room_for_what_is_tried_again(
 ):
     core, profile = pool(1, concurrency=2), Profile()
     for job in (1, 2):
-        core.submit(job, profile)
-    core.want_worker()
+        core.jobs.submit(job, profile)
+    core.sessions.want_worker()
     assert finish(core, 0, 2) == [], "it is held back"
     assert core.close(Finish.RUNNING, None, 10.0) == [RefuseSessions()]
-    assert core.give_back({2: profile}, 10.0) == [Assign(0, (2,))]
+    assert core.jobs.give_back({2: profile}, 10.0) == [Assign(0, (2,))]
 
 
 def test_a_smaller_pool_keeps_whom_a_session_has() -> None:
     core = pool(3)
     for _ in range(2):
-        core.want_worker()
+        core.sessions.want_worker()
     core.replacements.resize(1, 1, 1.0)
     own = [slot for slot in core.slots if slot.session is not None]
     assert len(own) == 2
     assert not any(slot.draining for slot in own)
-    core.ended(
+    core.workers.ended(
         next(s.index for s in core.slots if s.draining),
         2.0,
         started=False,
         requeue=(),
         jitter=0.0,
     )
-    core.end_session(1, 3.0, fresh=False)
+    core.sessions.end(1, 3.0, fresh=False)
     assert [
         slot.session
         for slot in core.slots
@@ -212,9 +212,9 @@ def test_a_smaller_pool_keeps_whom_a_session_has() -> None:
 
 def test_a_session_that_lasts_has_its_next_worker_in_a_smaller_pool_too() -> None:
     core = pool(2)
-    core.want_worker()
-    core.make_last(1)
+    core.sessions.want_worker()
+    core.sessions.make_last(1)
     [own] = [slot for slot in core.slots if slot.session == 1]
     core.replacements.resize(1, 1, 1.0)
-    commands = core.ended(own.index, 2.0, started=False, requeue=(), jitter=0.0)
+    commands = core.workers.ended(own.index, 2.0, started=False, requeue=(), jitter=0.0)
     assert Spawn(own.index, 2) in commands

@@ -22,31 +22,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from asyncpool._core.base.run_times import ALONE, UNKNOWN, Profile
+from asyncpool._core.base.run_times import UNKNOWN
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.policies.job_limits import KILL, CancelMode
 from asyncpool._core.policies.restart import BURST, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import (
-    Assign,
     Command,
-    DropPinnedJobs,
-    FailJobs,
-    GiveUp,
-    Kill,
-    ParkSlot,
-    Recover,
-    Revoke,
-    Spawn,
-    Stop,
-    Terminate,
-    Unassign,
 )
 from asyncpool._core.slots.job_ending import BY_ITSELF, EndingStage
 from asyncpool._core.slots.lifecycle import EMPTY
 from asyncpool._core.slots.slots import SlotState, StopStage
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._core.supervision.termination import REVOKE_GRACE
 from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary.books import COSTS, START_TIMEOUT
@@ -631,9 +618,9 @@ class SupervisionMachine(RuleBasedStateMachine):
         core, deadline = self.shell.core, self.shell.core.next_deadline()
         if not self.shell.finished:
             now = self.shell.now
-            assert core.drop(1_000_000, now) == []
-            assert core.landed(1_000_000, now) == []
-            assert core.cancel(1_000_000, now, index=0, begun=False) == []
+            assert core.jobs.drop(1_000_000, now) == []
+            assert core.jobs.landed(1_000_000, now) == []
+            assert core.jobs.cancel(1_000_000, now, index=0, begun=False) == []
         early = deadline is not None and deadline > self.shell.now
         if early:
             assert core.on_timer(self.shell.now) == []
@@ -676,7 +663,7 @@ class SupervisionMachine(RuleBasedStateMachine):
             assert slot.session == session
             assert list(slot.calls) == shell.calls_of(session)
         assert core.dispatcher.wanted == shell.wanted
-        assert len(core._sessions._held) <= len(core.slots)
+        assert len(core.sessions._sessions._held) <= len(core.slots)
         assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
         assert core.balance.waiting == len(shell.waiting) + ahead
@@ -768,8 +755,8 @@ class SupervisionMachine(RuleBasedStateMachine):
                     assert cost == (
                         UNKNOWN if job in process.stalled else UNKNOWN / width
                     )
-                    assert self.shell.core.last(process.slot) == job
-                    assert self.shell.core.runs(process.slot, job)
+                    assert self.shell.core.jobs.last(process.slot) == job
+                    assert self.shell.core.jobs.runs(process.slot, job)
 
     # Safety says that nothing bad happens; a supervisor that does nothing at all
     # is perfectly safe.  The rest says that good things do happen.
@@ -876,250 +863,6 @@ class SupervisionMachine(RuleBasedStateMachine):
         if not shell.finished:
             close_whatever_happens(shell, self.manners)
         self.seen.update(shell.seen)
-
-
-def closing_core(workers: int) -> Supervision:
-    core = Supervision(
-        workers=(workers, workers), policy=RestartPolicy(), start_timeout=20.0
-    )
-    core.start(0.0)
-    for index in range(workers):
-        core.ready(index, 1.0)
-    return core
-
-
-def test_a_closing_pool_lets_go_of_whom_the_job_that_arrives_does_not_need() -> None:
-    core = closing_core(2)
-    core.announce(1)
-    assert core.close(Finish.ALL, 30.0, 2.0) == []
-    # The other worker would be idle for as long as the job takes.
-    assert core.arrive(1, ALONE, 2.0) == [Assign(1, (1,)), Stop(0)]
-
-
-def test_a_closing_pool_needs_nobody_after_the_last_jobs_of_one_that_leaves() -> None:
-    core, short = closing_core(2), Profile()
-    short.note(10)
-    for job in range(1, 5):
-        core.submit(job, short)
-    hands = [[*slot.in_flight.jobs] for slot in core.slots[:2]]
-    core.replacements.retire(core.slots[0], "asked", 2.0, unsent=None)
-    assert core.close(Finish.ALL, 30.0, 2.0) == []
-    for job in hands[1]:
-        core.outcome(1, job)
-    assert core.refill(1, 3.0) == [], "the other one may give back what waits there"
-    for job in hands[0]:
-        core.outcome(0, job)
-    ended = core.refill(0, 4.0)
-    assert ended == [Stop(0), Stop(1), Terminate(2)], "nobody is needed any more"
-
-
-def test_a_pool_that_gives_up_parks_whom_it_was_about_to_start_too() -> None:
-    policy = RestartPolicy(max_restarts=2 * BURST + 1)
-    shell = ImaginaryShell(workers=2, policy=policy)
-    shell.start()
-    shell.ready(0)
-    shell.ready(1)
-    for _ in range(2 * BURST):
-        shell.die(0)
-        shell.ready(0)
-    shell.die(0)
-    assert shell.core.slots[0].due is not None, "it waits"
-    shell.die(1)
-    assert shell.gave_up
-    assert shell.parked == {0, 1}
-
-
-def test_a_session_that_goes_on_in_its_slot_needs_no_worker_elsewhere() -> None:
-    shell = ImaginaryShell(workers=2, policy=RestartPolicy())
-    shell.start()
-    shell.ready(0)
-    shell.want()
-    [session] = shell.owners.values()
-    shell.last(session)
-    shell.call(session)
-    shell.retire(0)
-    for slot in (1, 2):
-        shell.die(slot)
-    assert shell.parked == {1, 2}, "starts fail"
-    shell.die(0)
-    assert [*shell.processes] == [0], "the session's next worker"
-    assert shell.parked == {2}, "and so nobody is missing but one"
-
-
-def test_a_retry_in_a_closing_pool_finds_a_worker() -> None:
-    core, profile = closing_core(1), Profile()
-    core.submit(1, profile)
-    core.outcome(0, 1)
-    assert core.close(Finish.ALL, 30.0, 2.0) == []
-    assert core.refill(0, 2.0) == [Stop(0)]
-    core.landing(1)
-    commands = core.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
-    # Its outcome is an error to retry after.
-    commands += core.give_back({1: profile}, 4.0)
-    commands += core.landed(1, 4.0)
-    deadline = core.next_deadline()
-    assert deadline is not None
-    assert commands or deadline < 30.0, "nobody is there for it until the time is over"
-
-
-def test_a_caller_of_a_broken_pool_brings_the_next_try_forward() -> None:
-    policy = RestartPolicy(initial_delay=16.0, max_failed_starts=1)
-    core = Supervision(workers=(2, 2), policy=policy, start_timeout=20.0)
-
-    def fail(slot: int, now: float) -> list[Command]:
-        return core.ended(slot, now, started=False, requeue=(), jitter=0.0)
-
-    core.start(0.0)
-    text = "the start failed"
-    assert fail(0, 1.0) == [ParkSlot(0, text, 16.0)]
-    assert core.broken is None, "the other one may come up"
-    assert fail(1, 1.0) == [ParkSlot(1, text, 16.0), GiveUp(text)]
-    assert core.next_deadline() == 17.0
-    core.try_sooner(1.5)
-    assert core.next_deadline() == 2.0, "a second after the last try"
-    assert core.retry_in(1.5) == 0.5
-    assert core.on_timer(2.0) == [Spawn(0, 2)]
-    core.try_sooner(2.1)
-    assert core.next_deadline() == 22.0, "somebody tries: until start_timeout"
-    again = "2 starts failed in a row"
-    assert fail(0, 9.0) == [ParkSlot(0, again, 30.0)]
-    core.try_sooner(9.5)
-    core.try_sooner(50.0)
-    assert core.next_deadline() == 10.0
-    assert core.on_timer(50.0) == [Spawn(0, 3)]
-    assert core.ready(0, 50.1) == [Recover(0), Spawn(1, 2)]
-    assert core.broken is None
-    core.try_sooner(50.2)
-    assert core.next_deadline() == 70.1
-
-
-def test_errands_are_run_one_by_one_before_all_other_jobs() -> None:
-    core = closing_core(1)
-    assert core.submit(1, Profile()) == 0
-    assert core.submit(2, Profile(), -9) is None
-    assert [core.submit_pinned(0, job) for job in (3, 4)] == [[], []]
-    begun = [1]
-    for _ in range(3):
-        core.outcome(0, begun[-1])
-        [assign] = core.refill(0, 2.0)
-        assert isinstance(assign, Assign)
-        begun += assign.jobs
-    assert begun == [1, 3, 4, 2]
-
-
-def test_nothing_is_sent_behind_an_errand_nor_before_it() -> None:
-    core, short = closing_core(1), Profile()
-    short.note(10)
-    assert core.submit(1, short) == 0
-    assert core.submit_pinned(0, 2) == []
-    assert core.submit(3, short) is None
-    core.outcome(0, 1)
-    assert core.refill(0, 2.0) == [Assign(0, (2,))]
-    assert core.submit(4, short) is None
-    core.outcome(0, 2)
-    assert core.refill(0, 2.0) == [Assign(0, (3, 4))]
-
-
-def test_an_errand_of_a_worker_that_leaves_is_dropped_at_once() -> None:
-    core = closing_core(2)
-    for job in (1, 2):
-        core.submit(job, Profile())
-    core.submit_pinned(0, 3)
-    core.replacements.replace(core.slots[0], "worn", 2.0)
-    assert DropPinnedJobs((3,)) in core.ready(2, 3.0)
-    core.outcome(0, 2)
-    assert core.refill(0, 4.0) == [Stop(0)]
-
-
-def test_an_errand_that_a_worker_gives_back_is_nobody_elses() -> None:
-    core = closing_core(2)
-    assert core.submit_pinned(0, 1) == [Assign(0, (1,))]
-    commands = core.replacements.retire(core.slots[0], "asked", 2.0, unsent=None)
-    assert Revoke(0, (1,)) in commands
-    commands = core.revoked(0, [1], 3.0)
-    assert commands == [Unassign((1,)), DropPinnedJobs((1,)), Stop(0)]
-    assert core.dispatcher.waiting == 0
-
-
-def test_an_errand_that_lost_its_worker_is_dropped_before_the_next_one_comes() -> None:
-    core = closing_core(2)
-    assert core.submit_pinned(0, 1) == [Assign(0, (1,))]
-    core.submit_pinned(0, 2)
-    commands = core.ended(0, 2.0, started=False, requeue=[1], jitter=0.0)
-    assert commands[:2] == [DropPinnedJobs((2,)), DropPinnedJobs((1,))]
-    assert Spawn(0, 2) in commands
-    assert core.ready(0, 3.0) == []
-
-
-def test_an_errand_waits_for_a_worker_to_be_ready() -> None:
-    core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
-    core.start(0.0)
-    assert core.submit_pinned(0, 1) == []
-    core.submit(2, Profile())
-    assert core.ready(0, 1.0) == [Assign(0, (1,))]
-
-
-def test_a_pool_that_drains_runs_its_errands() -> None:
-    core = closing_core(2)
-    core.submit(1, Profile())
-    core.submit_pinned(1, 2)
-    assert core.close(Finish.ALL, None, 2.0) == []
-    core.outcome(1, 1)
-    assert core.refill(1, 3.0) == [Assign(1, (2,)), Stop(0)]
-    core.outcome(1, 2)
-    assert core.refill(1, 4.0) == [Stop(1)]
-
-
-@pytest.mark.parametrize("finish", [Finish.RUNNING, Finish.NONE])
-def test_errands_that_have_not_begun_end_with_the_pool(finish: Finish) -> None:
-    core = closing_core(1)
-    core.submit(1, Profile())
-    core.submit_pinned(0, 2)
-    assert core.close(finish, None, 2.0)[0] == FailJobs((2,), "closed")
-
-
-def test_errands_end_when_the_time_is_over() -> None:
-    core = closing_core(1)
-    core.submit(1, Profile())
-    core.submit_pinned(0, 2)
-    assert core.close(Finish.ALL, 3.0, 2.0) == []
-    assert core.on_timer(3.0) == [FailJobs((1, 2), "closed"), Kill(0)]
-
-
-def test_errands_do_not_wear_a_worker() -> None:
-    limits = WorkerLimits(max_jobs=1)
-    core = Supervision(
-        workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0, limits=limits
-    )
-    core.start(0.0)
-    core.ready(0, 0.0)
-    core.submit_pinned(0, 1)
-    core.outcome(0, 1)
-    assert core.refill(0, 1.0) == []
-    core.submit(2, Profile())
-    core.outcome(0, 2)
-    assert core.refill(0, 2.0) == [Spawn(1, 1)]
-
-
-def test_another_call_rebuilds_a_session_if_the_first_was_cancelled_unbegun() -> None:
-    shell = ImaginaryShell(workers=1, policy=RestartPolicy())
-    shell.start()
-    shell.ready(0)
-    shell.want()
-    [session] = shell.owners.values()
-    shell.last(session)
-    shell.die(0)
-    shell.ready(0)
-    first = shell.rebuilding[session]
-    assert first is not None
-    shell.call(session)
-    shell.die(0, requeue=True)
-    assert shell.waiting_calls == [first, first + 1], "that worker had not begun it"
-    shell.cancel(first)
-    shell.ready(0)
-    assert list(shell.processes[0].hand) == [shell.rebuilding[session]]
-    assert shell.rebuilding[session] != first
-    assert shell.waiting_calls == [first + 1], "it waits for that"
 
 
 TestSupervision = SupervisionMachine.TestCase

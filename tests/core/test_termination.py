@@ -26,12 +26,12 @@ INTERRUPT = CancelMode("interrupt", 2.0)
 def busy(*jobs: int) -> Supervision:
     """Return a pool of one worker that has *jobs* in hand."""
     core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
-    core.start(0.0)
-    core.ready(0, 0.0)
+    core.workers.start(0.0)
+    core.workers.ready(0, 0.0)
     profile = Profile()
     profile.cost = 10.0
     for job in jobs:
-        assert core.submit(job, profile) == 0
+        assert core.jobs.submit(job, profile) == 0
     return core
 
 
@@ -48,7 +48,7 @@ def test_a_job_that_is_cancelled_ends_as_its_caller_wants(
     press: CancelMode, commands: list[object]
 ) -> None:
     core = busy(1)
-    assert core.cancel(1, 1.0, index=0, begun=True, press=press) == commands
+    assert core.jobs.cancel(1, 1.0, index=0, begun=True, press=press) == commands
 
 
 @pytest.mark.parametrize(
@@ -65,77 +65,77 @@ def test_a_job_whose_time_is_over_says_where_it_is_first(
     press: CancelMode, commands: list[object], due: float
 ) -> None:
     core = busy(1)
-    assert core.expire(1, 1.0, index=0, press=press) == commands
+    assert core.termination.expire(1, 1.0, index=0, press=press) == commands
     assert core.next_deadline() == due
     assert core.on_timer(due) == [Kill(0)]
 
 
 def test_a_job_is_asked_once() -> None:
     core = busy(1)
-    assert core.expire(1, 1.0, index=0, press=INTERRUPT) != []
-    assert core.cancel(1, 2.0, index=0, begun=True, press=INTERRUPT) == []
+    assert core.termination.expire(1, 1.0, index=0, press=INTERRUPT) != []
+    assert core.jobs.cancel(1, 2.0, index=0, begun=True, press=INTERRUPT) == []
     assert core.next_deadline() == 3.0
 
 
 def test_a_job_that_ends_in_time_is_forgiven() -> None:
     core = busy(1)
-    core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
-    core.outcome(0, 1)
-    assert core.refill(0, 1.5) == []
+    core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    core.jobs.outcome(0, 1)
+    assert core.jobs.refill(0, 1.5) == []
     assert core.next_deadline() is None
-    assert core.submit(2, Profile()) == 0
+    assert core.jobs.submit(2, Profile()) == 0
 
 
 def test_nobody_waits_behind_a_job_that_is_to_end() -> None:
     core = busy(1, 2, 3)
-    commands = core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    commands = core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
     assert commands == [Interrupt(0, 1), Revoke(0, (2, 3))]
     profile = Profile()
     profile.cost = 10.0
-    assert core.submit(4, profile) is None
-    core.revoked(0, (2, 3), 1.1)
-    core.outcome(0, 1)
-    assert core.refill(0, 1.2) == [Assign(0, (2, 3, 4))]
+    assert core.jobs.submit(4, profile) is None
+    core.jobs.revoked(0, (2, 3), 1.1)
+    core.jobs.outcome(0, 1)
+    assert core.jobs.refill(0, 1.2) == [Assign(0, (2, 3, 4))]
 
 
 def test_a_job_that_is_late_fails_when_it_is_given_back() -> None:
     core = busy(1, 2, 3)
-    assert core.recall(2, 0) == [Revoke(0, (2,))]
-    assert core.recalled(2, 0)
-    assert core.recall(2, 0) == [], "it is asked once"
-    assert core.revoked(0, (2,), 1.0) == [Unassign((2,)), FailJobs((2,), "late")]
-    assert not core.recalled(2, 0)
-    core.outcome(0, 1)
-    core.outcome(0, 3)
+    assert core.termination.recall(2, 0) == [Revoke(0, (2,))]
+    assert core.termination.recalled(2, 0)
+    assert core.termination.recall(2, 0) == [], "it is asked once"
+    assert core.jobs.revoked(0, (2,), 1.0) == [Unassign((2,)), FailJobs((2,), "late")]
+    assert not core.termination.recalled(2, 0)
+    core.jobs.outcome(0, 1)
+    core.jobs.outcome(0, 3)
     assert core.slots[0].in_flight.jobs == {}
 
 
 def test_a_job_that_was_late_and_has_begun_goes_on() -> None:
     core = busy(1, 2)
-    core.recall(2, 0)
-    assert core.revoked(0, (), 1.0) == []
-    assert not core.recalled(2, 0)
-    core.outcome(0, 1)
-    core.outcome(0, 2)
+    core.termination.recall(2, 0)
+    assert core.jobs.revoked(0, (), 1.0) == []
+    assert not core.termination.recalled(2, 0)
+    core.jobs.outcome(0, 1)
+    core.jobs.outcome(0, 2)
 
 
 def test_a_late_job_that_has_begun_is_in_time_though_others_are_still_asked_for() -> (
     None
 ):
     core = busy(1, 2, 3)
-    core.recall(2, 0)
-    core.recall(3, 0)
-    assert core.revoked(0, (), 1.0) == []
-    assert not core.recalled(2, 0)
-    assert core.recalled(3, 0)
+    core.termination.recall(2, 0)
+    core.termination.recall(3, 0)
+    assert core.jobs.revoked(0, (), 1.0) == []
+    assert not core.termination.recalled(2, 0)
+    assert core.termination.recalled(3, 0)
 
 
 def test_a_job_that_is_asked_back_for_another_reason_fails_if_it_is_late() -> None:
     core = busy(1, 2, 3)
-    core.look_for_stalls()
-    assert core.look_for_stalls() == [Revoke(0, (2, 3))]
-    assert core.recall(3, 0) == []
-    assert core.revoked(0, (2, 3), 1.0) == [
+    core.termination.look_for_stalls()
+    assert core.termination.look_for_stalls() == [Revoke(0, (2, 3))]
+    assert core.termination.recall(3, 0) == []
+    assert core.jobs.revoked(0, (2, 3), 1.0) == [
         Unassign((2, 3)),
         FailJobs((3,), "late"),
     ]
@@ -143,35 +143,35 @@ def test_a_job_that_is_asked_back_for_another_reason_fails_if_it_is_late() -> No
 
 def test_who_is_not_there_any_more_is_not_asked_for_what_is_late() -> None:
     core = busy(1, 2)
-    core.outcome(0, 1)
-    assert core.recall(1, 0) == []
+    core.jobs.outcome(0, 1)
+    assert core.termination.recall(1, 0) == []
     core.close(Finish.NONE, 5.0, 1.0)
-    assert core.recall(2, 0) == []
-    assert not core.recalled(2, 0)
+    assert core.termination.recall(2, 0) == []
+    assert not core.termination.recalled(2, 0)
 
 
 def test_who_does_not_give_back_the_others_is_not_waited_for() -> None:
     core = busy(1, 2)
-    assert core.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (2,))]
+    assert core.jobs.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (2,))]
     assert core.next_deadline() == 1.0 + REVOKE_GRACE
     assert core.on_timer(1.0 + REVOKE_GRACE) == [Kill(0)]
 
 
 def test_a_silent_worker_is_killed_as_one_that_crashed() -> None:
     core = busy(1)
-    assert core.hang(0, 1.0) == [WriteStacks(0, 1)]
+    assert core.termination.hang(0, 1.0) == [WriteStacks(0, 1)]
     assert core.slots[0].hung
-    assert core.stacks_written(0, 1.01) == [Kill(0)]
+    assert core.termination.stacks_written(0, 1.01) == [Kill(0)]
     assert not core.slots[0].planned
 
 
 def test_a_cancelled_job_is_no_crash_though_its_worker_was_silent_before() -> None:
     core = busy(1, 2)
-    core.hang(0, 1.0)
+    core.termination.hang(0, 1.0)
     # The second one has begun after all, so that the worker was not silent.
-    core.cancel(2, 1.01, index=0, begun=False)
-    core.outcome(0, 1)
-    assert core.revoked(0, (), 1.02) == [Kill(0)]
+    core.jobs.cancel(2, 1.01, index=0, begun=False)
+    core.jobs.outcome(0, 1)
+    assert core.jobs.revoked(0, (), 1.02) == [Kill(0)]
     assert core.slots[0].planned
 
 
@@ -180,25 +180,25 @@ def several(*jobs: int, width: int = 3) -> Supervision:
     core = Supervision(
         workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0, concurrency=width
     )
-    core.start(0.0)
-    core.ready(0, 0.0)
+    core.workers.start(0.0)
+    core.workers.ready(0, 0.0)
     for job in jobs:
         profile = Profile()
         profile.note(10)
-        assert core.submit(job, profile) == 0
+        assert core.jobs.submit(job, profile) == 0
     return core
 
 
 def test_one_of_several_is_asked_to_end_and_nothing_begins_beside_it() -> None:
     core = several(1, 2)
-    assert core.cancel(2, 1.0, index=0, begun=True, press=INTERRUPT) == [
+    assert core.jobs.cancel(2, 1.0, index=0, begun=True, press=INTERRUPT) == [
         Interrupt(0, 2)
     ]
-    assert core.submit(3, Profile()) is None
-    core.outcome(0, 1)
-    assert core.refill(0, 1.1) == []
-    core.outcome(0, 2)
-    assert core.refill(0, 1.2) == [Assign(0, (3,))]
+    assert core.jobs.submit(3, Profile()) is None
+    core.jobs.outcome(0, 1)
+    assert core.jobs.refill(0, 1.1) == []
+    core.jobs.outcome(0, 2)
+    assert core.jobs.refill(0, 1.2) == [Assign(0, (3,))]
     assert core.next_deadline() is None
 
 
@@ -206,9 +206,9 @@ def test_each_of_several_has_its_own_time_to_end() -> None:
     core = several(1, 2, 3)
     for job in (1, 2):
         press = CancelMode("interrupt", float(job))
-        core.cancel(job, 1.0, index=0, begun=True, press=press)
+        core.jobs.cancel(job, 1.0, index=0, begun=True, press=press)
     assert core.next_deadline() == 2.0
-    core.outcome(0, 1)
+    core.jobs.outcome(0, 1)
     assert core.next_deadline() == 3.0
     assert core.on_timer(3.0) == [Kill(0)]
 
@@ -217,83 +217,83 @@ def test_those_beside_a_job_are_not_waited_for_but_those_behind_are_given_back()
     None
 ):
     core = several(1, 2, 3)
-    assert core.cancel(1, 1.0, index=0, begun=True) == [Kill(0)]
+    assert core.jobs.cancel(1, 1.0, index=0, begun=True) == [Kill(0)]
     core = several(1, 2, 3, 4, 5)
-    assert core.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (4, 5))]
-    assert core.revoked(0, [4, 5], 1.01) == [Unassign((4, 5)), Kill(0)]
+    assert core.jobs.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (4, 5))]
+    assert core.jobs.revoked(0, [4, 5], 1.01) == [Unassign((4, 5)), Kill(0)]
 
 
 def test_a_worker_is_not_silent_because_a_neighbour_has_ended() -> None:
     core = several(1, 2)
-    core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
-    assert core.hang(0, 1.0, 2) == [WriteStacks(0, 2)]
-    core.outcome(0, 1)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    assert core.termination.hang(0, 1.0, 2) == [WriteStacks(0, 2)]
+    core.jobs.outcome(0, 1)
     assert core.slots[0].hung
-    assert core.stacks_written(0, 1.01, 2) == [Kill(0)]
+    assert core.termination.stacks_written(0, 1.01, 2) == [Kill(0)]
     core = several(1, 2)
-    core.hang(0, 1.0, 2)
-    core.outcome(0, 2)
+    core.termination.hang(0, 1.0, 2)
+    core.jobs.outcome(0, 2)
     assert not core.slots[0].hung
 
 
 def test_a_worker_dies_when_all_that_are_to_have_said_where_they_are() -> None:
     core = several(1, 2)
     for job in (1, 2):
-        commands = core.expire(job, 1.0, index=0, press=KILL)
+        commands = core.termination.expire(job, 1.0, index=0, press=KILL)
         assert commands == [WriteStacks(0, job)]
-    assert core.stacks_written(0, 1.01, 1) == []
-    assert core.stacks_written(0, 1.01, 2) == [Kill(0)]
+    assert core.termination.stacks_written(0, 1.01, 1) == []
+    assert core.termination.stacks_written(0, 1.01, 2) == [Kill(0)]
 
 
 def test_a_stall_is_one_of_all_lanes() -> None:
     core = several(1, 2, 3, 4)
-    assert core.look_for_stalls() == []
-    core.outcome(0, 2)
-    assert core.look_for_stalls() == []
-    core.submit(5, core.slots[0].in_flight.jobs[4][2])
-    assert core.look_for_stalls() == [Revoke(0, (5,))]
+    assert core.termination.look_for_stalls() == []
+    core.jobs.outcome(0, 2)
+    assert core.termination.look_for_stalls() == []
+    core.jobs.submit(5, core.slots[0].in_flight.jobs[4][2])
+    assert core.termination.look_for_stalls() == [Revoke(0, (5,))]
 
 
 def test_nothing_is_sent_while_a_job_is_loading_and_more_when_it_is_sent() -> None:
     core = several(1)
-    assert core.submit(2, LOADING) == 0
-    assert core.submit(3, Profile()) is None
-    assert core.loaded(0, 1.0) == [Assign(0, (3,))]
-    assert core.loaded(0, 1.0) == []
+    assert core.jobs.submit(2, LOADING) == 0
+    assert core.jobs.submit(3, Profile()) is None
+    assert core.jobs.loaded(0, 1.0) == [Assign(0, (3,))]
+    assert core.jobs.loaded(0, 1.0) == []
 
 
 def test_a_caller_may_give_a_job_time_as_long_as_its_worker_lives() -> None:
     core = busy(1, 2)
-    assert core.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (2,))]
-    commands = core.cancel(1, 1.05, index=0, begun=True, press=INTERRUPT)
+    assert core.jobs.cancel(1, 1.0, index=0, begun=True) == [Revoke(0, (2,))]
+    commands = core.jobs.cancel(1, 1.05, index=0, begun=True, press=INTERRUPT)
     assert commands == [Interrupt(0, 1)]
-    assert core.revoked(0, (2,), 1.06) == [Unassign((2,))]
+    assert core.jobs.revoked(0, (2,), 1.06) == [Unassign((2,))]
     assert core.next_deadline() == 3.05
     assert core.on_timer(3.05) == [Kill(0)]
 
 
 def test_a_worker_that_was_to_write_its_stacks_dies_when_they_are_there() -> None:
     core = busy(1, 2)
-    core.expire(1, 1.0, index=0, press=KILL)
+    core.termination.expire(1, 1.0, index=0, press=KILL)
     assert core.on_timer(1.0 + STACK_GRACE) == []  # the second one may begin
-    commands = core.cancel(1, 1.3, index=0, begun=True, press=INTERRUPT)
+    commands = core.jobs.cancel(1, 1.3, index=0, begun=True, press=INTERRUPT)
     assert commands == [Interrupt(0, 1)]
-    assert core.revoked(0, (2,), 1.31) == [Unassign((2,))]
-    assert core.stacks_written(0, 1.32, 1) == [Kill(0)]
+    assert core.jobs.revoked(0, (2,), 1.31) == [Unassign((2,))]
+    assert core.termination.stacks_written(0, 1.32, 1) == [Kill(0)]
 
 
 def test_a_worker_that_is_killed_for_a_job_is_not_saved_by_its_outcome() -> None:
     core = busy(1)
-    core.cancel(1, 1.0, index=0, begun=True)
-    core.outcome(0, 1)
-    assert core.refill(0, 1.01) == []
+    core.jobs.cancel(1, 1.0, index=0, begun=True)
+    core.jobs.outcome(0, 1)
+    assert core.jobs.refill(0, 1.01) == []
     assert core.slots[0].job_endings.killing == 1
     assert core.slots[0].job_endings.is_wanted(1), "there is nothing to give up"
 
 
 def test_a_worker_dies_of_no_job_if_the_pool_ends_it_anyway() -> None:
     core = busy(1, 2)
-    core.cancel(1, 1.0, index=0, begun=True)
+    core.jobs.cancel(1, 1.0, index=0, begun=True)
     assert core.slots[0].job_endings.killing == 1
     core.close(Finish.NONE, 5.0, 1.01)
     assert core.slots[0].job_endings.killing is None
@@ -301,35 +301,35 @@ def test_a_worker_dies_of_no_job_if_the_pool_ends_it_anyway() -> None:
 
 def test_how_long_a_cancelled_job_may_run_is_known_when_the_pool_has_closed() -> None:
     core = busy(1)
-    core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
     core.close(Finish.NONE, 5.0, 1.01)
-    assert core.grace == INTERRUPT.grace
+    assert core.termination.grace == INTERRUPT.grace
 
 
 def test_no_deadline_of_a_job_counts_when_its_worker_ends() -> None:
     core = busy(1)
-    core.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
-    assert core.replacements.kill(core.slots[0], 1.1) == [Kill(0, "kill() was called")]
+    core.jobs.cancel(1, 1.0, index=0, begun=True, press=INTERRUPT)
+    assert core.workers.kill(0, 1.1) == [Kill(0, "kill() was called")]
     assert core.on_timer(3.0) == []
     assert core.slots[0].job_endings.killing is None
 
 
 def test_stacks_that_come_when_the_worker_ends_anyway_change_nothing() -> None:
     core = busy(1)
-    core.expire(1, 1.0, index=0, press=KILL)
-    core.replacements.kill(core.slots[0], 1.1)
+    core.termination.expire(1, 1.0, index=0, press=KILL)
+    core.workers.kill(0, 1.1)
     due = core.next_deadline()
-    assert core.stacks_written(0, 1.2, 1) == []
+    assert core.termination.stacks_written(0, 1.2, 1) == []
     assert core.slots[0].job_endings.killing is None
     assert core.next_deadline() == due
 
 
 def test_a_silent_job_that_is_cancelled_is_no_crash() -> None:
     core = busy(1, 2)
-    assert core.hang(0, 1.0, 1) == [WriteStacks(0, 1), Revoke(0, (2,))]
-    assert core.stacks_written(0, 1.01, 1) == []
+    assert core.termination.hang(0, 1.0, 1) == [WriteStacks(0, 1), Revoke(0, (2,))]
+    assert core.termination.stacks_written(0, 1.01, 1) == []
     assert core.slots[0].hung
-    assert core.cancel(1, 1.02, index=0, begun=True) == []
+    assert core.jobs.cancel(1, 1.02, index=0, begun=True) == []
     assert [core.slots[0].job_endings.silent] == [None]
-    assert core.revoked(0, (2,), 1.03) == [Unassign((2,)), Kill(0)]
+    assert core.jobs.revoked(0, (2,), 1.03) == [Unassign((2,)), Kill(0)]
     assert core.slots[0].planned

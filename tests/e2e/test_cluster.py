@@ -507,7 +507,7 @@ def has_a_bug(cluster: Cluster) -> None:
 
     supervisor = cluster._life.supervisor
     assert supervisor is not None
-    supervisor._state.core.ended = fail  # type: ignore[method-assign, assignment]
+    supervisor._state.core.workers.ended = fail  # type: ignore[method-assign, assignment]
 
 
 # The end of the cluster.

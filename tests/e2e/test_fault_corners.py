@@ -345,7 +345,7 @@ async def test_a_bug_in_the_pool_ends_it_and_leaves_nothing(
         running = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         assert pool._supervisor is not None
-        pool._supervisor._state.core.ended = has_a_bug  # type: ignore[method-assign]
+        pool._supervisor._state.core.workers.ended = has_a_bug  # type: ignore[method-assign]
         dying: Job[Any] = pool.submit(os._exit, 3)
         for job in (running, dying):
             with pytest.raises(PoolClosedError, match="the supervisor failed"):

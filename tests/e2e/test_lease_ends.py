@@ -325,7 +325,7 @@ async def test_with_its_pool_whatever_has_ended_that(
         await given_up(job)
         supervisor = pool._supervisor
         assert supervisor is not None
-        supervisor._state.core.ended = fail  # type: ignore[method-assign]
+        supervisor._state.core.workers.ended = fail  # type: ignore[method-assign]
         dying: Job[Any] = pool.submit(os._exit, 3)
         with pytest.raises(PoolClosedError, match="the supervisor failed"):
             await dying

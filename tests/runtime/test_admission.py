@@ -54,8 +54,9 @@ class Door:
             performer=SimpleNamespace(rearm=lambda: self.rearmed.append(0.0)),
         )
         self.rearmed: list[float] = []
-        self.core.try_sooner = self.rearmed.append
-        self.core.retry_in = lambda now: now - 93.0
+        self.core.workers = SimpleNamespace(
+            try_sooner=self.rearmed.append, retry_in=lambda now: now - 93.0
+        )
         self.admission = Admission(cast("PoolState", state))
 
     async def events(self) -> list[events.Event]:

@@ -28,7 +28,8 @@ class Ending:
 
     def __init__(self) -> None:
         self.book = JobRegistry()
-        self.core = SimpleNamespace(broken=None, retry_in=lambda now: now - 93.0)
+        workers = SimpleNamespace(retry_in=lambda now: now - 93.0)
+        self.core = SimpleNamespace(broken=None, workers=workers)
         self.tasks: list[asyncio.Task[None]] = []
         self.page = SimpleNamespace(begun=lambda number, _: number == 2)
         outbox = SimpleNamespace(unsent=0, loading=False)

@@ -54,7 +54,9 @@ class Crowd:
             unbalanced=False,
         )
         core = SimpleNamespace(
-            balance=self.balance, look_for_stalls=list, running=lambda _: ()
+            balance=self.balance,
+            termination=SimpleNamespace(look_for_stalls=list),
+            jobs=SimpleNamespace(running=lambda _: ()),
         )
         state = SimpleNamespace(
             loop=self.timers,

@@ -108,6 +108,14 @@ class SlotLifecycle:
         for index in range(len(self.slots), count):
             self.slots.append(Slot(index, state, concurrency=self._concurrency))
 
+    def unused_slot(self) -> Slot:
+        """Return a slot that is not needed, which may be a new one."""
+        for slot in self.slots:
+            if slot.state is SlotState.UNUSED:
+                return slot
+        self.ensure_slots(len(self.slots) + 1)
+        return self.slots[-1]
+
     # A worker comes.
 
     def spawn(self, slot: Slot, now: float, *, new: bool = False) -> Command:

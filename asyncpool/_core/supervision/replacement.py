@@ -18,15 +18,15 @@ and cannot break it: a roll stops there, and everything else is tried again late
 from __future__ import annotations
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.affinity_slots import AffinitySlots
 from asyncpool._core.policies.restart import RestartPolicy
-from asyncpool._core.slots.capacity import Budget, Sizing, counts
-from asyncpool._core.slots.commands import Command, KeepWorker, Resized
-from asyncpool._core.slots.lifecycle import EMPTY, SlotLifecycle
-from asyncpool._core.slots.slots import UP, Slot, SlotEvent, SlotState, StopStage
+from asyncpool._core.slots.capacity import Budget, Sizing
+from asyncpool._core.slots.commands import Command, KeepWorker
+from asyncpool._core.slots.lifecycle import SlotLifecycle
+from asyncpool._core.slots.slots import UP, Slot, SlotEvent, StopStage
 from asyncpool._core.supervision.closing import Closing
 from asyncpool._core.supervision.draining import DrainingWorkers
+from asyncpool._core.supervision.resizing import Resizing
 from asyncpool._core.supervision.rolling_restart import (
     ROLL,
     RollingRestart,
@@ -39,9 +39,9 @@ class Replacements:
 
     Args:
         lifecycle: The slots.
-        dispatcher: Which knows how many jobs wait.
         affinity_slots: What is told when somebody comes or goes.
         leaving: How they go.
+        resizing: What keeps their number at the size, out of the same budget.
         sizing: How many workers there are to be.
         budget: How many may come and go meanwhile.
         policy: How long to wait after a replacement that failed.
@@ -54,25 +54,24 @@ class Replacements:
     def __init__(
         self,
         lifecycle: SlotLifecycle,
-        dispatcher: Dispatcher,
         *,
         affinity_slots: AffinitySlots,
         leaving: DrainingWorkers,
+        resizing: Resizing,
         sizing: Sizing,
         budget: Budget,
         policy: RestartPolicy,
         closing: Closing,
     ) -> None:
         self.stopped = False
+        self.resizing = resizing
         self.sizing = sizing
         self.budget = budget
         self._slots = lifecycle.slots
         self._lifecycle = lifecycle
-        self._dispatcher = dispatcher
         self._affinity_slots = affinity_slots
         self._leaving = leaving
         self._policy = policy
-        self._more = 0  # by so many it has grown, and they have not been started
         self._failed = 0
         self._retry_at: float | None = None
         self._closing = closing
@@ -126,34 +125,16 @@ class Replacements:
             return self._lifecycle.stop_worker(slot, StopStage.STOPPED, now)
         commands = self._leaving.begin(slot, why, now, planned=False)
         if not self._let_stay(slot) and self.budget.needs(slot):
-            commands.append(self._lifecycle.start_successor(self._spare(), delay, now))
+            commands.append(
+                self._lifecycle.start_successor(
+                    self._lifecycle.unused_slot(), delay, now
+                )
+            )
         return [*commands, *self.step(now)]
-
-    def oversized(self, slot: Slot, reason: str, now: float) -> list[Command]:
-        """Kill the worker of *slot*, which has more memory than it may."""
-        if slot.state not in UP:
-            return []
-        slot.oversized = True
-        return self._lifecycle.stop_worker(slot, StopStage.KILLED, now, reason=reason)
-
-    def kill(self, slot: Slot, now: float) -> list[Command]:
-        """Kill the worker of *slot*, which was ready, since somebody wants that.
-
-        So it is no crash, unless something else had become of it by now.
-        """
-        planned = not (slot.faulty or slot.hung)
-        how, reason = StopStage.KILLED, "kill() was called"
-        return self._lifecycle.stop_worker(
-            slot, how, now, planned=planned, reason=reason
-        )
 
     def resize(self, least: int, most: int, now: float) -> list[Command]:
         """Keep the size between these from now on."""
-        self._lifecycle.ensure_slots(self.budget.slots_for(most))
-        self._lifecycle.ledger.workers = most
-        size = self.sizing.size
-        self.sizing.limit(least, most, now)
-        return [*self._report(size), *self.step(now)]
+        return [*self.resizing.limit(least, most, now), *self.step(now)]
 
     def roll(self, now: float) -> list[Command]:
         """Replace every worker that is there now, as many at a time as the budget allows.
@@ -189,11 +170,6 @@ class Replacements:
             None,
         )
         self._let_stay(slot)
-
-    def count(self, now: float) -> None:
-        """Take note that a worker has come or gone: there may be jobs for which none is."""
-        if self.sizing.watching and self._dispatcher.unserved > self.budget.coming:
-            self.sizing.crowded(now)
 
     def failed(self, slot: Slot, old: Slot, now: float, jitter: float) -> list[Command]:
         """Take note that the worker of *slot*, to replace that of *old*, never came up.
@@ -241,7 +217,7 @@ class Replacements:
         leave_by = self._leaving.next_deadline()
         if self._grants_nothing:
             return leave_by
-        resize_at = self.sizing.next_deadline(leaving=self._leaving.any)
+        resize_at = self.resizing.next_deadline()
         old_at = [_old_at(slot) for slot in self._slots]
         return earliest(leave_by, resize_at, self._retry_at, *old_at)
 
@@ -277,13 +253,7 @@ class Replacements:
     def _grant(self, now: float) -> list[Command]:
         if self._grants_nothing:
             return []
-        size, waiting = self.sizing.size, self._dispatcher.unserved
-        self.sizing.grow(now, waiting=waiting, coming=self.budget.coming)
-        commands = self._report(size)
-        commands += self._fill(now)
-        commands += self._thin_out(now)
-        commands += self._let_idle_go(now)
-        return [*commands, *self._exchange(now)]
+        return [*self.resizing.step(now), *self._exchange(now)]
 
     def _exchange(self, now: float) -> list[Command]:
         if self._grants_nothing:
@@ -302,56 +272,6 @@ class Replacements:
             if old_at is not None and old_at <= now:
                 slot.replace_reason = "max_age"
 
-    def _report(self, before: int) -> list[Command]:
-        size = self.sizing.size
-        self._more = max(0, self._more + size - before)
-        return [] if size == before else [Resized(size)]
-
-    def _fill(self, now: float) -> list[Command]:
-        missing = self.budget.missing
-        self._more = min(self._more, max(0, missing))
-        commands: list[Command] = []
-        for _ in range(min(missing, self.budget.free)):
-            commands.append(
-                self._lifecycle.spawn(self._spare(), now, new=self._more > 0)
-            )
-            self._more = max(0, self._more - 1)
-        return commands
-
-    def _thin_out(self, now: float) -> list[Command]:
-        """Let those go that are too many: who does not work yet, or not now, is first."""
-        commands: list[Command] = []
-        while self.budget.missing < 0:
-            free = (s for s in self._slots if counts(s) and s.session is None)
-            slot = min(free, key=_worth, default=None)
-            if slot is None:
-                break  # until a session is over
-            if slot.state in EMPTY:
-                commands += self._lifecycle.leave_empty(slot)
-            elif self._leaving.any or slot.state is SlotState.STOPPING:
-                break  # whoever is gone then calls here again
-            else:
-                commands += self._leaving.begin(slot, "resize", now)
-        return commands
-
-    def _let_idle_go(self, now: float) -> list[Command]:
-        if self._leaving.any:
-            return []
-        idle = [
-            (slot.idle_since, slot.index)
-            for slot in self._slots
-            if slot.state is SlotState.IDLE and not slot.draining
-            if slot.session is None
-        ]
-        size = self.sizing.size
-        index = self.sizing.shrink(now, idle)
-        if index is None:
-            return []
-        return [
-            *self._report(size),
-            *self._leaving.begin(self._slots[index], "idle", now),
-        ]
-
     def _replace(self, now: float) -> list[Command]:
         commands: list[Command] = []
         if self._retry_at is not None:
@@ -363,7 +283,7 @@ class Replacements:
             if slot.index in coming or slot.session is not None:
                 continue
             if self.budget.can_replace:
-                spare = self._spare()
+                spare = self._lifecycle.unused_slot()
                 commands.append(self._lifecycle.spawn(spare, now))
                 spare.replaces = slot.index
             elif self.budget.can_miss:
@@ -380,29 +300,9 @@ class Replacements:
                 return True
         return False
 
-    def _spare(self) -> Slot:
-        for slot in self._slots:
-            if slot.state is SlotState.UNUSED:
-                return slot
-        self._lifecycle.ensure_slots(len(self._slots) + 1)
-        return self._slots[-1]
-
 
 def _old_at(slot: Slot) -> float | None:
     age = slot.recycle_limits.age
     if age is None or slot.ready_at is None or slot.replace_reason is not None:
         return None
     return None if slot.draining or slot.state not in UP else slot.ready_at + age
-
-
-def _worth(slot: Slot) -> tuple[int, float]:
-    """Whom to let go first: nobody, who is starting, who is idle for longest."""
-    rank = (
-        SlotState.PARKED,
-        SlotState.VACANT,
-        SlotState.STOPPING,
-        SlotState.STARTING,
-        SlotState.IDLE,
-        SlotState.BUSY,
-    )
-    return rank.index(slot.state), slot.idle_since

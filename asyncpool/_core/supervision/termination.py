@@ -65,15 +65,23 @@ class Termination:
             return self._make_end(slot, job, press, now)
         return self._ask_back(slot, job)
 
-    def recall(self, slot: Slot, job: int) -> list[Command]:
-        """Have *job*, which is late, given back, if it has not begun."""
+    def recall(self, job: int, index: int) -> list[Command]:
+        """Take *job* back, if the worker in slot *index* has not begun it: it is late.
+
+        It fails when the worker has said so, and goes on if that has begun it.
+        """
+        slot = self._lifecycle.slots[index]
         if slot.state is not SlotState.BUSY or job not in slot.in_flight.jobs:
             return []
         slot.job_endings.of(job).late = True
         return self._ask_back(slot, job)
 
+    def recalled(self, job: int, index: int) -> bool:
+        """Tell whether that was asked, and has not been answered."""
+        return self._lifecycle.slots[index].job_endings.is_late(job)
+
     def look_for_stalls(self) -> list[Command]:
-        """Ask back what has waited behind the same jobs since the last look."""
+        """Take back what has waited behind the same jobs since the last look."""
         commands: list[Command] = []
         for slot in self._lifecycle.slots:
             in_flight, seen, slot.seen = (
@@ -114,9 +122,13 @@ class Termination:
         return [*commands, *fail_jobs(late, "late")], wanted
 
     def expire(
-        self, slot: Slot, job: int, now: float, press: CancelMode
+        self, job: int, now: float, *, index: int, press: CancelMode
     ) -> list[Command]:
-        """Make *job*, which *slot*'s worker runs, end."""
+        """Make *job*, which the worker in slot *index* runs, end.
+
+        Its caller waits for that: what comes of it is still an outcome.
+        """
+        slot = self._lifecycle.slots[index]
         if slot.state is not SlotState.BUSY:
             return []
         if press.action == "kill" or press.grace < LEAST_GRACE:
@@ -125,8 +137,12 @@ class Termination:
             press = CancelMode("interrupt", press.grace)
         return [WriteStacks(slot.index, job), *self._make_end(slot, job, press, now)]
 
-    def declare_hung(self, slot: Slot, now: float, job: int | None) -> list[Command]:
-        """Have a worker that is silent, or whose *job* is, say where it is, and killed."""
+    def hang(self, index: int, now: float, job: int | None = None) -> list[Command]:
+        """Kill the worker in slot *index*, which has been silent for too long, or its *job*.
+
+        That has crashed with it; first, the worker is to say where it is.
+        """
+        slot = self._lifecycle.slots[index]
         endings = slot.job_endings
         if slot.state not in UP or slot.hung or endings.killing is not None:
             return []
@@ -147,8 +163,11 @@ class Termination:
             commands += self._give_time(slot, job, EndingEvent.DUMP, due)
         return commands
 
-    def take_stacks(self, slot: Slot, now: float, job: int | None) -> list[Command]:
-        """Take note that *slot*'s worker has said where it is, or where *job* is."""
+    def stacks_written(
+        self, index: int, now: float, job: int | None = None
+    ) -> list[Command]:
+        """Take note that the worker in slot *index* has said where it is, or *job* is."""
+        slot = self._lifecycle.slots[index]
         if slot.hung and slot.state is SlotState.IDLE:
             return self._lifecycle.stop_worker(slot, StopStage.KILLED, now)
         if slot.state is not SlotState.BUSY:
@@ -197,6 +216,16 @@ class Termination:
         if slot.faulty:
             return self._lifecycle.stop_worker(slot, StopStage.KILLED, now)
         return self._lifecycle.stop_worker(slot, StopStage.STOPPED, now, planned=True)
+
+    @property
+    def grace(self) -> float:
+        """For how many seconds a cancelled job may yet run."""
+        slots = self._lifecycle.slots
+        endings = (it for slot in slots for it in slot.job_endings.values())
+        presses = [it.press for it in endings if it.press is not None]
+        return max(
+            (it.grace for it in presses if it.action == "interrupt"), default=0.0
+        )
 
     def on_timer(self, now: float) -> list[Command]:
         """End those whose job had its time to end by itself."""

@@ -260,7 +260,9 @@ class Service:
             self._at_end += spread.totals(link.slot) - had
             self._cut += cut - cut_before
         now = self._state.loop.time()
-        self._state.performer.perform(self._state.core.served(link.slot, closed, now))
+        self._state.performer.perform(
+            self._state.core.workers.served(link.slot, closed, now)
+        )
 
     def figures(self, slot: int) -> Figures:
         """Return what there is to be known of a slot."""

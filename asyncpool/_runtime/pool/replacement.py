@@ -51,16 +51,16 @@ class WorkerReplacement:
         """Have a worker begin no other job, since its job has asked for that."""
         core, registry = self._state.core, self._state.registry
         slot, now = core.slots[handle.slot], self._state.loop.time()
-        unsent = core.last(slot.index) if handle.outbox.withdraw() else None
+        unsent = core.jobs.last(slot.index) if handle.outbox.withdraw() else None
         jobs = self._state.config.serving is None
         why = _why("retire_worker()" if jobs else "retire()", reason)
         self._state.performer.perform(
             self._replacements.retire(slot, why, now, unsent=unsent)
         )
         if unsent is not None:
-            self._state.performer.perform(core.withdraw(slot.index, unsent, now))
+            self._state.performer.perform(core.jobs.withdraw(slot.index, unsent, now))
             profile = registry.jobs[unsent]._profile
-            self._state.performer.perform(core.give_back({unsent: profile}, now))
+            self._state.performer.perform(core.jobs.give_back({unsent: profile}, now))
 
     @decision
     def replace(self, handle: WorkerHandle, reason: str = "") -> None:
@@ -90,7 +90,7 @@ class WorkerReplacement:
             NoWorkerError: If none is ready there.
         """
         slot, now = self._worker_in(index), self._state.loop.time()
-        self._state.performer.perform(self._replacements.kill(slot, now))
+        self._state.performer.perform(self._state.core.workers.kill(slot.index, now))
 
     def _worker_in(self, index: int) -> Slot:
         slots = {
@@ -212,7 +212,7 @@ class WorkerReplacement:
             had, most = in_units(memory), in_units(self._hard)
             reason = f"it had {had} of memory, and kill_memory is {most}"
             self._state.performer.perform(
-                self._replacements.oversized(slot, reason, now)
+                self._state.core.workers.oversized(slot.index, reason, now)
             )
         elif (
             slot.recycle_limits.memory is not None

@@ -140,7 +140,7 @@ class Sessions:
             options,
         )
         if on_restart is not None:
-            self._state.core.make_last(session_worker.session)
+            self._state.core.sessions.make_last(session_worker.session)
         return session_worker
 
     async def _wait(self, timeout: float | None) -> SessionWorker:  # noqa: ASYNC109
@@ -187,7 +187,7 @@ class Sessions:
         else:
             self._waiters.append(waiter)
         core = self._state.core
-        self._state.performer.perform(core.want_worker())
+        self._state.performer.perform(core.sessions.want_worker())
         if core.dispatcher.wanted and core.replacements.sizing.watching:
             self._admission.crowded()
         return waiter
@@ -197,7 +197,7 @@ class Sessions:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             core, now = self._state.core, self._state.loop.time()
-            self._state.performer.perform(core.leave_session_queue(now))
+            self._state.performer.perform(core.sessions.leave_queue(now))
         elif isinstance(waiter.offer, SessionWorker):
             # Just when it was his turn.
             self._end(waiter.offer, fresh=False)
@@ -269,7 +269,7 @@ class Sessions:
     @decision
     def _go_on(self, session_worker: SessionWorker, job: Job[Any]) -> None:
         self._state.performer.perform(
-            self._state.core.rebuilt(session_worker.session, job.id)
+            self._state.core.sessions.rebuilt(session_worker.session, job.id)
         )
 
     def _give_up(
@@ -288,7 +288,7 @@ class Sessions:
     @decision
     def _take_out(self, job: Job[Any]) -> None:
         self._state.performer.perform(
-            self._state.core.drop(job.id, self._state.loop.time())
+            self._state.core.jobs.drop(job.id, self._state.loop.time())
         )
 
     def is_over(self, job: Job[Any]) -> bool:
@@ -350,5 +350,5 @@ class Sessions:
         if not core.closing.over:
             now = self._state.loop.time()
             self._state.performer.perform(
-                core.end_session(session_worker.session, now, fresh=fresh)
+                core.sessions.end(session_worker.session, now, fresh=fresh)
             )

@@ -90,7 +90,7 @@ class Supervisor:
         try:
             async with self._workers.tasks:
                 state, performer = self._state, self._performer
-                performer.perform(state.core.start(state.loop.time()))
+                performer.perform(state.core.workers.start(state.loop.time()))
                 await performer.finished.wait()
             await self._workers.finish()
         except Exception as error:
@@ -207,7 +207,7 @@ class Supervisor:
             return
         self.close(Finish.RUNNING, None)
         self._give_up_running()
-        self.close(Finish.RUNNING, self._state.core.grace)
+        self.close(Finish.RUNNING, self._state.core.termination.grace)
 
     @decision
     def _give_up_running(self) -> None:

@@ -50,7 +50,7 @@ class PoolWorkerEvents(WorkerEvents):
         state.hub.publish(
             events.Ready(handle.slot, handle.generation, handle.pid, took)
         )
-        state.performer.perform(state.core.ready(handle.slot, now))
+        state.performer.perform(state.core.workers.ready(handle.slot, now))
         if self._parts.serving is not None:
             self._parts.serving.ready(handle)
         state.performer.rearm()  # it grows old from now on
@@ -61,7 +61,7 @@ class PoolWorkerEvents(WorkerEvents):
     def on_fault(self, handle: WorkerHandle) -> None:
         """Have a worker replaced that has lost a thread."""
         core, now = self._state.core, self._state.loop.time()
-        self._state.performer.perform(core.condemn(handle.slot, now))
+        self._state.performer.perform(core.workers.condemn(handle.slot, now))
 
     def on_exit(self, handle: WorkerHandle) -> None:
         """Settle the jobs whose outcomes a dead worker has noted, and not sent."""
@@ -110,7 +110,9 @@ class PoolWorkerEvents(WorkerEvents):
         """Read where a worker's threads are, which may be what its end waits for."""
         core, now = self._state.core, self._state.loop.time()
         self._parts.stacks.written(handle)
-        self._state.performer.perform(core.stacks_written(handle.slot, now, job))
+        self._state.performer.perform(
+            core.termination.stacks_written(handle.slot, now, job)
+        )
 
     def on_pong(self, handle: WorkerHandle) -> None:
         """Take a worker for healthy that has answered a ping."""

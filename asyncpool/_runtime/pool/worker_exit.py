@@ -62,7 +62,7 @@ class WorkerExit:
         blamed = bool(begun)
         if self._serving is not None:
             blamed = self._serving.ended(handle)
-        commands = core.ended(
+        commands = core.workers.ended(
             handle.slot,
             now,
             started=blamed,

@@ -87,5 +87,5 @@ def broken_errors(state: PoolState) -> Callable[[Job[Any] | None], PoolBrokenErr
         broken_error,
         state.core.broken or "",
         tuple(state.crashes),
-        state.core.retry_in(state.loop.time()),
+        state.core.workers.retry_in(state.loop.time()),
     )

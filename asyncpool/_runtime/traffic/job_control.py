@@ -36,7 +36,7 @@ class JobControl:
         """Tell whether *job* is one that its worker runs, or has run."""
         if job._slot is None:
             return self._large.is_unpacking(job)
-        return self._state.core.runs(job._slot, job.id)
+        return self._state.core.jobs.runs(job._slot, job.id)
 
     # They are given up.
 
@@ -52,14 +52,17 @@ class JobControl:
         """Have a job, which is settled, take up no place any more."""
         state, now = self._state, self._state.loop.time()
         if slot is None:
-            self._state.performer.perform(state.core.drop(job.id, now))
-            self._state.performer.perform(state.core.landed(job.id, now))
+            self._state.performer.perform(state.core.jobs.drop(job.id, now))
+            self._state.performer.perform(state.core.jobs.landed(job.id, now))
             self._large.go_on()
-        elif state.core.last(slot) == job.id and state.handles[slot].outbox.withdraw():
-            self._state.performer.perform(state.core.withdraw(slot, job.id, now))
+        elif (
+            state.core.jobs.last(slot) == job.id
+            and state.handles[slot].outbox.withdraw()
+        ):
+            self._state.performer.perform(state.core.jobs.withdraw(slot, job.id, now))
         else:
             self._state.performer.perform(
-                state.core.cancel(
+                state.core.jobs.cancel(
                     job.id,
                     now,
                     index=slot,
@@ -73,7 +76,7 @@ class JobControl:
         """Hear which jobs a worker will not begin."""
         now = self._state.loop.time()
         try:
-            commands = self._state.core.revoked(handle.slot, places, now)
+            commands = self._state.core.jobs.revoked(handle.slot, places, now)
         except ProtocolError as error:
             handle.accuse(str(error))
         else:

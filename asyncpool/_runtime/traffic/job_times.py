@@ -63,7 +63,7 @@ class JobTimers:
 
     def begin_first(self, slot: int) -> None:
         """Watch how long what is first in a worker's hands is running."""
-        for number in self._state.core.running(slot):
+        for number in self._state.core.jobs.running(slot):
             job = self._state.registry.jobs.get(number)
             if job is not None and job._began is None and type(job._payload) is bytes:
                 self.begin(job)
@@ -117,7 +117,7 @@ class JobTimers:
             # Its outcome may be here, and take long to load.
             state.registry.fail(job, late_error(job, now))
             self._under_way.take_out(job, slot)
-        elif state.core.runs(slot, job.id):
+        elif state.core.jobs.runs(slot, job.id):
             end = job._limits.run_end(began)
             if end is None or now < end:
                 self._judge(job, slot, now)
@@ -125,7 +125,7 @@ class JobTimers:
             job._exceeded = job._limits.exceeded(now, running=True)
             press = job._limits.cancel_mode
             self._state.performer.perform(
-                state.core.expire(job.id, now, index=slot, press=press)
+                state.core.termination.expire(job.id, now, index=slot, press=press)
             )
             self._stack_dumps.insist(state.handles[slot], now, job.id)
 
@@ -135,10 +135,10 @@ class JobTimers:
         If not, the worker is asked for it: it may begin it just now, and then it is in time.
         """
         core, handle = self._state.core, self._state.handles[slot]
-        if handle.outbox.loading or core.recalled(job.id, slot):
+        if handle.outbox.loading or core.termination.recalled(job.id, slot):
             return True
         if not handle.page.begun(job.id, job.attempt):
-            self._state.performer.perform(core.recall(job.id, slot))
+            self._state.performer.perform(core.termination.recall(job.id, slot))
         return False
 
     def _judge(self, job: Job[Any], slot: int, now: float) -> None:

@@ -63,7 +63,7 @@ class LargeObjects:
 
     def pack(self, job: Job[Any], call: Call) -> None:
         """Queue a job, which waits from now on, when its call is pickled."""
-        self._state.core.announce(job.id)
+        self._state.core.jobs.announce(job.id)
         self._packer.add(job, call)
 
     def go_on(self) -> None:
@@ -80,7 +80,7 @@ class LargeObjects:
         job._payload = payload
         now = self._state.loop.time()
         self._state.performer.perform(
-            self._state.core.arrive(job.id, job._profile, now, job._priority)
+            self._state.core.jobs.arrive(job.id, job._profile, now, job._priority)
         )
         if self._sizing.watching:
             self._admission.crowded()
@@ -91,14 +91,14 @@ class LargeObjects:
         claim(error, job)
         self._state.registry.fail(job, error)
         self._state.performer.perform(
-            self._state.core.drop(job.id, self._state.loop.time())
+            self._state.core.jobs.drop(job.id, self._state.loop.time())
         )
 
     # From the worker.
 
     def unpack(self, job: Job[Any], frame: Frame) -> None:
         """Settle a job, which has left its worker, when its outcome is unpickled."""
-        self._state.core.landing(job.id)
+        self._state.core.closing.landing(job.id)
         self._unpacker.add(job, frame)
 
     def is_unpacking(self, job: Job[Any]) -> bool:
@@ -109,8 +109,10 @@ class LargeObjects:
     def _on_loaded(self, job: Job[Any], loaded: Any) -> None:
         core, now = self._state.core, self._state.loop.time()
         if self._state.registry.settle(job, loaded):
-            self._state.performer.perform(core.give_back({job.id: job._profile}, now))
-        self._state.performer.perform(core.landed(job.id, now))
+            self._state.performer.perform(
+                core.jobs.give_back({job.id: job._profile}, now)
+            )
+        self._state.performer.perform(core.jobs.landed(job.id, now))
 
 
 _Call = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]

@@ -62,8 +62,10 @@ class StackDumps:
         handle.silence = silence
         handle.page.read_stacks()  # whatever was written before
         now = self._state.loop.time()
-        self._state.performer.perform(self._state.core.hang(handle.slot, now, job))
-        self.insist(handle, now, job or self._state.core.head(handle.slot))
+        self._state.performer.perform(
+            self._state.core.termination.hang(handle.slot, now, job)
+        )
+        self.insist(handle, now, job or self._state.core.jobs.head(handle.slot))
 
     def insist(self, handle: WorkerHandle, now: float, job: int | None) -> None:
         """Make a worker say where it is, which has been asked to, before its time is over."""
@@ -86,7 +88,7 @@ class StackDumps:
         size, loop = handle.page.stacks_size, self._state.loop
         if size == seen > 0:
             self._state.performer.perform(
-                self._state.core.stacks_written(handle.slot, loop.time())
+                self._state.core.termination.stacks_written(handle.slot, loop.time())
             )
         else:
             loop.call_later(_NEXT_LOOK, self._look, handle, job, size)
@@ -96,7 +98,9 @@ class StackDumps:
         core, slot = self._state.core, handle.slot
         if self._state.handles[slot] is not handle:
             return False
-        return core.head(slot) is None if job is None else core.runs(slot, job)
+        return (
+            core.jobs.head(slot) is None if job is None else core.jobs.runs(slot, job)
+        )
 
 
 def _demand_at(due: float, now: float) -> float:

@@ -98,7 +98,7 @@ class StallWatch:
 
     @decision
     def _look_for_stalls(self) -> None:
-        self._state.performer.perform(self._state.core.look_for_stalls())
+        self._state.performer.perform(self._state.core.termination.look_for_stalls())
         watched = self._look_for_long_chunks()
         if watched or self._resting or self._balance.pipelining:
             self.go()
@@ -107,7 +107,7 @@ class StallWatch:
         """Have items go on elsewhere behind one that takes long; tell whether to go on."""
         watched = False
         for slot, handle in self._state.handles.items():
-            for number in self._state.core.running(slot):
+            for number in self._state.core.jobs.running(slot):
                 job = self._state.registry.jobs.get(number)
                 if not isinstance(job, ChunkJob):
                     continue

@@ -134,7 +134,7 @@ class Traffic:
                 and options.bound is None
                 and not job._credit
             ):
-                slot = state.core.submit(job.id, known.profile, options.priority)
+                slot = state.core.jobs.submit(job.id, known.profile, options.priority)
             else:
                 slot = self._place(job)
             if slot is not None:
@@ -170,9 +170,9 @@ class Traffic:
         """Return the slot that gets a job, which is no plain one, or queue it."""
         core = self._state.core
         if job._bound is not None:
-            self._state.performer.perform(core.call(job.id, job._bound))
+            self._state.performer.perform(core.sessions.call(job.id, job._bound))
             return None
-        submit = core.submit if job._key is None else core.submit_keyed
+        submit = core.jobs.submit if job._key is None else core.jobs.submit_keyed
         return submit(job.id, job._profile, job._priority)
 
     @decision
@@ -185,13 +185,13 @@ class Traffic:
         job._payload = payload
         state.registry.enter(job)
         if not options.limits.timed or self.timers.wait(job):
-            self._state.performer.perform(state.core.submit_pinned(slot, job.id))
+            self._state.performer.perform(state.core.jobs.submit_pinned(slot, job.id))
         return job
 
     def send(self, slot: int, jobs: Iterable[Job[Any]]) -> None:
         """Put *jobs*, which the core has assigned to *slot*, into its worker's hands."""
         handle = self._state.handles[slot]
-        in_flight = self._state.core.count_in_flight(slot)
+        in_flight = self._state.core.jobs.count_in_flight(slot)
         count, worker, outbox = 0, handle.pid, handle.outbox
         leases = self._state.registry.leases.open
         for job in jobs:
@@ -243,7 +243,7 @@ class Traffic:
         """Send a job behind what its worker sees by now."""
         outbox, core = handle.outbox, self._state.core
         # The pool may have been closed meanwhile, and the caller told so.
-        if core.last(handle.slot) == job.id:
+        if core.jobs.last(handle.slot) == job.id:
             self._state.registry.leases.before_sending(job, handle.slot)
             outbox.put_job(
                 job.id,
@@ -257,7 +257,7 @@ class Traffic:
         outbox.flush()
         if self._concurrency > 1:
             self._state.performer.perform(
-                core.loaded(handle.slot, self._state.loop.time())
+                core.jobs.loaded(handle.slot, self._state.loop.time())
             )
 
     def _fence(self, job: Job[Any], slot: int, until: float) -> None:
@@ -280,7 +280,7 @@ class Traffic:
         landed = self._land(handle, frames)
         # The worker gets its next jobs before these outcomes are even looked at.
         now = self._state.loop.time()
-        commands = core.refill(handle.slot, now)
+        commands = core.jobs.refill(handle.slot, now)
         # A worker that is idle now may be what others have waited for.
         if commands or self._admission.saturated:
             self._state.performer.perform(commands)
@@ -292,7 +292,7 @@ class Traffic:
         for job, frame in landed:
             if registry.settle(job, outcome_of(job, handle, frame)):
                 self._state.performer.perform(
-                    core.give_back({job.id: job._profile}, now)
+                    core.jobs.give_back({job.id: job._profile}, now)
                 )
 
     def _land(
@@ -307,7 +307,7 @@ class Traffic:
                 handle.accuse(f"it sent attempt {frame.attempt} of {job!r}")
                 break
             try:
-                core.outcome(handle.slot, frame.job)
+                core.jobs.outcome(handle.slot, frame.job)
             except ProtocolError as error:
                 handle.accuse(str(error))
                 break
@@ -331,7 +331,7 @@ class Traffic:
         if not noted or handle.broke_protocol:
             return
         frames: list[Frame] = []
-        for number in self._state.core.running(handle.slot):
+        for number in self._state.core.jobs.running(handle.slot):
             job = self._state.registry.jobs.get(number)
             frame = None if job is None else noted.get((number, job.attempt))
             if frame is not None:

@@ -226,7 +226,7 @@ class Books:
         return cost if self.width == 1 else max(LEAST, cost / self.width)
 
     def _able(self, process: Process) -> bool:
-        held = process.slot in self.core._sessions._held
+        held = process.slot in self.core.sessions._sessions._held
         if process.slot in self.owners or held:
             return False
         able = process.ready and not process.told and not process.faulty

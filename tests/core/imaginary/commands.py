@@ -117,7 +117,7 @@ class Commands(Ends):
                 self.seen["a roll in vain" if trouble else "a complete roll"] += 1
             case cmd.GiveUp():
                 assert not self.gave_up
-                self.gave_up = self.core.retry_in(self.now) is None
+                self.gave_up = self.core.workers.retry_in(self.now) is None
                 assert self.gave_up or not self.broken
                 self.broken = True
             case cmd.Recover(slot):
@@ -173,7 +173,7 @@ class Commands(Ends):
         job = self._come_as_call(session)
         self.rebuilding[session] = job
         self.waiting_calls.insert(0, job)
-        self.feed(self.core.call(job, Bound(session, first=True)))
+        self.feed(self.core.sessions.call(job, Bound(session, first=True)))
 
     @property
     def nobody_needs_sessions(self) -> bool:

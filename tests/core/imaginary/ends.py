@@ -73,7 +73,7 @@ class Ends(Lines):
         told, told_at = process.told, process.told_at
         assert told < how, "a step back, or the same one twice"
         # Or it is killed for a job, in the moment before the timer.
-        over = self.time_is_over and not self.core.count_in_flight(process.slot)
+        over = self.time_is_over and not self.core.jobs.count_in_flight(process.slot)
         if self.closing is Finish.NONE or (over and how is StopStage.KILLED):
             assert process.unwanted.keys() >= process.hand.keys(), "a job was forgotten"
             process.hand.clear()

@@ -30,7 +30,7 @@ class Jobs(Commands):
     ) -> None:
         job = self._come(cost, key)
         self.seen["submit"] += 1
-        submit = self.core.submit if key is None else self.core.submit_keyed
+        submit = self.core.jobs.submit if key is None else self.core.jobs.submit_keyed
         slot = submit(job, self.profiles[job], priority)
         self._enter(job, priority, slot)
 
@@ -40,7 +40,7 @@ class Jobs(Commands):
         self.seen["announced"] += 1
         self.announced.append(job)
         self.late.add(job)
-        self.core.announce(job)
+        self.core.jobs.announce(job)
 
     def arrive(self, job: int, priority: int = 0) -> None:
         """Let a job that was announced be pickled by now."""
@@ -48,7 +48,7 @@ class Jobs(Commands):
         self.seen["arrived"] += 1
         if self.closing is not None:
             self.seen["arrived while the pool closes"] += 1
-        commands = self.core.arrive(job, self.profiles[job], self.now, priority)
+        commands = self.core.jobs.arrive(job, self.profiles[job], self.now, priority)
         match commands:
             case [cmd.Assign(slot, (first,)), *rest]:
                 assert first == job
@@ -62,7 +62,7 @@ class Jobs(Commands):
         """Let it turn out that a job which was announced cannot be pickled."""
         self._end(job, "refused")
         self.announced.remove(job)
-        self.feed(self.core.drop(job, self.now))
+        self.feed(self.core.jobs.drop(job, self.now))
 
     def errand(self, slot: int) -> None:
         """Have a job come for one worker."""
@@ -70,7 +70,7 @@ class Jobs(Commands):
         job = self._come(UNKNOWN, None)
         self.errands[job] = slot
         self.seen["an errand"] += 1
-        commands = self.core.submit_pinned(slot, job)
+        commands = self.core.jobs.submit_pinned(slot, job)
         if slot in self.slots("idle") and not process.hung:
             assert commands == [cmd.Assign(slot, (job,))]
         else:
@@ -83,14 +83,14 @@ class Jobs(Commands):
         self.wanted += 1
         self.session_holds += 1
         self.core.hold()
-        self.feed(self.core.want_worker())
+        self.feed(self.core.sessions.want_worker())
         sizing = self.core.replacements.sizing
         if self.wanted and sizing.watching:
             sizing.crowded(self.now)
 
     def want_no_more(self) -> None:
         self.wanted -= 1
-        self.feed(self.core.leave_session_queue(self.now))
+        self.feed(self.core.sessions.leave_queue(self.now))
         self._let_go()
 
     def depart(self) -> None:
@@ -105,12 +105,12 @@ class Jobs(Commands):
 
     def last(self, session: int) -> None:
         self.lasting.add(session)
-        self.core.make_last(session)
+        self.core.sessions.make_last(session)
 
     def call(self, session: int) -> None:
         job = self._come_as_call(session)
         self.waiting_calls.append(job)
-        self.feed(self.core.call(job, Bound(session)))
+        self.feed(self.core.sessions.call(job, Bound(session)))
 
     def end_session(self, session: int, *, fresh: bool) -> None:
         """Let somebody give his worker back, and cancel what he has it do."""
@@ -120,7 +120,7 @@ class Jobs(Commands):
             return
         self._forget(session)
         self.seen["a session that ends"] += 1
-        self.feed(self.core.end_session(session, self.now, fresh=fresh))
+        self.feed(self.core.sessions.end(session, self.now, fresh=fresh))
         self._let_go()
 
     def rebuild_further(self) -> None:
@@ -131,7 +131,7 @@ class Jobs(Commands):
             if job in self.rebuilt:
                 del self.rebuilding[session]
                 self.seen["a session that is rebuilt"] += 1
-                self.feed(self.core.rebuilt(session, job))
+                self.feed(self.core.sessions.rebuilt(session, job))
             else:
                 self.end_session(session, fresh=True)
 
@@ -158,7 +158,7 @@ class Jobs(Commands):
         assert list(process.hand.items())[-1] == (process.loading, process.sent)
         process.loading = None
         self.seen["loaded"] += 1
-        self.feed(self.core.loaded(slot, self.now))
+        self.feed(self.core.jobs.loaded(slot, self.now))
 
     def outcome(
         self, slot: int, *, count: int = 1, again: bool = False, heavy: bool = False
@@ -174,7 +174,7 @@ class Jobs(Commands):
             # Any of those that run may be the next one that ends.
             jobs.append(process.running.pop(len(jobs) * 3 % len(process.running)))
         for job in jobs:
-            self.core.outcome(slot, job)
+            self.core.jobs.outcome(slot, job)
             del process.hand[job]
             self.errands.pop(job, None)
             if job in self.open and job in self.rebuilding.values():
@@ -182,13 +182,13 @@ class Jobs(Commands):
             self._forgive(process, job, "an outcome")
         if self._cost(process) <= REFILL:
             process.line = False
-        self.feed(self.core.refill(slot, self.now))
+        self.feed(self.core.jobs.refill(slot, self.now))
         for job in jobs:
             if job not in self.open:
                 continue  # its caller has left
             if heavy:
                 self.landing.append(job)
-                self.core.landing(job)
+                self.core.closing.landing(job)
                 continue
             if not again or job in errands or job in self.calls:
                 self._end(job, "completed")
@@ -204,12 +204,12 @@ class Jobs(Commands):
             self._again(job)
         else:
             self._end(job, "completed")
-        self.feed(self.core.landed(job, self.now))
+        self.feed(self.core.jobs.landed(job, self.now))
 
     def _again(self, job: int) -> None:
         self.seen["an answer to retry after"] += 1
         self._put_back([job])
-        self.feed(self.core.give_back({job: self.profiles[job]}, self.now))
+        self.feed(self.core.jobs.give_back({job: self.profiles[job]}, self.now))
 
     def answer(self, slot: int) -> None:
         """Let a worker answer what it was asked."""
@@ -230,7 +230,7 @@ class Jobs(Commands):
         for job in process.running:
             if job in process.unwanted and process.hand.get(job) in answered:
                 self._make_end(process, job, process.unwanted[job])
-        commands = self.core.revoked(slot, won, self.now)
+        commands = self.core.jobs.revoked(slot, won, self.now)
         left = [c.jobs for c in commands if isinstance(c, cmd.Unassign)]
         assert left == [tuple(back)] * bool(back), "each is with no worker any more"
         self.feed(commands)
@@ -252,7 +252,7 @@ class Jobs(Commands):
             self._make_end(process, job, CancelMode("kill", STACK_GRACE))
         else:
             self._make_end(process, job, CancelMode("interrupt", press.grace))
-        commands = self.core.expire(job, self.now, index=slot, press=press)
+        commands = self.core.termination.expire(job, self.now, index=slot, press=press)
         assert (
             cmd.WriteStacks(slot, job) in commands or process.told is not StopStage.NO
         )
@@ -262,16 +262,16 @@ class Jobs(Commands):
         self._end(job, "cancelled")
         if job in self.waiting:
             self._unqueue(job)
-            self.feed(self.core.drop(job, self.now))
+            self.feed(self.core.jobs.drop(job, self.now))
             return
         if job in self.waiting_calls:
             self.waiting_calls.remove(job)
         if job in self.landing:
             self.landing.remove(job)
-            self.feed(self.core.landed(job, self.now))
+            self.feed(self.core.jobs.landed(job, self.now))
             return
         if not any(job in p.hand for p in self.processes.values()):
-            self.feed(self.core.drop(job, self.now))
+            self.feed(self.core.jobs.drop(job, self.now))
             return
         (process,) = (p for p in self.processes.values() if job in p.hand)
         if job == process.loading:
@@ -281,7 +281,7 @@ class Jobs(Commands):
         begun = job in process.running
         if begun:
             self._make_end(process, job, press)
-        commands = self.core.cancel(
+        commands = self.core.jobs.cancel(
             job, self.now, index=process.slot, begun=begun, press=press
         )
         self.feed(commands)
@@ -298,7 +298,7 @@ class Jobs(Commands):
         del process.hand[job]
         process.given -= 1
         self._forgive(process, job, "a job withdrawn")
-        commands = self.core.withdraw(process.slot, job, self.now)
+        commands = self.core.jobs.withdraw(process.slot, job, self.now)
         assert commands[0] == cmd.Unassign((job,))
         news = [type(command) for command in commands]
         assert cmd.Revoke not in news, "there is nothing to ask for"

@@ -20,14 +20,14 @@ class ImaginaryShell(Jobs):
     """Feeds a :class:`Supervision` and carries out what it wants done."""
 
     def start(self) -> None:
-        self.feed(self.core.start(self.now))
+        self.feed(self.core.workers.start(self.now))
         assert len(self.processes) == self.workers, "every worker is started"
 
     def ready(self, slot: int) -> None:
         process = self.processes[slot]
         if process.told is not StopStage.NO or process.ready:
             self.seen["a late hello"] += 1
-            assert self.core.ready(slot, self.now) == []
+            assert self.core.workers.ready(slot, self.now) == []
             return
         process.ready = True
         self.seen["ready"] += 1
@@ -41,7 +41,7 @@ class ImaginaryShell(Jobs):
         self.parked.clear()
         self.retry_at, self.last_try = -math.inf, None
         self.hurried = 2 * self.rolling
-        self.feed(self.core.ready(slot, self.now))
+        self.feed(self.core.workers.ready(slot, self.now))
 
     def write(self, slot: int) -> None:
         """Let a worker have said where it is."""
@@ -56,14 +56,14 @@ class ImaginaryShell(Jobs):
                 self.seen["killed when it had said where it was"] += 1
         if process.dies_at is not None:
             process.dies_at = self.now
-        self.feed(self.core.stacks_written(slot, self.now))
+        self.feed(self.core.termination.stacks_written(slot, self.now))
 
     def hang(self, slot: int, job: int | None = None) -> None:
         """Let it be noticed that a worker is silent, or a job that it runs."""
         process = self.processes[slot]
         able = process.ready and process.told is StopStage.NO
         if not able or process.hung or process.doomed:
-            assert self.core.hang(slot, self.now, job) == []
+            assert self.core.termination.hang(slot, self.now, job) == []
             return
         due = self.now + STACK_GRACE
         silent = next(iter(process.hand), None) if job is None else job
@@ -78,7 +78,7 @@ class ImaginaryShell(Jobs):
             until = process.asked_to_end.get(silent, due)
             process.asked_to_end[silent] = min(until, due)
             process.stalled.add(silent)
-        commands = self.core.hang(slot, self.now, job)
+        commands = self.core.termination.hang(slot, self.now, job)
         assert cmd.WriteStacks(slot, silent) in commands
         self.feed(commands)
 
@@ -86,11 +86,11 @@ class ImaginaryShell(Jobs):
         """Let an uncaught exception end one of a worker's other threads."""
         self.processes[slot].faulty = True
         self.seen["a fault"] += 1
-        self.feed(self.core.condemn(slot, self.now))
+        self.feed(self.core.workers.condemn(slot, self.now))
 
     def look_for_stalls(self) -> None:
         first = {p.slot: p.first() for p in self.processes.values()}
-        for command in self.core.look_for_stalls():
+        for command in self.core.termination.look_for_stalls():
             assert isinstance(command, cmd.Revoke)
             process = self.processes[command.slot]
             assert len(process.hand) > self.width
@@ -132,7 +132,7 @@ class ImaginaryShell(Jobs):
         self.seen[f"died {process.state}, told {process.told.name.lower()}"] += 1
         ledger = copy.deepcopy(self.core._lifecycle.ledger)
         broken = self.broken
-        commands = self.core.ended(
+        commands = self.core.workers.ended(
             slot, self.now, started=started, requeue=back, jitter=jitter
         )
         verdicts = [
@@ -223,20 +223,20 @@ class ImaginaryShell(Jobs):
             del process.hand[unsent]
             process.given -= 1
             self._forgive(process, unsent, "a job withdrawn")
-            self.feed(self.core.withdraw(slot, unsent, self.now))
+            self.feed(self.core.jobs.withdraw(slot, unsent, self.now))
             profile = self.profiles[unsent]
-            self.feed(self.core.give_back({unsent: profile}, self.now))
+            self.feed(self.core.jobs.give_back({unsent: profile}, self.now))
 
     def oversized(self, slot: int) -> None:
         process = self.processes[slot]
         if process.ready and process.told is StopStage.NO:
             process.oversized = True
-        self.feed(self.core.replacements.oversized(self.core.slots[slot], "", self.now))
+        self.feed(self.core.workers.oversized(slot, "", self.now))
 
     def kill(self, slot: int) -> None:
         process = self.processes[slot]
         process.shot = True
-        self.feed(self.core.replacements.kill(self.core.slots[slot], self.now))
+        self.feed(self.core.workers.kill(slot, self.now))
         assert process.told is StopStage.KILLED
 
     def roll(self) -> None:

@@ -1,0 +1,216 @@
+"""The life of workers: they are started, get ready, and end.
+
+What is no part of a plan is decided here: what follows an end that nobody asked for, and who is
+killed at once.  Planned exits are in ``replacement.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncpool._core.dispatch.in_flight import InFlight
+from asyncpool._core.policies.restart import Restart
+from asyncpool._core.slots.commands import Command
+from asyncpool._core.slots.lifecycle import fail_jobs
+from asyncpool._core.slots.slots import UP, Slot, SlotEvent, SlotState, StopStage
+from asyncpool._core.supervision.job_assignment import JobAssignment, SupervisionParts
+
+
+class WorkerLife:
+    """The workers of a pool, from the start of each to its end.
+
+    Args:
+        parts: The state of the pool.
+        jobs: What gives jobs to them, and takes them back.
+    """
+
+    def __init__(self, parts: SupervisionParts, jobs: JobAssignment) -> None:
+        self._slots = parts.lifecycle.slots
+        self._lifecycle = parts.lifecycle
+        self._dispatcher = parts.dispatcher
+        self._pinned = parts.pinned
+        self._sessions = parts.sessions
+        self._affinity_slots = parts.affinity_slots
+        self._closing = parts.closing
+        self._replacements = parts.replacements
+        self._serving = parts.serving
+        self._jobs = jobs
+
+    def start(self, now: float) -> list[Command]:
+        """Fill every slot, unless the pool closes already, and has nothing to do."""
+        if self._closing.needs_nobody:
+            return []
+        commands = [
+            self._lifecycle.spawn(slot, now, new=True)
+            for slot in self._slots
+            if slot.state is SlotState.VACANT
+        ]
+        self._affinity_slots.open()
+        return commands
+
+    def ready(self, index: int, now: float) -> list[Command]:
+        """Take note that the worker in slot *index* said hello."""
+        slot = self._slots[index]
+        if slot.state is not SlotState.STARTING:
+            return []
+        slot.apply(SlotEvent.READY)
+        slot.ready_at, slot.idle_since, slot.due = now, now, None
+        was_broken = self._lifecycle.broken is not None
+        commands = self._lifecycle.on_ready(slot, now)
+        if was_broken:
+            for other in self._slots:
+                if 0 < len(other.in_flight.jobs) < other.concurrency:
+                    commands += self._jobs.refill(
+                        other.index, now
+                    )  # it has lanes again
+        if slot.session is None:
+            self._affinity_slots.assign(slot)
+        commands += self._replacements.ready(slot, now)
+        if slot.session is not None:
+            commands += self._sessions.renew(slot)
+        elif not slot.draining:
+            commands += self._jobs.feed(slot, now)
+        commands += self._replacements.step(now)
+        self._replacements.resizing.count(now)
+        return [*commands, *self._jobs.settle(now)]
+
+    def ended(
+        self,
+        index: int,
+        now: float,
+        *,
+        started: bool,
+        requeue: Sequence[int],
+        jitter: float,
+    ) -> list[Command]:
+        """Take note that the process in slot *index* is gone.
+
+        Args:
+            index: The slot.
+            now: The time.
+            started: Whether the worker had begun one of its jobs, or served somebody.
+            requeue: Those of its jobs that are to be tried again, oldest first.
+            jitter: A random number in ``[0, 1)``, for the jitter.
+        """
+        slot = self._slots[index]
+        self._dispatcher.worker_gone(index)
+        in_flight, slot.in_flight = slot.in_flight, InFlight(slot.concurrency)
+        slot.due = None
+        slot.probing = False
+        slot.apply(SlotEvent.EXITED)
+        old = None if slot.replaces is None else self._slots[slot.replaces]
+        self._replacements.gone(slot)
+        # A session that lasts goes on in this slot.
+        followed = self._sessions.lasts(slot) and not self._closing.needs_nobody
+        needed = self._replacements.budget.needs(slot) or followed
+        commands = self._pinned.drop(slot)
+        commands += self._jobs.put_back(
+            {job: in_flight.jobs[job][2] for job in requeue}
+        )
+        commands += self._follow(
+            slot, old, now, needed=needed, started=started, jitter=jitter
+        )
+        followed = followed and self._lifecycle.broken is None
+        commands += self._sessions.gone(slot, followed=followed)
+        commands += self._sessions.hand_out()
+        commands += self._replacements.step(now)
+        self._replacements.resizing.count(now)
+        return [*commands, *self._jobs.settle(now)]
+
+    def _follow(
+        self,
+        slot: Slot,
+        old: Slot | None,
+        now: float,
+        *,
+        needed: bool,
+        started: bool,
+        jitter: float,
+    ) -> list[Command]:
+        """Decide whether another worker follows in *slot*, whose worker was to replace *old*'s."""
+        if self._closing.needs_nobody:
+            return []
+        if old is not None and not slot.planned:
+            return self._replacements.failed(slot, old, now, jitter)
+        if not slot.planned:
+            by_jobs = slot.faulty and slot.outcomes > 0 and not self._serving
+            blamed = started or by_jobs
+            return self._judge(slot, now, needed=needed, blamed=blamed, jitter=jitter)
+        if not needed:
+            return self._lifecycle.leave_empty(slot)
+        if self._lifecycle.broken is not None:
+            return self._lifecycle.park(slot, self._lifecycle.broken, now)
+        return [self._lifecycle.spawn(slot, now)]
+
+    def served(self, index: int, served: int, now: float) -> list[Command]:
+        """Take note that the worker in slot *index* has served so many, in all."""
+        slot = self._slots[index]
+        slot.outcomes = served
+        if served >= slot.recycle_limits.jobs:
+            return self._replacements.replace(slot, "max_jobs", now)
+        return []
+
+    def condemn(self, index: int, now: float) -> list[Command]:
+        """Replace the worker in slot *index*, once it has nothing more in flight.
+
+        One that serves is followed before that.
+        """
+        slot = self._slots[index]
+        slot.faulty = True
+        self._dispatcher.worker_gone(index)
+        if slot.state is SlotState.BUSY:
+            return []
+        if self._serving and slot.ready_at is not None:
+            if slot.state is SlotState.IDLE:
+                return self._let_finish(slot, now)
+            return []  # it finishes already
+        return self._lifecycle.stop_worker(slot, StopStage.KILLED, now)
+
+    def oversized(self, index: int, reason: str, now: float) -> list[Command]:
+        """Kill the worker in slot *index*, which has more memory than it may."""
+        slot = self._slots[index]
+        if slot.state not in UP:
+            return []
+        slot.oversized = True
+        return self._lifecycle.stop_worker(slot, StopStage.KILLED, now, reason=reason)
+
+    def kill(self, index: int, now: float) -> list[Command]:
+        """Kill the worker in slot *index*, which was ready, since somebody wants that.
+
+        So it is no crash, unless something else had become of it by now.
+        """
+        slot = self._slots[index]
+        planned = not (slot.faulty or slot.hung)
+        how, reason = StopStage.KILLED, "kill() was called"
+        return self._lifecycle.stop_worker(
+            slot, how, now, planned=planned, reason=reason
+        )
+
+    def try_sooner(self, now: float) -> None:
+        """Take note that a caller was refused, since the pool is broken."""
+        self._lifecycle.try_sooner(now)
+
+    def retry_in(self, now: float) -> float | None:
+        """Return the seconds until a broken pool tries to start a worker; ``None`` for never."""
+        return self._lifecycle.retry_in(now)
+
+    def _judge(
+        self, slot: Slot, now: float, *, needed: bool, blamed: bool, jitter: float
+    ) -> list[Command]:
+        before = self._lifecycle.broken
+        commands = self._lifecycle.judge(
+            slot, now, needed=needed, blamed=blamed, jitter=jitter
+        )
+        if self._lifecycle.broken != before:
+            commands += self._replacements.suspend("the pool broke")
+            commands += fail_jobs(list(self._pinned.take_all()), "broken")
+            commands += self._sessions.give_up()
+        return commands
+
+    def _let_finish(self, slot: Slot, now: float) -> list[Command]:
+        """Let a faulty worker finish what it serves, while another takes its place."""
+        verdict = self._lifecycle.judge_early(slot, now)
+        delay = verdict.delay if isinstance(verdict, Restart) else None
+        return self._replacements.fail_after_drain(
+            slot, "uncaught exception", now, delay
+        )

@@ -1,0 +1,82 @@
+"""How many workers there are, one story each; every order of them is in ``test_supervision.py``."""
+
+from __future__ import annotations
+
+from asyncpool._core.slots.commands import (
+    LeaveEmpty,
+    Resized,
+    Retiring,
+    Spawn,
+    Stop,
+    Terminate,
+)
+from tests.core.supervised import gone, pool, short, taking
+
+
+def test_a_pool_grows_at_once_when_it_is_resized() -> None:
+    core = pool(1)
+    commands = core.replacements.resize(3, 3, 1.0)
+    assert commands == [Resized(3), Spawn(1, 1), Spawn(2, 1)]
+    core.workers.ready(1, 1.1)
+    assert [core.replacements.budget.settled, bool(core.workers.ready(2, 1.1))] == [
+        False,
+        False,
+    ]
+    assert core.replacements.budget.settled
+    core.replacements.resize(9, 9, 2.0)
+    assert len(core.slots) == 10, "there is a spare seat"
+
+
+def test_when_it_shrinks_the_idle_go_first_and_one_by_one() -> None:
+    core = pool(4)
+    for job in (1, 2):
+        core.jobs.submit(job, short(1e9))  # in slots 3 and 2
+    commands = core.replacements.resize(1, 1, 1.0)
+    assert commands == [Resized(1), Retiring(0, "resize"), Stop(0)]
+    assert gone(core, 0, 1.1) == [LeaveEmpty(0), Retiring(1, "resize"), Stop(1)]
+    commands = gone(core, 1, 1.2)
+    assert commands == [LeaveEmpty(1), Retiring(2, "resize")]
+    core.jobs.outcome(2, 2)
+    assert core.jobs.refill(2, 1.3) == [Stop(2)]
+    settled = [core.replacements.budget.settled]
+    assert gone(core, 2, 1.4) == [LeaveEmpty(2)]
+    assert [*settled, core.replacements.budget.settled] == [False, True]
+    assert taking(core) == [3]
+
+
+def test_whoever_has_not_started_is_not_needed_most_of_all() -> None:
+    core = pool(1)
+    core.replacements.resize(2, 2, 1.0)
+    commands = core.replacements.resize(1, 1, 1.1)
+    assert commands == [Resized(1), Retiring(1, "resize"), Terminate(1)]
+    assert taking(core) == [0]
+
+
+def test_an_elastic_pool_grows_while_jobs_wait_and_shrinks_when_workers_idle() -> None:
+    core = pool(1, 3)
+    for job in range(1, 6):
+        if (
+            core.jobs.submit(job, short(1e9)) is None
+            and core.replacements.sizing.watching
+        ):
+            core.replacements.sizing.crowded(1.0)
+    first = core.next_deadline()
+    assert first is not None
+    assert core.on_timer(first) == [Resized(2), Spawn(1, 1)]
+    second = core.next_deadline()
+    assert second is not None
+    assert core.on_timer(second) == [Resized(3), Spawn(2, 1)]
+    core.workers.ready(1, 2.0)
+    core.workers.ready(2, 2.0)
+    for slot, job in ((0, 1), (1, 2), (2, 3), (0, 4), (1, 5)):
+        core.jobs.outcome(slot, job)
+        core.jobs.refill(slot, 10.0 + slot)
+    went: list[int] = []
+    while (now := core.next_deadline()) is not None:
+        for command in core.on_timer(now):
+            if isinstance(command, Retiring):
+                assert now == 70.0 + command.slot
+                went.append(command.slot)
+                assert gone(core, command.slot, now) == [LeaveEmpty(command.slot)]
+    assert went == [0, 1], "whoever has been idle for longest"
+    assert taking(core) == [2]
