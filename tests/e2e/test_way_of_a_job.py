@@ -1,17 +1,21 @@
-"""The way of a job is what docs/architecture.md says, step by step."""
+"""The ways of a job and of a death are what docs/architecture.md says, step by step."""
 
 from __future__ import annotations
 
 import operator
+import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import pytest
 
 import asyncpool
-from asyncpool import Pool
+from asyncpool import Pool, WorkerCrashedError
+from asyncpool._runtime.worker.handle import WorkerHandle
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.scripts import ROOT
@@ -21,21 +25,31 @@ PACKAGE = Path(asyncpool.__file__).parent
 # | 9 | `Dispatcher.submit` | `_core/dispatch/dispatcher` |
 _ROW = re.compile(r"^\| \d+ \| (.*) \| `([\w/]+)` \|$", re.MULTILINE)
 
+JOB, DEATH = "The way of a job", "The way of a death"
+
 # In the table, the worker has the job between these two.
 _SENT, _RECEIVED = "Channel.flush", "Channel._read_some"
 
 
-def steps() -> list[tuple[str, str]]:
-    """Return the functions of the table, each with its module."""
+def rows_of(title: str) -> list[tuple[str, str]]:
+    """Return the steps of the table below a heading, each with its module."""
     text = (ROOT / "docs/architecture.md").read_text()
-    rows = _ROW.findall(text)
+    section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    return _ROW.findall(section)
+
+
+def steps(title: str) -> list[tuple[str, str]]:
+    """Return the functions of the table below a heading, each with its module."""
     return [
-        (module, name) for step, module in rows for name in re.findall(r"`(.*?)`", step)
+        (module, name)
+        for step, module in rows_of(title)
+        for name in re.findall(r"`(.*?)`", step)
     ]
 
 
-async def calls_for_a_job() -> list[tuple[str, str]]:
-    """Return what is called in this process for one job: each function with its module."""
+@contextmanager
+def noted_calls() -> Iterator[list[tuple[str, str]]]:
+    """Note what is called in this process: each function with its module."""
     calls: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -44,34 +58,57 @@ async def calls_for_a_job() -> list[tuple[str, str]]:
             module = path.relative_to(PACKAGE).with_suffix("").as_posix()
             calls.append((module, frame.f_code.co_qualname))
 
-    async with patience(), Pool(1) as pool:
-        await pool.submit(operator.neg, 1)  # its worker knows the function from now on
-        sys.setprofile(note)
-        try:
-            await pool.submit(operator.neg, 2)
-        finally:
-            sys.setprofile(None)
-    return calls
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(None)
 
 
-@pytest.mark.parametrize("step", steps(), ids=str)
+def assert_in_order(way: list[tuple[str, str]], calls: list[tuple[str, str]]) -> None:
+    rest = iter(calls)
+    for step in way:
+        assert step in rest, f"{step} is not called, or not behind those before it"
+
+
+@pytest.mark.parametrize("step", steps(JOB) + steps(DEATH), ids=str)
 def test_each_step_is_in_its_module(step: tuple[str, str]) -> None:
     module, name = step
     text = (PACKAGE / f"{module}.py").read_text()
     for word in name.split("."):
-        assert re.search(rf"^\s*(class|def) {word}\b", text, re.MULTILINE)
+        assert re.search(rf"^\s*(async )?(class|def) {word}\b", text, re.MULTILINE)
 
 
 @BOTH_LOOPS
 async def test_a_job_takes_these_steps_in_this_order() -> None:
-    way = steps()
+    way = steps(JOB)
     sent = next(at for at, (_, name) in enumerate(way) if name == _SENT)
     received = next(at for at, (_, name) in enumerate(way) if name == _RECEIVED)
-    rest = iter(await calls_for_a_job())
-    for step in way[: sent + 1] + way[received:]:
-        assert step in rest, f"{step} is not called, or not behind those before it"
+    async with patience(), Pool(1) as pool:
+        await pool.submit(operator.neg, 1)  # its worker knows the function from now on
+        with noted_calls() as calls:
+            await pool.submit(operator.neg, 2)
+    assert_in_order(way[: sent + 1] + way[received:], calls)
 
 
 def test_there_are_not_too_many_of_them() -> None:
-    rows = _ROW.findall((ROOT / "docs/architecture.md").read_text())
-    assert 0 < len(rows) <= 25
+    assert 0 < len(rows_of(JOB)) <= 25
+
+
+@BOTH_LOOPS
+async def test_a_death_takes_these_steps_in_this_order() -> None:
+    async with patience(), Pool(1) as pool:
+        await pool.submit(operator.neg, 1)
+        with noted_calls() as calls, pytest.raises(WorkerCrashedError):
+            await pool.submit(os._exit, 3)
+    assert_in_order(steps(DEATH), calls)
+
+
+def test_the_drawing_of_a_death_has_the_names_of_its_steps() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    drawing = text.partition(f"## {DEATH}\n")[2].partition("```text")[2]
+    named = re.findall(r"\b[A-Z]\w+\.\w+", drawing.partition("```")[0])
+    known = {name for _, name in steps(DEATH)} | {"WorkerHandle._watch_errors"}
+    assert named
+    assert set(named) <= known
+    assert hasattr(WorkerHandle, "_watch_errors")
