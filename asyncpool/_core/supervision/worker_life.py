@@ -60,9 +60,8 @@ class WorkerLife:
         if was_broken:
             for other in self._slots:
                 if 0 < len(other.in_flight.jobs) < other.concurrency:
-                    commands += self._jobs.refill(
-                        other.index, now
-                    )  # it has lanes again
+                    # It has lanes again.
+                    commands += self._jobs.refill(other.index, now)
         if slot.session is None:
             self._affinity_slots.assign(slot)
         commands += self._replacements.ready(slot, now)
