@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from asyncpool._api.caller import Caller
-from asyncpool._core.policies.job_limits import JobOptions
-from asyncpool._runtime.options.job_options import Options, changed
+from asyncpool._core.policies.job_limits import JobOptions, Options
+from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.pool.supervisor import Supervisor
 
 __all__ = ["BoundPool"]

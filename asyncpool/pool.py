@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, Unpack
 
 from asyncpool._api.caller import Caller
 from asyncpool._api.supervised import Supervised
-from asyncpool._core.policies.job_limits import JobOptions, OnCancel
+from asyncpool._core.policies.job_limits import JobOptions, OnCancel, Options
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
@@ -24,7 +24,7 @@ from asyncpool._runtime.base.arguments import (
 from asyncpool._runtime.base.callbacks import CrashCallback
 from asyncpool._runtime.base.event_loop import shielded
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, check_platform
-from asyncpool._runtime.options.job_options import Options, changed
+from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.options.pool_options import pool_options
 from asyncpool._runtime.options.worker_options import OutputMode
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
@@ -203,8 +203,8 @@ class Pool(Caller, Supervised):
 
         Args: Cancellation
             on_cancel: What becomes of a running job that is cancelled.  ``"interrupt"``
-                raises :exc:`JobCancelled` in it, and its worker is killed if it has not
-                ended after *cancel_grace*; ``"kill"`` kills the worker at once;
+                (the default) raises :exc:`JobCancelled` in it, and its worker is killed if it has
+                not ended after *cancel_grace*; ``"kill"`` kills the worker at once;
                 ``"wait"`` lets it run to its end, which nobody hears of.
             cancel_grace: Seconds that an interrupted job has to end; 2 by default.
 

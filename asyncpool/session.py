@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.policies.job_limits import JobOptions, Options
 from asyncpool._runtime.base.arguments import (
     check_callable,
     check_timeout,
     not_callable,
 )
 from asyncpool._runtime.job.job import Job
-from asyncpool._runtime.options.job_options import Options, changed
+from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.pool.sessions import SessionWorker
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.stream import Stream

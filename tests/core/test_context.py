@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from asyncpool._core.wire.context import (
     MAX_CONTEXT,
     MAX_VARIABLES,
+    PARTS,
     PLAIN,
     JobContext,
     with_details,
@@ -86,7 +87,8 @@ def test_until_when_an_attempt_may_run(
 
 
 def test_the_largest_context_has_the_most_bytes_and_none_is_larger() -> None:
-    largest = JobContext(1.0, None, bytes(MAX_DETAILS), bytes(MAX_VARIABLES))
+    parts = {name: bytes(most) for name, most in PARTS.items()}
+    largest = JobContext(1.0, None, **parts)
     packed = largest.pack()
     assert len(packed) == MAX_CONTEXT
     assert JobContext.unpack(packed) == largest

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from asyncpool._core.base.names import MAX_NAME, OPTIONS, function_name, misplaced
-from asyncpool._runtime.options.job_options import Options
+from asyncpool._core.policies.job_limits import Options
 from asyncpool._worker.api.calls import call_chunk, call_counted
 from tests.helpers import jobs, values
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from asyncpool import Cluster, Pool, ProcessPoolExecutor, RestartPolicy, WorkerLimits
+from asyncpool._core.policies.attempts import AttemptPolicy
+from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Options
 from asyncpool._futures.executor_options import EXECUTOR_CHECKS, ExecutorOptions
 from asyncpool._runtime.options.checks import (
     Check,
@@ -25,7 +27,7 @@ from asyncpool._runtime.options.checks import (
     one_of,
     seconds,
 )
-from asyncpool._runtime.options.job_options import Options
+from asyncpool._runtime.options.job_options import changed
 from asyncpool._runtime.options.pool_options import (
     JOB_LIMITS,
     POOL_CHECKS,
@@ -130,16 +132,23 @@ def test_the_options_of_jobs_are_in_groups() -> None:
     assert sorted(chain(*groups.values())) == sorted(Options.__annotations__)
 
 
-@pytest.mark.parametrize(
-    ("thing", "begin", "end"),
-    [
-        (Pool, "## The pool\n", "What a pool does:"),
-        (Pool.options, "### Options of jobs\n", "## Closing"),
-    ],
-)
-def test_the_reference_has_the_same_groups(thing: object, begin: str, end: str) -> None:
-    part = REFERENCE.partition(begin)[2].partition(end)[0]
-    assert tables_of(part) == groups_of(inspect.getdoc(thing))
+def test_each_option_of_jobs_is_a_field_of_what_a_job_has() -> None:
+    fields = names(JobOptions) | names(JobLimits) | names(AttemptPolicy)
+    assert Options.__annotations__.keys() <= fields
+
+
+def test_options_that_are_not_given_stay() -> None:
+    first = changed(JobOptions(), {"priority": 7, "key": "k", "max_attempts": 4})
+    second = changed(first, {"timeout": 2.0, "prefetch": 5})
+    assert (second.priority, second.key) == (7, first.key)
+    assert (second.attempts, second.limits.timeout) == (first.attempts, 2.0)
+    assert changed(second, {}) == second
+    assert changed(second, {"key": None}).key is None
+
+
+def test_the_reference_has_the_same_groups() -> None:
+    part = REFERENCE.partition("## The pool\n")[2].partition("What a pool does:")[0]
+    assert tables_of(part) == groups_of(inspect.getdoc(Pool))
 
 
 def given(**changes: Any) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.run_times import Bound
@@ -12,6 +12,7 @@ from asyncpool._core.base.validation import INT, SECONDS, check_kinds, or_none
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.wire.context import JobContext, end_of
 from asyncpool._core.wire.frames import MAX_NUMBER
+from asyncpool.events import CrashKind
 
 Limit = Literal["timeout", "queue_timeout", "deadline"]
 OnCancel = Literal["interrupt", "kill", "wait"]
@@ -158,6 +159,27 @@ class JobLimits:
             beat: When it was last heard of.
         """
         return end_of(beat, self.heartbeat_timeout, self.run_end(began))
+
+
+class Options(TypedDict, total=False):
+    """The options as users write them; see :meth:`asyncpool.Pool.options`.
+
+    What they become is a field of the same name in :class:`JobOptions`, or in its *attempts* or
+    *limits*.
+    """
+
+    max_attempts: int
+    retry_on: Iterable[CrashKind | type[BaseException]]
+    timeout: float | None
+    queue_timeout: float | None
+    heartbeat_timeout: float | None
+    deadline: float | None
+    on_cancel: OnCancel
+    cancel_grace: float
+    priority: int
+    key: Hashable
+    lease: tuple[Keeper, Hashable] | None
+    prefetch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,16 @@ from asyncpool._core.base.records import Record
 from asyncpool._core.wire.heartbeat_records import MAX_DETAILS
 from asyncpool.errors import ProtocolError
 
-# The most bytes of the variables, and of the whole.
+# The most bytes of the variables.
 MAX_VARIABLES = 1 << 16
 
-_HEAD = struct.Struct("!?d?dI")
+# The most bytes of each part, in their order.  The head has the sizes of all but the last.
+PARTS = {"details": MAX_DETAILS, "variables": MAX_VARIABLES}
+*_SIZED, _LAST = PARTS
 
-MAX_CONTEXT = _HEAD.size + MAX_DETAILS + MAX_VARIABLES
+_HEAD = struct.Struct("!?d?d" + "I" * len(_SIZED))
+
+MAX_CONTEXT = _HEAD.size + sum(PARTS.values())
 
 
 def end_of(began: float, seconds: float | None, deadline: float | None) -> float | None:
@@ -60,18 +64,20 @@ class JobContext(Record):
         """
         if self == PLAIN:
             return b""
-        for name, limit in (("details", MAX_DETAILS), ("variables", MAX_VARIABLES)):
-            size = len(getattr(self, name))
-            if size > limit:
-                raise ValueError(f"{name} have {size} bytes, and {limit} is the most")
+        parts: list[bytes] = [getattr(self, name) for name in PARTS]
+        for (name, most), part in zip(PARTS.items(), parts, strict=True):
+            if len(part) > most:
+                raise ValueError(
+                    f"{name} have {len(part)} bytes, and {most} is the most"
+                )
         head = _HEAD.pack(
             self.timeout is not None,
             self.timeout or 0.0,
             self.deadline is not None,
             self.deadline or 0.0,
-            len(self.details),
+            *map(len, parts[:-1]),
         )
-        return head + self.details + self.variables
+        return b"".join((head, *parts))
 
     @classmethod
     def unpack(cls, payload: bytes) -> JobContext:
@@ -83,17 +89,21 @@ class JobContext(Record):
         if not payload:
             return PLAIN
         try:
-            bounded, timeout, ends, deadline, size = _HEAD.unpack_from(payload)
+            bounded, timeout, ends, deadline, *sizes = _HEAD.unpack_from(payload)
         except struct.error as error:
             raise ProtocolError("a context cannot be read") from error
-        middle = _HEAD.size + size
-        if middle > len(payload):
+        parts: dict[str, bytes] = {}
+        begin = _HEAD.size
+        for name, size in zip(_SIZED, sizes, strict=True):
+            parts[name] = payload[begin : begin + size]
+            begin += size
+        if begin > len(payload):
             raise ProtocolError("a context is cut short")
+        parts[_LAST] = payload[begin:]
         return cls(
             timeout=timeout if bounded else None,
             deadline=deadline if ends else None,
-            details=payload[_HEAD.size : middle],
-            variables=payload[middle:],
+            **parts,
         )
 
     def end(self, began: float) -> float | None:

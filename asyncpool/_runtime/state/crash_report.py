@@ -104,7 +104,7 @@ class CrashReporter:
         if kind == "hung":
             stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)
             detail, killed_by_us = handle.silence, False
-        return Crash(
+        crash = Crash(
             slot=handle.slot,
             generation=handle.generation,
             pid=handle.pid,
@@ -112,15 +112,16 @@ class CrashReporter:
             signal=_signal_name(-status) if status is not None and status < 0 else None,
             kind=kind,
             uptime=now - handle.began_at,
-            job_id=job.id if job is not None else None,
-            attempt=job.attempt if job is not None else 0,
+            job_id=None,
+            attempt=0,
             detail=f"killed since {detail}" if killed_by_us else detail,
             stack=stack,
             stderr_tail=handle.stderr_tail,
             next_step=next_step,
-            concurrent_jobs=tuple(other.id for other in jobs if other is not job),
-            function=job._function.name if job is not None else "",
         )
+        if job is None:
+            return crash
+        return _told_of(job, crash, tuple(other.id for other in jobs[1:]))
 
 
 def seen_by(job: Job[object], crash: Crash) -> Crash:
@@ -129,6 +130,11 @@ def seen_by(job: Job[object], crash: Crash) -> Crash:
         return crash
     all_jobs = (crash.job_id, *crash.concurrent_jobs)
     beside = tuple(number for number in all_jobs if number != job.id)
+    return _told_of(job, crash, beside)
+
+
+def _told_of(job: Job[object], crash: Crash, beside: tuple[int, ...]) -> Crash:
+    """Return *crash* with all that it says of *job*, which the worker ran beside others."""
     return replace(
         crash,
         job_id=job.id,
