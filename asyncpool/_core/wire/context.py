@@ -15,6 +15,7 @@ Each time is a byte that tells whether there is one, and a double.
 from __future__ import annotations
 
 import struct
+from operator import attrgetter
 
 from asyncpool._core.base.records import Record
 from asyncpool._core.wire.heartbeat_records import MAX_DETAILS
@@ -26,6 +27,7 @@ MAX_VARIABLES = 1 << 16
 # The most bytes of each part, in their order.  The head has the sizes of all but the last.
 PARTS = {"details": MAX_DETAILS, "variables": MAX_VARIABLES}
 *_SIZED, _LAST = PARTS
+_parts = attrgetter(*PARTS)
 
 _HEAD = struct.Struct("!?d?d" + "I" * len(_SIZED))
 
@@ -64,12 +66,9 @@ class JobContext(Record):
         """
         if self == PLAIN:
             return b""
-        parts: list[bytes] = [getattr(self, name) for name in PARTS]
-        for (name, most), part in zip(PARTS.items(), parts, strict=True):
-            if len(part) > most:
-                raise ValueError(
-                    f"{name} have {len(part)} bytes, and {most} is the most"
-                )
+        parts: tuple[bytes, ...] = _parts(self)
+        if any(parts):
+            _check_sizes(parts)
         head = _HEAD.pack(
             self.timeout is not None,
             self.timeout or 0.0,
@@ -77,7 +76,7 @@ class JobContext(Record):
             self.deadline or 0.0,
             *map(len, parts[:-1]),
         )
-        return b"".join((head, *parts))
+        return head + b"".join(parts)
 
     @classmethod
     def unpack(cls, payload: bytes) -> JobContext:
@@ -112,6 +111,12 @@ class JobContext(Record):
 
 
 PLAIN = JobContext()
+
+
+def _check_sizes(parts: tuple[bytes, ...]) -> None:
+    for (name, most), part in zip(PARTS.items(), parts, strict=True):
+        if len(part) > most:
+            raise ValueError(f"{name} have {len(part)} bytes, and {most} is the most")
 
 
 def with_details(context: bytes, details: bytes) -> bytes:

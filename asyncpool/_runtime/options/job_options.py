@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 from asyncpool._core.base.validation import several
@@ -10,8 +11,15 @@ from asyncpool._core.dispatch.affinity_queues import hash_of
 from asyncpool._core.policies.attempts import RETRIED, AttemptPolicy
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Options
 
-_ATTEMPTS = frozenset(field.name for field in fields(AttemptPolicy))
-_LIMITS = frozenset(field.name for field in fields(JobLimits))
+_NAMES = Options.__annotations__.keys()
+
+# What is chosen for a job, and in which part of it an option is that is not there itself.
+_FIELDS = tuple(field.name for field in fields(JobOptions) if field.init)
+_values = attrgetter(*_FIELDS)
+_PARTS = {
+    **{field.name: "attempts" for field in fields(AttemptPolicy)},
+    **{field.name: "limits" for field in fields(JobLimits)},
+}
 
 
 def changed(options: JobOptions, changes: Options) -> JobOptions:
@@ -21,21 +29,23 @@ def changed(options: JobOptions, changes: Options) -> JobOptions:
         ValueError: If a value is out of range.
         TypeError: If there is no such option, or it takes something else.
     """
-    for name in changes:
-        if name not in Options.__annotations__:
-            known = ", ".join(Options.__annotations__)
+    # As dataclasses.replace does, which takes a microsecond more.
+    chosen: dict[str, Any] = dict(zip(_FIELDS, _values(options), strict=True))
+    parts: dict[str, dict[str, Any]] = {}
+    value: Any
+    for name, value in changes.items():
+        if name not in _NAMES:
+            known = ", ".join(_NAMES)
             raise TypeError(f"there is no option {name!r}; there are: {known}")
-    given: dict[str, Any] = dict(changes)
-    if "retry_on" in given:
-        given["retry_on"] = several(
-            "retry_on", given["retry_on"], RETRIED, single=(str, type)
-        )
-    if given.get("key") is not None:
-        given["key"] = hash_of(given["key"])
-    attempts = {name: given.pop(name) for name in changes if name in _ATTEMPTS}
-    if attempts:
-        given["attempts"] = replace(options.attempts, **attempts)
-    limits = {name: given.pop(name) for name in changes if name in _LIMITS}
-    if limits:
-        given["limits"] = replace(options.limits, **limits)
-    return replace(options, **given)
+        if name == "retry_on":
+            value = several("retry_on", value, RETRIED, single=(str, type))  # noqa: PLW2901
+        elif name == "key" and value is not None:
+            value = hash_of(value)  # noqa: PLW2901
+        part = _PARTS.get(name)
+        if part is None:
+            chosen[name] = value
+        else:
+            parts.setdefault(part, {})[name] = value
+    for part, values in parts.items():
+        chosen[part] = replace(chosen[part], **values)
+    return JobOptions(**chosen)

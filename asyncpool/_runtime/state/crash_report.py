@@ -126,9 +126,10 @@ class CrashReporter:
 
 def seen_by(job: Job[object], crash: Crash) -> Crash:
     """Return the report of a death in which *job* has lost an attempt."""
-    if crash.job_id in {None, job.id} or not crash.concurrent_jobs:
+    first = crash.job_id
+    if first is None or first == job.id or not crash.concurrent_jobs:
         return crash
-    all_jobs = (crash.job_id, *crash.concurrent_jobs)
+    all_jobs = (first, *crash.concurrent_jobs)
     beside = tuple(number for number in all_jobs if number != job.id)
     return _told_of(job, crash, beside)
 
