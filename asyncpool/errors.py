@@ -36,11 +36,13 @@ from __future__ import annotations
 
 from pickle import PicklingError
 
+from asyncpool.enums import CrashKind, Delivery, TimeLimit
+
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from typing import Any, Literal
 
-    from asyncpool.events import Crash, CrashKind, Delivery
+    from asyncpool.events import Crash
 
 __all__ = [
     "AsyncPoolError",
@@ -124,8 +126,7 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
 
     Attributes:
         job_id: The job, or ``None`` if the pool refused to take one.
-        delivery: ``"started"`` if the job may have had effects, in an earlier attempt
-            too.
+        delivery: How far the job had got.
         function: The job's function, such as ``"shop.images.resize"``.
     """
 
@@ -138,7 +139,7 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
         message: str = "the pool is closed",
         *,
         job_id: int | None = None,
-        delivery: Delivery = "never sent",
+        delivery: Delivery = Delivery.NEVER_SENT,
         function: str = "",
     ) -> None:
         super().__init__(message, job_id=job_id, delivery=delivery, function=function)
@@ -350,14 +351,14 @@ class JobTimeoutError(JobError, TimeoutError):
     """A job did not finish, or did not even begin, in its time.
 
     Attributes:
-        limit: Which limit it was: ``"timeout"``, ``"queue_timeout"``, ``"deadline"``.
+        limit: Which limit it was.
         seconds: Its value; for a deadline, the point on the loop's clock.
         stack: Where the job was stuck, as ``faulthandler`` shows it: the Python stacks of
             the worker's threads, the innermost call first.  Empty if it was waiting, or
             if the worker could not tell, since it was stopped or dying.
     """
 
-    limit: Literal["timeout", "queue_timeout", "deadline"]
+    limit: TimeLimit
     seconds: float
     stack: str
 
@@ -366,16 +367,16 @@ class JobTimeoutError(JobError, TimeoutError):
         *,
         job_id: int,
         attempt: int,
-        limit: Literal["timeout", "queue_timeout", "deadline"],
+        limit: TimeLimit,
         seconds: float,
         stack: str = "",
         function: str = "",
     ) -> None:
         where = f"in attempt {attempt}" if attempt else "in the queue"
         text = {
-            "timeout": f"ran longer than its timeout of {seconds:g} s",
-            "queue_timeout": f"waited longer than its queue_timeout of {seconds:g} s",
-            "deadline": "missed its deadline",
+            TimeLimit.TIMEOUT: f"ran longer than its timeout of {seconds:g} s",
+            TimeLimit.QUEUE_TIMEOUT: f"waited longer than its queue_timeout of {seconds:g} s",
+            TimeLimit.DEADLINE: "missed its deadline",
         }[limit]
         super().__init__(
             f"{job_text(job_id, function)} {text}, {where}{_innermost_calls(stack)}",
@@ -463,8 +464,7 @@ class WorkerCrashedError(JobError):
 
     Attributes:
         crashes: Every crash that this job was in, oldest first.
-        delivery: ``"never sent"``, ``"sent"`` (a worker had it but had not begun)
-            or ``"started"`` (it may have had effects, in an earlier attempt too).
+        delivery: How far the job had got.
         kind, slot, generation, pid, exit_code, signal, stderr_tail, stack: Those of
             the last crash, see :class:`asyncpool.Crash`.
     """
@@ -491,11 +491,13 @@ class WorkerCrashedError(JobError):
         last = crashes[-1]
         who = "the job" if last.job_id == job_id else job_text(job_id, function)
         state = {
-            "never sent": f"{who} had not been sent",
-            "sent": f"{who} had been sent but not started",
-            "started": f"{who} had started",
+            Delivery.NEVER_SENT: f"{who} had not been sent",
+            Delivery.SENT: f"{who} had been sent but not started",
+            Delivery.STARTED: f"{who} had started",
         }[delivery]
-        hung = last.kind == "hung"  # or it is a traceback, which is in the other, too
+        hung = (
+            last.kind is CrashKind.HUNG
+        )  # or it is a traceback, which is in the other, too
         tail = _innermost_calls(last.stack) if hung else ""
         tail = tail or _last_lines(last)
         super().__init__(
@@ -527,7 +529,9 @@ def _last_lines(crash: Crash) -> str:
     Of a start that has failed they may be those of its traceback: a worker that serves
     leaves it to the pool's process to show that.
     """
-    trace = tuple(crash.stack.splitlines()) if crash.kind == "failed start" else ()
+    trace = (
+        tuple(crash.stack.splitlines()) if crash.kind is CrashKind.FAILED_START else ()
+    )
     if trace and trace[-1] not in crash.stderr_tail:
         return _telling_lines(trace)
     return _telling_lines(crash.stderr_tail)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal
+
+from asyncpool.enums import CrashKind, NextStep, RunState, SlotState
 
 __all__ = [
     "CloseSummary",
     "Crash",
-    "CrashKind",
     "Crashed",
-    "Delivery",
     "Event",
     "Exited",
     "GaveUp",
@@ -45,9 +44,6 @@ __all__ = [
     "Spawned",
     "TakenOver",
 ]
-
-CrashKind = Literal["crash", "failed start", "out of memory", "hung", "protocol"]
-Delivery = Literal["never sent", "sent", "started"]
 
 # Of the jobs that a worker ran, in the text of a crash.
 _MOST_NAMED = 8
@@ -75,7 +71,11 @@ class Crash:
             memory, where the kernel does not count whom it kills for that.  Else ``""``.
         stderr_tail: The last 40 lines that the worker wrote to its stderr, and of a fatal
             error of the interpreter the first 25, too.
-        next_step: What the supervisor does about it.
+        next_step: What the supervisor does about it; :attr:`next_step_text` says that in words.
+        next_start: Seconds until the pool starts the next process for that: another worker, a
+            probe or another replacement.  0.0 is at once; ``None`` if no start is planned.
+        park_reason: Which limit of the restart policy was reached, if the slot stays empty;
+            else ``""``.
         stack: Where a worker was that hung, or did not leave in time, as ``faulthandler``
             shows it: the Python stacks of its threads, the innermost call first.  Empty if
             it could not tell, since it was stopped.  Else the traceback of the exception behind it, if there was one: of
@@ -95,7 +95,9 @@ class Crash:
     attempt: int
     detail: str
     stderr_tail: tuple[str, ...]
-    next_step: str
+    next_step: NextStep
+    next_start: float | None = None
+    park_reason: str = ""
     stack: str = ""
     concurrent_jobs: tuple[int, ...] = ()
     function: str = ""
@@ -122,9 +124,32 @@ class Crash:
             ended = "could not be started"
         else:
             ended = "ended with an unknown status"
-        plain = self.kind == "crash" or self.pid is None
+        plain = self.kind is CrashKind.CRASH or self.pid is None
         aside = "" if plain else f" ({self.kind})"
         return f"{ended}{aside}{f': {self.detail}' if self.detail else ''}"
+
+    @property
+    def next_step_text(self) -> str:
+        """What the supervisor does about it, as a clause without a subject."""
+        match self.next_step:
+            case NextStep.RESTART:
+                return f"restarting {_in(self.next_start)}"
+            case NextStep.PARK:
+                return f"{self.park_reason}, next try in {self.next_start:.2g} s"
+            case NextStep.GIVE_UP:
+                return f"giving up: {self.park_reason}"
+            case NextStep.LEAVE_EMPTY:
+                return "not replaced: there are enough other workers"
+            case NextStep.KEEP_WORKER:
+                again = self.next_start
+                then = "" if again is None else f", next try {_in(again)}"
+                return f"the worker that it was to replace stays{then}"
+            case NextStep.CLOSE:
+                return "no replacement: the pool is closing"
+
+
+def _in(seconds: float | None) -> str:
+    return f"in {seconds:.2g} s" if seconds else "at once"
 
 
 def _listed(jobs: tuple[int, ...]) -> str:
@@ -298,7 +323,7 @@ class SlotStats:
     slot: int
     generation: int
     pid: int | None
-    state: str
+    state: SlotState
     job_id: int | None
     job_ids: tuple[int, ...] = ()
 
@@ -308,7 +333,7 @@ class PoolStats:
     """A pool as it stands, and what it went through since its start.
 
     Attributes:
-        state: ``"new"``, ``"running"``, ``"broken"``, ``"closing"`` or ``"closed"``.
+        state: Where it is in its life.
         workers: How many workers there are to be, by now if that varies.
         idle: Workers that wait for a job.
         busy: Workers that run one.
@@ -327,7 +352,7 @@ class PoolStats:
         slots: The slots, one by one.
     """
 
-    state: str
+    state: RunState
     workers: int
     idle: int
     busy: int

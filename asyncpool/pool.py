@@ -31,6 +31,7 @@ from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import pool_config
 from asyncpool.boundpool import BoundPool
+from asyncpool.enums import RunState
 from asyncpool.events import CloseSummary, PoolStats, RollResult
 
 __all__ = ["Pool"]
@@ -251,7 +252,7 @@ class Pool(Caller, Supervised):
         if self._supervisor is not None:
             return self._supervisor.stats()
         zero = dict.fromkeys(_COUNTERS, 0)
-        state = "closed" if self._life.closed_unused else "new"
+        state = RunState.CLOSED if self._life.closed_unused else RunState.NEW
         return PoolStats(state=state, workers=self._config.workers[0], slots=(), **zero)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from asyncpool import errors
+from asyncpool.enums import CrashKind, Delivery, NextStep, TimeLimit
 from asyncpool.errors import (
     AsyncPoolError,
     BroadcastError,
@@ -35,7 +36,7 @@ from asyncpool.errors import (
     WorkerOutOfMemoryError,
     WorkerStartError,
 )
-from asyncpool.events import Crash, CrashKind
+from asyncpool.events import Crash
 
 CRASH = Crash(
     slot=2,
@@ -43,28 +44,29 @@ CRASH = Crash(
     pid=4242,
     exit_code=None,
     signal="SIGSEGV",
-    kind="crash",
+    kind=CrashKind.CRASH,
     uptime=12.5,
     job_id=17,
     attempt=1,
     detail="",
     stderr_tail=("one", "two"),
-    next_step="restarting at once",
+    next_step=NextStep.RESTART,
+    next_start=0.0,
 )
 NO_PROCESS = dataclasses.replace(
     CRASH,
     pid=None,
     signal=None,
-    kind="failed start",
+    kind=CrashKind.FAILED_START,
     job_id=None,
     attempt=0,
     detail="too many open files",
     stderr_tail=(),
 )
 OUT_OF_MEMORY = dataclasses.replace(
-    CRASH, signal="SIGKILL", kind="out of memory", stderr_tail=()
+    CRASH, signal="SIGKILL", kind=CrashKind.OUT_OF_MEMORY, stderr_tail=()
 )
-HUNG = dataclasses.replace(OUT_OF_MEMORY, kind="hung", detail="silent for 5 s")
+HUNG = dataclasses.replace(OUT_OF_MEMORY, kind=CrashKind.HUNG, detail="silent for 5 s")
 
 TWO = "\n    one\n    two"
 
@@ -72,7 +74,7 @@ TWO = "\n    one\n    two"
 EXAMPLES: dict[AsyncPoolError, str] = {
     UnsupportedPlatformError("no sockets here"): "no sockets here",
     PoolClosedError(): "the pool is closed",
-    PoolClosedError("closed", job_id=3, delivery="started"): "closed",
+    PoolClosedError("closed", job_id=3, delivery=Delivery.STARTED): "closed",
     BroadcastError(
         "shop.configure",
         results={3: None, 0: 7},
@@ -110,24 +112,24 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     LeaseLostError("message 7 has another owner"): "message 7 has another owner",
     ThrottledError(): "the outside system asks for fewer beats",
     ThrottledError("429", retry_after=2.5): "429",
-    JobTimeoutError(job_id=17, attempt=2, limit="timeout", seconds=2.5): (
+    JobTimeoutError(job_id=17, attempt=2, limit=TimeLimit.TIMEOUT, seconds=2.5): (
         "job 17 ran longer than its timeout of 2.5 s, in attempt 2"
     ),
     JobTimeoutError(
         job_id=17,
         attempt=1,
-        limit="timeout",
+        limit=TimeLimit.TIMEOUT,
         seconds=2.5,
         stack="a\n  b\n  c\n  d\n  e",
     ): (
         "job 17 ran longer than its timeout of 2.5 s, in attempt 1"
         "\n    a\n      b\n      c\n      d"
     ),
-    JobTimeoutError(job_id=17, attempt=0, limit="queue_timeout", seconds=60.0): (
-        "job 17 waited longer than its queue_timeout of 60 s, in the queue"
-    ),
     JobTimeoutError(
-        job_id=17, attempt=1, limit="timeout", seconds=1.0, function="app.work"
+        job_id=17, attempt=0, limit=TimeLimit.QUEUE_TIMEOUT, seconds=60.0
+    ): ("job 17 waited longer than its queue_timeout of 60 s, in the queue"),
+    JobTimeoutError(
+        job_id=17, attempt=1, limit=TimeLimit.TIMEOUT, seconds=1.0, function="app.work"
     ): "job 17 (app.work) ran longer than its timeout of 1 s, in attempt 1",
     WorkerCrashedError(
         job_id=17,
@@ -136,14 +138,17 @@ EXAMPLES: dict[AsyncPoolError, str] = {
                 CRASH, function="app.work", concurrent_jobs=(18,), stderr_tail=()
             ),
         ),
-        delivery="started",
+        delivery=Delivery.STARTED,
         function="app.work",
     ): (
         "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17 "
         "(app.work), beside which it ran job 18; the job had started"
     ),
     WorkerStartError(
-        job_id=17, crashes=(NO_PROCESS,), delivery="never sent", function="app.work"
+        job_id=17,
+        crashes=(NO_PROCESS,),
+        delivery=Delivery.NEVER_SENT,
+        function="app.work",
     ): (
         "a worker in slot 2 could not be started: too many open files; "
         "job 17 (app.work) had not been sent"
@@ -152,10 +157,10 @@ EXAMPLES: dict[AsyncPoolError, str] = {
         "1 job is waiting and max_queued is 1: "
         "shed load, or try again when some have finished"
     ),
-    JobTimeoutError(job_id=17, attempt=0, limit="deadline", seconds=1234.5): (
+    JobTimeoutError(job_id=17, attempt=0, limit=TimeLimit.DEADLINE, seconds=1234.5): (
         "job 17 missed its deadline, in the queue"
     ),
-    JobTimeoutError(job_id=17, attempt=3, limit="deadline", seconds=1234.5): (
+    JobTimeoutError(job_id=17, attempt=3, limit=TimeLimit.DEADLINE, seconds=1234.5): (
         "job 17 missed its deadline, in attempt 3"
     ),
     JobNotPicklableError(
@@ -164,19 +169,21 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     JobRaisedError(SystemExit(3), job_id=17, attempt=1): (
         "the job raised SystemExit(3)"
     ),
-    WorkerCrashedError(job_id=17, crashes=(CRASH,), delivery="started"): (
+    WorkerCrashedError(job_id=17, crashes=(CRASH,), delivery=Delivery.STARTED): (
         "worker 4242 in slot 2 was killed by SIGSEGV during attempt 1 of job 17; "
         f"the job had started{TWO}"
     ),
-    WorkerStartError(job_id=17, crashes=(NO_PROCESS,), delivery="never sent"): (
+    WorkerStartError(job_id=17, crashes=(NO_PROCESS,), delivery=Delivery.NEVER_SENT): (
         "a worker in slot 2 could not be started: too many open files; "
         "job 17 had not been sent"
     ),
-    WorkerHungError(job_id=17, crashes=(CRASH, HUNG), delivery="sent"): (
+    WorkerHungError(job_id=17, crashes=(CRASH, HUNG), delivery=Delivery.SENT): (
         "worker 4242 in slot 2 was killed by SIGKILL (hung): silent for 5 s during "
         "attempt 1 of job 17; the job had been sent but not started"
     ),
-    WorkerOutOfMemoryError(job_id=17, crashes=(OUT_OF_MEMORY,), delivery="started"): (
+    WorkerOutOfMemoryError(
+        job_id=17, crashes=(OUT_OF_MEMORY,), delivery=Delivery.STARTED
+    ): (
         "worker 4242 in slot 2 was killed by SIGKILL (out of memory) during attempt "
         "1 of job 17; the job had started"
     ),
@@ -269,7 +276,7 @@ def test_only_what_a_stranger_would_catch_is_a_built_in_error_too() -> None:
 
 
 def test_a_crash_error_tells_about_its_last_crash() -> None:
-    error = WorkerHungError(job_id=17, crashes=(CRASH, HUNG), delivery="started")
+    error = WorkerHungError(job_id=17, crashes=(CRASH, HUNG), delivery=Delivery.STARTED)
     for name in ("kind", "slot", "generation", "pid", "exit_code", "signal"):
         assert getattr(error, name) == getattr(HUNG, name)
     assert (error.attempt, error.stderr_tail) == (HUNG.attempt, HUNG.stderr_tail)
@@ -297,7 +304,7 @@ def test_how_a_worker_ended(changes: dict[str, Any], how: str) -> None:
 def test_a_long_stderr_is_quoted_from_its_end() -> None:
     tail = tuple(f"line {number}" for number in range(9))
     crash = dataclasses.replace(CRASH, stderr_tail=tail)
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
+    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.STARTED)
     assert str(error).splitlines()[1:] == [f"    {line}" for line in tail[-5:]]
     assert error.stderr_tail == tail
 
@@ -314,7 +321,7 @@ def test_of_a_fatal_error_the_innermost_calls_are_quoted() -> None:
         '  File "a.py", line 4 in serve',
     )
     crash = dataclasses.replace(CRASH, stderr_tail=tail)
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
+    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.STARTED)
     assert str(error).splitlines()[1:] == [
         f"    {line}" for line in (tail[1], *tail[3:7])
     ]
@@ -346,7 +353,7 @@ def test_of_a_fatal_error_in_a_library_its_frames_are_quoted_too() -> None:
         '  Binary file "/bin/python", at _start+0x21 [0xd]',
     )
     crash = dataclasses.replace(CRASH, stderr_tail=tail)
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
+    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.STARTED)
     assert str(error).splitlines()[1:] == [
         f"    {line}" for line in (tail[0], *tail[5:7], *tail[13:16])
     ]
@@ -355,7 +362,7 @@ def test_of_a_fatal_error_in_a_library_its_frames_are_quoted_too() -> None:
 def test_a_stack_of_c_without_one_of_python_is_no_stack_of_python() -> None:
     tail = ("Fatal Python error: Aborted", C_STACK, "  <cannot get C stack>")
     crash = dataclasses.replace(CRASH, stderr_tail=tail)
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
+    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.STARTED)
     assert str(error).splitlines()[1:] == ["    Fatal Python error: Aborted"]
 
 
@@ -363,16 +370,16 @@ def test_a_fatal_error_without_a_stack_is_quoted_all_the_same() -> None:
     crash = dataclasses.replace(
         CRASH, stderr_tail=("Fatal Python error: Aborted", "x", "y")
     )
-    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery="started")
+    error = WorkerCrashedError(job_id=17, crashes=(crash,), delivery=Delivery.STARTED)
     assert str(error).splitlines()[1:] == ["    Fatal Python error: Aborted"]
 
 
 @pytest.mark.parametrize(
     ("kind", "tail", "shown"),
     [
-        ("failed start", ("a line",), "    KeyError: 1"),
-        ("failed start", ("KeyError: 1", "behind it"), "    behind it"),
-        ("crash", ("a line",), "    a line"),
+        (CrashKind.FAILED_START, ("a line",), "    KeyError: 1"),
+        (CrashKind.FAILED_START, ("KeyError: 1", "behind it"), "    behind it"),
+        (CrashKind.CRASH, ("a line",), "    a line"),
     ],
 )
 def test_the_traceback_of_a_start_is_quoted_once(

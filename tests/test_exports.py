@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import asyncpool
-from asyncpool import errors, events
+from asyncpool import cluster, errors, events
 
 PACKAGE = Path(asyncpool.__file__).parent
 
@@ -21,7 +21,7 @@ PUBLIC = """
     EventStream Job JobCancelled JobError JobNotPicklableError JobRaisedError
     JobTimeoutError LeaseKeeper LeaseLostError LeaseStats Map NoWorkerError Outcome Pool
     PoolBrokenError PoolClosedError PoolFullError PoolStats ProcessPoolExecutor
-    ProtocolError RemoteTraceback ResizeError RestartPolicy RollInProgressError RollResult
+    ProtocolError RemoteTraceback RestartPolicy RollInProgressError RollResult
     SlotStats Stream ThrottledError UnsupportedPlatformError WorkerCrashedError
     WorkerGoneError WorkerHungError WorkerLimits WorkerOutOfMemoryError WorkerSession
     WorkerStartError current_job heartbeat in_worker retire_worker to_process worker_state
@@ -71,7 +71,15 @@ def test_type_checkers_see_the_names_that_there_are() -> None:
 
 
 def test_every_error_is_public() -> None:
-    assert set(errors.__all__) <= set(asyncpool.__all__)
+    assert set(errors.__all__) <= {*asyncpool.__all__, *cluster.__all__}
+
+
+def test_the_errors_of_clusters_alone_are_in_their_package() -> None:
+    assert set(errors.__all__) & set(cluster.__all__) == {
+        "NoWorkerError",
+        "ResizeError",
+    }
+    assert set(errors.__all__) - set(asyncpool.__all__) == {"ResizeError"}
 
 
 def test_the_events_are_these() -> None:

@@ -43,12 +43,13 @@ IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}
 
 # What each part may import of the others, besides itself.
 MAY_IMPORT = {
-    "events": set(),
-    "errors": {"events"},
-    "_core": {"errors", "events"},
+    "enums": set(),
+    "events": {"enums"},
+    "errors": {"enums", "events"},
+    "_core": {"enums", "errors", "events"},
     "_system": set(),
-    "_worker": {"_core", "_system", "errors", "events"},
-    "_runtime": {"_core", "_system", "errors", "events"},
+    "_worker": {"_core", "_system", "enums", "errors", "events"},
+    "_runtime": {"_core", "_system", "enums", "errors", "events"},
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")

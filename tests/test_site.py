@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import asyncpool
-from asyncpool import cluster, errors, events
+from asyncpool import cluster, enums, errors, events
 from tests.helpers.scripts import ROOT
 
 DOCS = ROOT / "docs"
@@ -27,11 +27,12 @@ def documented() -> set[str]:
 
 
 def public() -> dict[str, str]:
-    """Return which name to look for, for each public one; `events` and `errors` are wholes."""
+    """Return which name to look for, for each public one; `events`, `errors` and `enums` are wholes."""
     names = {name: f"asyncpool.{name}" for name in asyncpool.__all__}
     names |= {name: "asyncpool.events" for name in events.__all__ if name not in names}
-    names |= dict.fromkeys(errors.__all__, "asyncpool.errors")
     names |= {name: f"asyncpool.cluster.{name}" for name in cluster.__all__}
+    names |= dict.fromkeys(errors.__all__, "asyncpool.errors")
+    names |= dict.fromkeys(enums.__all__, "asyncpool.enums")
     return names | {"to_process": "asyncpool.to_process.run_sync"}
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asyncpool.cluster._servers.asgi import asgi, wsgi
     from asyncpool.cluster._servers.plain import protocol, streams
     from asyncpool.cluster._stats import ClusterStats, WorkerStats
+    from asyncpool.errors import NoWorkerError, ResizeError
 
 _HOMES = {
     "asyncpool._system.descriptors": ("ReceivedFile", "ReceivedSocket"),
@@ -28,6 +29,7 @@ _HOMES = {
     "asyncpool.cluster._messages": ("Message",),
     "asyncpool.cluster._servers.plain": ("protocol", "streams"),
     "asyncpool.cluster._stats": ("ClusterStats", "WorkerStats"),
+    "asyncpool.errors": ("NoWorkerError", "ResizeError"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -36,8 +38,10 @@ __all__ = [
     "ClusterStats",
     "Connection",
     "Message",
+    "NoWorkerError",
     "ReceivedFile",
     "ReceivedSocket",
+    "ResizeError",
     "Worker",
     "WorkerStats",
     "asgi",

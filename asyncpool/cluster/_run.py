@@ -19,6 +19,7 @@ from asyncpool.cluster._control import Control, open_control
 from asyncpool.cluster._life_log import LifeLog
 from asyncpool.cluster._stats import ClusterStats
 from asyncpool.cluster._words import number_of, outcome_of, status_line, trouble_of
+from asyncpool.enums import RunState
 from asyncpool.errors import (
     PoolBrokenError,
     PoolClosedError,
@@ -360,7 +361,7 @@ class Operation:
         stats = self._cluster.stats()
         if self._stops:
             return True
-        return stats.state == "running" and any(it.ready for it in stats.slots)
+        return stats.state is RunState.RUNNING and any(it.ready for it in stats.slots)
 
     def _soon(
         self,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncpool._core.slots.slots import SlotState
 from asyncpool._runtime.base.machine import private_memory
 from asyncpool._runtime.cluster.service import Service
 from asyncpool._runtime.pool.supervisor import Supervisor
+from asyncpool.enums import RunState, SlotState
 from asyncpool.events import SlotStats
 
 
@@ -47,7 +47,7 @@ class ClusterStats:
     """A cluster as it stands, and what it went through since its start.
 
     Attributes:
-        state: ``"new"``, ``"running"``, ``"broken"``, ``"closing"`` or ``"closed"``.
+        state: Where it is in its life.
         workers: How many workers there are to be.
         spread: How connections get to them.
         addresses: Where it listens, with the real ports.
@@ -61,7 +61,7 @@ class ClusterStats:
         slots: The workers, one by one, those that drain included.
     """
 
-    state: str
+    state: RunState
     workers: int
     spread: str
     addresses: tuple[str, ...]
@@ -95,7 +95,7 @@ def cluster_stats(
     """
     if supervisor is None or service is None:
         return ClusterStats(
-            state="closed" if closed else "new",
+            state=RunState.CLOSED if closed else RunState.NEW,
             workers=workers,
             spread=spread,
             addresses=(),
@@ -122,7 +122,7 @@ def cluster_stats(
         slots=tuple(
             _worker_stats(slot, service)
             for slot in stats.slots
-            if slot.state != SlotState.RETIRED.value
+            if slot.state is not SlotState.RETIRED
         ),
     )
 

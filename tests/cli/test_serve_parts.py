@@ -27,6 +27,7 @@ from asyncpool._cli.serve.log_formats import TextFormat
 from asyncpool._cli.serve.serve_log import ServeLog, cannot_be_loaded
 from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._cli.serve.status_view import status_view
+from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import Crash
 from tests.helpers.patience import patience
 
@@ -304,16 +305,17 @@ def crash(**file_changes: Any) -> Crash:
         "pid": 7,
         "exit_code": 1,
         "signal": None,
-        "kind": "failed start",
+        "kind": CrashKind.FAILED_START,
         "uptime": 0.1,
         "job_id": None,
         "attempt": 0,
         "detail": "serve failed: OSError: no",
         "stderr_tail": (),
-        "next_step": "next",
+        "next_step": NextStep.LEAVE_EMPTY,
     }
     crash = Crash(**{**known, **file_changes})
-    logging.getLogger("asyncpool").warning("%s: %s; %s", "app", crash, crash.next_step)
+    args = "app", crash, crash.next_step_text
+    logging.getLogger("asyncpool").warning("%s: %s; %s", *args)
     return crash
 
 
@@ -426,18 +428,19 @@ def test_code_that_cannot_be_loaded_is_told_of_when_all_has_ended() -> None:
             crash(pid=None, exit_code=None, detail="'m' cannot be preloaded")
         )
         assert not cannot_be_loaded(crash(exit_code=7, detail=""))
-        assert not cannot_be_loaded(crash(pid=8, slot=1, kind="crash"))
+        assert not cannot_be_loaded(crash(pid=8, slot=1, kind=CrashKind.CRASH))
         log.started()
         crash()
 
     app = "WARNING asyncpool: app: worker"
+    step = "not replaced: there are enough other workers"
     assert printed(tell).splitlines() == [
         "worker 7 in slot 0: before",
-        f"{app} 7 in slot 0 exited with status 7 (failed start); next",
-        f"{app} 8 in slot 1 exited with status 1: serve failed: OSError: no; next",
+        f"{app} 7 in slot 0 exited with status 7 (failed start); {step}",
+        f"{app} 8 in slot 1 exited with status 1: serve failed: OSError: no; {step}",
         (
             f"{app} 7 in slot 0 exited with status 1 (failed start): "
-            "serve failed: OSError: no; next"
+            f"serve failed: OSError: no; {step}"
         ),
     ]
 

@@ -6,8 +6,8 @@ from asyncpool._core.base.run_times import Profile
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import Command, Spawn
-from asyncpool._core.slots.slots import SlotState
 from asyncpool._core.supervision.supervision import Supervision
+from asyncpool.enums import SlotState
 
 __all__ = ["POLICY", "gone", "pool", "short", "taking"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -12,7 +12,7 @@ from asyncpool._core.policies.attempts import (
     AttemptPolicy,
 )
 from asyncpool._core.wire.frames import MAX_ATTEMPTS
-from asyncpool.events import CrashKind, Delivery
+from asyncpool.enums import CrashKind, Delivery
 
 ONCE = AttemptPolicy()
 THRICE = AttemptPolicy(max_attempts=3)
@@ -56,14 +56,17 @@ ON_LOOKUP = AttemptPolicy(max_attempts=2, retry_on=(LookupError, SystemExit))
 )
 def test_whether_a_job_is_tried_again_after_a_crash(  # noqa: PLR0917 - a table
     policy: AttemptPolicy,
-    kind: CrashKind,
-    delivery: Delivery,
+    kind: str,
+    delivery: str,
     attempt: int,
     returns: int,
     again: bool,  # noqa: FBT001
 ) -> None:
     answer = policy.after_crash(
-        kind=kind, delivery=delivery, attempt=attempt, returns=returns
+        kind=CrashKind(kind),
+        delivery=Delivery(delivery),
+        attempt=attempt,
+        returns=returns,
     )
     assert answer is again
 
@@ -112,9 +115,24 @@ def test_values_out_of_range_are_refused(
 def test_the_message_about_an_unknown_kind_lists_those_there_are() -> None:
     with pytest.raises(ValueError, match="retry_on") as caught:
         AttemptPolicy(retry_on=("oom",))  # type: ignore[arg-type]
-    for kind in ("crash", "failed start", "hung", "out of memory", "protocol"):
-        assert kind in str(caught.value)
+    for kind in CrashKind:
+        assert kind.value in str(caught.value)
         AttemptPolicy(retry_on=(kind,))
+
+
+@pytest.mark.parametrize("written", ["hung", CrashKind.HUNG], ids=["text", "member"])
+def test_a_kind_may_be_written_as_text_or_as_a_member(
+    written: Literal["hung"] | CrashKind,
+) -> None:
+    policy = AttemptPolicy(max_attempts=2, retry_on=(written,))
+    again = {
+        kind
+        for kind in CrashKind
+        if policy.after_crash(
+            kind=kind, delivery=Delivery.STARTED, attempt=1, returns=0
+        )
+    }
+    assert again == {CrashKind.HUNG}
 
 
 def test_the_documented_defaults() -> None:

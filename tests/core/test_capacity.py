@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asyncpool._core.slots.capacity import Budget, Sizing, counts
-from asyncpool._core.slots.slots import Slot, SlotState
+from asyncpool._core.slots.slots import Slot
+from asyncpool.enums import SlotState
 
 S = SlotState
 

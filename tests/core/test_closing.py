@@ -22,10 +22,10 @@ from asyncpool._core.slots.commands import (
     Stop,
     Unassign,
 )
-from asyncpool._core.slots.slots import SlotState
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.rolling_restart import ROLL
 from asyncpool._core.supervision.supervision import Supervision
+from asyncpool.enums import SlotState
 
 
 def pool_with(jobs: int) -> Supervision:

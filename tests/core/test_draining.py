@@ -19,8 +19,9 @@ from asyncpool._core.slots.commands import (
     Terminate,
 )
 from asyncpool._core.slots.lifecycle import STOP_GRACE, SlotLifecycle
-from asyncpool._core.slots.slots import Slot, SlotEvent, SlotState
+from asyncpool._core.slots.slots import Slot, SlotEvent
 from asyncpool._core.supervision.draining import DrainingWorkers
+from asyncpool.enums import SlotState
 
 
 class Crew:

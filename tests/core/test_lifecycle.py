@@ -28,7 +28,8 @@ from asyncpool._core.slots.lifecycle import (
     SlotLifecycle,
     fail_jobs,
 )
-from asyncpool._core.slots.slots import SlotEvent, SlotState, StopStage
+from asyncpool._core.slots.slots import SlotEvent, StopStage
+from asyncpool.enums import SlotState
 
 POLICY = RestartPolicy(initial_delay=1.0, max_delay=4.0, max_failed_starts=2)
 

@@ -8,7 +8,8 @@ from asyncpool._core.base.run_times import PINNED, Profile
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.slots.commands import Assign, DropPinnedJobs
-from asyncpool._core.slots.slots import Slot, SlotEvent, SlotState
+from asyncpool._core.slots.slots import Slot, SlotEvent
+from asyncpool.enums import SlotState
 
 
 class Crew:

@@ -25,9 +25,9 @@ from asyncpool._core.slots.commands import (
     TellRestart,
     Terminate,
 )
-from asyncpool._core.slots.slots import SlotState
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
+from asyncpool.enums import SlotState
 from tests.core.supervised import POLICY, gone, pool, short, taking
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from asyncpool._core.slots.commands import RollEnded
-from asyncpool._core.slots.slots import Slot, SlotState
+from asyncpool._core.slots.slots import Slot
 from asyncpool._core.supervision.rolling_restart import ROLL, RollingRestart
+from asyncpool.enums import SlotState
 
 
 def rolled(*states: SlotState) -> tuple[RollingRestart, list[Slot]]:

@@ -23,9 +23,10 @@ from asyncpool._core.policies.restart import BURST, RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.lifecycle import KILL_GRACE, TERM_GRACE
-from asyncpool._core.slots.slots import SlotState, StopStage
+from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
+from asyncpool.enums import SlotState
 
 GRACE = 6.0
 START_TIMEOUT = 20.0

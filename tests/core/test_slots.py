@@ -15,10 +15,10 @@ from asyncpool._core.slots.slots import (
     TRANSITIONS,
     Slot,
     SlotEvent,
-    SlotState,
     StopStage,
     next_state,
 )
+from asyncpool.enums import SlotState
 
 PAIRS = list(itertools.product(SlotState, SlotEvent))
 

@@ -32,9 +32,10 @@ from asyncpool._core.slots.commands import (
 )
 from asyncpool._core.slots.job_ending import BY_ITSELF, EndingStage
 from asyncpool._core.slots.lifecycle import EMPTY
-from asyncpool._core.slots.slots import SlotState, StopStage
+from asyncpool._core.slots.slots import StopStage
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.termination import REVOKE_GRACE
+from asyncpool.enums import SlotState
 from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary.books import COSTS, START_TIMEOUT
 from tests.core.imaginary.shell import ImaginaryShell

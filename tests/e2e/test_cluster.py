@@ -117,7 +117,7 @@ async def test_a_worker_that_is_killed_costs_its_own_connections_only() -> None:
             os.kill(pid_in(cluster.stats(), 0), signal.SIGKILL)
             crashed = await next_of(events, Crashed)
             assert (crashed.crash.slot, crashed.crash.signal) == (0, "SIGKILL")
-            assert crashed.crash.next_step == "restarting at once"
+            assert crashed.crash.next_step_text == "restarting at once"
             ready = await next_of(events, Ready)
             assert (ready.slot, ready.generation) == (0, 2)
             for slot, client in zip(whose, some, strict=True):
@@ -273,7 +273,7 @@ async def test_an_uncaught_exception_is_announced_and_replaced_at_once() -> None
         assert crash.detail == "serve failed: ArithmeticError: it broke"
         assert crash.stack.startswith("Traceback")
         assert crash.stack.endswith("ArithmeticError: it broke\n")
-        assert crash.next_step == "not replaced: there are enough other workers"
+        assert crash.next_step_text == "not replaced: there are enough other workers"
         assert (await all_ready(cluster)).crashes == 1
 
 

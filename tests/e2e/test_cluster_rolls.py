@@ -18,12 +18,11 @@ import pytest
 from asyncpool import (
     Cluster,
     PoolClosedError,
-    ResizeError,
     RestartPolicy,
     RollInProgressError,
 )
 from asyncpool._core.slots import lifecycle as lives
-from asyncpool.cluster import ClusterStats, _options
+from asyncpool.cluster import ClusterStats, ResizeError, _options
 from asyncpool.events import (
     Crashed,
     Exited,
@@ -415,7 +414,7 @@ async def test_what_a_failed_reload_has_begun_does_not_end_the_next_one() -> Non
         os.kill(early.pid, signal.SIGKILL)
         crash = (await next_of(events, Crashed)).crash
         assert crash.pid == early.pid
-        assert crash.next_step.endswith("stays, next try at once")
+        assert crash.next_step_text.endswith("stays, next try at once")
         (await gate.visitor("2.2")).release()
         new.release()
         assert await second == RollResult(replaced=2, reason="", crash=None)
@@ -471,7 +470,7 @@ async def test_a_crash_while_it_drains_is_none_the_less_a_crash() -> None:
             assert await client.ask("die SIGABRT") == ""
         crash = (await next_of(events, Crashed)).crash
         assert (crash.slot, crash.signal, crash.kind) == (0, "SIGABRT", "crash")
-        assert crash.next_step == "not replaced: there are enough other workers"
+        assert crash.next_step_text == "not replaced: there are enough other workers"
         assert (await reload).replaced == 1
         stats = await all_ready(cluster)
         assert (stats.crashes, stats.state) == (1, "running")

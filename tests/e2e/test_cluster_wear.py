@@ -105,7 +105,7 @@ async def test_one_with_far_too_much_is_killed_and_replaced() -> None:
     assert (crash.kind, crash.pid) == ("out of memory", pid)
     told = r"it had [\d.]+ MiB of memory, and kill_memory is 64 MiB"
     assert re.search(told, crash.detail)
-    assert crash.next_step == "restarting at once"
+    assert crash.next_step_text == "restarting at once"
 
 
 # How they are started.

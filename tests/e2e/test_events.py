@@ -44,7 +44,7 @@ async def test_the_life_of_a_worker_in_events() -> None:
         Exited(0, 2, second, 0),
     ]
     assert (crashes[0].slot, crashes[0].generation, crashes[0].pid) == (0, 1, first)
-    assert crashes[0].next_step == "restarting at once"
+    assert crashes[0].next_step_text == "restarting at once"
 
 
 async def test_who_listens_before_the_start_misses_nothing() -> None:

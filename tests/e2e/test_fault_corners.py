@@ -19,6 +19,7 @@ from asyncpool import (
     WorkerOutOfMemoryError,
 )
 from asyncpool._runtime.base import machine
+from asyncpool.enums import CrashKind
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
@@ -127,7 +128,7 @@ async def test_a_worker_that_stops_while_starting_is_replaced_in_time(
         await assert_serves(pool)
     fault = Fault("stop", lambda: None, signal="SIGKILL", detail="within 1.5 s")
     for crash in crashes:
-        assert_told(crash, fault, kind="failed start")
+        assert_told(crash, fault, kind=CrashKind.FAILED_START)
 
 
 def pids(crashes: list[Crash]) -> list[int | None]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from asyncpool import CloseSummary, Crash, Pool
-from asyncpool.events import CrashKind
+from asyncpool.enums import CrashKind
 from tests.helpers import faults, jobs
 from tests.helpers.faults import DEATHS, FAULTS, Fault, by_name
 from tests.helpers.gate import Gate
@@ -73,7 +73,8 @@ async def _one_start_fails(
         await assert_serves(pool)
         stats = pool.stats()
     [crash] = crashes
-    kind: CrashKind = "protocol" if fault.kind == "protocol" else "failed start"
+    broke_protocol = fault.kind == CrashKind.PROTOCOL
+    kind = CrashKind.PROTOCOL if broke_protocol else CrashKind.FAILED_START
     assert_told(crash, fault, kind=kind)
     assert (crash.generation, crash.job_id, crash.attempt) == (1, None, 0)
     assert (stats.crashes, stats.restarts, stats.failed) == (1, 1, 0)

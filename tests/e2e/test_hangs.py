@@ -275,5 +275,5 @@ async def test_a_crash_of_a_worker_that_retires_is_one_crash() -> None:
         await assert_serves(pool)
         stats = pool.stats()
     [crash] = crashes
-    assert crash.next_step == "not replaced: there are enough other workers"
+    assert crash.next_step_text == "not replaced: there are enough other workers"
     assert (stats.crashes, stats.spawned) == (1, 2)

@@ -95,7 +95,7 @@ async def test_a_start_that_fails_is_made_up_for(order: Path) -> None:
     [crash] = crashes
     assert (crash.kind, crash.pid, crash.job_id) == ("failed start", None, None)
     assert crash.detail == "the launcher's process ended"
-    assert crash.next_step.startswith("the start failed, next try in 0.0")
+    assert crash.next_step_text.startswith("the start failed, next try in 0.0")
     assert (stats.crashes, stats.restarts, stats.spawned) == (1, 1, 3)
 
 

@@ -43,7 +43,7 @@ async def test_a_stopped_idle_worker_is_replaced() -> None:
         assert (crash.pid, crash.kind, crash.signal) == (pid, "hung", "SIGKILL")
         assert (crash.job_id, crash.attempt, crash.stack) == (None, 0, "")
         assert crash.detail == "no answer to pings for 0.4 s; the process is stopped"
-        assert crash.next_step == "restarting at once"
+        assert crash.next_step_text == "restarting at once"
         await assert_serves(pool)
         assert pool.stats().crashes == 1
 

@@ -208,7 +208,7 @@ async def test_one_with_far_too_much_is_killed() -> None:
     assert (crash.kind, crash.pid) == ("out of memory", worker)
     told = r"it had [\d.]+ MiB of memory, and kill_memory is 64 MiB"
     assert re.search(told, crash.detail)
-    assert crash.next_step == "restarting at once"
+    assert crash.next_step_text == "restarting at once"
 
 
 async def test_large_arguments_are_not_a_workers_own_memory(
@@ -343,7 +343,7 @@ async def test_a_roll_stops_at_a_worker_that_does_not_start(tmp_path: Path) -> N
         assert result.reason == "a replacement did not start"
         assert result.crash is not None
         assert "LookupError" in result.crash.detail
-        assert result.crash.next_step == "the worker that it was to replace stays"
+        assert result.crash.next_step_text == "the worker that it was to replace stays"
         assert pids(pool) == old
         await assert_serves(pool)
         assert pool.stats().state == "running"
@@ -420,6 +420,6 @@ async def test_who_does_not_leave_in_time_is_killed_and_its_job_handed_on(
     [crash] = crashes
     text = "killed since it was to leave, and had not within 0.1 s"
     assert (crash.kind, crash.detail) == ("crash", text)
-    assert crash.next_step == "not replaced: there are enough other workers"
+    assert crash.next_step_text == "not replaced: there are enough other workers"
     assert " in wait_in_every_attempt" in crash.stack
     assert [record.stack_info for record in caplog.records] == [crash.stack]

@@ -283,8 +283,8 @@ async def test_a_limited_restart_counts_every_crash() -> None:
         with pytest.raises(PoolBrokenError, match="4 workers died") as caught:
             pool.submit(jobs.square, 1)
     assert caught.value.crashes == tuple(crashes)
-    assert [crash.next_step for crash in crashes[:3]] == ["restarting at once"] * 3
-    assert crashes[3].next_step.startswith("giving up: 4 workers died")
+    assert [crash.next_step_text for crash in crashes[:3]] == ["restarting at once"] * 3
+    assert crashes[3].next_step_text.startswith("giving up: 4 workers died")
 
 
 async def test_a_pool_that_never_was_up_tries_no_more_and_does_not_say_it_would(
@@ -298,7 +298,7 @@ async def test_a_pool_that_never_was_up_tries_no_more_and_does_not_say_it_would(
         with pytest.raises(PoolBrokenError, match="3 starts failed in a row") as caught:
             await pool.start()
     assert caught.value.retry_after is None
-    steps = [crash.next_step for crash in crashes]
+    steps = [crash.next_step_text for crash in crashes]
     assert "next try in" in steps[1]
     assert steps[2] == "giving up: 3 starts failed in a row"
     parked = [event.probe_in async for event in by_events(events, Parked)]

@@ -10,7 +10,8 @@ import pytest
 
 import asyncpool
 from asyncpool import Crash, JobRaisedError, Pool, RestartPolicy, WorkerCrashedError
-from asyncpool.events import CrashKind, TakenOver
+from asyncpool._core.policies.attempts import CrashKindText
+from asyncpool.events import TakenOver
 from tests.helpers import faults, jobs
 from tests.helpers.gate import Gate
 from tests.helpers.loops import BOTH_LOOPS
@@ -97,7 +98,7 @@ async def test_a_job_that_is_taken_over_goes_first() -> None:
     ],
 )
 async def test_only_the_kinds_that_are_named_are_retried(
-    fault: str, retry_on: tuple[CrashKind, ...], attempts: int
+    fault: str, retry_on: tuple[CrashKindText, ...], attempts: int
 ) -> None:
     async with patience(), Pool(1) as pool:
         view = pool.options(max_attempts=2).options(retry_on=retry_on)

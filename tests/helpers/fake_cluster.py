@@ -7,6 +7,7 @@ from typing import Any
 
 from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool.cluster._stats import ClusterStats, WorkerStats
+from asyncpool.enums import RunState
 from asyncpool.errors import PoolBrokenError, PoolClosedError
 from asyncpool.events import CloseSummary, Event, RollResult
 
@@ -35,7 +36,7 @@ class FakeCluster:
         self.drained = asyncio.Event()
         self.reloaded = asyncio.Event()
         self.result = RollResult(replaced=2, reason="", crash=None)
-        self.state = "new"
+        self.state: RunState = RunState.NEW
         self.workers = 2
         self._over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -48,7 +49,7 @@ class FakeCluster:
             raise PoolClosedError
         if self.start_error is not None:
             raise self.start_error
-        self.state = "running"
+        self.state = RunState.RUNNING
         return self
 
     async def wait(self) -> None:
@@ -62,11 +63,11 @@ class FakeCluster:
 
     async def close(self, timeout: float | None = None) -> CloseSummary:  # noqa: ASYNC109
         await self._note("close" if timeout is None else f"close {timeout:g}")
-        self.state = "closing"
+        self.state = RunState.CLOSING
         if timeout == 0:
             self.drained.set()
         await self.drained.wait()
-        self.state = "closed"
+        self.state = RunState.CLOSED
         if not self._over.done():
             self._over.set_result(None)
         return CloseSummary(finished=0, failed=0, killed=0)
@@ -90,7 +91,7 @@ class FakeCluster:
         return stream
 
     def stats(self) -> ClusterStats:
-        ready = self.state == "running"
+        ready = self.state is RunState.RUNNING
         worker = WorkerStats(
             slot=0,
             generation=1,

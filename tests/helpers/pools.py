@@ -24,7 +24,8 @@ from asyncpool import (
     PoolStats,
     WorkerCrashedError,
 )
-from asyncpool.events import Crashed, CrashKind, Delivery, Event
+from asyncpool.enums import CrashKind, Delivery
+from asyncpool.events import Crashed, Event
 from tests.helpers import jobs
 from tests.helpers.faults import Fault
 from tests.helpers.large import supervisor_of
@@ -167,7 +168,7 @@ async def crash_of(
     job: asyncio.Future[Any],
     fault: Fault,
     *,
-    delivery: Delivery = "started",
+    delivery: Delivery = Delivery.STARTED,
     attempts: int = 1,
 ) -> Crash:
     """Check that *job* ended by *fault*, and return the crash."""

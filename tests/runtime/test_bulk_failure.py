@@ -16,6 +16,7 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.state.registry import JobRegistry
+from asyncpool.enums import CrashKind
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.owner import Owner
@@ -37,7 +38,7 @@ class Ending:
         state = SimpleNamespace(
             registry=self.book,
             core=self.core,
-            crashes=deque([SimpleNamespace(kind="crash", stderr_tail=())]),
+            crashes=deque([SimpleNamespace(kind=CrashKind.CRASH, stderr_tail=())]),
             loop=SimpleNamespace(time=lambda: 100.0),
             handles={0: handle},
         )

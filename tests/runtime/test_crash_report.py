@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,11 +19,13 @@ from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state import crash_report as postmortem
 from asyncpool._runtime.state.crash_report import (
     CrashReporter,
+    FollowUp,
     crash_error,
     deliveries,
-    describe_next_step,
+    follow_up,
 )
 from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.events import Crash
 
 pytestmark = pytest.mark.asyncio
@@ -83,13 +86,13 @@ CRASH = Crash(
     pid=4242,
     exit_code=3,
     signal=None,
-    kind="crash",
+    kind=CrashKind.CRASH,
     uptime=1.0,
     job_id=None,
     attempt=0,
     detail="",
     stderr_tail=(),
-    next_step="",
+    next_step=NextStep.CLOSE,
 )
 
 LAST = HEADER_SIZE + 10
@@ -130,8 +133,60 @@ async def test_what_comes_after_a_replacement_that_has_failed(
     again_in: float | None, told: str
 ) -> None:
     failed = cmd.KeepWorker(2, again_in)
-    step = describe_next_step(2, [cmd.KeepWorker(1, None), failed, cmd.Spawn(2, 3)])
-    assert step == f"the worker that it was to replace stays{told}"
+    found = follow_up(2, [cmd.KeepWorker(1, None), failed, cmd.Spawn(2, 3)])
+    assert found == (NextStep.KEEP_WORKER, again_in, "")
+    text = replace(CRASH, **found._asdict()).next_step_text
+    assert text == f"the worker that it was to replace stays{told}"
+
+
+@pytest.mark.parametrize(
+    ("command", "is_last", "expected", "text"),
+    [
+        (
+            cmd.TellRestart(2, 0.25),
+            False,
+            (NextStep.RESTART, 0.25, ""),
+            "restarting in 0.25 s",
+        ),
+        (cmd.Spawn(2, 3), False, (NextStep.RESTART, 0.0, ""), "restarting at once"),
+        (
+            cmd.ParkSlot(2, "3 died", 1.5),
+            False,
+            (NextStep.PARK, 1.5, "3 died"),
+            "3 died, next try in 1.5 s",
+        ),
+        (
+            cmd.ParkSlot(2, "3 died", None),
+            False,
+            (NextStep.GIVE_UP, None, "3 died"),
+            "giving up: 3 died",
+        ),
+        (
+            cmd.ParkSlot(2, "3 died", 1.5),
+            True,
+            (NextStep.GIVE_UP, None, "3 died"),
+            "giving up: 3 died",
+        ),
+        (
+            cmd.LeaveEmpty(2),
+            False,
+            (NextStep.LEAVE_EMPTY, None, ""),
+            "not replaced: there are enough other workers",
+        ),
+        (
+            cmd.Spawn(1, 3),
+            False,
+            (NextStep.CLOSE, None, ""),
+            "no replacement: the pool is closing",
+        ),
+    ],
+)
+async def test_what_the_supervisor_does_is_a_member_and_a_text(
+    *, command: cmd.Command, is_last: bool, expected: tuple[object, ...], text: str
+) -> None:
+    found = follow_up(2, [command], is_last=is_last)
+    assert found == expected
+    assert replace(CRASH, **found._asdict()).next_step_text == text
 
 
 @pytest.mark.parametrize(
@@ -161,7 +216,7 @@ async def test_who_was_killed_by_somebody_else(
         jobs=[],
         killed_for=None,
         now=2.0,
-        next_step="",
+        follow_up=FollowUp(NextStep.CLOSE),
     )
     assert (crash.kind, crash.detail, crash.signal) == (kind, detail, "SIGKILL")
 
@@ -209,12 +264,12 @@ async def test_a_start_has_taken_too_long_unless_it_was_called_off(
     worker.killed = True
     crash = CrashReporter(start_timeout=30.0).report(
         cast("WorkerHandle", worker),
-        kind="failed start",
+        kind=CrashKind.FAILED_START,
         planned=planned,
         jobs=[],
         killed_for=None,
         now=2.0,
-        next_step="",
+        follow_up=FollowUp(NextStep.CLOSE),
     )
     assert crash.detail == detail
 
@@ -225,4 +280,4 @@ async def test_an_earlier_attempt_may_have_had_effects_too(
 ) -> None:
     job = job_of(1, 30)
     job.attempt, job._crashes = begun, (CRASH,)
-    assert crash_error(job, "sent").delivery == expected
+    assert crash_error(job, Delivery.SENT).delivery == expected

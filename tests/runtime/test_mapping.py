@@ -30,6 +30,7 @@ from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.map import batches as turn_module
 from asyncpool._runtime.map.batches import Task
 from asyncpool._runtime.state.draining import Hold
+from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.mapping import Map, Outcome, Plan
 from tests.helpers.owner import Owner
 from tests.helpers.patience import PATIENCE
@@ -40,13 +41,13 @@ CRASH = Crash(
     pid=7,
     exit_code=3,
     signal=None,
-    kind="crash",
+    kind=CrashKind.CRASH,
     uptime=1.0,
     job_id=1,
     attempt=1,
     detail="",
     stderr_tail=(),
-    next_step="",
+    next_step=NextStep.CLOSE,
 )
 
 
@@ -152,7 +153,7 @@ class FakePool:
 
 
 def crash() -> WorkerCrashedError:
-    return WorkerCrashedError(job_id=1, crashes=(CRASH,), delivery="started")
+    return WorkerCrashedError(job_id=1, crashes=(CRASH,), delivery=Delivery.STARTED)
 
 
 Item = tuple[int, str]

@@ -20,6 +20,7 @@ from asyncpool._runtime.cluster.control.client import ControlClient
 from asyncpool._runtime.cluster.control.paths import live_names, path_of
 from asyncpool.cluster import _run
 from asyncpool.cluster._run import Operation, run
+from asyncpool.enums import CrashKind, NextStep, RunState
 from asyncpool.errors import ProtocolError, ResizeError
 from asyncpool.events import Crash, RollResult
 from tests.helpers.fake_cluster import FakeCluster
@@ -33,13 +34,13 @@ CRASH = Crash(
     pid=7,
     exit_code=3,
     signal=None,
-    kind="crash",
+    kind=CrashKind.CRASH,
     uptime=1.0,
     job_id=None,
     attempt=0,
     detail="no module",
     stderr_tail=(),
-    next_step="",
+    next_step=NextStep.CLOSE,
 )
 
 
@@ -443,14 +444,14 @@ async def test_the_watchdog_hears_of_a_cluster_that_serves(
         assert await heard(manager) == ["READY=1", LINE]
         assert await heard(manager) == ["WATCHDOG=1"]
         assert await heard(manager) == [LINE]
-        running.cluster.state = "broken"
+        running.cluster.state = RunState.BROKEN
         none = LINE.replace("1 of", "0 of")
         while await heard(manager) != [none]:
             pass
         # From here on there are only lines, until it serves again.
         for _ in range(3):
             assert await heard(manager) == [none]
-        running.cluster.state = "running"
+        running.cluster.state = RunState.RUNNING
         assert await heard(manager) in (["WATCHDOG=1"], [none])
         while await heard(manager) != ["WATCHDOG=1"]:
             pass

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, assert_type
+from typing import Literal, assert_never, assert_type
 
 import asyncpool
 from asyncpool import Crash, Job
-from asyncpool.events import CrashKind, Delivery
+from asyncpool.enums import CrashKind, Delivery, TimeLimit
 
 
 async def accepted(job: Job[int]) -> None:
     try:
         await job
     except asyncpool.JobTimeoutError as error:
-        assert_type(error.limit, Literal["timeout", "queue_timeout", "deadline"])
+        assert_type(error.limit, TimeLimit)
         assert_type(error.seconds, float)
         assert_type(error.stack, str)
     except asyncpool.WorkerCrashedError as error:
@@ -62,6 +62,16 @@ def what_they_are_besides(
     print(timeout, runtime, crashes, ours, base)
 
 
+def every_limit(limit: TimeLimit) -> str:
+    match limit:
+        case TimeLimit.TIMEOUT | TimeLimit.QUEUE_TIMEOUT:
+            return limit
+        case TimeLimit.DEADLINE:
+            return limit.value
+        case _:
+            assert_never(limit)
+
+
 def raised_by_users() -> None:
     raise asyncpool.ThrottledError(retry_after=2.0) from asyncpool.LeaseLostError()
 
@@ -72,7 +82,7 @@ def rejected(
     cancelled: asyncpool.JobCancelled,
 ) -> None:
     print(error.job_id)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    print(late.limit == "time")  # type: ignore[comparison-overlap]  # pyright: ignore[reportUnnecessaryComparison]
+    print(late.limit is TimeLimit.TIME)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     mine: Exception = cancelled  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     print(mine)
     asyncpool.ThrottledError(2.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, assert_never, assert_type
+from typing import assert_never, assert_type
 
 from asyncpool import Crash, EventStream, LeaseKeeper, Pool, events
-from asyncpool.events import CrashKind, Event, LeaseEvent
+from asyncpool.enums import CrashKind, NextStep
+from asyncpool.events import Event, LeaseEvent
 
 
 async def accepted(pool: Pool) -> None:
@@ -84,12 +85,17 @@ def crash(crash: Crash) -> None:
     assert_type(crash.stderr_tail, tuple[str, ...])
     assert_type(crash.how, str)
     match crash.kind:
-        case "crash" | "failed start" | "out of memory" | "hung":
+        case CrashKind.CRASH | CrashKind.FAILED_START | CrashKind.OUT_OF_MEMORY:
             pass
-        case "protocol" as kind:
-            assert_type(kind, Literal["protocol"])
+        case CrashKind.HUNG | CrashKind.PROTOCOL:
+            text: str = crash.kind
+            print(text)
         case _:
             assert_never(crash.kind)
+    assert_type(crash.next_step, NextStep)
+    assert_type(crash.next_step_text, str)
+    assert_type(crash.next_start, float | None)
+    assert_type(crash.park_reason, str)
 
 
 def rejected(pool: Pool, event: Event, crash: Crash) -> None:
@@ -103,5 +109,5 @@ def rejected(pool: Pool, event: Event, crash: Crash) -> None:
 def rejected_of_crashes(crash: Crash) -> None:
     crash.slot = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     crash.stderr_tail.append("")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    print(crash.kind == "oom")  # type: ignore[comparison-overlap]  # pyright: ignore[reportUnnecessaryComparison]
+    print(crash.kind is CrashKind.OOM)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     print(crash.pid + 1)  # type: ignore[operator]  # pyright: ignore[reportOptionalOperand]

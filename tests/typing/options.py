@@ -7,6 +7,7 @@ from typing import Any, assert_type
 
 import asyncpool
 from asyncpool import BoundPool, Job, LeaseKeeper, Map, Pool
+from asyncpool.enums import CrashKind
 from tests.typing.jobs import add
 
 
@@ -14,7 +15,7 @@ async def accepted(pool: Pool, keeper: LeaseKeeper[str]) -> None:
     assert_type(pool.options(), BoundPool)
     view = pool.options(
         max_attempts=3,
-        retry_on=["crash", "hung", OSError, asyncpool.JobTimeoutError],
+        retry_on=["crash", CrashKind.HUNG, OSError, asyncpool.JobTimeoutError],
         timeout=1.5,
         queue_timeout=2,
         heartbeat_timeout=None,
@@ -44,6 +45,7 @@ def rejected(pool: Pool, view: BoundPool, keeper: LeaseKeeper[str]) -> None:
     pool.options(max_attempts=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(retry_on=["crashed"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     pool.options(retry_on="crash")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    pool.options(retry_on=CrashKind.CRASH)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(retry_on=OSError)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     pool.options(retry_on=[OSError()])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     pool.options(timeout="1 s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -15,6 +15,7 @@ from asyncpool import (
     SlotStats,
     WorkerLimits,
 )
+from asyncpool.enums import SlotState
 
 request: ContextVar[str] = ContextVar("request")
 
@@ -134,4 +135,4 @@ async def life_rejected(pool: Pool, summary: CloseSummary, stats: PoolStats) -> 
     await pool.resize()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     summary.finished = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     stats.queued = 3  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
-    stats.slots[0].state = "idle"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+    stats.slots[0].state = SlotState.IDLE  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Literal, assert_type
+from typing import Any, assert_type
 
 import asyncpool
 from asyncpool import Job, Pool
+from asyncpool.enums import JobState
 from tests.typing.jobs import add, fetch, join
 
 
@@ -58,7 +59,7 @@ def what_a_job_tells(job: Job[int]) -> None:
     assert_type(job.id, int)
     assert_type(job.attempt, int)
     assert_type(job.worker_pid, int | None)
-    assert_type(job.state, Literal["queued", "running", "done", "cancelled"])
+    assert_type(job.state, JobState)
 
 
 async def through_functions(
@@ -90,7 +91,7 @@ async def rejected(pool: Pool, job: Job[int]) -> None:
     text: str = await pool.submit(len, "a")  # type: ignore[call-overload]  # pyright: ignore[reportAssignmentType]
     future: asyncio.Future[str] = job  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     print(text, future)
-    print(job.state == "finished")  # type: ignore[comparison-overlap]  # pyright: ignore[reportUnnecessaryComparison]
-    job.state = "done"  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+    print(job.state is JobState.FINISHED)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    job.state = JobState.DONE  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
     asyncpool.Job()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     asyncpool.submit(add, 1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

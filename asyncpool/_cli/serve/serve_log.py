@@ -17,6 +17,7 @@ from typing import Any, TextIO, cast
 from asyncpool._cli.serve.log_formats import JsonFormat, TextFormat, is_printed
 from asyncpool._cli.serve.log_stream import LogStream
 from asyncpool._core.base.text import printable_lines
+from asyncpool.enums import CrashKind
 from asyncpool.events import Crash
 
 
@@ -125,7 +126,7 @@ def _record(text: str, level: int = logging.WARNING) -> logging.LogRecord:
 def cannot_be_loaded(crash: Crash) -> bool:
     """Tell whether a worker has not got as far as serving, since its code has raised."""
     raised = crash.exit_code == 1 or "cannot be preloaded" in crash.detail
-    return crash.kind == "failed start" and raised and bool(crash.detail)
+    return crash.kind is CrashKind.FAILED_START and raised and bool(crash.detail)
 
 
 # So many of a kind are shown in each window of so many seconds.

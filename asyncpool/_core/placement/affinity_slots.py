@@ -25,7 +25,8 @@ from collections.abc import Sequence
 
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.slots.commands import Assign, Command
-from asyncpool._core.slots.slots import UP, Slot, SlotState
+from asyncpool._core.slots.slots import UP, Slot
+from asyncpool.enums import SlotState
 
 # Whoever is in one of these is there, or comes at once, or is followed at once.
 _SEATED = UP | {SlotState.STARTING, SlotState.STOPPING}

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from asyncpool._core.base.run_times import PINNED
 from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.slots.commands import Assign, Command, DropPinnedJobs
-from asyncpool._core.slots.slots import Slot, SlotState
+from asyncpool._core.slots.slots import Slot
+from asyncpool.enums import SlotState
 
 
 class PinnedJobs:

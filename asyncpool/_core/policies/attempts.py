@@ -10,15 +10,16 @@ same job on for ever.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from asyncpool._core.base.validation import INT, check_kind
 from asyncpool._core.wire.frames import MAX_ATTEMPTS
-from asyncpool.events import CrashKind, Delivery
+from asyncpool.enums import CrashKind, Delivery
 
-DEFAULT_RETRY_ON: tuple[CrashKind, ...] = ("crash", "hung")
-_KINDS: frozenset[str] = frozenset(
-    ("crash", "failed start", "out of memory", "hung", "protocol")
-)
+DEFAULT_RETRY_ON = (CrashKind.CRASH, CrashKind.HUNG)
+
+# As users may write them.
+CrashKindText = Literal["crash", "failed start", "out of memory", "hung", "protocol"]
 
 # What an attempt may follow, in words.
 RETRIED = "kinds of crashes and types of exceptions"
@@ -43,7 +44,9 @@ class AttemptPolicy:
     """
 
     max_attempts: int = 1
-    retry_on: tuple[CrashKind | type[BaseException], ...] = DEFAULT_RETRY_ON
+    retry_on: tuple[CrashKind | CrashKindText | type[BaseException], ...] = (
+        DEFAULT_RETRY_ON
+    )
 
     def __post_init__(self) -> None:
         check_kind("max_attempts", self.max_attempts, INT)
@@ -54,10 +57,10 @@ class AttemptPolicy:
             )
         for item in self.retry_on:
             if isinstance(item, str):
-                if item not in _KINDS:
+                if item not in set(CrashKind):
                     raise ValueError(
                         f"retry_on names {item!r}, which is no kind of crash; "
-                        f"there are: {', '.join(sorted(_KINDS))}"
+                        f"there are: {', '.join(sorted(CrashKind))}"
                     )
             elif not _is_exception_type(item):
                 raise TypeError(f"retry_on takes {RETRIED}, not {item!r}")
@@ -73,7 +76,7 @@ class AttemptPolicy:
             attempt: Attempts counted so far, this one included if it had begun.
             returns: How often the job has come back unbegun already.
         """
-        if delivery != "started" and returns < MAX_FREE_RETURNS:
+        if delivery is not Delivery.STARTED and returns < MAX_FREE_RETURNS:
             return True
         return attempt < self.max_attempts and kind in self.retry_on
 

@@ -9,12 +9,11 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.run_times import Bound
 from asyncpool._core.base.validation import INT, SECONDS, check_kinds, or_none
-from asyncpool._core.policies.attempts import AttemptPolicy
+from asyncpool._core.policies.attempts import AttemptPolicy, CrashKindText
 from asyncpool._core.wire.context import JobContext, end_of
 from asyncpool._core.wire.frames import MAX_NUMBER
-from asyncpool.events import CrashKind
+from asyncpool.enums import CrashKind, TimeLimit
 
-Limit = Literal["timeout", "queue_timeout", "deadline"]
 OnCancel = Literal["interrupt", "kill", "wait"]
 Form = Literal["call", "chunk", "stream"]
 _PERIODS = ("timeout", "queue_timeout", "heartbeat_timeout")
@@ -128,15 +127,15 @@ class JobLimits:
             return KILL
         return CancelMode(self.on_cancel, self.cancel_grace)
 
-    def exceeded(self, now: float, *, running: bool) -> Limit:
+    def exceeded(self, now: float, *, running: bool) -> TimeLimit:
         """Tell which limit it is that a job has reached by *now*.
 
         A clock that is read a moment before a deadline does not make it another limit.
         """
-        period: Limit = "timeout" if running else "queue_timeout"
+        period = TimeLimit.TIMEOUT if running else TimeLimit.QUEUE_TIMEOUT
         deadline = self.deadline
         if deadline is not None and (deadline <= now or getattr(self, period) is None):
-            return "deadline"
+            return TimeLimit.DEADLINE
         return period
 
     def queue_end(self, now: float) -> float | None:
@@ -169,7 +168,7 @@ class Options(TypedDict, total=False):
     """
 
     max_attempts: int
-    retry_on: Iterable[CrashKind | type[BaseException]]
+    retry_on: Iterable[CrashKind | CrashKindText | type[BaseException]]
     timeout: float | None
     queue_timeout: float | None
     heartbeat_timeout: float | None

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.slots.slots import UP, Slot, SlotState
+from asyncpool._core.slots.slots import UP, Slot
+from asyncpool.enums import SlotState
 
 _NOT_NEEDED = frozenset({SlotState.UNUSED, SlotState.RETIRED})
 

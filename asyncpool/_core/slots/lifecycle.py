@@ -34,7 +34,8 @@ from asyncpool._core.slots.commands import (
     TellRestart,
     Terminate,
 )
-from asyncpool._core.slots.slots import UP, Slot, SlotEvent, SlotState, StopStage
+from asyncpool._core.slots.slots import UP, Slot, SlotEvent, StopStage
+from asyncpool.enums import SlotState
 
 # Seconds that a worker has to end after each step, before the next one is taken.
 STOP_GRACE = 2.0

@@ -25,21 +25,9 @@ from asyncpool._core.base.transitions import IllegalTransitionError
 from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool._core.policies.worker_limits import NEVER, RecycleLimits
 from asyncpool._core.slots.job_ending import JobEndings
+from asyncpool.enums import SlotState
 
 _NEW = RecycleLimits(jobs=NEVER, age=None, memory=None)
-
-
-class SlotState(enum.Enum):
-    """Where a slot is in its life."""
-
-    VACANT = "vacant"
-    STARTING = "starting"
-    IDLE = "idle"
-    BUSY = "busy"
-    STOPPING = "stopping"
-    PARKED = "parked"
-    UNUSED = "spare"
-    RETIRED = "retired"
 
 
 class SlotEvent(enum.Enum):

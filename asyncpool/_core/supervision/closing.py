@@ -17,7 +17,8 @@ from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.slots.commands import Command, Finished
 from asyncpool._core.slots.job_ending import EndingEvent
 from asyncpool._core.slots.lifecycle import EMPTY, SlotLifecycle, fail_jobs
-from asyncpool._core.slots.slots import SlotEvent, SlotState, StopStage
+from asyncpool._core.slots.slots import SlotEvent, StopStage
+from asyncpool.enums import SlotState
 
 
 class Finish(enum.IntEnum):

@@ -13,7 +13,8 @@ from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.placement.pinned_jobs import PinnedJobs
 from asyncpool._core.slots.commands import Command, Retiring, Revoke
 from asyncpool._core.slots.lifecycle import SlotLifecycle
-from asyncpool._core.slots.slots import UP, Slot, SlotState, StopStage
+from asyncpool._core.slots.slots import UP, Slot, StopStage
+from asyncpool.enums import SlotState
 
 
 class DrainingWorkers:

@@ -17,10 +17,11 @@ from asyncpool._core.placement.sessions import Sessions
 from asyncpool._core.policies.job_limits import KILL, CancelMode
 from asyncpool._core.slots.commands import Assign, Command, DropPinnedJobs, Unassign
 from asyncpool._core.slots.lifecycle import SlotLifecycle, fail_jobs
-from asyncpool._core.slots.slots import Slot, SlotEvent, SlotState
+from asyncpool._core.slots.slots import Slot, SlotEvent
 from asyncpool._core.supervision.closing import Closing, Finish
 from asyncpool._core.supervision.replacement import Replacements
 from asyncpool._core.supervision.termination import Termination
+from asyncpool.enums import SlotState
 
 CLOSED = "the pool was closed"
 

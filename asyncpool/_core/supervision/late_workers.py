@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.slots.slots import Slot, SlotState, StopStage
+from asyncpool._core.slots.slots import Slot, StopStage
 from asyncpool._core.supervision.closing import Closing
 from asyncpool._core.supervision.termination import STACK_GRACE
+from asyncpool.enums import SlotState
 
 
 class LateWorkers:

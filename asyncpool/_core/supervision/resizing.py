@@ -11,8 +11,9 @@ from asyncpool._core.dispatch.dispatcher import Dispatcher
 from asyncpool._core.slots.capacity import Budget, Sizing, counts
 from asyncpool._core.slots.commands import Command, Resized
 from asyncpool._core.slots.lifecycle import EMPTY, SlotLifecycle
-from asyncpool._core.slots.slots import Slot, SlotState
+from asyncpool._core.slots.slots import Slot
 from asyncpool._core.supervision.draining import DrainingWorkers
+from asyncpool.enums import SlotState
 
 
 class Resizing:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from asyncpool._core.slots.commands import Command, RollEnded
 from asyncpool._core.slots.lifecycle import EMPTY
-from asyncpool._core.slots.slots import UP, Slot, SlotState
+from asyncpool._core.slots.slots import UP, Slot
+from asyncpool.enums import SlotState
 
 # Why those are due for recycling that are rolled.
 ROLL = "roll"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from asyncpool._core.base.run_times import Bound
 from asyncpool._core.slots.commands import Command
-from asyncpool._core.slots.slots import UP, SlotState
+from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.job_assignment import JobAssignment, SupervisionParts
+from asyncpool.enums import SlotState
 
 
 class SessionWorkers:

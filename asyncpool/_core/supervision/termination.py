@@ -28,7 +28,8 @@ from asyncpool._core.slots.commands import (
 )
 from asyncpool._core.slots.job_ending import BY_ITSELF, EndingEvent, EndingStage
 from asyncpool._core.slots.lifecycle import SlotLifecycle, fail_jobs
-from asyncpool._core.slots.slots import UP, Slot, SlotState, StopStage
+from asyncpool._core.slots.slots import UP, Slot, StopStage
+from asyncpool.enums import SlotState
 
 # Seconds that a worker, which is to be killed for one job, has to give back others.
 REVOKE_GRACE = 0.1

@@ -12,8 +12,9 @@ from asyncpool._core.dispatch.in_flight import InFlight
 from asyncpool._core.policies.restart import Restart
 from asyncpool._core.slots.commands import Command
 from asyncpool._core.slots.lifecycle import fail_jobs
-from asyncpool._core.slots.slots import UP, Slot, SlotEvent, SlotState, StopStage
+from asyncpool._core.slots.slots import UP, Slot, SlotEvent, StopStage
 from asyncpool._core.supervision.job_assignment import JobAssignment, SupervisionParts
+from asyncpool.enums import SlotState
 
 
 class WorkerLife:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from asyncpool._core.base.tracebacks import users_own
+from asyncpool.enums import CrashKind
 from asyncpool.events import Crash
 
 CrashCallback = Callable[[Crash], object] | Callable[[Crash], Awaitable[object]]
@@ -91,11 +92,11 @@ class Reporter:
 
     def _log(self, crash: Crash, stacks: str) -> None:
         trace = ""
-        if self._traces and crash.kind == "failed start":
+        if self._traces and crash.kind is CrashKind.FAILED_START:
             trace = users_own(crash.stack)
-        elif crash.kind == "hung":
+        elif crash.kind is CrashKind.HUNG:
             stacks = crash.stack
-        args = self._title, crash, crash.next_step
+        args = self._title, crash, crash.next_step_text
         warn(_LOGGER, "%s: %s; %s", *args, stacks=stacks, trace=trace)
 
     def _log_late(self, end: Crash) -> None:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from asyncpool._core.base.run_times import ALONE, LOADING, Bound, Keyed, Profile
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
 from asyncpool._core.policies.attempts import AttemptPolicy
-from asyncpool._core.policies.job_limits import JobLimits, JobOptions, Limit
+from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.job.progress import HeartbeatLog, Progress
+from asyncpool.enums import JobState, TimeLimit
 from asyncpool.errors import JobError, ProtocolError, job_text
 from asyncpool.events import Crash
 
 R = TypeVar("R")
 
 ONCE = AttemptPolicy()
-
-JobState = Literal["queued", "running", "done", "cancelled"]
 
 
 class JobOwner(Protocol):
@@ -99,7 +98,7 @@ class Job(asyncio.Future[R], Generic[R]):
         self._key: int | None = options.key
         self._bound: Bound | None = options.bound
         self._began: float | None = None
-        self._exceeded: Limit | None = None
+        self._exceeded: TimeLimit | None = None
         self._payload: bytes | OutOfBandPickle = b""
         self._credit: int = 0
         self._context: bytes = options.limits.context
@@ -131,15 +130,15 @@ class Job(asyncio.Future[R], Generic[R]):
 
     @property
     def state(self) -> JobState:
-        """Where it is: ``"queued"``, ``"running"``, ``"done"`` or ``"cancelled"``.
+        """Where it is.
 
         A short job may wait inside a worker; it is queued as long as it does.
         """
         if self.cancelled():
-            return "cancelled"
+            return JobState.CANCELLED
         if self.done():
-            return "done"
-        return "running" if self._owner.is_running(self) else "queued"
+            return JobState.DONE
+        return JobState.RUNNING if self._owner.is_running(self) else JobState.QUEUED
 
     def progress(self) -> Progress:
         """Return an async iterator over the details of the job's heartbeats.

@@ -27,6 +27,7 @@ from asyncpool._runtime.job.job import ChunkJob, Job
 from asyncpool._runtime.map.batches import Batch, Part, Task, TimeSlice
 from asyncpool._runtime.state.draining import Hold
 from asyncpool._runtime.traffic.large_jobs import unpicklable
+from asyncpool.enums import Delivery
 from asyncpool.errors import (
     AsyncPoolError,
     JobNotPicklableError,
@@ -299,7 +300,7 @@ class BatchRunner:
         if isinstance(error, WorkerCrashedError):
             kind = error.crashes[-1].kind
             return policy.after_crash(
-                kind=kind, delivery="started", attempt=1, returns=0
+                kind=kind, delivery=Delivery.STARTED, attempt=1, returns=0
             )
         return policy.after_exception(error, attempt=1)
 

@@ -7,11 +7,12 @@ import asyncio
 from asyncpool import events
 from asyncpool._core.base.text import in_units
 from asyncpool._core.slots import commands as cmd
-from asyncpool._core.slots.slots import UP, Slot, SlotState
+from asyncpool._core.slots.slots import UP, Slot
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import private_memory
 from asyncpool._runtime.state.pool_state import PoolState, decision
 from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.enums import SlotState
 from asyncpool.errors import (
     NoWorkerError,
     PoolClosedError,

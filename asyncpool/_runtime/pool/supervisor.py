@@ -15,7 +15,7 @@ import anyio
 from asyncpool import events
 from asyncpool._core.pickling.calls import load_value
 from asyncpool._core.pickling.out_of_band import is_heavy
-from asyncpool._core.slots.slots import UP, SlotState
+from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.base.event_hub import EventHub
@@ -29,6 +29,7 @@ from asyncpool._runtime.pool.workers import Workers
 from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.pool_state import decision
+from asyncpool.enums import SlotState
 from asyncpool.errors import PoolClosedError
 
 _LOGGER = logging.getLogger("asyncpool")

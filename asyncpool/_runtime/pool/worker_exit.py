@@ -10,7 +10,7 @@ from asyncpool._runtime.pool.parts import Parts
 from asyncpool._runtime.state.crash_report import (
     CrashReporter,
     crash_error,
-    describe_next_step,
+    follow_up,
     seen_by,
 )
 from asyncpool._runtime.state.pool_state import decision
@@ -80,7 +80,7 @@ class WorkerExit:
             jobs=sorted(begun, key=lambda job: job.id != silent),
             killed_for=killed_for if planned else None,
             now=now,
-            next_step=describe_next_step(
+            follow_up=follow_up(
                 handle.slot, commands, is_last=self._status.start_failed
             ),
         )

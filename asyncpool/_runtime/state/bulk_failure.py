@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from asyncpool import events
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.crash_report import broken_error, deliveries, late_error
 from asyncpool._runtime.state.pool_state import PoolState
+from asyncpool.enums import Delivery
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError, job_text
 
 # Failing a job takes some microseconds, and a queue may have a million of them.
@@ -67,11 +67,11 @@ class BulkFailure:
         return late_error(job, self._state.loop.time())
 
     def _closed_error(self, job: Job[Any]) -> PoolClosedError:
-        delivery: events.Delivery = "never sent"
+        delivery = Delivery.NEVER_SENT
         if job._slot is not None:
             [delivery] = deliveries([job], self._state.handles[job._slot])
         if job.attempt > (job._slot is not None):
-            delivery = "started"  # an earlier attempt, or it is being unpickled
+            delivery = Delivery.STARTED  # an earlier attempt, or it is being unpickled
         name = job._function.name
         return PoolClosedError(
             f"the pool was closed before {job_text(job.id, name)} was done",

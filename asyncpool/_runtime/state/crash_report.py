@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from asyncpool._core.policies.oom import OomLedger
 from asyncpool._core.slots import commands as cmd
@@ -13,6 +14,7 @@ from asyncpool._core.wire.frames import HEADER_SIZE
 from asyncpool._runtime.base.machine import OomKills
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.errors import (
     JobTimeoutError,
     PoolBrokenError,
@@ -21,15 +23,23 @@ from asyncpool.errors import (
     WorkerOutOfMemoryError,
     WorkerStartError,
 )
-from asyncpool.events import Crash, CrashKind, Delivery
+from asyncpool.events import Crash
 
 _ERRORS: dict[CrashKind, type[WorkerCrashedError]] = {
-    "crash": WorkerCrashedError,
-    "protocol": WorkerCrashedError,
-    "failed start": WorkerStartError,
-    "out of memory": WorkerOutOfMemoryError,
-    "hung": WorkerHungError,
+    CrashKind.CRASH: WorkerCrashedError,
+    CrashKind.PROTOCOL: WorkerCrashedError,
+    CrashKind.FAILED_START: WorkerStartError,
+    CrashKind.OUT_OF_MEMORY: WorkerOutOfMemoryError,
+    CrashKind.HUNG: WorkerHungError,
 }
+
+
+class FollowUp(NamedTuple):
+    """What the supervisor does about the end of a worker; the fields are those of a Crash."""
+
+    next_step: NextStep
+    next_start: float | None = None
+    park_reason: str = ""
 
 
 class CrashReporter:
@@ -50,14 +60,14 @@ class CrashReporter:
         # Whatever its end is called, it may be the one that the kernel has counted.
         lacked_memory = self._was_killed(handle) and self._claim(now)
         if handle.broke_protocol:
-            return "protocol"
+            return CrashKind.PROTOCOL
         if slot.ready_at is None:
-            return "failed start"
+            return CrashKind.FAILED_START
         if slot.oversized or lacked_memory:
-            return "out of memory"
+            return CrashKind.OUT_OF_MEMORY
         if slot.hung and handle.killed:
-            return "hung"
-        return "crash"
+            return CrashKind.HUNG
+        return CrashKind.CRASH
 
     def look(self, now: float) -> None:
         """Take note of the kernel's count, so that old kills are not taken for new ones."""
@@ -82,7 +92,7 @@ class CrashReporter:
         jobs: Sequence[Job[object]],
         killed_for: int | None,
         now: float,
-        next_step: str,
+        follow_up: FollowUp,
     ) -> Crash:
         """Return the report of a death.
 
@@ -92,7 +102,7 @@ class CrashReporter:
         job = next(iter(jobs), None)
         status = handle.status
         detail, stack = handle.detail, handle.traceback or handle.late_stacks
-        late = kind == "failed start" and handle.killed and not planned
+        late = kind is CrashKind.FAILED_START and handle.killed and not planned
         if late and not detail:
             detail = f"it was not ready within {self._start_timeout:g} s"
         if self._was_killed(handle) and self._ledger is None:
@@ -101,7 +111,7 @@ class CrashReporter:
             beside = ", which it ran too," if jobs else ""
             detail = f"job {killed_for}{beside} did not end"
         killed_by_us = handle.killed and detail != ""
-        if kind == "hung":
+        if kind is CrashKind.HUNG:
             stack = handle.page.read_stacks() if job is None else stacks_of(job, handle)
             detail, killed_by_us = handle.silence, False
         crash = Crash(
@@ -117,7 +127,7 @@ class CrashReporter:
             detail=f"killed since {detail}" if killed_by_us else detail,
             stack=stack,
             stderr_tail=handle.stderr_tail,
-            next_step=next_step,
+            **follow_up._asdict(),
         )
         if job is None:
             return crash
@@ -155,13 +165,13 @@ def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delive
     """Tell how far *jobs*, the last that were sent, have come on their way."""
     unsent, found = handle.outbox.unsent, list[Delivery]()
     if handle.outbox.loading and jobs:
-        found.append("never sent")  # it is the last one
+        found.append(Delivery.NEVER_SENT)  # it is the last one
         jobs = jobs[:-1]
     for job in reversed(jobs):
         if handle.page.begun(job.id, job.attempt):
-            found.append("started")
+            found.append(Delivery.STARTED)
         else:
-            found.append("never sent" if unsent > 0 else "sent")
+            found.append(Delivery.NEVER_SENT if unsent > 0 else Delivery.SENT)
         if type(job._payload) is bytes:  # else it is not known how much there was
             unsent -= job._ahead + HEADER_SIZE + len(job._payload)
     return found[::-1]
@@ -170,7 +180,7 @@ def deliveries(jobs: Sequence[Job[object]], handle: WorkerHandle) -> list[Delive
 def crash_error(job: Job[object], delivery: Delivery) -> WorkerCrashedError:
     """Return the error for a job that is not tried again."""
     if job.attempt:
-        delivery = "started"  # in an earlier attempt, if not in this one
+        delivery = Delivery.STARTED  # in an earlier attempt, if not in this one
     cls = _ERRORS[job._crashes[-1].kind]
     return cls(
         job_id=job.id,
@@ -210,47 +220,40 @@ def broken_error(
 ) -> PoolBrokenError:
     """Return the error for those whom a broken pool turns away, or lets down."""
     error = PoolBrokenError(reason=reason, crashes=crashes, retry_after=retry_after)
-    if job is not None and crashes[-1].kind == "failed start":
+    if job is not None and crashes[-1].kind is CrashKind.FAILED_START:
         error.__cause__ = WorkerStartError(
             job_id=job.id,
             crashes=crashes[-1:],
-            delivery="never sent",
+            delivery=Delivery.NEVER_SENT,
             function=job._function.name,
         )
     return error
 
 
-def describe_next_step(
+def follow_up(
     slot: int, commands: Iterable[cmd.Command], *, is_last: bool = False
-) -> str:
-    """Say in words what the supervisor does about the end of a worker.
+) -> FollowUp:
+    """Find in *commands* what the supervisor does about the end of the worker in *slot*.
 
-    If that *is_last* the pool was never up, and tries no more.
+    If *is_last* is true, the pool was never up and tries no more.
     """
     for command in commands:
         match command:
             case cmd.TellRestart(index, delay) if index == slot:
-                return f"restarting {_in(delay)}"
+                return FollowUp(NextStep.RESTART, delay)
             case cmd.Spawn(index, _) if index == slot:
-                return "restarting at once"
+                return FollowUp(NextStep.RESTART, 0.0)
             case cmd.ParkSlot(index, reason, probe_in) if index == slot:
-                return (
-                    f"giving up: {reason}"
-                    if probe_in is None or is_last
-                    else f"{reason}, next try in {probe_in:.2g} s"
-                )
+                next_start = None if is_last else probe_in
+                step = NextStep.GIVE_UP if next_start is None else NextStep.PARK
+                return FollowUp(step, next_start, reason)
             case cmd.LeaveEmpty(index) if index == slot:
-                return "not replaced: there are enough other workers"
+                return FollowUp(NextStep.LEAVE_EMPTY)
             case cmd.KeepWorker(index, again_in) if index == slot:
-                again = "" if again_in is None else f", next try {_in(again_in)}"
-                return f"the worker that it was to replace stays{again}"
+                return FollowUp(NextStep.KEEP_WORKER, again_in)
             case _:
                 pass
-    return "no replacement: the pool is closing"
-
-
-def _in(seconds: float) -> str:
-    return f"in {seconds:.2g} s" if seconds else "at once"
+    return FollowUp(NextStep.CLOSE)
 
 
 def _signal_name(number: int) -> str:

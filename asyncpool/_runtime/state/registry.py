@@ -14,7 +14,7 @@ from asyncpool._core.base.deadlines import Deadlines
 from asyncpool._core.map.chunks import CHUNK_SIZE, LOST
 from asyncpool._core.pickling.calls import load_value
 from asyncpool._core.pickling.errors import load_error
-from asyncpool._core.slots.slots import Slot, SlotState
+from asyncpool._core.slots.slots import Slot
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame, FrameKind
@@ -22,6 +22,7 @@ from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob, claim
 from asyncpool._runtime.job.leases import Leases
 from asyncpool._runtime.state.crash_report import deliveries, stacks_of, timeout_error
 from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.enums import CrashKind, Delivery, RunState, SlotState
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
@@ -29,8 +30,6 @@ from asyncpool.errors import (
 )
 from asyncpool.events import (
     CloseSummary,
-    CrashKind,
-    Delivery,
     PoolStats,
     SlotStats,
 )
@@ -186,12 +185,12 @@ class JobRegistry:
         jobs = [self.jobs[n] for n in slot.in_flight.jobs if n in self.jobs]
         losses: list[Loss] = []
         found = list(zip(jobs, deliveries(jobs, handle), strict=True))
-        waits = (job.id for job, delivery in found if delivery != "started")
+        waits = (job.id for job, delivery in found if delivery is not Delivery.STARTED)
         about_to_begin = next(waits, None)
         if handle.outbox.loading or about_to_begin not in slot.in_flight.running:
             about_to_begin = None
         for job, delivery in found:
-            begun = delivery == "started"
+            begun = delivery is Delivery.STARTED
             # One that was about to begin may be the reason too, and it alone.
             touched = begun or (job.id == about_to_begin and not slot.planned)
             again = not touched or job._attempt_policy.after_crash(
@@ -283,11 +282,12 @@ class JobRegistry:
     ) -> PoolStats:
         """Return the figures."""
         states = [_state_of(slot) for slot in core.slots]
-        state = "closing" if core.closing.finish is not None else "running"
+        closes = core.closing.finish is not None
+        state = RunState.CLOSING if closes else RunState.RUNNING
         if core.closing.over:
-            state = "closed"
+            state = RunState.CLOSED
         elif core.broken is not None:
-            state = "broken"
+            state = RunState.BROKEN
         return PoolStats(
             state=state,
             workers=core.replacements.sizing.size,
@@ -309,7 +309,7 @@ class JobRegistry:
                     slot=slot.index,
                     generation=slot.generation,
                     pid=_pid(slot.state, handles.get(slot.index)),
-                    state=_state_of(slot).value,
+                    state=_state_of(slot),
                     job_id=slot.in_flight.head,
                     job_ids=slot.in_flight.running,
                 )

@@ -23,7 +23,7 @@ from asyncpool._core.pickling.out_of_band import StreamTooLongError, dump
 from asyncpool._core.placement.broadcasts import Broadcast, Remembered
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_limits import JobOptions
-from asyncpool._core.slots.slots import UP, SlotState
+from asyncpool._core.slots.slots import UP
 from asyncpool._core.wire.messages import MAX_BROADCASTS, WorkerConfig
 from asyncpool._runtime.base.threads import Pause, Threads
 from asyncpool._runtime.job.job import Job
@@ -31,6 +31,7 @@ from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool._runtime.traffic.large_jobs import too_large, unpicklable
 from asyncpool._runtime.traffic.traffic import Traffic
+from asyncpool.enums import SlotState
 from asyncpool.errors import (
     BroadcastError,
     PoolBrokenError,
