@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 import anyio
 
 from asyncpool._core.base.validation import NUMBER, SECONDS, check_kind, or_none
-from asyncpool._core.leases import (
+from asyncpool._core.leases.lease_ledger import (
     GIVE_UP,
     Gone,
     LeaseLedger,

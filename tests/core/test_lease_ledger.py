@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from asyncpool._core.leases import (
+from asyncpool._core.leases.lease_ledger import (
     MAX_THROTTLES,
     SLACK,
     Gone,
