@@ -16,14 +16,13 @@ import anyio
 from asyncpool._core.base.validation import NUMBER, SECONDS, check_kind, or_none
 from asyncpool._core.leases.lease_ledger import (
     GIVE_UP,
-    Gone,
     LeaseLedger,
+    Lost,
     Missed,
-    RenewalOutcome,
     Slower,
     Verdict,
-    longest_gap,
 )
+from asyncpool._core.leases.renewal_pace import RenewalResult, longest_gap
 from asyncpool._runtime.base.arguments import check_callable, check_int
 from asyncpool._runtime.base.event_hub import EventHub, EventStream
 from asyncpool._runtime.base.event_loop import check_home
@@ -321,13 +320,13 @@ class LeaseKeeper(Generic[L]):
         return f"<LeaseKeeper {state}: {len(ledger)} leases of {ledger.capacity}>"
 
     def _on_settled(
-        self, lease: L, outcome: RenewalOutcome, verdict: Verdict, problem: Problem
+        self, lease: L, outcome: RenewalResult, verdict: Verdict, problem: Problem
     ) -> None:
         self._counts[_COUNTED[outcome]] += 1
-        if outcome is RenewalOutcome.EXTENDED:
+        if outcome is RenewalResult.EXTENDED:
             self._tell_holder(lease)
         match verdict:
-            case Gone():
+            case Lost():
                 self._lost(lease)
             case Slower(pause):
                 self._hub.publish(LeaseThrottled(lease, pause))
@@ -411,10 +410,10 @@ class LeaseKeeper(Generic[L]):
 
 
 _COUNTED = {
-    RenewalOutcome.EXTENDED: "renewed",
-    RenewalOutcome.THROTTLED: "throttled",
-    RenewalOutcome.FAILED: "failed",
-    RenewalOutcome.GONE: "lost",
+    RenewalResult.EXTENDED: "renewed",
+    RenewalResult.THROTTLED: "throttled",
+    RenewalResult.FAILED: "failed",
+    RenewalResult.LOST: "lost",
 }
 _COUNTERS = (*_COUNTED.values(), "missed", "lapsed")
 

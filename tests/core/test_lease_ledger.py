@@ -1,4 +1,4 @@
-"""The rules of the lease ledger, one by one; test_leases_model.py has them together."""
+"""The rules of the lease ledger, one by one; test_lease_ledger_model.py has them together."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import pytest
 
 from asyncpool._core.leases.lease_ledger import (
     MAX_THROTTLES,
-    SLACK,
-    Gone,
     LeaseLedger,
+    Lost,
     Missed,
-    RenewalOutcome,
     Slower,
     Verdict,
+)
+from asyncpool._core.leases.renewal_pace import (
+    SLACK,
+    RenewalResult,
     longest_gap,
     pause_before,
 )
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
-EXTENDED, THROTTLED = RenewalOutcome.EXTENDED, RenewalOutcome.THROTTLED
-FAILED, GONE = RenewalOutcome.FAILED, RenewalOutcome.GONE
+EXTENDED, THROTTLED = RenewalResult.EXTENDED, RenewalResult.THROTTLED
+FAILED, GONE = RenewalResult.FAILED, RenewalResult.LOST
 
 
 def ledger_of(
@@ -51,7 +53,7 @@ def ledger_of(
     return ledger
 
 
-def play(ledger: LeaseLedger[str], until: float, *ends: RenewalOutcome) -> list[str]:
+def play(ledger: LeaseLedger[str], until: float, *ends: RenewalResult) -> list[str]:
     """Send the renewals that there are before *until*; write down who and when.
 
     They end at once, in turn as *ends* says, and with success from then on.
@@ -313,7 +315,7 @@ def test_a_success_from_before_the_pause_does_not_end_it() -> None:
 def test_a_lease_that_is_gone_is_forgotten() -> None:
     ledger = ledger_of("ab")
     assert ledger.begin_renewal(0.0) == "a"
-    assert ledger.end_renewal("a", GONE, 0.0) == Gone()
+    assert ledger.end_renewal("a", GONE, 0.0) == Lost()
     assert "a" not in ledger
     assert play(ledger, 12) == ["b1", "b10"]
 
@@ -480,7 +482,7 @@ def test_beats_that_take_long_overlap_as_far_as_the_rate_asks_for() -> None:
     ledger = ledger_of("abcdefghijklmnopqrst", max_rate=2.0, interval=10.0, overlap=4)
     times, flights = serve(ledger, seconds=4.0, until=200.0)
     assert max(flights) == 8
-    assert (ledger.capacity, ledger.pace) == (20, 2.0)
+    assert (ledger.capacity, ledger._pace.rate) == (20, 2.0)
     # After the first cycle, in which that was found out.
     gaps = {round(b - a, 2) for a, b in itertools.pairwise(times["a"][2:])}
     assert gaps == {10.0}
@@ -490,7 +492,7 @@ def test_a_cycle_has_fewer_beats_if_too_few_may_overlap() -> None:
     ledger = ledger_of("abcdefghijkl", max_rate=2.0, interval=10.0, max_overlap=4)
     assert (ledger.capacity, ledger.saturated) == (20, False)
     times, _ = serve(ledger, seconds=4.0, until=400.0)
-    assert ledger.pace == pytest.approx(1.0)
+    assert ledger._pace.rate == pytest.approx(1.0)
     assert (ledger.capacity, ledger.saturated) == (10, True)
     gaps = {round(b - a, 2) for a, b in itertools.pairwise(times["a"])}
     assert gaps == {12.0}

@@ -24,15 +24,13 @@ from hypothesis.stateful import (
 from asyncpool._core.leases.lease_ledger import (
     GIVE_UP,
     MAX_THROTTLES,
-    SLACK,
-    Gone,
     LeaseLedger,
+    Lost,
     Missed,
-    RenewalOutcome,
     Slower,
     Verdict,
-    pause_before,
 )
+from asyncpool._core.leases.renewal_pace import SLACK, RenewalResult, pause_before
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
 EPSILON = 1e-9
@@ -183,8 +181,8 @@ class LeaseMachine(RuleBasedStateMachine):
         self.step(stall)
 
     @precondition(lambda self: self.kept)
-    @rule(outcomes=st.lists(st.sampled_from([*RenewalOutcome]), min_size=1, max_size=9))
-    def renewals(self, outcomes: list[RenewalOutcome]) -> None:
+    @rule(outcomes=st.lists(st.sampled_from([*RenewalResult]), min_size=1, max_size=9))
+    def renewals(self, outcomes: list[RenewalResult]) -> None:
         for outcome in outcomes:
             lease = self.step(0.0)
             if lease is not None:
@@ -194,7 +192,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         outcome=st.sampled_from(
-            [*RenewalOutcome, RenewalOutcome.EXTENDED, RenewalOutcome.THROTTLED]
+            [*RenewalResult, RenewalResult.EXTENDED, RenewalResult.THROTTLED]
         ),
         wait=stalls,
         retry_after=st.sampled_from([0.0, 0.0, 1.75, 99.0]),
@@ -202,7 +200,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def settle(
         self,
         data: st.DataObject,
-        outcome: RenewalOutcome,
+        outcome: RenewalResult,
         wait: float,
         retry_after: float,
     ) -> None:
@@ -276,13 +274,13 @@ class LeaseMachine(RuleBasedStateMachine):
         assert behind >= self.behind - slack - EPSILON, "too fast"
 
     def end_flight(
-        self, lease: int, outcome: RenewalOutcome, retry_after: float
+        self, lease: int, outcome: RenewalResult, retry_after: float
     ) -> None:
         begun, flown = self.flights.pop(lease)
         verdict = self.ledger.end_renewal(
             lease, outcome, self.now, retry_after=retry_after
         )
-        if outcome is RenewalOutcome.THROTTLED:
+        if outcome is RenewalResult.THROTTLED:
             assert isinstance(verdict, Slower)
             assert 1 / self.pace.rate <= verdict.pause <= self.pace.cycle
             assert verdict.pause >= min(retry_after, self.pace.cycle)
@@ -292,17 +290,17 @@ class LeaseMachine(RuleBasedStateMachine):
             self.check_verdict(verdict, outcome, kept, begun)
             self.move(lease, kept, outcome, begun)
         else:
-            assert verdict is None or outcome is RenewalOutcome.THROTTLED
+            assert verdict is None or outcome is RenewalResult.THROTTLED
             if kept is not None:
                 self.put(kept, "front")
 
     def check_verdict(
-        self, verdict: Verdict, outcome: RenewalOutcome, kept: Kept, begun: float
+        self, verdict: Verdict, outcome: RenewalResult, kept: Kept, begun: float
     ) -> None:
         match outcome:
-            case RenewalOutcome.GONE:
-                assert verdict == Gone()
-            case RenewalOutcome.FAILED:
+            case RenewalResult.LOST:
+                assert verdict == Lost()
+            case RenewalResult.FAILED:
                 gap = self.now - kept.extended
                 bad = kept.failures == self.max_retries or gap > self.pace.cycle * 1.1
                 if bad and self.now - kept.told >= self.pace.cycle:
@@ -310,24 +308,24 @@ class LeaseMachine(RuleBasedStateMachine):
                     assert verdict == Missed(gap)
                 else:
                     assert verdict is None
-            case RenewalOutcome.EXTENDED:
+            case RenewalResult.EXTENDED:
                 gap = begun - kept.extended
                 assert verdict == (Missed(gap) if gap > self.pace.cycle * 1.1 else None)
                 kept.extended = begun
-            case RenewalOutcome.THROTTLED:
+            case RenewalResult.THROTTLED:
                 pass
 
     def move(
-        self, lease: int, kept: Kept, outcome: RenewalOutcome, begun: float
+        self, lease: int, kept: Kept, outcome: RenewalResult, begun: float
     ) -> None:
         match outcome:
-            case RenewalOutcome.GONE:
+            case RenewalResult.LOST:
                 del self.kept[lease]
-            case RenewalOutcome.EXTENDED:
+            case RenewalResult.EXTENDED:
                 kept.failures = kept.throttles = 0
                 last_cycle = begun < self.ends - self.pace.cycle
                 self.put(kept, "turn" if last_cycle else "had")
-            case RenewalOutcome.FAILED:
+            case RenewalResult.FAILED:
                 kept.throttles = 0
                 kept.failures = (kept.failures + 1) % (self.max_retries + 1)
                 self.put(kept, "pause" if kept.failures else "had")
@@ -336,7 +334,7 @@ class LeaseMachine(RuleBasedStateMachine):
                         kept.failures, self.max_retries, self.pace.cycle
                     )
                     kept.due = self.now + pause
-            case RenewalOutcome.THROTTLED:
+            case RenewalResult.THROTTLED:
                 kept.throttles = (kept.throttles + 1) % (MAX_THROTTLES + 1)
                 self.put(kept, "front" if kept.throttles else "turn")
 
@@ -354,22 +352,23 @@ class LeaseMachine(RuleBasedStateMachine):
         assert len(ledger) == len(self.kept)
         assert ledger.capacity <= self.pace.capacity
         assert ledger.saturated == (len(self.kept) > ledger.capacity)
-        assert set(ledger._flying) == set(self.flights)
+        assert set(ledger._in_progress) == set(self.flights)
         assert ledger.in_progress == len(self.flights)
-        queued = [*ledger._main, *ledger._backup, *ledger._arrivals, *ledger._repeats]
+        queues = ledger._queues
+        queued = [*queues.main, *queues.backup, *queues.arrivals, *queues.repeats]
         places: dict[str, set[int]] = defaultdict(set)
         for name, kept in self.kept.items():
             places[kept.place].add(name)
         away = places["flying"] | places["again"] | places["pause"]
         assert sorted(queued) == sorted(set(self.kept) - away)
-        assert set(ledger._repeats) == places["repeat"]
+        assert set(queues.repeats) == places["repeat"]
         pauses = {ledger._by_number[number].lease for number in ledger._pauses._when}
         assert pauses == places["pause"]
         assert len(ledger._by_number) == len(self.kept)
         # What makes the earliest of all one of two heads: main is sorted, also with backup
         # behind it, which is what it becomes if it is left over at the end of a cycle.
-        turns = [*ledger._main.values(), *ledger._backup.values()]
-        for queue in (turns, ledger._arrivals.values(), ledger._repeats.values()):
+        turns = [*queues.main.values(), *queues.backup.values()]
+        for queue in (turns, queues.arrivals.values(), queues.repeats.values()):
             dues = [record.due for record in queue]
             assert dues == sorted(dues)
 
@@ -378,7 +377,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         for lease in list(self.flights):
-            self.end_flight(lease, RenewalOutcome.EXTENDED, 0.0)
+            self.end_flight(lease, RenewalResult.EXTENDED, 0.0)
         had: set[int] = set()
         # A lease that has had a renewal may have its next one before others, but no more
         # often than that.
@@ -386,7 +385,7 @@ class LeaseMachine(RuleBasedStateMachine):
             served = self.step(0.0)
             assert served is not None
             had.add(served)
-            self.end_flight(served, RenewalOutcome.EXTENDED, 0.0)
+            self.end_flight(served, RenewalResult.EXTENDED, 0.0)
         assert had == set(self.kept), "these never had a renewal again"
 
 
@@ -445,7 +444,7 @@ def play(
     agenda = [(life.goes, 0, life.name) for life in lifecycle]
     agenda += [(life.comes, 1, life.name) for life in lifecycle]
     agenda.sort(reverse=True)
-    flights: list[tuple[float, int, int, RenewalOutcome]] = []
+    flights: list[tuple[float, int, int, RenewalResult]] = []
     numbers = itertools.count()
     now = 0.0
     while now < end:
@@ -459,9 +458,9 @@ def play(
             _, _, name, outcome = heappop(flights)
             ledger.end_renewal(name, outcome, now)
         while (lease := ledger.begin_renewal(now)) is not None:
-            outcome, answered = RenewalOutcome.EXTENDED, now + next(seconds)
+            outcome, answered = RenewalResult.EXTENDED, now + next(seconds)
             if fails(lease, now):
-                outcome = RenewalOutcome.FAILED
+                outcome = RenewalResult.FAILED
             else:
                 renewals[lease].append((now, answered))
             # Those that are answered in one moment are in the order of their renewals.

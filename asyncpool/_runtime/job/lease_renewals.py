@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from asyncpool._core.base.deadlines import earliest
-from asyncpool._core.leases.lease_ledger import LeaseLedger, RenewalOutcome, Verdict
+from asyncpool._core.leases.lease_ledger import LeaseLedger, Verdict
+from asyncpool._core.leases.renewal_pace import RenewalResult
 from asyncpool.errors import LeaseLostError, ThrottledError
 from asyncpool.events import LeaseRelieved, LeaseSaturated
 
@@ -41,7 +42,7 @@ class LeaseRenewals(Generic[L]):
         renew: Callable[[L], Awaitable[object]],
         timeout: float,
         *,
-        on_settled: Callable[[L, RenewalOutcome, Verdict, Problem], None],
+        on_settled: Callable[[L, RenewalResult, Verdict, Problem], None],
         on_lapsed: Callable[[L, float], None],
         on_news: Callable[[LeaseSaturated | LeaseRelieved], None],
     ) -> None:
@@ -111,11 +112,11 @@ class LeaseRenewals(Generic[L]):
         try:
             async with asyncio.timeout(self._timeout):
                 await self._send(lease)
-            outcome = RenewalOutcome.EXTENDED
+            outcome = RenewalResult.EXTENDED
         except LeaseLostError as error:
-            outcome, problem = RenewalOutcome.GONE, error
+            outcome, problem = RenewalResult.LOST, error
         except ThrottledError as error:
-            outcome, problem = RenewalOutcome.THROTTLED, error
+            outcome, problem = RenewalResult.THROTTLED, error
             retry_after = error.retry_after
         except asyncio.CancelledError as error:
             # Only the end cancels this task.  Else something was cancelled that send
@@ -123,9 +124,9 @@ class LeaseRenewals(Generic[L]):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            outcome, problem = RenewalOutcome.FAILED, error
+            outcome, problem = RenewalResult.FAILED, error
         except Exception as error:  # noqa: BLE001 - it is the user's
-            outcome, problem = RenewalOutcome.FAILED, error
+            outcome, problem = RenewalResult.FAILED, error
         now = asyncio.get_running_loop().time()
         verdict = self._ledger.end_renewal(lease, outcome, now, retry_after=retry_after)
         self._on_settled(lease, outcome, verdict, problem)
