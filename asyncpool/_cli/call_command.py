@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from asyncpool._cli.finding import TargetError
-from asyncpool._cli.map.failures import describe
+from asyncpool._cli.map.outputs import describe
 from asyncpool._cli.map.plan import Loop, Plan, make_pool, options
 from asyncpool._cli.map.progress import WorkerLines
 from asyncpool._cli.map.run import Interrupted, interrupts

@@ -9,13 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool._cli.map.journal import (
-    Done,
-    Journal,
-    JournalError,
-    Position,
-    RunIdentity,
-)
+from asyncpool._cli.map.journal import Done, Journal, Position, RunIdentity
+from asyncpool._cli.map.journal_file import JournalError
 from asyncpool._cli.map.outputs import usable
 from tests.helpers.command import numbers, run_command, write_module
 
