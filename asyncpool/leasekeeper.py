@@ -13,31 +13,22 @@ from typing import Any, Generic, Self, TypeVar
 
 import anyio
 
-from asyncpool._core.base.validation import NUMBER, SECONDS, check_kind, or_none
 from asyncpool._core.leases.lease_ledger import (
-    GIVE_UP,
     LeaseLedger,
     Lost,
     Missed,
     Slower,
     Verdict,
 )
-from asyncpool._core.leases.renewal_pace import RenewalResult, longest_gap
+from asyncpool._core.leases.renewal_pace import RenewalResult
 from asyncpool._runtime.base.arguments import check_callable, check_int
-from asyncpool._runtime.base.event_hub import EventHub, EventStream
+from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.base.event_loop import check_home
 from asyncpool._runtime.job.lease_holder import Holder
 from asyncpool._runtime.job.lease_renewals import LeaseRenewals, Problem
-from asyncpool.events import (
-    LeaseEvent,
-    LeaseLapsed,
-    LeaseLost,
-    LeaseMissed,
-    LeaseRelieved,
-    LeaseSaturated,
-    LeaseStats,
-    LeaseThrottled,
-)
+from asyncpool._runtime.job.lease_reports import LeaseReports
+from asyncpool._runtime.options.lease_options import check_renewals
+from asyncpool.events import LeaseEvent, LeaseLapsed, LeaseLost, LeaseStats
 
 __all__ = ["LeaseKeeper"]
 
@@ -52,10 +43,6 @@ _LOGGER = logging.getLogger("asyncpool")
 # for others, and 32 at the most: whoever needs more has an outside system in trouble.
 _MIN_OVERLAP, _MAX_OVERLAP = 4, 32
 
-# Seconds between two lines in the log about leases that were not extended: if the
-# outside system is down they are all concerned.  The events tell of each.
-_QUIET = 10.0
-
 
 @dataclass(slots=True)
 class _Hold:
@@ -63,7 +50,7 @@ class _Hold:
 
     job: asyncio.Future[Any] | None = None
     on_done: Callable[[asyncio.Future[Any]], object] | None = None
-    on_gone: Callable[[Any], object] | None = None
+    on_lost: Callable[[Any], object] | None = None
 
     def over(self) -> bool:
         """Tell whether it is a job's, and the job is done."""
@@ -139,22 +126,7 @@ class LeaseKeeper(Generic[L]):
     ) -> None:
         if not callable(renew):
             raise TypeError(f"renew must be callable, not {renew!r}")
-        check_int("max_retries", max_retries, at_least=0)
-        check_kind("max_rate", max_rate, NUMBER)
-        check_kind("interval", interval, SECONDS)
-        check_kind("timeout", timeout, or_none(SECONDS))
-        check_kind("ttl", ttl, or_none(SECONDS))
-        if timeout is None:
-            timeout = interval / (2 * (1 + max_retries))
-        for name, value in (
-            ("max_rate", max_rate),
-            ("interval", interval),
-            ("timeout", timeout),
-        ):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} must be > 0 and finite, not {value}")
-        if ttl is not None:
-            _check_ttl(ttl, interval, max_retries, timeout)
+        timeout = check_renewals(max_rate, interval, max_retries, timeout, ttl)
         self._ledger: LeaseLedger[L] = LeaseLedger(
             max_rate=max_rate,
             interval=interval,
@@ -164,41 +136,34 @@ class LeaseKeeper(Generic[L]):
             now=0.0,
             ttl=ttl,
         )
-        if not self._ledger.capacity:
-            raise ValueError(
-                f"max_rate={max_rate:g} renewals/s for interval={interval:g} s make {max_rate * interval:g} "
-                "renewals: one at least is needed"
-            )
+        self._reports: LeaseReports[L] = LeaseReports()
         self._renewals = LeaseRenewals(
             self._ledger,
             renew,
             timeout,
             on_settled=self._on_settled,
             on_lapsed=self._on_lapsed,
-            on_news=self._on_news,
+            on_news=self._reports.tell_load,
         )
         self._holds: dict[L, _Hold] = {}
-        self._hub: EventHub[LeaseEvent] = EventHub()
-        self._counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
-        self._quiet_until, self._unsaid = 0.0, 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, lease: L, *, on_gone: Callable[[L], object] | None = None) -> None:
+    def add(self, lease: L, *, on_lost: Callable[[L], object] | None = None) -> None:
         """Keep *lease* until :meth:`remove`.  Its first renewal is within an interval.
 
         Args:
             lease: Any hashable value that tells it from the others.
-            on_gone: Called with the lease if it is lost, or given up for its *ttl*.  What
+            on_lost: Called with the lease if it is lost, or given up for its *ttl*.  What
                 it raises is logged.
 
         Raises:
-            TypeError: If *on_gone* is not callable.
+            TypeError: If *on_lost* is not callable.
             ValueError: If the lease is here already.
             RuntimeError: If the keeper is not running, or in another event loop.
         """
-        check_callable("on_gone", on_gone)
-        self._take(lease, _Hold(on_gone=on_gone))
+        check_callable("on_lost", on_lost)
+        self._take(lease, _Hold(on_lost=on_lost))
 
     def keep(self, lease: L, job: asyncio.Future[Any]) -> None:
         """Keep *lease* until *job* is done, and cancel the job if the lease is lost.
@@ -254,20 +219,17 @@ class LeaseKeeper(Generic[L]):
         """
         check_int("buffer", buffer, at_least=1)
         check_home(self._loop, _KEEPER)
-        return self._hub.listen(buffer)
+        return self._reports.listen(buffer)
 
     def stats(self) -> LeaseStats:
         """Return the keeper as it stands, and what it went through."""
         # What its end has cancelled is under way no more.
-        under_way = self._ledger.in_progress if self._task is not None else 0
-        return LeaseStats(
+        in_progress = self._ledger.in_progress if self._task is not None else 0
+        return self._reports.stats(
             leases=len(self._holds),
             capacity=self._ledger.capacity,
             saturated=self._ledger.saturated,
-            in_progress=under_way,
-            renewals=under_way + sum(self._counts[name] for name in _COUNTED.values()),
-            dropped_events=self._hub.dropped,
-            **self._counts,
+            in_progress=in_progress,
         )
 
     async def __aenter__(self) -> Self:
@@ -312,7 +274,7 @@ class LeaseKeeper(Generic[L]):
         try:
             await _ended(task)
         finally:
-            self._hub.end()
+            self._reports.end()
 
     def __repr__(self) -> str:
         state = "running" if self._task is not None else "not running"
@@ -320,35 +282,23 @@ class LeaseKeeper(Generic[L]):
         return f"<LeaseKeeper {state}: {len(ledger)} leases of {ledger.capacity}>"
 
     def _on_settled(
-        self, lease: L, outcome: RenewalResult, verdict: Verdict, problem: Problem
+        self, lease: L, result: RenewalResult, verdict: Verdict, problem: Problem
     ) -> None:
-        self._counts[_COUNTED[outcome]] += 1
-        if outcome is RenewalResult.EXTENDED:
+        self._reports.count(result)
+        if result is RenewalResult.EXTENDED:
             self._tell_holder(lease)
         match verdict:
             case Lost():
                 self._lost(lease)
             case Slower(pause):
-                self._hub.publish(LeaseThrottled(lease, pause))
+                self._reports.tell_throttled(lease, pause)
             case Missed(gap):
-                self._counts["missed"] += 1
-                self._hub.publish(LeaseMissed(lease, gap, problem))
-                self._log_missed(lease, gap, problem)
+                self._reports.tell_missed(lease, gap, problem)
             case None:
                 pass
 
-    def _log_missed(self, lease: L, gap: float, problem: Problem) -> None:
-        now = asyncio.get_running_loop().time()
-        if now < self._quiet_until:
-            self._unsaid += 1
-            return
-        why = f": {problem!r}" if problem is not None else ""
-        others = f"; so were {self._unsaid} others before" if self._unsaid else ""
-        _LOGGER.warning("lease %r not extended for %.3g s%s%s", lease, gap, why, others)
-        self._quiet_until, self._unsaid = now + _QUIET, 0
-
     def _on_lapsed(self, lease: L, gap: float) -> None:
-        self._counts["lapsed"] += 1
+        self._reports.lapsed += 1
         why = f"has lapsed: not extended for {gap:.3g} s"
         self._give_up(lease, LeaseLapsed(lease, gap), why)
 
@@ -360,15 +310,14 @@ class LeaseKeeper(Generic[L]):
         hold.let_go()
         if hold.over():
             return
-        self._hub.publish(event)
-        _LOGGER.warning("lease %r %s", lease, why)
+        self._reports.tell_given_up(event, why)
         if hold.job is not None:
             hold.job.cancel(f"lease {lease!r} {why}")
-        if hold.on_gone is not None:
+        if hold.on_lost is not None:
             try:
-                hold.on_gone(lease)
+                hold.on_lost(lease)
             except Exception:
-                _LOGGER.exception("on_gone raised; the keeper goes on")
+                _LOGGER.exception("on_lost raised; the keeper goes on")
 
     def _take(self, lease: L, hold: _Hold) -> None:
         if self._task is None or self._task.done():
@@ -395,40 +344,11 @@ class LeaseKeeper(Generic[L]):
             if until is not None:
                 hold.job.extended(until)
 
-    def _on_news(self, news: LeaseSaturated | LeaseRelieved) -> None:
-        self._hub.publish(news)
-        if isinstance(news, LeaseSaturated):
-            _LOGGER.warning("a lease keeper is saturated: %s", news)
-        else:
-            _LOGGER.info("a lease keeper is saturated no more: %s", news)
-
     def _on_done(self, lease: L, job: asyncio.Future[Any]) -> None:
         hold = self._holds.get(lease)
         # Another job may have taken the lease over by now.
         if hold is not None and hold.job is job:
             self.remove(lease)
-
-
-_COUNTED = {
-    RenewalResult.EXTENDED: "renewed",
-    RenewalResult.THROTTLED: "throttled",
-    RenewalResult.FAILED: "failed",
-    RenewalResult.LOST: "lost",
-}
-_COUNTERS = (*_COUNTED.values(), "missed", "lapsed")
-
-
-def _check_ttl(ttl: float, interval: float, max_retries: int, timeout: float) -> None:
-    if not 0 < ttl < math.inf:
-        raise ValueError(f"ttl must be > 0 and finite, not {ttl}")
-    gap, most = longest_gap(interval, max_retries, timeout), GIVE_UP * ttl
-    if gap > most:
-        raise ValueError(
-            f"a cycle of {interval:g} s and {max_retries} retries, of {timeout:g} s each, can "
-            f"take {gap:g} s until a lease is extended, and it is given up after {most:g} s, "
-            f"nine tenths of ttl={ttl:g}: choose a shorter cycle, a shorter timeout, or "
-            "fewer retries"
-        )
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -207,7 +207,7 @@ def test_a_job_is_cancelled_before_its_lease_lapses(
         async with LeaseKeeper(outside.extend, interval=10.0, ttl=40.0) as keeper:
             events = keeper.events()
             keeper.keep("a", lost)
-            keeper.add("b", on_gone=late.append)
+            keeper.add("b", on_lost=late.append)
             keeper.add("c")
             # Nine tenths after it came, or was extended at 10.
             await reach(36.5)
@@ -232,7 +232,7 @@ def test_who_hears_of_a_lapsed_lease_may_remove_others() -> None:
     async def main() -> None:
         gone: list[str] = []
 
-        def on_gone(lease: str) -> None:
+        def on_lost(lease: str) -> None:
             gone.append(lease)
             for other in "ab":
                 if keeper.remove(other):
@@ -240,8 +240,8 @@ def test_who_hears_of_a_lapsed_lease_may_remove_others() -> None:
 
         outside = Outside(a=[OSError("down")], b=[OSError("down")])
         async with LeaseKeeper(outside.extend, interval=10.0, ttl=40.0) as keeper:
-            keeper.add("a", on_gone=on_gone)
-            keeper.add("b", on_gone=on_gone)
+            keeper.add("a", on_lost=on_lost)
+            keeper.add("b", on_lost=on_lost)
             await reach(40)
             assert gone == ["a"]
             assert (keeper.stats().leases, keeper.stats().lapsed) == (1, 1)
@@ -274,13 +274,13 @@ def test_who_has_no_job_is_called(caplog: pytest.LogCaptureFixture) -> None:
             raise OSError(lease)
 
         async with LeaseKeeper(outside.extend) as keeper:
-            keeper.add("a", on_gone=fail)
-            keeper.add("b", on_gone=lost.append)
+            keeper.add("a", on_lost=fail)
+            keeper.add("b", on_lost=lost.append)
             await reach(5)
         assert lost == ["b"]
 
     run(main())
-    assert "on_gone raised; the keeper goes on" in caplog.text
+    assert "on_lost raised; the keeper goes on" in caplog.text
 
 
 def test_a_throttled_beat_slows_all_of_them_down() -> None:
@@ -576,9 +576,9 @@ def test_nothing_is_held_on_to() -> None:
 
 
 TTL_TOO_SHORT = (
-    "a cycle of 120 s and 3 retries, of 15 s each, can take 247.5 s until a lease is "
+    "an interval of 120 s and 3 retries, of 15 s each, can take 247.5 s until a lease is "
     "extended, and it is given up after 243 s, nine tenths of ttl=270: choose a shorter "
-    "cycle, a shorter timeout, or fewer retries"
+    "interval, a shorter timeout, or fewer retries"
 )
 
 
@@ -641,8 +641,8 @@ def test_a_keeper_is_used_where_it_runs_and_only_once() -> None:
                 keeper.keep("a", job())
             with pytest.raises(TypeError, match=r"keep\(\) takes a future of asyncio"):
                 keeper.keep("b", reach(1))  # type: ignore[arg-type]
-            with pytest.raises(TypeError, match=r"^on_gone must be callable, not 3$"):
-                keeper.add("a", on_gone=3)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match=r"^on_lost must be callable, not 3$"):
+                keeper.add("a", on_lost=3)  # type: ignore[arg-type]
             with pytest.raises(ValueError, match="buffer must be at least 1, not 0"):
                 keeper.events(buffer=0)
         with pytest.raises(RuntimeError, match=not_running):

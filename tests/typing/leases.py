@@ -31,7 +31,7 @@ async def extend_list(receipts: list[str]) -> None:
     print(receipts)
 
 
-def on_gone(message: Message) -> None:
+def on_lost(message: Message) -> None:
     print(message)
 
 
@@ -44,7 +44,7 @@ async def accepted(pool: Pool, message: Message, task: asyncio.Task[None]) -> No
     async with keeper as same:
         assert_type(same, LeaseKeeper[Message])
     assert_type(keeper.add(message), None)
-    keeper.add(message, on_gone=on_gone)
+    keeper.add(message, on_lost=on_lost)
     keeper.keep(message, pool.submit(add, 1))
     keeper.keep(message, task)
     assert_type(keeper.remove(message), bool)
@@ -64,7 +64,7 @@ async def rejected(
     with keeper:  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues]
         pass
     keeper.add("receipt")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    keeper.add(message, on_gone=extend_at_once)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    keeper.add(message, on_lost=extend_at_once)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     keeper.keep(message)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     keeper.keep(message, extend(message))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     keeper.remove("receipt")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
