@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, ParamSpec, SupportsFloat, TypeVar
 
-from asyncpool._core.base.validation import Kind, check_kind, or_none
+from asyncpool._core.base.validation import ArgumentType, check_type, or_none
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._futures.engine import Engine
 from asyncpool._futures.executor_options import INT, StartMethod, executor_options
@@ -29,7 +29,7 @@ R = TypeVar("R")
 _RESTART = RestartPolicy(max_failed_starts=3)
 
 # Whatever passes for one, as with INT.
-_SECONDS: Kind = ((SupportsFloat,), "a number of seconds")
+_SECONDS: ArgumentType = ((SupportsFloat,), "a number of seconds")
 
 # Long enough for a worker that is terminated to be killed if that does not end it.
 _TERMINATION = 30.0
@@ -61,7 +61,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
 
     Raises:
         ValueError: If a number is too low.
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument is of the wrong type.
         UnsupportedPlatformError: If this platform cannot run a pool.
         JobNotPicklableError: If *initializer* or *initargs* cannot be pickled.
     """
@@ -145,15 +145,15 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         Raises:
             TimeoutError: By the iterator, if the next result is not there in time.
             ValueError: If *chunksize* or *buffersize* is less than 1.
-            TypeError: If one of them is of the wrong kind.
+            TypeError: If one of them is of the wrong type.
             RuntimeError: As :meth:`submit` does.
 
         Whatever *fn* raises is raised when its result is due.  An iterator that ends
         before all results are there, also since nobody has it any more, cancels what is
         pending.
         """
-        check_kind("timeout", timeout, or_none(_SECONDS))
-        check_kind("chunksize", chunksize, INT)
+        check_type("timeout", timeout, or_none(_SECONDS))
+        check_type("chunksize", chunksize, INT)
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if buffersize is not None and not isinstance(buffersize, int):

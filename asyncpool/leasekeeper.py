@@ -111,7 +111,7 @@ class LeaseKeeper(Generic[L]):
     Raises:
         ValueError: If an argument is out of range, or an interval too short for one renewal, or
             so long that all attempts of a turn do not fit into nine tenths of the *ttl*.
-        TypeError: If *renew* is not callable, or a number is of the wrong kind.
+        TypeError: If *renew* is not callable, or a number is of the wrong type.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class LeaseKeeper(Generic[L]):
         """Let *lease* go, and return whether it was here.
 
         No renewal of it begins after this.  One that is under way is not interrupted, but
-        its outcome is ignored, even if the same lease is added again meanwhile.
+        its result is ignored, even if the same lease is added again meanwhile.
 
         Raises:
             RuntimeError: If the keeper was started in another event loop.
@@ -248,7 +248,7 @@ class LeaseKeeper(Generic[L]):
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:

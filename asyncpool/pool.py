@@ -127,7 +127,7 @@ class Pool(Caller, Supervised):
         UnsupportedPlatformError: If this platform cannot run a pool.
         ValueError: If an argument is out of range, *initargs* too large (64 MiB), or
             a variable to *propagate* cannot be found.
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument is of the wrong type.
         JobNotPicklableError: If *initializer* or *initargs* cannot be pickled.
     """
 
@@ -347,7 +347,7 @@ class Pool(Caller, Supervised):
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:

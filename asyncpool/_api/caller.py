@@ -235,7 +235,7 @@ class Caller(MapCaller):
             A :class:`WorkerSession`, whose calls have the options of :meth:`Pool.options`.
 
         Raises:
-            TypeError: If an argument is of the wrong kind.
+            TypeError: If an argument is of the wrong type.
             ValueError: If *timeout* is negative, or in a view with *max_attempts*,
                 *priority*, a *key* or a *lease*.
             TimeoutError: When the context is entered, if no worker was free in time.

@@ -226,10 +226,10 @@ def _refuse(name: str) -> None:
 
 
 def _name(error: BaseException) -> str:
-    kind = type(error)
-    if kind.__module__ == "builtins":
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
+    cls = type(error)
+    if cls.__module__ == "builtins":
+        return cls.__qualname__
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _message(error: BaseException) -> str:

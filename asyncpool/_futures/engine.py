@@ -285,7 +285,7 @@ class Engine:
             self._come_back()
 
 
-_Outcome: TypeAlias = tuple[Call, Any, BaseException | None]
+_EndedCall: TypeAlias = tuple[Call, Any, BaseException | None]
 
 
 class Delivery:
@@ -303,14 +303,14 @@ class Delivery:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._landed: list[_Outcome] = []
-        self._sent: list[deque[_Outcome]] = []
+        self._landed: list[_EndedCall] = []
+        self._sent: list[deque[_EndedCall]] = []
 
-    def add(self, outcome: _Outcome) -> None:
+    def add(self, ended: _EndedCall) -> None:
         """Have a future settled soon."""
         if not self._landed:
             self._loop.call_soon(self._deliver)
-        self._landed.append(outcome)
+        self._landed.append(ended)
 
     def finish(self) -> None:
         """Settle what is not settled yet."""
@@ -318,34 +318,34 @@ class Delivery:
         self._settle_rest()
 
     def _deliver(self) -> None:
-        homes: dict[asyncio.AbstractEventLoop | None, deque[_Outcome]] = {}
-        for outcome in self._landed:
-            homes.setdefault(outcome[0].home, deque()).append(outcome)
+        homes: dict[asyncio.AbstractEventLoop | None, deque[_EndedCall]] = {}
+        for ended in self._landed:
+            homes.setdefault(ended[0].home, deque()).append(ended)
         self._landed.clear()
-        for home, outcomes in homes.items():
+        for home, ended_calls in homes.items():
             if home is None:
-                _settle_all(outcomes)
+                _settle_all(ended_calls)
                 continue
             try:
-                home.call_soon_threadsafe(_settle_all, outcomes)
+                home.call_soon_threadsafe(_settle_all, ended_calls)
             except RuntimeError:  # it is closed
-                _settle_all(outcomes)
+                _settle_all(ended_calls)
                 continue
             if not self._sent:
                 self._loop.call_later(_PATIENCE, self._settle_rest)
-            self._sent.append(outcomes)
+            self._sent.append(ended_calls)
 
     def _settle_rest(self) -> None:
-        for outcomes in self._sent:
-            _settle_all(outcomes)
+        for ended_calls in self._sent:
+            _settle_all(ended_calls)
         self._sent.clear()
 
 
-def _settle_all(outcomes: deque[_Outcome]) -> None:
-    # Two threads may be at it: each outcome is taken by one of them.
-    while outcomes:
+def _settle_all(ended_calls: deque[_EndedCall]) -> None:
+    # Two threads may be at it: each call is taken by one of them.
+    while ended_calls:
         try:
-            call, value, error = outcomes.popleft()
+            call, value, error = ended_calls.popleft()
         except IndexError:
             return
         _settle(call, value, error=error)

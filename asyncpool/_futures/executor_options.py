@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsIndex
 
-from asyncpool._core.base.validation import Kind, check_kind, or_none
+from asyncpool._core.base.validation import ArgumentType, check_type, or_none
 from asyncpool._runtime.base.machine import DEFAULT_LAUNCHER, usable_cpus
 from asyncpool._runtime.options.checks import Check, anything, checked
 from asyncpool._runtime.options.worker_options import LauncherKind, OutputMode
 
 # Whatever passes for one, as where this is dropped in: those of NumPy are none of Python's.
-INT: Kind = ((SupportsIndex,), "an int")
+INT: ArgumentType = ((SupportsIndex,), "an int")
 
 
 class StartMethod(Protocol):
@@ -25,7 +25,7 @@ class StartMethod(Protocol):
 
 
 def _max_workers(name: str, value: SupportsIndex | None) -> int:
-    check_kind(name, value, or_none(INT))
+    check_type(name, value, or_none(INT))
     workers = usable_cpus() if value is None else operator.index(value)
     if workers <= 0:
         raise ValueError(f"{name} must be greater than 0")
@@ -86,7 +86,7 @@ def executor_options(given: Mapping[str, Any]) -> ExecutorOptions:
     """Return the options of an executor, which its constructor was given.
 
     Raises:
-        TypeError: If one is of the wrong kind.
+        TypeError: If one is of the wrong type.
         ValueError: If a number is too low.
     """
     return ExecutorOptions(**checked(EXECUTOR_CHECKS, given))

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from asyncpool._api.supervised import Supervised
-from asyncpool._core.base.validation import TEXT, check_kind, or_none
+from asyncpool._core.base.validation import TEXT, check_type, or_none
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.supervision.closing import Finish
@@ -96,7 +96,7 @@ class Cluster(Messenger, Supervised):
     Raises:
         UnsupportedPlatformError: If this platform cannot run a cluster.
         ValueError: If an argument is out of range, or an address makes no sense.
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument is of the wrong type.
         JobNotPicklableError: If *target* cannot be pickled.
     """
 
@@ -214,7 +214,7 @@ class Cluster(Messenger, Supervised):
         Cancellation:
             Ends the cluster at once.
         """
-        check_kind("control", control, or_none(TEXT))
+        check_type("control", control, or_none(TEXT))
         from asyncpool.cluster._run import run  # noqa: PLC0415 - for main programs only
 
         return await run(self, control)
@@ -251,7 +251,7 @@ class Cluster(Messenger, Supervised):
         summary = await self._life.close(Finish.ALL, timeout)
         if self._made is None:
             return summary
-        finished, cut = self._made.outcome
+        finished, cut = self._made.close_counts
         return dataclasses.replace(summary, finished=finished, failed=cut)
 
     async def reload(self) -> RollResult:
@@ -324,7 +324,7 @@ class Cluster(Messenger, Supervised):
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:

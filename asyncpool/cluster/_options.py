@@ -120,7 +120,7 @@ def cluster_options(given: Mapping[str, Any]) -> ClusterOptions:
     """Return the options of a cluster, which its constructor was given.
 
     Raises:
-        TypeError: If one is of the wrong kind.
+        TypeError: If one is of the wrong type.
         ValueError: If one is out of range, or an address makes no sense.
         UnsupportedPlatformError: If this machine lacks what one needs.
     """

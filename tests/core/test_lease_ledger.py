@@ -58,11 +58,11 @@ def play(ledger: LeaseLedger[str], until: float, *ends: RenewalResult) -> list[s
 
     They end at once, in turn as *ends* says, and with success from then on.
     """
-    said, outcomes = [], itertools.chain(ends, itertools.repeat(EXTENDED))
+    said, results = [], itertools.chain(ends, itertools.repeat(EXTENDED))
     while (due := ledger.next_due()) is not None and due < until:
         lease = ledger.begin_renewal(due)
         if lease is not None:
-            ledger.end_renewal(lease, next(outcomes), due)
+            ledger.end_renewal(lease, next(results), due)
             said.append(f"{lease}{due:g}")
     return said
 

@@ -181,17 +181,17 @@ class LeaseMachine(RuleBasedStateMachine):
         self.step(stall)
 
     @precondition(lambda self: self.kept)
-    @rule(outcomes=st.lists(st.sampled_from([*RenewalResult]), min_size=1, max_size=9))
-    def renewals(self, outcomes: list[RenewalResult]) -> None:
-        for outcome in outcomes:
+    @rule(results=st.lists(st.sampled_from([*RenewalResult]), min_size=1, max_size=9))
+    def renewals(self, results: list[RenewalResult]) -> None:
+        for result in results:
             lease = self.step(0.0)
             if lease is not None:
-                self.end_flight(lease, outcome, 0.0)
+                self.end_flight(lease, result, 0.0)
 
     @precondition(lambda self: self.flights)
     @rule(
         data=st.data(),
-        outcome=st.sampled_from(
+        result=st.sampled_from(
             [*RenewalResult, RenewalResult.EXTENDED, RenewalResult.THROTTLED]
         ),
         wait=stalls,
@@ -200,13 +200,13 @@ class LeaseMachine(RuleBasedStateMachine):
     def settle(
         self,
         data: st.DataObject,
-        outcome: RenewalResult,
+        result: RenewalResult,
         wait: float,
         retry_after: float,
     ) -> None:
         self.now += wait
         lease = data.draw(st.sampled_from(sorted(self.flights)))
-        self.end_flight(lease, outcome, retry_after)
+        self.end_flight(lease, result, retry_after)
 
     def step(self, stall: float) -> int | None:
         """Go to the next renewal, or past it, and begin it; return its lease."""
@@ -273,31 +273,29 @@ class LeaseMachine(RuleBasedStateMachine):
         slack = (self.pace.at_a_tick - 1) / self.pace.rate + SLACK
         assert behind >= self.behind - slack - EPSILON, "too fast"
 
-    def end_flight(
-        self, lease: int, outcome: RenewalResult, retry_after: float
-    ) -> None:
+    def end_flight(self, lease: int, result: RenewalResult, retry_after: float) -> None:
         begun, flown = self.flights.pop(lease)
         verdict = self.ledger.end_renewal(
-            lease, outcome, self.now, retry_after=retry_after
+            lease, result, self.now, retry_after=retry_after
         )
-        if outcome is RenewalResult.THROTTLED:
+        if result is RenewalResult.THROTTLED:
             assert isinstance(verdict, Slower)
             assert 1 / self.pace.rate <= verdict.pause <= self.pace.cycle
             assert verdict.pause >= min(retry_after, self.pace.cycle)
             self.pause_until = max(self.pause_until, self.now + verdict.pause)
         kept = self.kept.get(lease)
         if kept is flown:
-            self.check_verdict(verdict, outcome, kept, begun)
-            self.move(lease, kept, outcome, begun)
+            self.check_verdict(verdict, result, kept, begun)
+            self.move(lease, kept, result, begun)
         else:
-            assert verdict is None or outcome is RenewalResult.THROTTLED
+            assert verdict is None or result is RenewalResult.THROTTLED
             if kept is not None:
                 self.put(kept, "front")
 
     def check_verdict(
-        self, verdict: Verdict, outcome: RenewalResult, kept: Kept, begun: float
+        self, verdict: Verdict, result: RenewalResult, kept: Kept, begun: float
     ) -> None:
-        match outcome:
+        match result:
             case RenewalResult.LOST:
                 assert verdict == Lost()
             case RenewalResult.FAILED:
@@ -315,10 +313,8 @@ class LeaseMachine(RuleBasedStateMachine):
             case RenewalResult.THROTTLED:
                 pass
 
-    def move(
-        self, lease: int, kept: Kept, outcome: RenewalResult, begun: float
-    ) -> None:
-        match outcome:
+    def move(self, lease: int, kept: Kept, result: RenewalResult, begun: float) -> None:
+        match result:
             case RenewalResult.LOST:
                 del self.kept[lease]
             case RenewalResult.EXTENDED:
@@ -455,16 +451,16 @@ def play(
             else:
                 ledger.discard(name)
         while flights and flights[0][0] <= now:
-            _, _, name, outcome = heappop(flights)
-            ledger.end_renewal(name, outcome, now)
+            _, _, name, result = heappop(flights)
+            ledger.end_renewal(name, result, now)
         while (lease := ledger.begin_renewal(now)) is not None:
-            outcome, answered = RenewalResult.EXTENDED, now + next(seconds)
+            result, answered = RenewalResult.EXTENDED, now + next(seconds)
             if fails(lease, now):
-                outcome = RenewalResult.FAILED
+                result = RenewalResult.FAILED
             else:
                 renewals[lease].append((now, answered))
             # Those that are answered in one moment are in the order of their renewals.
-            heappush(flights, (answered, next(numbers), lease, outcome))
+            heappush(flights, (answered, next(numbers), lease, result))
         due = ledger.next_due()
         moments = [end, *(m[0] for m in agenda[-1:]), *(f[0] for f in flights[:1])]
         now = min([*moments, due] if due is not None and due > now else moments)

@@ -1,4 +1,4 @@
-"""What is said to arguments of the wrong kind."""
+"""What is said to arguments of the wrong type."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from asyncpool._core.base.validation import (
     SWITCH,
     TEXT,
     check_function,
-    check_kind,
-    check_kinds,
+    check_type,
+    check_types,
     or_none,
     several,
 )
@@ -26,20 +26,20 @@ FOUND = "of.a.module:attribute"
 @pytest.mark.parametrize(
     ("check", "kind", "text"),
     [
-        (lambda: check_kind("n", "2", INT), TypeError, "n must be an int, not '2'"),
-        (lambda: check_kind("n", None, TEXT), TypeError, "n must be a str, not None"),
+        (lambda: check_type("n", "2", INT), TypeError, "n must be an int, not '2'"),
+        (lambda: check_type("n", None, TEXT), TypeError, "n must be a str, not None"),
         (
-            lambda: check_kind("n", 1, SWITCH),
+            lambda: check_type("n", 1, SWITCH),
             TypeError,
             "n must be True or False, not 1",
         ),
         (
-            lambda: check_kind("n", "2", or_none(SECONDS)),
+            lambda: check_type("n", "2", or_none(SECONDS)),
             TypeError,
             "n must be a number of seconds or None, not '2'",
         ),
         (
-            lambda: check_kinds(SimpleNamespace(a=1, b=2), {"a": INT, "b": TEXT}),
+            lambda: check_types(SimpleNamespace(a=1, b=2), {"a": INT, "b": TEXT}),
             TypeError,
             "b must be a str, not 2",
         ),
@@ -84,8 +84,8 @@ def test_what_is_wrong_is_told(
 
 
 def test_what_is_right_is_taken() -> None:
-    check_kinds(SimpleNamespace(a=1.5, b=3), {"a": SECONDS, "b": SECONDS})
-    check_kind("n", None, or_none(INT))
+    check_types(SimpleNamespace(a=1.5, b=3), {"a": SECONDS, "b": SECONDS})
+    check_type("n", None, or_none(INT))
     check_function("n", print)
     check_function("n", FOUND)
     assert several("n", (n for n in range(3)), "numbers") == (0, 1, 2)

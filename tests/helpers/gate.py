@@ -73,7 +73,7 @@ class Gate:
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
@@ -86,7 +86,7 @@ class Gate:
             with suppress(ConnectionError):
                 await writer.wait_closed()
         await self._server.wait_closed()
-        self._folder.__exit__(kind, error, traceback)
+        self._folder.__exit__(error_type, error, traceback)
 
     async def visitor(self, word: str = "", nth: int = 1) -> Visitor:
         """Wait for the *nth* that says *word*."""

@@ -26,13 +26,13 @@ class WaitingRoom:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         self.release()
         self._server.close()
-        self._folder.__exit__(kind, error, traceback)
+        self._folder.__exit__(error_type, error, traceback)
 
     def admit(self) -> int:
         """Wait until one more job is here, and return its pid."""

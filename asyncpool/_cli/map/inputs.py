@@ -107,9 +107,9 @@ def open_input(path: str | None, pattern: str | None, format: Format | None) -> 
     # What is redirected to stdin may have begun anywhere in its file.
     is_file = path != "-" and stat.S_ISREG(status.st_mode)
     size = status.st_size if is_file else None
-    kind = format or _SUFFIXES.get(Path(path).suffix.lower(), "lines")
-    read = {"jsonl": _filled_lines, "csv": _records, "lines": _lines}[kind]
-    return Input(name, _FORMS[kind], size, None, lambda self: read(self, fd))
+    chosen = format or _SUFFIXES.get(Path(path).suffix.lower(), "lines")
+    read = {"jsonl": _filled_lines, "csv": _records, "lines": _lines}[chosen]
+    return Input(name, _FORMS[chosen], size, None, lambda self: read(self, fd))
 
 
 def _matching(pattern: str) -> Input:

@@ -1,4 +1,4 @@
-"""Refuse arguments of the wrong kind, with a text that names them.
+"""Refuse arguments of the wrong type, with a text that names them.
 
 Workers import this with the targets of clusters, so it is light; see records.py.
 """
@@ -12,40 +12,40 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-# What something may be, and in words.  A kind of its own may be made of any class.
-Kind = tuple[tuple[type, ...], str]
-INT: Kind = ((int,), "an int")
-NUMBER: Kind = ((int, float), "a number")
-SECONDS: Kind = ((int, float), "a number of seconds")
-SWITCH: Kind = ((bool,), "True or False")
-TEXT: Kind = ((str,), "a str")
+# The classes that an argument may have, and in words.  Callers may make others of any class.
+ArgumentType = tuple[tuple[type, ...], str]
+INT: ArgumentType = ((int,), "an int")
+NUMBER: ArgumentType = ((int, float), "a number")
+SECONDS: ArgumentType = ((int, float), "a number of seconds")
+SWITCH: ArgumentType = ((bool,), "True or False")
+TEXT: ArgumentType = ((str,), "a str")
 
 
-def or_none(kind: Kind) -> Kind:
-    """Return the same kind, for an argument that may be missing."""
-    types, words = kind
+def or_none(expected: ArgumentType) -> ArgumentType:
+    """Return the same type, for an argument that may be missing."""
+    types, words = expected
     return (*types, type(None)), f"{words} or None"
 
 
-def check_kind(name: str, value: object, kind: Kind) -> None:
+def check_type(name: str, value: object, expected: ArgumentType) -> None:
     """Check an argument.
 
     Raises:
-        TypeError: If it is of another kind.
+        TypeError: If it has another type.
     """
-    types, words = kind
+    types, words = expected
     if not isinstance(value, types):
         raise TypeError(f"{name} must be {words}, not {value!r}")
 
 
-def check_kinds(whole: object, kinds: Mapping[str, Kind]) -> None:
-    """Check the attributes of *whole* that *kinds* names.
+def check_types(whole: object, expected: Mapping[str, ArgumentType]) -> None:
+    """Check the attributes of *whole* that *expected* names.
 
     Raises:
-        TypeError: If one is of another kind.
+        TypeError: If one has another type.
     """
-    for name, kind in kinds.items():
-        check_kind(name, getattr(whole, name), kind)
+    for name, each in expected.items():
+        check_type(name, getattr(whole, name), each)
 
 
 def several(

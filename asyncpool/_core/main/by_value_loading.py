@@ -104,8 +104,8 @@ def space(imported: bool) -> dict[str, Any]:  # noqa: FBT001
     """
     if imported:
         main = sys.modules["__main__"]
-        kind: Any = type(main)  # the script may have a global of any name
-        kind.__load__(main)
+        cls: Any = type(main)  # the script may have a global of any name
+        cls.__load__(main)
     return namespace()
 
 

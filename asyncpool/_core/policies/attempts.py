@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncpool._core.base.validation import INT, check_kind
+from asyncpool._core.base.validation import INT, check_type
 from asyncpool._core.wire.frames import MAX_ATTEMPTS
 from asyncpool.enums import CrashKind, Delivery
 
@@ -49,7 +49,7 @@ class AttemptPolicy:
     )
 
     def __post_init__(self) -> None:
-        check_kind("max_attempts", self.max_attempts, INT)
+        check_type("max_attempts", self.max_attempts, INT)
         if not 1 <= self.max_attempts <= MAX_ATTEMPTS:
             raise ValueError(
                 f"max_attempts must be between 1 and {MAX_ATTEMPTS}, "

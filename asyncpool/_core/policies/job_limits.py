@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 from asyncpool._core.base.deadlines import earliest
 from asyncpool._core.base.run_times import Bound
-from asyncpool._core.base.validation import INT, SECONDS, check_kinds, or_none
+from asyncpool._core.base.validation import INT, SECONDS, check_types, or_none
 from asyncpool._core.policies.attempts import AttemptPolicy, CrashKindText
 from asyncpool._core.wire.context import JobContext, end_of
 from asyncpool._core.wire.frames import MAX_NUMBER
@@ -17,7 +17,7 @@ from asyncpool.enums import CrashKind, TimeLimit
 OnCancel = Literal["interrupt", "kill", "wait"]
 Form = Literal["call", "chunk", "stream"]
 _PERIODS = ("timeout", "queue_timeout", "heartbeat_timeout")
-_KINDS = {
+_TYPES = {
     "timeout": or_none(SECONDS),
     "queue_timeout": or_none(SECONDS),
     "heartbeat_timeout": or_none(SECONDS),
@@ -98,7 +98,7 @@ class JobLimits:
     context: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_kinds(self, _KINDS)
+        check_types(self, _TYPES)
         for name in _PERIODS:
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -217,7 +217,7 @@ class JobOptions:
     name: str = ""
 
     def __post_init__(self) -> None:
-        check_kinds(self, {"priority": INT, "prefetch": INT})
+        check_types(self, {"priority": INT, "prefetch": INT})
         if not 0 < self.prefetch <= MAX_NUMBER:
             raise ValueError(f"prefetch must be >= 1 item, not {self.prefetch}")
         if self.lease is not None:

@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from asyncpool._core.base.validation import INT, SECONDS, check_kinds, or_none
+from asyncpool._core.base.validation import INT, SECONDS, check_types, or_none
 
-_KINDS = {
+_TYPES = {
     "initial_delay": SECONDS,
     "max_delay": SECONDS,
     "max_failed_starts": or_none(INT),
@@ -68,7 +68,7 @@ class RestartPolicy:
     Raises:
         ValueError: If a value is out of range, or if starts that fail are delayed so much
             that they can never exceed *max_restarts* within *period*.
-        TypeError: If a value is of the wrong kind.
+        TypeError: If a value is of the wrong type.
     """
 
     initial_delay: float = 0.05
@@ -78,7 +78,7 @@ class RestartPolicy:
     period: float = 60.0
 
     def __post_init__(self) -> None:
-        check_kinds(self, _KINDS)
+        check_types(self, _TYPES)
         if not 0 <= self.initial_delay <= self.max_delay:
             raise ValueError(
                 f"initial_delay must be between 0 and max_delay ({self.max_delay:g}), "

@@ -20,7 +20,7 @@ from asyncpool._core.base.validation import (
     NUMBER,
     SECONDS,
     SWITCH,
-    check_kinds,
+    check_types,
     or_none,
 )
 
@@ -34,7 +34,7 @@ _POSITIVE = {
     "max_age": or_none(SECONDS),
     "drain_timeout": or_none(SECONDS),
 }
-_KINDS = _POSITIVE | {
+_TYPES = _POSITIVE | {
     "nice": INT,
     "jitter": NUMBER,
     "rlimits": ((Mapping,), "a mapping"),
@@ -97,7 +97,7 @@ class WorkerLimits:
 
     Raises:
         ValueError: If a value is out of range, or a resource unknown.
-        TypeError: If one is of the wrong kind.
+        TypeError: If one is of the wrong type.
     """
 
     max_jobs: int | None = None
@@ -112,7 +112,7 @@ class WorkerLimits:
     drain_timeout: float | None = 600.0
 
     def __post_init__(self) -> None:
-        check_kinds(self, _KINDS)
+        check_types(self, _TYPES)
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:

@@ -164,12 +164,12 @@ def _fitting(fields: dict[str, Any], room: int) -> dict[str, Any]:
 
 
 def _is_plain(value: object) -> bool:
-    kind = type(value)
-    if value is None or kind is bool:
+    cls = type(value)
+    if value is None or cls is bool:
         return True
-    if kind is str:
+    if cls is str:
         return len(value) <= _MAX_TEXT  # type: ignore[arg-type]
-    if kind is int or kind is float:
+    if cls is int or cls is float:
         # False for what is not finite, too: JSON has no number for it.
         return abs(value) < _MAX_NUMBER  # type: ignore[arg-type]
     return False
@@ -196,7 +196,7 @@ def _dump(entry: LogEntry | dict[str, Any]) -> bytes:
 
 
 def _check(entry: LogEntry, size: int) -> None:
-    kinds = (
+    expected = (
         (str, entry.name, entry.level_name, entry.message, entry.path, entry.function),
         (str, entry.process_name, entry.thread_name, entry.task_name),
         (str, entry.trace, entry.stack),
@@ -205,9 +205,9 @@ def _check(entry: LogEntry, size: int) -> None:
         (float, float(entry.created)),
         (dict, entry.fields),
     )
-    for kind, *values in kinds:
-        if not all(isinstance(value, kind) for value in values):
-            raise TypeError("a field is of the wrong kind")
+    for cls, *values in expected:
+        if not all(isinstance(value, cls) for value in values):
+            raise TypeError("a field is of the wrong type")
     if not 0 <= entry.level <= MAX_LEVEL or not 0 <= entry.created < _NEVER:
         raise ValueError("a field is out of range")
     if size > MAX_ENTRY or plain_fields(entry.fields.items()) != entry.fields:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncpool._core.base.validation import INT, SECONDS, check_kind, or_none
+from asyncpool._core.base.validation import INT, SECONDS, check_type, or_none
 
 
 def not_callable(verb: str, function: object) -> TypeError:
@@ -47,7 +47,7 @@ def check_int(name: str, value: int, *, at_least: int) -> None:
         TypeError: If it is no int.
         ValueError: If it is too small.
     """
-    check_kind(name, value, INT)
+    check_type(name, value, INT)
     if value < at_least:
         raise ValueError(f"{name} must be at least {at_least}, not {value}")
 
@@ -69,7 +69,7 @@ def check_seconds(name: str, value: float | None, *, optional: bool = False) -> 
         TypeError: If it is no number.
         ValueError: If it is no time at all.
     """
-    check_kind(name, value, or_none(SECONDS) if optional else SECONDS)
+    check_type(name, value, or_none(SECONDS) if optional else SECONDS)
     if value is not None and not value > 0:
         none = " or None" if optional else ""
         raise ValueError(f"{name} must be > 0 seconds{none}, not {value}")
@@ -82,6 +82,6 @@ def check_timeout(timeout: float | None) -> None:
         TypeError: If it is no number.
         ValueError: If it is negative.
     """
-    check_kind("timeout", timeout, or_none(SECONDS))
+    check_type("timeout", timeout, or_none(SECONDS))
     if timeout is not None and not timeout >= 0:
         raise ValueError(f"timeout must be >= 0 seconds, not {timeout}")

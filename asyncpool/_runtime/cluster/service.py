@@ -278,7 +278,7 @@ class Service:
         )
 
     @property
-    def outcome(self) -> tuple[int, int]:
+    def close_counts(self) -> tuple[int, int]:
         """How many connections were finished since the end began, and cut off."""
         return self._at_end - self._cut, self._cut
 

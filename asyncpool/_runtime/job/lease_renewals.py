@@ -112,11 +112,11 @@ class LeaseRenewals(Generic[L]):
         try:
             async with asyncio.timeout(self._timeout):
                 await self._send(lease)
-            outcome = RenewalResult.EXTENDED
+            result = RenewalResult.EXTENDED
         except LeaseLostError as error:
-            outcome, problem = RenewalResult.LOST, error
+            result, problem = RenewalResult.LOST, error
         except ThrottledError as error:
-            outcome, problem = RenewalResult.THROTTLED, error
+            result, problem = RenewalResult.THROTTLED, error
             retry_after = error.retry_after
         except asyncio.CancelledError as error:
             # Only the end cancels this task.  Else something was cancelled that send
@@ -124,10 +124,10 @@ class LeaseRenewals(Generic[L]):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            outcome, problem = RenewalResult.FAILED, error
+            result, problem = RenewalResult.FAILED, error
         except Exception as error:  # noqa: BLE001 - it is the user's
-            outcome, problem = RenewalResult.FAILED, error
+            result, problem = RenewalResult.FAILED, error
         now = asyncio.get_running_loop().time()
-        verdict = self._ledger.end_renewal(lease, outcome, now, retry_after=retry_after)
-        self._on_settled(lease, outcome, verdict, problem)
+        verdict = self._ledger.end_renewal(lease, result, now, retry_after=retry_after)
+        self._on_settled(lease, result, verdict, problem)
         self.reconsider()

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 from asyncpool._core.base.validation import (
     INT,
     TEXT,
-    Kind,
-    check_kind,
+    ArgumentType,
+    check_type,
     or_none,
     several,
 )
@@ -36,7 +36,7 @@ def checked(table: Mapping[str, Check], given: Mapping[str, Any]) -> dict[str, A
         given: The values, by name.  It may hold more than the table names.
 
     Raises:
-        TypeError: If a value is of the wrong kind.
+        TypeError: If a value is of the wrong type.
         ValueError: If a value is out of range.
     """
     return {name: check(name, given[name]) for name, check in table.items()}
@@ -51,7 +51,7 @@ def at_least(least: int, *, optional: bool = False) -> Check:
     """Return the check of an int with a lower bound; ``None`` passes if *optional*."""
 
     def check(name: str, value: int | None) -> int | None:
-        check_kind(name, value, or_none(INT) if optional else INT)
+        check_type(name, value, or_none(INT) if optional else INT)
         if value is not None:
             check_int(name, value, at_least=least)
         return value
@@ -87,11 +87,11 @@ def function(name: str, value: T) -> T:
 
 def instance(kind: type[Any], words: str) -> Check:
     """Return the check of an instance of *kind*; a plain one stands in for ``None``."""
-    described: Kind = (kind,), words
+    described: ArgumentType = (kind,), words
 
     def check(name: str, value: object) -> Any:
         value = kind() if value is None else value
-        check_kind(name, value, described)
+        check_type(name, value, described)
         return value
 
     return check
@@ -116,7 +116,7 @@ def name_or_number(kind: str) -> Check:
     numbers = itertools.count(1)
 
     def check(name: str, value: str | None) -> str:
-        check_kind(name, value, or_none(TEXT))
+        check_type(name, value, or_none(TEXT))
         return value or f"{kind}-{next(numbers)}"
 
     return check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from asyncpool._core.base.validation import NUMBER, SECONDS, check_kind, or_none
+from asyncpool._core.base.validation import NUMBER, SECONDS, check_type, or_none
 from asyncpool._core.leases.lease_ledger import GIVE_UP
 from asyncpool._core.leases.renewal_pace import longest_gap
 from asyncpool._runtime.base.arguments import check_int
@@ -21,13 +21,13 @@ def check_renewals(
 
     Raises:
         ValueError: If one is out of range, or they do not fit each other.
-        TypeError: If one is of the wrong kind.
+        TypeError: If one is of the wrong type.
     """
     check_int("max_retries", max_retries, at_least=0)
-    check_kind("max_rate", max_rate, NUMBER)
-    check_kind("interval", interval, SECONDS)
-    check_kind("timeout", timeout, or_none(SECONDS))
-    check_kind("ttl", ttl, or_none(SECONDS))
+    check_type("max_rate", max_rate, NUMBER)
+    check_type("interval", interval, SECONDS)
+    check_type("timeout", timeout, or_none(SECONDS))
+    check_type("ttl", ttl, or_none(SECONDS))
     if timeout is None:
         timeout = interval / (2 * (1 + max_retries))
     for name, value in (

@@ -96,7 +96,7 @@ def pool_options(given: Mapping[str, Any]) -> PoolOptions:
     """Return the options of a pool, which its constructor was given.
 
     Raises:
-        TypeError: If one is of the wrong kind.
+        TypeError: If one is of the wrong type.
         ValueError: If one is out of range, or two do not go together.
         UnsupportedPlatformError: If this machine lacks what one needs.
     """

@@ -155,7 +155,7 @@ class Connection:
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:

@@ -119,5 +119,5 @@ def _takes(found: Any, count: int) -> bool:
 
 
 def _kind(found: Any) -> str:
-    kind = type(found)
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    cls = type(found)
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")

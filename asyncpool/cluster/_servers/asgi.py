@@ -76,7 +76,7 @@ def asgi(
 
     Raises:
         TypeError: If *app* is neither callable nor a name; for an option that is the
-            cluster's, or of the wrong kind.
+            cluster's, or of the wrong type.
         ValueError: If *app* is a name of nothing, or an option is out of range.
 
     What a worker finds not to be an ASGI application is a failed start.

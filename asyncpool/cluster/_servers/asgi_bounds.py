@@ -28,23 +28,27 @@ _TOO_LATE = "408 Request Timeout"
 _PER_HEADER = 4
 
 
-def bounded(kind: Any, *, most: int, within: float) -> Any:
+def bounded(protocol_class: Any, *, most: int, within: float) -> Any:
     """Return a protocol of uvicorn with these bounds; one that is not known as it is.
 
     Args:
-        kind: The class of the protocol.
+        protocol_class: The class of the protocol.
         most: Bytes of a request's head.  For h11 that is an option of uvicorn, too, which
             bounds a head that is not complete.
         within: Seconds for a head, from its first byte or, for the first one, from the
             beginning of the connection.
     """
-    if hasattr(kind, "on_headers_complete"):
+    if hasattr(protocol_class, "on_headers_complete"):
         bounds: Any = _HttptoolsBounds
-    elif hasattr(kind, "handle_events"):
+    elif hasattr(protocol_class, "handle_events"):
         bounds = _H11Bounds
     else:
-        return kind
-    return type(kind.__name__, (bounds, kind), {"most": most, "within": within})
+        return protocol_class
+    return type(
+        protocol_class.__name__,
+        (bounds, protocol_class),
+        {"most": most, "within": within},
+    )
 
 
 def close_late(protocols: Iterable[Any]) -> None:
