@@ -22,7 +22,7 @@ class BoundPool(Caller):
     _options: JobOptions
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
-        """Return a view that differs from this one in what is given."""
+        """Return another view, with *changes* to the options of this one."""
         return BoundPool(self._pool, changed(self._options, changes))
 
     def _running_supervisor(self) -> Supervisor:

@@ -24,40 +24,39 @@ __all__ = ["ProcessPoolExecutor"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Whoever waits for the first result of an executor whose initializer raises is told after
-# a third of a second, not after ten.
+# If the initializer raises, the caller of the first result is told after a third of a second,
+# not after ten.
 _RESTART = RestartPolicy(max_failed_starts=3)
 
-# Whatever passes for one, as with INT.
+# Any object that converts to a float, as INT is any object that converts to an int.
 _SECONDS: ArgumentType = ((SupportsFloat,), "a number of seconds")
 
-# Long enough for a worker that is terminated to be killed if that does not end it.
+# Seconds: long enough to kill a worker that SIGTERM has not ended.
 _TERMINATION = 30.0
 
 
 class ProcessPoolExecutor(concurrent.futures.Executor):
     """What :class:`concurrent.futures.ProcessPoolExecutor` is, on supervised workers.
 
-    It needs no event loop, since it runs one in a thread of its own, and may be used
-    from any thread.  Thread and workers start with the first call, and end with
-    :meth:`shutdown`, with the interpreter, or when nobody has the executor any more:
-    pending calls are finished first.
+    It needs no event loop of yours: it runs one in a thread of its own.  Any thread may use it.
+    Its thread and workers start with the first call.  They end with :meth:`shutdown`, with the
+    interpreter, or when the executor is garbage-collected; pending calls are finished first.
 
-    A worker that dies fails the one call that it was running, with a
-    :exc:`asyncpool.WorkerCrashedError` that is a
-    :exc:`concurrent.futures.process.BrokenProcessPool` too, and is replaced.
+    If a worker dies, only the call that it was running fails, and the pool replaces the worker.
+    The error is a :exc:`asyncpool.WorkerCrashedError` and a
+    :exc:`concurrent.futures.process.BrokenProcessPool`.
 
     Args:
         max_workers: How many workers; ``None`` means the CPUs that this process may
             use, by its affinity and its cgroup's quota.
-        mp_context: A context of :mod:`multiprocessing`.  That of ``"spawn"`` has each
-            worker start as a new interpreter.  With any other one, and with ``None``,
+        mp_context: A context of :mod:`multiprocessing`.  With the context of ``"spawn"``, each
+            worker starts as a new interpreter.  With any other one, and with ``None``,
             workers are forked from a clean process, and inherit nothing of this one.
         initializer: Called in each new worker before its first call.
         initargs: The arguments of *initializer*; see :class:`Pool`.
         max_tasks_per_child: How many calls a worker makes at the most before another one
             takes its place; ``None`` for any number.
-        worker_output: Where the lines go that calls print; see :class:`Pool`.
+        worker_output: Where the lines that calls print go; see :class:`Pool`.
 
     Raises:
         ValueError: If a number is too low.
@@ -77,11 +76,11 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         worker_output: OutputMode = "log",
     ) -> None:
         options = executor_options(locals())  # by the names of the signature
-        # By this name dask finds out how many calls it should have under way.
+        # dask reads this name to learn how many calls to submit at a time.
         self._max_workers = options.max_workers
         self._limit = options.max_tasks_per_child
-        # A worker whose time is over goes before its replacement comes, so that there are
-        # never more calls at once than workers; none waits for another one's replacement.
+        # A worker that has made its calls ends before its replacement starts, so that there are
+        # never more calls at once than workers.  No worker waits for another one's replacement.
         surge, unavailable = (1, 0) if self._limit is None else (0, self._max_workers)
         self._pool = Pool(
             self._max_workers,
@@ -100,22 +99,22 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
     def submit(
         self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> concurrent.futures.Future[R]:
-        """Have ``fn(*args, **kwargs)`` called in a worker; return a future of its result.
+        """Call ``fn(*args, **kwargs)`` in a worker; return a future of its result.
 
-        The call is pickled when it is handed over to a worker, or soon before.  From then
-        on the future is running, and cannot be cancelled; until then it can, and then
-        is never made.  Calls of functions that are known to be short are handed over
-        ahead of time: 48 ms of work for each worker at the most, or one call.
+        The call is pickled when it is sent to a worker, or soon before.  Until then it can
+        be cancelled, and a cancelled call never runs; afterwards the future is running and
+        cannot be cancelled.  Calls of functions that are known to be short are sent ahead of
+        time: 48 ms of work for each worker at the most, or one call.
 
         Returns:
             A future.  Its ``result()`` raises what *fn* raised, with the worker's
-            traceback as its cause; :exc:`JobNotPicklableError` if something cannot cross;
-            :exc:`WorkerCrashedError` if the worker died of it, which is a
-            ``BrokenProcessPool`` too.
+            traceback as its cause.  It raises :exc:`JobNotPicklableError` if the call or its
+            outcome cannot be pickled, and :exc:`WorkerCrashedError` if the worker died of
+            the call; that is a ``BrokenProcessPool`` too.
 
         Raises:
-            RuntimeError: If the executor is shut down, the interpreter about to end, or
-                this process a fork of the executor's.
+            RuntimeError: If the executor is shut down, the interpreter is about to end, or
+                this process is a fork of the process that made the executor.
             PoolBrokenError: If no worker could be started; it is a ``BrokenProcessPool``
                 too.
         """
@@ -137,20 +136,19 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         Args:
             fn: Called in workers with one item of each iterable, until one of these ends.
             *iterables: They are read at once, unless there is a *buffersize*.
-            timeout: Seconds from now on that the iterator waits for results at the most.
+            timeout: Seconds from this call on after which the iterator waits no longer.
             chunksize: How many calls are sent together, and come back together.
-            buffersize: How many chunks may be under way or unread; the iterables are read
-                as results are.
+            buffersize: How many chunks may be in progress or unread; the iterator reads the
+                iterables as you read results.
 
         Raises:
-            TimeoutError: By the iterator, if the next result is not there in time.
+            TimeoutError: From the iterator, if the next result is not there in time.
             ValueError: If *chunksize* or *buffersize* is less than 1.
             TypeError: If one of them is of the wrong type.
             RuntimeError: As :meth:`submit` does.
 
-        Whatever *fn* raises is raised when its result is due.  An iterator that ends
-        before all results are there, also since nobody has it any more, cancels what is
-        pending.
+        The iterator raises an exception of *fn* in the place of its result.  If the iterator
+        ends, or is garbage-collected, before all results are there, it cancels the pending calls.
         """
         check_type("timeout", timeout, or_none(_SECONDS))
         check_type("chunksize", chunksize, INT)
@@ -167,14 +165,14 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
         return flatten(results_of(self, function, chunks, timeout, buffersize))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - theirs
-        """Take no more calls, and end thread and workers when the present ones are done.
+        """Take no more calls, and end the thread and the workers when all calls are done.
 
         Args:
-            wait: Return when nothing is left of them, and not at once.  Nobody waits in a
-                callback of a future, which runs in that thread.
+            wait: Whether to return when they have ended, and not at once.  In a callback of a
+                future, which runs in that thread, this returns at once anyway.
             cancel_futures: Cancel the calls that are pending.
 
-        It may be called any number of times.
+        You may call it any number of times.
         """
         with _lock:
             self._shut_down = True
@@ -189,19 +187,18 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             engine.thread.join()
 
     def terminate_workers(self) -> None:
-        """End at once: by SIGTERM, and by SIGKILL who has not ended two seconds later.
+        """End all workers now: by SIGTERM, and by SIGKILL if one still runs two seconds later.
 
-        It returns at once, too; :meth:`shutdown` waits until nothing is left.  No more
-        calls are taken.  Those that are pending are cancelled; those that are running, or
-        were handed over ahead, fail with a :exc:`PoolClosedError` that is a
-        ``BrokenProcessPool`` too.
+        This returns at once; :meth:`shutdown` waits until the workers have ended.  The executor
+        takes no more calls and cancels pending ones.  Calls that are running, or were sent ahead
+        of time, fail with a :exc:`PoolClosedError` that is a ``BrokenProcessPool`` too.
 
-        It may be called any number of times, in any thread, also after :meth:`shutdown`.
+        You may call it any number of times, in any thread, and after :meth:`shutdown`.
         """
         self._end_now(_TERMINATION)
 
     def kill_workers(self) -> None:
-        """End at once as with :meth:`terminate_workers`, but by SIGKILL."""
+        """End all workers now, as :meth:`terminate_workers` does, but by SIGKILL."""
         self._end_now(0.0)
 
     def _end_now(self, grace: float) -> None:
@@ -248,7 +245,7 @@ _exiting = False
 
 
 def _at_exit() -> None:
-    """Finish what is pending, before the interpreter waits for all threads."""
+    """Finish pending calls, before the interpreter waits for all threads."""
     global _exiting  # noqa: PLW0603
     with _lock:
         _exiting = True
@@ -265,7 +262,7 @@ def _after_fork() -> None:
     _lock = threading.RLock()
     for engine in _engines:
         engine.forked(_after_fork_in(os.getppid()))
-    # Not collected: that would close what the parent uses, its epoll for one.
+    # Never collected: that would close objects that the parent uses, such as its epoll.
     _inherited.extend(_engines)
     _engines = set()
 

@@ -1,4 +1,4 @@
-"""The lease keeper: has leases in an outside system extended while jobs need them."""
+"""The lease keeper: extends leases in an outside system while jobs need them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ L = TypeVar("L", bound=Hashable)
 
 _LOGGER = logging.getLogger("asyncpool")
 
-# Renewals under way at a time.  As many as are needed if the outside system takes a second
-# for each, or longer if it does; four at the least, so that one which hangs leaves room
-# for others, and 32 at the most: whoever needs more has an outside system in trouble.
+# Renewals in progress at a time.  As many as max_rate needs if the outside system takes a second
+# for each, and more if it takes longer.  Four at the least, so that a renewal that hangs leaves
+# room for others.  32 at the most: an outside system that needs more is in trouble.
 _MIN_OVERLAP, _MAX_OVERLAP = 4, 32
 
 
@@ -53,11 +53,11 @@ class _Hold:
     on_lost: Callable[[Any], object] | None = None
 
     def over(self) -> bool:
-        """Tell whether it is a job's, and the job is done."""
+        """Tell whether the lease is kept for a job, and the job is done."""
         return self.job is not None and self.job.done()
 
     def let_go(self) -> None:
-        """Leave no reference behind in the job, which may outlive this by far."""
+        """Leave no reference behind in the job, which may live much longer."""
         if self.job is not None and self.on_done is not None:
             self.job.remove_done_callback(self.on_done)
 
@@ -71,46 +71,48 @@ class LeaseKeeper(Generic[L]):
             view = pool.options(lease=(keeper, message.id))
             job = view.submit(work, message.body)
 
-    In each interval every lease is renewed once: ``await renew(lease)``.  No more than *max_rate*
-    of them begin in a second, one at a time; from 40 a second on, those of 50 ms
-    together.  (Any n + 1 in a row take n / *max_rate* seconds, or (n + 1 - b) / *max_rate* if b
-    come together, less 2 ms for the lateness of timers.)  Nothing is made good after a
-    stall.  When there are more leases than ``rate * interval``, events and the log say so
-    at once, and the one that is due first goes first, so that all wait equally longer.
+    In each interval the keeper renews every lease once: ``await renew(lease)``.  No more than
+    *max_rate* renewals begin in a second, one at a time.  From 40 a second on, the renewals of
+    50 ms begin together.  (Any n + 1 in a row take n / *max_rate* seconds, or
+    (n + 1 - b) / *max_rate* if b begin together, less 2 ms for the lateness of timers.)  After a
+    stall the keeper does not catch up.  If there are more leases than ``max_rate * interval``,
+    events and the log say so at once.  The lease that is due first goes first, so that all leases
+    wait equally longer.
 
-    Renewals of several leases overlap if *renew* takes long: as many as *max_rate* asks for, up to
+    Renewals of several leases overlap if *renew* takes long: as many as *max_rate* needs, up to
     32.  If that is too few, ``stats().capacity`` says how many leases there may be.  Renewals
     of the same lease never overlap.
 
     Args:
-        renew: Extends one lease.  It raises :exc:`LeaseLostError` if the lease is lost:
-            it is forgotten, and its job cancelled; and :exc:`ThrottledError` if the
-            outside system wants fewer renewals: it is repeated before all others, after a
-            pause that doubles each time, up to an eighth of an interval, and after six
-            times in a row behind the others.  If it raises anything else, it is
-            repeated after pauses of, by default, 1/16, 1/8 and 1/4 of an interval, and then
-            in the next interval.  Repeats take half of the ticks at the most while other
+        renew: Extends one lease.  If it raises :exc:`LeaseLostError`, the lease is lost: the
+            keeper forgets it and cancels its job.  If it raises :exc:`ThrottledError`, the
+            outside system wants fewer renewals: the keeper repeats this one before all others,
+            after a pause that doubles each time, up to an eighth of an interval.  After six times
+            in a row it goes behind the others.  If *renew* raises anything else, the keeper
+            repeats it after pauses of, by default, 1/16, 1/8 and 1/4 of an interval, and then
+            in the next interval.  Repeats take half of the renewals at the most while other
             leases wait.
         max_rate: The most renewals a second.
-        interval: Seconds in which every lease gets a renewal.  The outside system has to
-            grant more than that: what its answers take, and what your event loop
-            stalls.
+        interval: Seconds in which every lease gets a renewal.  A lease must last longer than
+            that in the outside system, by the time of its answers and of stalls of your event
+            loop.
         max_retries: How often a renewal that has failed is repeated in an interval.
         timeout: Seconds that *renew* may take; then it is cancelled and has failed.
-            ``None`` means ``interval / (2 * (1 + max_retries))``, 15 s by default: then
-            all attempts at a lease that hangs take half an interval, and the pauses
+            ``None`` means ``interval / (2 * (1 + max_retries))``, 15 s by default.  Then
+            the attempts at a lease whose renewals hang take half an interval, and the pauses
             between them the other half.
-        ttl: Seconds that a lease lasts after an extension.  If it is known, a job does
-            not outlast its lease: after nine tenths of it without an extension the job
-            is cancelled, and what is left is for it to clean up.  If it was submitted by
+        ttl: Seconds that a lease lasts after an extension.  If you give it, a job does
+            not outlast its lease.  After nine tenths of it without an extension the keeper
+            cancels the job, which has the last tenth to clean up.  If the job was submitted with
             ``pool.options(lease=...)`` and still runs at the end of the *ttl*, its worker
-            ends itself, also while your process is stopped or its loop is blocked.  The
-            *ttl* counts from the begin of the renewal that has succeeded, and before the
-            first one from the moment in which the lease came here.
+            ends itself, even while your process is stopped or its loop is blocked.  The
+            *ttl* counts from the begin of the last renewal that has succeeded, or else from the
+            moment in which the keeper took the lease.
 
     Raises:
-        ValueError: If an argument is out of range, or an interval too short for one renewal, or
-            so long that all attempts of a turn do not fit into nine tenths of the *ttl*.
+        ValueError: If an argument is out of range, if the interval is too short for one renewal,
+            or if it is so long that all attempts of a turn do not fit into nine tenths of the
+            *ttl*.
         TypeError: If *renew* is not callable, or a number is of the wrong type.
     """
 
@@ -153,9 +155,9 @@ class LeaseKeeper(Generic[L]):
         """Keep *lease* until :meth:`remove`.  Its first renewal is within an interval.
 
         Args:
-            lease: Any hashable value that tells it from the others.
-            on_lost: Called with the lease if it is lost, or given up for its *ttl*.  What
-                it raises is logged.
+            lease: Any hashable value that tells it from other leases.
+            on_lost: Called with the lease if it is lost, or has lapsed (see *ttl*).  An exception
+                of it is logged.
 
         Raises:
             TypeError: If *on_lost* is not callable.
@@ -168,17 +170,17 @@ class LeaseKeeper(Generic[L]):
     def keep(self, lease: L, job: asyncio.Future[Any]) -> None:
         """Keep *lease* until *job* is done, and cancel the job if the lease is lost.
 
-        So it is if the lease is given up since it was not extended for most of its *ttl*.
-        A pool's job is done when it is cancelled, though it may run on for a while, to
-        clean up.  Have it submitted by ``pool.options(lease=(keeper, lease))``, which
-        also keeps the lease until then.
+        The keeper also cancels the job if the lease has lapsed: it was not extended for most of
+        its *ttl*.  A job of a pool is done as soon as it is cancelled, though it may run on for a
+        while, to clean up.  Submit it with ``pool.options(lease=(keeper, lease))`` instead, to
+        keep the lease until it has ended.
 
         Args:
-            lease: Any hashable value that tells it from the others.
+            lease: Any hashable value that tells it from other leases.
             job: Any future or task of this loop.
 
         Raises:
-            TypeError: If *job* is no such future.
+            TypeError: If *job* is no future or task.
             ValueError: If the lease is here already, for a job that is not done.
             RuntimeError: If the keeper is not running, or in another event loop.
         """
@@ -192,7 +194,7 @@ class LeaseKeeper(Generic[L]):
     def remove(self, lease: L) -> bool:
         """Let *lease* go, and return whether it was here.
 
-        No renewal of it begins after this.  One that is under way is not interrupted, but
+        No renewal of it begins after this.  A renewal in progress is not interrupted, but
         its result is ignored, even if the same lease is added again meanwhile.
 
         Raises:
@@ -210,8 +212,8 @@ class LeaseKeeper(Generic[L]):
     def events(self, *, buffer: int = 1000) -> EventStream[LeaseEvent]:
         """Return an async iterator over what happens from now on.
 
-        Each listener has a buffer of its own for *buffer* events, which drops the
-        oldest and counts them in ``dropped``.  The iterator ends with the keeper.
+        Each iterator has its own buffer for *buffer* events.  A full buffer drops the
+        oldest event and counts it in ``dropped``.  The iterator ends with the keeper.
 
         Raises:
             ValueError: If *buffer* is not positive.
@@ -222,8 +224,8 @@ class LeaseKeeper(Generic[L]):
         return self._reports.listen(buffer)
 
     def stats(self) -> LeaseStats:
-        """Return the keeper as it stands, and what it went through."""
-        # What its end has cancelled is under way no more.
+        """Return the figures of the keeper: how it stands, and what happened since its start."""
+        # The end of the keeper has cancelled the renewals that the ledger still counts.
         in_progress = self._ledger.in_progress if self._task is not None else 0
         return self._reports.stats(
             leases=len(self._holds),
@@ -236,7 +238,7 @@ class LeaseKeeper(Generic[L]):
         """Start.
 
         Raises:
-            RuntimeError: If it was started before: a keeper is used once.
+            RuntimeError: If it was started before: a keeper can be used only once.
         """
         if self._loop is not None:
             raise RuntimeError("a lease keeper can be used only once")
@@ -252,13 +254,13 @@ class LeaseKeeper(Generic[L]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Forget all leases, and cancel the renewals that are under way.
+        """Forget all leases, and cancel the renewals in progress.
 
         Raises:
-            RuntimeError: If it was started in another event loop; it goes on.
+            RuntimeError: If the keeper was started in another event loop; it goes on.
 
         Cancellation:
-            Nothing is left running: it returns when the last renewal has ended.
+            Leaves nothing running: this returns when the last renewal has ended.
         """
         check_home(self._loop, _KEEPER)
         task, self._task = self._task, None
@@ -337,7 +339,7 @@ class LeaseKeeper(Generic[L]):
         self._renewals.reconsider()
 
     def _tell_holder(self, lease: L) -> None:
-        """Have the worker of a pool's job know until when its lease lasts."""
+        """Tell the worker of a pool's job until when its lease lasts."""
         hold = self._holds.get(lease)
         if hold is not None and isinstance(hold.job, Holder):
             until = self._ledger.lapses_at(lease)
@@ -352,9 +354,9 @@ class LeaseKeeper(Generic[L]):
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Wait for the end of a task, also if the one that waits is cancelled."""
+    """Wait for the end of a task, even if the waiting task is cancelled."""
     cancelled: asyncio.CancelledError | None = None
-    # A cancelled scope of anyio's cancels in every turn of the loop, hence the shield.
+    # A cancelled scope of anyio cancels in every turn of the loop, hence the shield.
     with anyio.CancelScope(shield=True):
         while not task.done():
             try:

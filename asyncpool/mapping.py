@@ -30,7 +30,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[R]):
-    """What has become of one item of a map.
+    """The outcome of one item of a map.
 
     Attributes:
         index: Which item it was, counting from 0.
@@ -73,19 +73,19 @@ class Plan:
 class Map(Generic[R]):
     """The results of a function for many items; :meth:`asyncpool.Pool.map` makes it.
 
-    Await it for a list, or iterate over it with ``async for``; both once, and nothing is
-    drawn or submitted before that.  Results come in the order of the items, and the first
-    error is raised where its result would be, with a note which item it was.
+    Await it for a list, or iterate over it with ``async for``, once.  The map draws and submits
+    nothing before that.  Results come in the order of the items.  The first error is raised in
+    the place of its result, with a note that says which item it was.
 
-    Whoever leaves the loop early need do nothing: what is under way is cancelled when the
-    iteration is dropped.  To have that done at a certain point, close it
-    (:meth:`aclose`, or ``async with contextlib.aclosing(...)``).
+    You may leave the loop early: when the iteration is garbage-collected, its jobs are cancelled.
+    To cancel them at a certain point, close it (:meth:`aclose`, or
+    ``async with contextlib.aclosing(...)``).
 
     Raises:
         RuntimeError: If it is used outside the pool's event loop.
 
     Cancellation:
-        Of the task that iterates, or awaits: cancels what is under way.
+        Of the task that iterates, or awaits: cancels the jobs of the map.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Map(Generic[R]):
         self._begun = self._looped = False
 
     def unordered(self) -> Map[R]:
-        """Return the same, but yielding results as they come."""
+        """Return the same map, but with the results as they come."""
         return Map(self._plan, ordered=False, telling=self._telling)
 
     def outcomes(self) -> Map[Outcome[R]]:
-        """Return the same, but yielding an :class:`Outcome` for each item.
+        """Return the same map, but with an :class:`Outcome` for each item.
 
-        So an error ends nothing, and each can be told from the others.
+        So no error ends the map, and each outcome says which item it belongs to.
         """
         return Map(self._plan, ordered=self._ordered, telling=True)
 
@@ -134,10 +134,10 @@ class Map(Generic[R]):
         return _all(self._pieces()).__await__()
 
     async def aclose(self) -> None:
-        """Cancel what is under way, and draw no more.
+        """Cancel the jobs of the map, and draw no more items.
 
         Cancellation:
-            Safe: what is left is done when the iteration is dropped.
+            Safe: the rest is done when the iteration is garbage-collected.
         """
         self._plan.backend.check_home()
         if self._iteration is not None:
@@ -162,21 +162,21 @@ class Map(Generic[R]):
         known = [hint for hint in hints if hint >= 0]
         return min(known) if known else NotImplemented
 
-    # What it does.
+    # The iteration.
 
     def _begin(self) -> AsyncGenerator[R, None]:
         self._iteration = _flat(self._pieces())
         return self._iteration
 
     def _pieces(self) -> AsyncGenerator[Iterable[R], None]:
-        """Return what yields some results at a time; the last may end in an error."""
+        """Return an iterator over some results at a time; the last may end in an error."""
         if self._begun:
             raise RuntimeError("a map can be iterated over, or awaited, only once")
         self._begun = True
         return _read(self._plan, ordered=self._ordered, telling=self._telling)
 
 
-# None of these knows the map: it has the iteration, which must end when it is dropped.
+# None of these knows the map: the map holds the iteration, which must end when the map is dropped.
 
 
 async def _flat(pieces: AsyncGenerator[Iterable[R], None]) -> AsyncGenerator[R, None]:

@@ -50,18 +50,18 @@ class Pool(Caller, Supervised):
     """Supervised worker processes, and a queue before them.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`,
-    from whatever tasks you like, in one event loop.  Leaving the context waits for all
-    jobs, however long they take, unless there is a *close_timeout*; leaving it by an
-    exception kills what is running.  A pool that is dropped without being closed finishes
-    its jobs and ends, with a :exc:`ResourceWarning`.
+    from any tasks of one event loop.  Leaving the context waits for all
+    jobs, however long they take, unless there is a *close_timeout*.  If an exception leaves the
+    context, the jobs fail and the running ones are made to end.  If a pool is garbage-collected
+    without being closed, it finishes its jobs and ends, with a :exc:`ResourceWarning`.
 
     Args: Workers
         workers: How many workers; ``None`` means the CPUs that this process may use, by its
             affinity and its cgroup's quota.  A pair, such as ``(2, 16)``, lets the pool
             grow while jobs wait, and shrink when workers have been idle.
-        idle_timeout: Seconds after which an idle worker ends, if there may be fewer.
+        idle_timeout: Seconds after which an idle worker ends, if *workers* allows fewer.
         concurrency: How many async functions each worker runs at once, 1 to 1024.  A plain
-            function holds up all others in its worker, and a crash takes all of them.
+            function holds up the other jobs of its worker, and a crash takes all of them.
         worker_loop: The event loop that async functions run in, one in each worker.
 
     Args: Start of workers
@@ -72,56 +72,56 @@ class Pool(Caller, Supervised):
             imported once and must not leave threads behind; with ``"spawn"`` each worker
             imports them before it calls *initializer*.
         initializer: Called in each new worker before its first job; may be async.  Jobs
-            find what it puts into :func:`asyncpool.worker_state`.
-        initargs: The arguments of *initializer*.  Queues, locks, pipes and whatever else
-            :mod:`multiprocessing` makes may be among them; the pool keeps them until it is
-            closed.
+            read from :func:`asyncpool.worker_state` what it puts there.
+        initargs: The arguments of *initializer*.  Queues, locks, pipes and other objects of
+            :mod:`multiprocessing` may be among them; the pool keeps them until it is closed.
         start_timeout: Seconds that a worker has to become ready.
-        ready: What :meth:`start` and ``async with`` wait for: ``"any"`` worker that is
-            ready, or ``"all"``, the least number of them.  With ``"all"`` the start also
-            fails after ``max_failed_starts`` of *restart_policy* in a row.
+        ready: What :meth:`start` and ``async with`` wait for: ``"any"`` means one ready
+            worker, ``"all"`` the least number of workers.  With ``"all"`` the start also
+            fails after as many failed starts in a row as *restart_policy* allows.
 
     Args: Crashes and replacements
         restart_policy: When a dead worker is replaced, and when the pool gives up.
-        worker_limits: When workers are replaced by fresh ones, and what the kernel allows them.
+        worker_limits: When the pool replaces workers by fresh ones, and what the kernel allows
+            them.
         max_surge: How many workers there may be beyond their number while some are replaced.
         max_unavailable: How many workers may be missing meanwhile.  With ``max_surge=0,
-            max_unavailable=1`` a worker ends before its replacement is started, where there is
-            no memory for both.
-        ping_timeout: Seconds that a worker may go without answering the pool's pings; then
-            it counts as hung, is killed and replaced.  A thread of its own answers, so
-            only a call of C code that keeps the GIL for so long is in the way.  ``None``
-            for no pings.
+            max_unavailable=1`` a worker ends before its replacement is started, which helps
+            where memory is too small for both.
+        ping_timeout: Seconds that a worker may go without answering the pool's pings.  After
+            that it counts as hung, and the pool kills and replaces it.  A thread of the worker
+            answers, so only C code that keeps the GIL for that long prevents an answer.
+            ``None`` for no pings.
         on_crash: Called with a :class:`asyncpool.Crash` once for each unplanned death of a
             worker; may be async.  What it raises is logged.
 
     Args: Jobs
-        timeout: As of :meth:`options`, for all jobs that have none of their own.
+        timeout: As in :meth:`options`; for every job that has no value of its own.
         queue_timeout: Likewise.
         heartbeat_timeout: Likewise.
         on_cancel: Likewise.
         cancel_grace: Likewise.
         max_queued: How many jobs may wait for a worker; ``None`` for no bound.
-        propagate: Context variables that jobs find as they are when :meth:`submit` is
-            called: each by itself, if it is an attribute of an importable module, or by
-            name, ``"package.module:name"``.  Their values are pickled with each call
+        propagate: Context variables whose values jobs see as they are when :meth:`submit` is
+            called.  Give the variable itself, if it is an attribute of an importable module, or
+            its name, ``"package.module:name"``.  The values are pickled with each call
             (64 KiB at the most).
-        close_timeout: Seconds that jobs have when the context is left; then what is left is
-            killed, see :meth:`close`.  ``None`` for no limit.
+        close_timeout: Seconds that jobs have when the context is left.  After that the pool kills
+            the workers, see :meth:`close`.  ``None`` for no limit.
 
     Args: Memory
         max_message_size: The most bytes that a call or a result may have when pickled; ``None``
             for no bound but memory.
         max_shared_memory: The most bytes that the pool shares with its workers, for large
-            arrays and the like in arguments and results, those included that callers keep.
-            What exceeds it is sent instead, some ten times slower.  0 for none.
+            buffers (of arrays, say) in arguments and results.  Results that callers keep count
+            too.  Buffers beyond that are sent instead, some ten times slower.  0 for none.
 
     Args: Logs
         name: What logs call the pool; ``"pool-1"``, ``"pool-2"`` and so on by default.
-        worker_output: Where the lines go that workers print: ``"log"`` sends them to the logger
+        worker_output: Where the lines that workers print go.  ``"log"`` sends them to the logger
             ``asyncpool.worker``, or to this process's own streams if logging is not
-            configured; ``"inherit"`` always to the streams.  With either, what workers'
-            loggers record goes to the loggers of the same names here.
+            configured.  ``"inherit"`` always sends them to the streams.  With either, the records
+            of a worker's loggers go to the loggers of the same names here.
 
     Raises:
         UnsupportedPlatformError: If this platform cannot run a pool.
@@ -172,11 +172,11 @@ class Pool(Caller, Supervised):
         self._life = SupervisorRunner("pool", self.name)
 
     async def start(self) -> None:
-        """Start the workers, and return when the first one is ready, or all are (*ready*).
+        """Start the workers, and return when the first one or all are ready; see *ready*.
 
         Raises:
-            PoolBrokenError: If none can be started, or not all that are waited for; it has
-                the crashes.
+            PoolBrokenError: If no worker can be started, or with ``ready="all"`` one cannot.
+                The error has the crashes.
             PoolClosedError: If the pool is closed.
             RuntimeError: If it was started in another event loop, or by a script that a
                 worker imports.
@@ -206,27 +206,28 @@ class Pool(Caller, Supervised):
             on_cancel: What becomes of a running job that is cancelled.  ``"interrupt"``
                 (the default) raises :exc:`JobCancelled` in it, and its worker is killed if it has
                 not ended after *cancel_grace*; ``"kill"`` kills the worker at once;
-                ``"wait"`` lets it run to its end, which nobody hears of.
+                ``"wait"`` lets it run to its end and drops its outcome.
             cancel_grace: Seconds that an interrupted job has to end; 2 by default.
 
         Args: Retry
             max_attempts: How often a worker may start the job; 1 by default.  More only
                 for jobs that may safely run twice.
-            retry_on: What there is another attempt after: kinds of crash (``"crash"`` and
-                ``"hung"`` by default; an out-of-memory kill would most likely happen
-                again), and types of exceptions that the function raises.
-                :exc:`JobTimeoutError` stands for its *timeout*.
+            retry_on: After what there is another attempt: kinds of crash, as members of
+                :class:`asyncpool.enums.CrashKind` or as strings, and types of exceptions that
+                the function raises.  ``"crash"`` and ``"hung"`` by default; an out-of-memory
+                kill would most likely happen again.  :exc:`JobTimeoutError` stands for its
+                *timeout*.
 
         Args: Placement
-            priority: Jobs with a lower number begin first, those with equal ones in the
-                order of their calls.  But of every 64 jobs that leave the queue, at least
-                one is the one that has waited longest.  0 by default.
-            key: Ties the job to a worker: jobs with equal keys go to the same one as long
-                as it lives, and then to the one that replaces it; different keys are spread
-                over all.  Such a job waits for its worker even while others are idle.
-                When workers come or go for good, only those keys move that must.  Any
-                hashable value, such as a str, an int or a tuple of these, but no object
-                that equals nothing but itself.  ``None`` for no key.
+            priority: Jobs with a lower number begin first, and jobs with equal numbers in the
+                order of their calls.  But at least one of every 64 jobs that leave the queue is
+                the job that has waited longest.  0 by default.
+            key: Ties the job to a worker.  Jobs with equal keys go to the same worker as long
+                as it lives, and then to the worker that replaces it.  Different keys are spread
+                over all workers.  A job with a key waits for its worker even while others are
+                idle.  When the number of workers changes, only the keys move that have to.  The
+                key is any hashable value, such as a str, an int or a tuple of these, but no
+                object that equals nothing but itself.  ``None`` for no key.
             lease: A pair, a :class:`LeaseKeeper` and a lease of it.  The keeper keeps the
                 lease as long as the job is queued or running, and the job is cancelled if
                 the lease is lost.  A job that is cancelled and still runs has its lease
@@ -237,18 +238,18 @@ class Pool(Caller, Supervised):
             prefetch: How many items of a stream may wait for its caller; 16 by default.
 
         ``None`` stands for no limit.  A job whose time is over fails with
-        :exc:`JobTimeoutError`; one that runs is made to end as if it were cancelled (but
-        ``"wait"`` counts as ``"interrupt"``) and its caller hears of it when it has.
+        :exc:`JobTimeoutError`.  A running job is made to end as if it were cancelled (but
+        ``"wait"`` counts as ``"interrupt"``), and fails when it has ended.
 
         Raises:
             ValueError: If a value is out of range or a kind unknown.
-            TypeError: If *retry_on* holds something else, *key* is no such value, or an
-                option is unknown.
+            TypeError: If an element of *retry_on* is neither a kind nor a type of exception,
+                *key* is not hashable or equals nothing but itself, or an option is unknown.
         """
         return BoundPool(self, changed(self._options, changes))
 
     def stats(self) -> PoolStats:
-        """Return the pool as it stands, and what it went through."""
+        """Return the figures of the pool: how it stands, and what happened since its start."""
         if self._supervisor is not None:
             return self._supervisor.stats()
         zero = dict.fromkeys(_COUNTERS, 0)
@@ -256,16 +257,16 @@ class Pool(Caller, Supervised):
         return PoolStats(state=state, workers=self._config.workers[0], slots=(), **zero)
 
     async def resize(self, workers: int | tuple[int, int]) -> None:
-        """Have *workers* workers from now on, or a number between these two.
+        """Change the number of workers: to *workers*, or to between the two if it is a pair.
 
-        Returns when there are, and none too many: whoever is too many finishes its job
-        first, one worker after the other, those that are idle before the others.  One that
-        has crashed, and is waited with before it is restarted, counts as if it were there.
+        Returns once the pool has that size.  Surplus workers finish their current job and end,
+        one after the other, idle ones first.  A worker whose restart is delayed counts as
+        present.
 
         Raises:
-            ValueError: If there is to be none.
-            TypeError: If *workers* is neither an int nor two.
-            PoolClosedError: If the pool is closed, or is before it has that size.
+            ValueError: If *workers* is less than 1.
+            TypeError: If *workers* is neither an int nor a pair of ints.
+            PoolClosedError: If the pool is closed, or closes before it has that size.
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If the pool was started in another event loop.
 
@@ -282,10 +283,10 @@ class Pool(Caller, Supervised):
     async def roll(self) -> RollResult:
         """Replace every worker by a fresh one, as many at a time as *max_surge* allows.
 
-        Each goes on working until its replacement is ready, finishes its job, and ends.
+        Each worker goes on working until its replacement is ready, finishes its job, and ends.
         If a replacement does not become ready the roll ends there: the other workers stay,
-        and the result says so.  Where starts have failed, and where the pool is broken, the
-        next one is tried at once.
+        and the result says so.  If starts have failed, or the pool is broken, the pool tries the
+        next start at once.
 
         Raises:
             RollInProgressError: If the pool is being rolled already.
@@ -304,25 +305,25 @@ class Pool(Caller, Supervised):
         timeout: float | None = None,  # noqa: ASYNC109 - it bounds the jobs, not the wait
         finish: Literal["all", "running", "none"] = "all",
     ) -> CloseSummary:
-        """Take no more jobs, finish those that *finish* names, end every worker.
+        """Take no more jobs, finish the jobs that *finish* names, and end every worker.
 
-        A pool that finishes ``"all"`` jobs works on as an open one does: it grows,
-        replaces workers, retries and times out.  Maps that have begun are finished too,
-        with the items that they have not drawn yet, and so are streams and broadcasts.
+        A pool that finishes ``"all"`` jobs works on as an open pool does: it grows,
+        replaces workers, retries jobs and ends jobs whose time is over.  It also finishes maps
+        that have begun, with the items that they have not drawn yet, and streams and broadcasts.
         Every 10 s a record of the logger ``asyncpool`` says what the pool waits for.
 
-        Then workers are asked to stop, get SIGTERM, and then SIGKILL for their whole
-        process group.  When *timeout* is over, what is left is killed and its jobs
-        fail with :exc:`PoolClosedError`.
+        Then the pool asks the workers to stop, sends them SIGTERM, and then SIGKILL to their whole
+        process groups.  When *timeout* is over, the pool kills the workers that are left, and
+        their jobs fail with :exc:`PoolClosedError`.
 
         Args:
             timeout: Seconds until then; ``None`` for no limit.
-            finish: ``"all"`` jobs, only the ``"running"`` ones (those in the queue
+            finish: Which jobs to finish: ``"all"``, only the ``"running"`` ones (queued jobs
                 fail at once), or ``"none"``.
 
         Returns:
-            How many jobs were finished and failed meanwhile, and how many workers
-            had to be killed by SIGKILL.
+            How many jobs finished and failed meanwhile, and how many workers the pool had to
+            kill by SIGKILL.
 
         Raises:
             ValueError: If an argument is out of range.
@@ -333,8 +334,8 @@ class Pool(Caller, Supervised):
             Safe: the close goes on without the caller.
 
         Concurrency:
-            Any number of tasks may close.  They share one result, and a stricter
-            *finish* or an earlier end tightens what the others asked for.
+            Any number of tasks may call it, and all get the same result.  The strictest
+            *finish* and the earliest end count.
         """
         check_choice("finish", finish, tuple(_FINISH))
         check_timeout(timeout)
@@ -351,17 +352,17 @@ class Pool(Caller, Supervised):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the pool: all jobs are finished, or none if an error leaves.
+        """Close the pool: finish all jobs, or none if an exception leaves the context.
 
-        The jobs have the pool's *close_timeout*.  If an error leaves, or a cancellation, all
-        of them fail with :exc:`asyncpool.PoolClosedError`, and those that are running end
-        as if they were cancelled: they may clean up for their *cancel_grace*.
+        The jobs have the pool's *close_timeout*.  If an exception or a cancellation leaves, all
+        jobs fail with :exc:`asyncpool.PoolClosedError`.  Running jobs end as if they were
+        cancelled: they may clean up for their *cancel_grace*.
 
         Raises:
             RuntimeError: If the pool was started in another event loop; it goes on.
 
         Cancellation:
-            Kills what is left, and returns when it is gone.
+            Kills the workers that are left, and returns when they have ended.
         """
         await self._life.leave(
             error, functools.partial(self.close, timeout=self._close_timeout)

@@ -1,4 +1,4 @@
-"""A worker to oneself; :meth:`asyncpool.Pool.worker` makes it."""
+"""A session: a worker that belongs to one caller; :meth:`asyncpool.Pool.worker` makes it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class _State:
 
 
 class WorkerSession:
-    """One worker, and nobody else's, for as long as its context is entered.
+    """A worker that belongs to one caller while the context is entered.
 
-    Its calls find what those before them have left there: globals, open files, models.
-    They run one after the other.  Leaving the context waits for them; leaving it by an
-    exception or a cancellation cancels them.
+    A call of the session finds what earlier calls have left in the worker: globals, open files,
+    models.  The calls run one after the other.  Leaving the context waits for them.  Leaving it
+    by an exception or a cancellation cancels them.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WorkerSession:
         self._timeout = timeout
         self._fresh = fresh
         self._on_restart = on_restart
-        # Views share it, and know when the session begins and ends.
+        # All views of the session share it, so each knows when the session begins and ends.
         self._state = _State()
 
     @property
@@ -73,7 +73,7 @@ class WorkerSession:
 
     @property
     def pid(self) -> int:
-        """The number of the worker's process, of the last one if it is gone.
+        """The process id of the worker; of the last worker, if there is none now.
 
         Raises:
             RuntimeError: If the context has not been entered.
@@ -83,11 +83,11 @@ class WorkerSession:
     def options(self, **changes: Unpack[Options]) -> WorkerSession:
         """Return a view of the session whose calls have these options.
 
-        See :meth:`asyncpool.Pool.options`.  *timeout* and the like are for each call.
+        See :meth:`asyncpool.Pool.options`.  A *timeout* or another limit is for each call.
 
         Raises:
             ValueError: If a value is out of range, or *max_attempts*, *priority*, *key* or
-                *lease* is given: a call runs once, in this worker, in its turn.
+                *lease* is given: a call runs once, in this worker, in the order of the calls.
             TypeError: If an option is unknown, or takes something else.
         """
         view = copy.copy(self)
@@ -111,7 +111,7 @@ class WorkerSession:
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Job[Any]:
         """Run ``fn(*args, **kwargs)`` in this worker; return a future of its result.
 
-        It begins when the calls before it have ended, and it has one attempt.
+        The call begins when the calls before it have ended.  It has one attempt.
 
         Args:
             fn: Any callable, as in :meth:`asyncpool.Pool.submit`.
@@ -119,8 +119,9 @@ class WorkerSession:
             **kwargs: Its keyword arguments.
 
         Returns:
-            A :class:`asyncpool.Job`.  Awaiting it raises what that of the pool's ``submit``
-            would; and :exc:`WorkerGoneError` if the worker died before the call began.
+            A :class:`asyncpool.Job`.  Awaiting it raises the same errors as a job of
+            :meth:`asyncpool.Pool.submit`, and :exc:`WorkerGoneError` if the worker died before
+            the call began.
 
         Raises:
             WorkerGoneError: If the worker is gone, and nothing rebuilds its state.
@@ -129,7 +130,7 @@ class WorkerSession:
             RuntimeError: If the context is not entered, or outside the pool's event loop.
 
         Cancellation:
-            As in the pool.  A worker that has to be killed for it is gone.
+            As in the pool.  If the pool has to kill the worker for it, the session loses it.
         """
         return self._submit(fn, args, kwargs, self._options)
 
@@ -156,16 +157,15 @@ class WorkerSession:
     ) -> Stream[Any]:
         """Run a generator function in this worker; return its items, for ``async for``.
 
-        See :meth:`asyncpool.Pool.stream`; as a call of the session it is like the others.
-        They wait while it runs, and so does whoever leaves the context before it has ended
-        or was closed.
+        See :meth:`asyncpool.Pool.stream`.  A stream is a call of the session: later calls wait
+        until it has ended or was closed, and so does leaving the context.
 
         Raises:
             TypeError: If *fn* is not callable.
             PoolClosedError: If the pool was never started.
 
         Cancellation:
-            As in the pool.  What :meth:`submit` raises comes with the first item.
+            As in the pool.  The errors of :meth:`submit` are raised with the first item.
         """
         return self._stream(fn, args, kwargs, self._options)
 
@@ -174,14 +174,14 @@ class WorkerSession:
 
         Raises:
             TimeoutError: If none was free in time.
-            PoolFullError: If *max_queued* jobs and others are waiting.
-            PoolClosedError: If the pool is closed, was never started, or closes before a
-                worker is free, without finishing all.
+            PoolFullError: If *max_queued* jobs and sessions wait already.
+            PoolClosedError: If the pool is closed or was never started.  Also if the pool
+                closes, without finishing all jobs, before a worker is free.
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If it was entered before, or outside the pool's event loop.
 
         Cancellation:
-            Safe.  Whoever has just got a worker gives it to the next one.
+            Safe.  If the session has just got a worker, the pool gives it to the next one.
         """
         if self._state.entered:
             raise RuntimeError("a session can be entered only once: ask for another")
@@ -201,11 +201,11 @@ class WorkerSession:
     ) -> None:
         """Give the worker back, or have it replaced, when its calls have ended.
 
-        By an exception, their end is not waited for: they are cancelled.
+        If an exception leaves the context, the calls are cancelled.
 
         Cancellation:
-            Cancels the calls, and gives the worker back at once; what cannot be interrupted
-            there ends before anybody else's job begins.
+            Cancels the calls and gives the worker back at once.  A call that cannot be
+            interrupted ends before another caller's job begins.
         """
         try:
             await self._running_supervisor().sessions.leave(
@@ -258,7 +258,7 @@ class WorkerSession:
 
 
 def _checked(options: JobOptions) -> JobOptions:
-    """Return *options*, if a call of a session can have them.
+    """Return *options*, after checking that a call of a session can have them.
 
     Raises:
         ValueError: If it cannot.

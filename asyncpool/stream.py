@@ -28,13 +28,12 @@ class Loader(Protocol):
 class Stream(Generic[T]):
     """The items that a generator yields in a worker; :meth:`asyncpool.Pool.stream` makes it.
 
-    Iterate over it with ``async for``, once; nothing is submitted before that, or before
-    :meth:`started` is awaited.  At the end of the items their job's error is raised, if it has
-    one.
+    Iterate over it with ``async for``, once.  The job is submitted then, or when :meth:`started`
+    is awaited.  If the job fails, its error is raised behind the last item.
 
-    Whoever leaves the loop early need do nothing: the generator is closed when the
-    iteration is dropped.  To have that done at a certain point, close it
-    (:meth:`aclose`, or ``async with contextlib.aclosing(...)``).
+    You may leave the loop early: when the iteration is garbage-collected, the generator is closed.
+    To close it at a certain point, call :meth:`aclose`, or use
+    ``async with contextlib.aclosing(...)``.
 
     Raises:
         RuntimeError: If it is used outside the pool's event loop.
@@ -54,8 +53,8 @@ class Stream(Generic[T]):
     def job(self) -> Job[Any] | None:
         """The job that yields the items; ``None`` before it is submitted.
 
-        It tells its attempt, its worker and its progress, and its result is what the
-        generator returns.
+        It tells the attempt, the worker and the progress.  Its result is what the generator
+        returns.
         """
         return self._jobs[0] if self._jobs else None
 
@@ -72,23 +71,23 @@ class Stream(Generic[T]):
         return self._begin().__anext__()
 
     async def started(self) -> None:
-        """Submit the job, and return when its first item is there, or it has ended without.
+        """Submit the job, and return when its first item is there, or it has ended without one.
 
-        Then what is refused, is too late, or fails before its first item is known before
-        anything is done with an item: before the status of a response is sent, say.  The
-        item is taken by the iteration, later.
+        So you learn that the job was refused, was too late or has failed before you use an item:
+        before you send the status of a response, say.  The iteration takes that item later.
 
         Raises:
             PoolFullError, PoolClosedError, PoolBrokenError: If the job is refused.  Nothing
                 was submitted then, and this may be called again.
-            BaseException: The error that the job has ended with before any item.
-            RuntimeError: If an iterator was made, and was not asked for an item yet.
+            BaseException: The error of the job, if it ended before any item.
+            RuntimeError: If an iterator was made but has not been asked for an item yet.
 
         Cancellation:
             Closes the generator.
 
         Concurrency:
-            Any number of tasks may wait; the first one is the one whose cancellation counts.
+            Any number of tasks may wait.  Only the cancellation of the first one closes the
+            generator.
         """
         if self._jobs:
             await self._jobs[0].started()
@@ -105,26 +104,27 @@ class Stream(Generic[T]):
             raise
 
     async def aclose(self) -> None:
-        """Close the generator, and take no more.
+        """Close the generator, and take no more items.
 
-        Where it waits at a ``yield``, or computes, ``GeneratorExit`` is raised.  If it has
-        not ended after its ``cancel_grace``, its worker is killed; nobody waits for that.
+        ``GeneratorExit`` is raised in the generator, at its ``yield`` or wherever it computes.  If
+        it has not ended after its ``cancel_grace``, the pool kills its worker; this function does
+        not wait for that.
 
         Cancellation:
-            Safe: what is left is done when the iteration is dropped.
+            Safe: the rest is done when the iteration is garbage-collected.
         """
         self._loader.check_home()
         if self._iteration is not None:
             await self._iteration.aclose()
 
     def _begin(self) -> AsyncGenerator[T, None]:
-        """Return the iteration, which is begun if there is none."""
+        """Return the iteration; begin it, if there is none."""
         if self._iteration is None:
             self._iteration = _items(self._loader, self._submit, self._jobs)
         return self._iteration
 
 
-# It does not know the stream: it must end when that is dropped.
+# This generator does not know the stream: it must end when the stream is dropped.
 
 
 async def _items(
@@ -134,7 +134,7 @@ async def _items(
     *,
     announced: bool = False,
 ) -> AsyncGenerator[Any, None]:
-    """Yield the items; and before them, if that is to be *announced*, ``None``."""
+    """Yield the items; if *announced*, yield ``None`` before them, when the first is there."""
     job = cast("StreamJob", submit())
     jobs.append(job)
     try:
@@ -150,4 +150,4 @@ async def _items(
         raise
     finally:
         job.cancel()
-        _ = job.cancelled() or job.exception()  # heard, if not raised here
+        _ = job.cancelled() or job.exception()  # retrieved, even if not raised here

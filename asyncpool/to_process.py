@@ -1,7 +1,7 @@
 """``anyio.to_process``, on a pool of the running event loop.
 
-The pool starts with the first call.  It ends with the loop, when that cancels its tasks,
-as :func:`asyncio.run`, :class:`asyncio.Runner` and :func:`anyio.run` do.
+The pool starts with the first call.  It ends when the loop cancels its tasks at its end, as
+:func:`asyncio.run`, :class:`asyncio.Runner` and :func:`anyio.run` do.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ __all__ = ["current_default_process_limiter", "run_sync"]
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
-# Theirs, for calls of both.
+# anyio's own limiter, so that its calls and these share one bound.
 current_default_process_limiter: Callable[[], anyio.CapacityLimiter] = (
     anyio.to_process.current_default_process_limiter
 )
 
-# Seconds that an idle worker is kept, as anyio does it.
+# Seconds for which an idle worker is kept, as in anyio.
 _IDLE_TIMEOUT = 300.0
 
 
@@ -59,17 +59,18 @@ async def run_sync(
 
     Args:
         func: Any callable; lambdas and closures too.
-        *args: Its arguments.  They are pickled before the limiter is waited for, unless
-            they are large: what is then changed before the call begins may reach it.
+        *args: Its arguments.  They are pickled before this function waits for the limiter.
+            Large arguments are pickled later: a change before the call begins may reach it.
         cancellable: Whether a cancellation ends the call while it runs.
-        limiter: Bounds how many calls run at once, and with them the workers.  If it is
-            left out, :func:`current_default_process_limiter` does.
+        limiter: Bounds how many calls run at once, and so how many workers there are.  The
+            default is the limiter that :func:`current_default_process_limiter` returns.
 
     Raises:
-        WorkerCrashedError: If the worker dies of the call.  It is an
-            :exc:`anyio.BrokenWorkerProcess` too, and so are :exc:`PoolBrokenError`, if no
-            worker can be started, and :exc:`PoolClosedError`, if the loop ends first.
-        JobNotPicklableError: If something cannot cross.
+        WorkerCrashedError: If the worker dies of the call.  This error and the next two are
+            :exc:`anyio.BrokenWorkerProcess` errors too.
+        PoolBrokenError: If no worker can be started.
+        PoolClosedError: If the loop ends first.
+        JobNotPicklableError: If the call, its result or its exception cannot be pickled.
         JobRaisedError: Around an :exc:`asyncio.CancelledError` of *func*, which would
             pretend that the caller was cancelled.
         NoEventLoopError: If no event loop runs in this thread; anyio's, of its newer
@@ -77,13 +78,14 @@ async def run_sync(
         RuntimeError: If the event loop is not asyncio's.
         TypeError: If *func* is not callable, or *limiter* no limiter.
 
-    And whatever *func* raises: ``SystemExit`` and ``KeyboardInterrupt`` as well, which end
-    the program of whoever does not catch them; ``StopIteration`` as a :exc:`RuntimeError`,
-    as out of every coroutine.
+    Whatever *func* raises is raised here too.  That includes ``SystemExit`` and
+    ``KeyboardInterrupt``, which end a program that does not catch them.  ``StopIteration``
+    becomes a :exc:`RuntimeError`, as in every coroutine.
 
     Cancellation:
-        If *cancellable*, the worker is killed by SIGKILL, and another one started when it
-        is needed.  Otherwise the call is waited for, and cancelled is who waits, after it.
+        If *cancellable* is true, the pool kills the worker by SIGKILL, and starts another one
+        when a call needs it.  Otherwise the call runs to its end first; then the waiting task is
+        cancelled.
     """
     if not callable(func):
         raise not_callable("run_sync", func)
@@ -111,10 +113,10 @@ async def run_sync(
 
 
 def _packed(func: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what to submit for a call: what it is now, whatever becomes of *args*.
+    """Return what to submit for a call, so that later changes of *args* do not reach it.
 
-    What can neither change nor fail is left alone, and what is large is not pickled here,
-    where the loop would wait for it.
+    Arguments that can neither change nor fail stay as they are.  Large ones are not pickled
+    here, since the loop would wait for that.
 
     Raises:
         JobNotPicklableError: If a part cannot be pickled.
@@ -138,7 +140,7 @@ class _Resident:
     Attributes:
         pool: The pool.
         up: Done when it has started.
-        calls: How many calls are under way.
+        calls: How many calls are in progress.
     """
 
     def __init__(self) -> None:
@@ -157,7 +159,7 @@ class _Resident:
     def submit(
         self, func: Callable[..., Any], call: tuple[Any, ...], *, killable: bool
     ) -> Job[Any]:
-        """Submit *call*, which is one of *func*; if *killable*, it dies with its caller."""
+        """Submit *call*, a call of *func*; if *killable*, a cancellation kills its worker."""
         options, [called, *args] = self._options[killable], call
         if called is not func:
             options = replace(options, name=function_name(func))
@@ -169,7 +171,7 @@ class _Resident:
         return self.up.done() and self.pool._running_supervisor().status.done.done()  # noqa: SLF001
 
     async def grow(self) -> None:
-        """See to it that each call may have a worker: the limiter is the limit."""
+        """Let the pool have a worker for each call: the limiter is the only bound."""
         if self.calls > self._most:
             self._most = self.calls
             await self.pool.resize((1, self._most))
@@ -196,14 +198,14 @@ async def _of_this_loop() -> _Resident:
 
 
 async def _outlast(job: Job[R]) -> R:
-    """Wait for the end of *job*, also if this task is cancelled meanwhile."""
+    """Wait for the end of *job*, even if this task is cancelled meanwhile."""
     cancelled: asyncio.CancelledError | None = None
     with anyio.CancelScope(shield=True):
         while not job.done():
             try:
                 await asyncio.wait([job])
             except asyncio.CancelledError as error:
-                cancelled = error  # not a scope's, but a Task.cancel()
+                cancelled = error  # of Task.cancel(); a scope's does not get here
     if cancelled is not None:
         raise cancelled
     return job.result()

@@ -57,21 +57,20 @@ class Caller(MapCaller):
 
         Args:
             fn: Any callable.  One that can be imported travels by name, also from a
-                script with an ``if __name__ == "__main__":`` guard; lambdas, closures
-                and what else is defined in ``__main__`` travel by value.  If it is
-                an ``async def`` function, the worker awaits what it returns, in an event
+                script with an ``if __name__ == "__main__":`` guard.  Lambdas, closures
+                and other functions of ``__main__`` travel by value.  If it is
+                an ``async def`` function, the worker awaits its coroutine, in an event
                 loop that it keeps.
-            *args: Its arguments.  They are pickled before this returns, unless they
-                are large: what is then changed before its last attempt has begun may
-                reach it.
+            *args: Its arguments.  They are pickled before this returns.  Large arguments are
+                pickled later: a change before the last attempt has begun may reach the job.
             **kwargs: Its keyword arguments.
 
         Returns:
             A :class:`asyncpool.Job`.  Awaiting it raises what *fn* raised, with the
-            worker's traceback as its cause; :exc:`JobNotPicklableError` if
-            something cannot cross; :exc:`JobRaisedError` around ``SystemExit`` and
-            the like; :exc:`WorkerCrashedError` if the worker died of it, or was found hung;
-            :exc:`JobTimeoutError` if its time is over;
+            worker's traceback as its cause.  It raises :exc:`JobNotPicklableError` if the call
+            or its outcome cannot be pickled; :exc:`JobRaisedError` around ``SystemExit`` and
+            the like; :exc:`WorkerCrashedError` if the worker died or hung while it ran the job;
+            :exc:`JobTimeoutError` if the job's time is over;
             :exc:`PoolClosedError` or :exc:`PoolBrokenError` if the pool ended first.
 
         Raises:
@@ -79,11 +78,11 @@ class Caller(MapCaller):
             PoolBrokenError: If no worker can be kept alive.
             PoolFullError: If *max_queued* jobs are waiting.
             RuntimeError: If called outside the pool's event loop.
-            ValueError: If the job is to have a lease that another one still has.
+            ValueError: If another job still has the *lease* of this one.
 
         Cancellation:
             Cancelling the job, or the task that awaits it, takes a queued job out
-            of the queue at no cost.  In a running one :exc:`JobCancelled` is raised;
+            of the queue at no cost.  A running job gets :exc:`JobCancelled`;
             see *on_cancel* in :meth:`Pool.options`.
         """
         return self._submit(fn, args, kwargs, self._options)
@@ -115,30 +114,30 @@ class Caller(MapCaller):
     ) -> Stream[Any]:
         """Run a generator function in a worker; return its items, for ``async for``.
 
-        They come as they are made.  The worker makes them ahead, but no more than the
-        option *buffer* says; then it waits, so that who takes them slowly needs no memory
-        for them.  It does nothing else until the generator has ended: streams that are
-        never taken to their end hold up a worker each.
+        The items come as the generator yields them.  The worker is ahead of the caller by
+        *prefetch* items at the most (see :meth:`Pool.options`); then it waits, so a slow caller
+        needs no memory for them.  The worker does nothing else until the generator has ended:
+        each stream that is not read to its end occupies a worker.
 
-        The stream is one job with the options of :meth:`Pool.options`: *timeout* is for all
-        of it, each item counts as a heartbeat, and there is another attempt only as long as
-        none of the items was taken.
+        The stream is one job with the options of :meth:`Pool.options`.  Its *timeout* is for the
+        whole stream, each item counts as a heartbeat, and there is another attempt only as long
+        as no item was taken.
 
         Args:
-            fn: A generator function, an async one, or whatever returns an iterator.
+            fn: A generator function, an async one, or any function that returns an iterator.
             *args: Its arguments, see :meth:`Pool.submit`.
             **kwargs: Its keyword arguments.
 
         Returns:
-            A :class:`asyncpool.Stream`.  Iterating over it raises what submitting and
-            awaiting a job would.
+            A :class:`asyncpool.Stream`.  Iterating over it raises the errors of
+            :meth:`submit` and of awaiting a job.
 
         Raises:
             TypeError: If *fn* is not callable.
             PoolClosedError: If the pool was never started.
 
         Cancellation:
-            Closes the generator: it gets ``GeneratorExit``.  So does leaving the loop.
+            Closes the generator by ``GeneratorExit``, and so does leaving the loop.
         """
         if not callable(fn):
             raise not_callable("stream", fn)
@@ -164,13 +163,13 @@ class Caller(MapCaller):
     async def broadcast(
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> dict[int, Any]:
-        """Run ``fn(*args, **kwargs)`` once in every worker, those to come included.
+        """Run ``fn(*args, **kwargs)`` once in every worker, later workers included.
 
-        In a worker that is there it runs between two jobs: after what the worker has in
-        flight, before anything else.  A worker that is started later runs it after the
-        initializer, before it is ready; a broadcast that fails there is a failed start.  In
-        each, broadcasts run in their order, but *of the same function only the last one is
-        remembered*: the same by module, name and line, whatever the arguments.
+        A worker that is up runs it after the jobs that it has in flight, and before any other.
+        A worker that starts later runs it after the initializer, before it is ready.  If it fails
+        there, the start counts as failed.  Every worker runs broadcasts in their order.  *Of
+        several broadcasts of one function, later workers run only the last.*  Module, name and
+        line tell a function from others, not the arguments.
 
         Args:
             fn: Any callable, as in :meth:`submit`.
@@ -178,27 +177,27 @@ class Caller(MapCaller):
             **kwargs: Its keyword arguments.
 
         Returns:
-            What it has returned in each worker, by slot, when all have run it that were up
-            or starting.
+            The result of each worker, by slot, once all workers that were up or starting have
+            run it.
 
         Raises:
-            BroadcastError: If it has failed in some of them, by raising, or because the
-                worker died of it, or its time was over; it has the results of the others.
-                It is not remembered then, and an earlier one of the same function still is.
+            BroadcastError: If *fn* raised in some workers, a worker died of it, or its time
+                was over.  The error has the results of the others.  Later workers do not run
+                this broadcast then, but an earlier one of the same function, if there was one.
             JobNotPicklableError: If the call cannot be pickled.
-            ValueError: If what is remembered would have more than 64 MiB when pickled; or
-                in a view with a *key* or a *lease*.
-            PoolClosedError: If the pool is closed, or is before all have run it.
+            ValueError: If all calls for later workers together have more than 64 MiB when
+                pickled, or if the view has a *key* or a *lease*.
+            PoolClosedError: If the pool is closed, or closes before all workers have run it.
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If the pool was started in another event loop.
 
         Cancellation:
-            Takes it back where it has not begun, interrupts it where it has, and it is not
-            remembered; what it has done elsewhere is done.
+            Takes the call back from workers that have not begun it, and interrupts it in the
+            others.  Later workers do not run it.  What it has done elsewhere stays done.
 
         Concurrency:
-            Any number of broadcasts may be under way; all workers run them in the same
-            order, that of the calls as a rule: large arguments take a while to pickle.
+            Any number of broadcasts may be in progress.  All workers run them in the same
+            order.  It is the order of the calls, unless large arguments take a while to pickle.
         """
         return await self._broadcast(fn, args, kwargs, self._options)
 
@@ -209,27 +208,26 @@ class Caller(MapCaller):
         fresh: bool = True,
         on_restart: Callable[[], Any] | None = None,
     ) -> WorkerSession:
-        """Return a worker to oneself, for ``async with pool.worker() as worker``.
+        """Return a session: ``async with pool.worker() as worker`` has a worker to itself.
 
         Entering the context waits for an idle worker: first come, first served, and before
-        the jobs of the queue.  Until the context is left that worker runs nothing but what
-        is submitted to it (and broadcasts), so that its calls may keep state between them.
+        the jobs of the queue.  Until the context is left, that worker runs only the calls of the
+        session (and broadcasts), so the calls may keep state between them.
         Rolls, resizes, :meth:`Pool.retire` and limits of workers, exact ones too, wait for the
         end of the session, and so does a pool that closes.  *Jobs of the pool wait while all
-        workers are somebody's own*, and a task that asks for a second worker while it has one
+        workers belong to sessions*, and a task that asks for a second worker while it has one
         may wait for ever.
 
         Args:
-            timeout: Seconds that it may take until a worker is free; ``None`` for any time.
+            timeout: Seconds to wait for a free worker; ``None`` for no limit.
             fresh: Whether the worker ends with the session, and a new one takes its place,
-                so that nobody finds what the session has left in it.  ``False`` gives it
-                back as it is, which saves a start.
+                so that no other job finds the state of the session.  ``False`` gives the
+                worker back as it is, which saves a start.
             on_restart: A function without arguments (see :func:`functools.partial`), sync or
-                async.  If the worker dies the session goes on in a new one, when this has
-                been called there and has rebuilt the state.  The call that was running fails
-                all the same.  If this raises, or the worker dies while it runs, the session is
-                over.
-                ``None``: the session is over when its worker dies.
+                async.  If the worker dies, the pool calls it in a new worker to rebuild the
+                state, and the session goes on there.  The call that was running fails
+                all the same.  If the function raises, or the worker dies while it runs, the
+                session is over.  ``None``: the session is over when its worker dies.
 
         Returns:
             A :class:`WorkerSession`, whose calls have the options of :meth:`Pool.options`.
@@ -238,16 +236,16 @@ class Caller(MapCaller):
             TypeError: If an argument is of the wrong type.
             ValueError: If *timeout* is negative, or in a view with *max_attempts*,
                 *priority*, a *key* or a *lease*.
-            TimeoutError: When the context is entered, if no worker was free in time.
-            PoolFullError: Then, if *max_queued* jobs and others are waiting.
-            PoolClosedError: Then, if the pool is closed, was never started, or closes
-                before a worker is free, without finishing all.
-            PoolBrokenError: Then, if no worker can be kept alive.
-            RuntimeError: Then, outside the pool's event loop.
+            TimeoutError: On entering the context, if no worker was free in time.
+            PoolFullError: On entering, if *max_queued* jobs and sessions wait already.
+            PoolClosedError: On entering, if the pool is closed or was never started, or if it
+                closes, without finishing all jobs, before a worker is free.
+            PoolBrokenError: On entering, if no worker can be kept alive.
+            RuntimeError: On entering, outside the pool's event loop.
 
         Cancellation:
-            Of the wait: safe.  Whoever has just got a worker gives it to the next one.
-            Inside the context: cancels the calls of the session.
+            While it waits: safe.  If the session has just got a worker, the pool gives it to the
+            next one.  Inside the context: cancels the calls of the session.
         """
         return WorkerSession(
             self._running_supervisor,
