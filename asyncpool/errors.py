@@ -7,15 +7,15 @@ The tree is shallow, and each branch answers one question of the caller's:
     * :exc:`UnsupportedPlatformError` -- can this machine run a pool at all?
     * :exc:`PoolClosedError` -- did the pool close before the job was done?
     * :exc:`PoolFullError` -- did the pool refuse the job?
-    * :exc:`WorkerGoneError` -- has a worker to oneself died?
+    * :exc:`WorkerGoneError` -- has the worker of a session died?
     * :exc:`BroadcastError` -- has a function failed in some of the workers?
     * :exc:`PoolBrokenError` -- has the supervisor given up on its workers?
     * :exc:`RollInProgressError` -- are its workers being replaced already?
     * :exc:`NoWorkerError` -- is there no worker that can take this?
     * :exc:`ResizeError` -- has a cluster fewer workers than it was to have?
     * :exc:`ProtocolError` -- did the two ends of a channel disagree?
-    * :exc:`LeaseLostError` -- has the outside system given a lease to another?
-    * :exc:`ThrottledError` -- does the outside system want fewer beats?
+    * :exc:`LeaseLostError` -- has the outside system given the lease to somebody else?
+    * :exc:`ThrottledError` -- does the outside system want fewer renewals?
     * :exc:`JobError` -- did *this* job fail for a reason that is not its own?
         * :exc:`JobTimeoutError`
         * :exc:`JobNotPicklableError`
@@ -102,7 +102,7 @@ def _rebuild(
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - a traceback, not an error
-    """The traceback of an exception as the worker saw it; found as its cause."""
+    """The traceback of an exception in its worker; it is the cause of the exception."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -110,7 +110,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - a traceback, not an error
 
     @property
     def tb(self) -> str:
-        """The same, by the name that it has in the standard library's executors."""
+        """The same text, by the name that the standard library's executors use."""
         return self.text
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ class RemoteTraceback(Exception):  # noqa: N818 - a traceback, not an error
 
 
 class UnsupportedPlatformError(AsyncPoolError):
-    """This platform lacks something that a pool cannot do without."""
+    """This platform lacks something that every pool needs."""
 
 
 class PoolClosedError(AsyncPoolError, RuntimeError):
@@ -146,19 +146,18 @@ class PoolClosedError(AsyncPoolError, RuntimeError):
 
 
 class RollInProgressError(AsyncPoolError):
-    """The pool is being rolled already; there is one roll at a time."""
+    """A roll of the pool is in progress already; there is one roll at a time."""
 
 
 class BroadcastError(AsyncPoolError):
-    """A broadcast has failed in some workers; those to come will not run it.
+    """A broadcast has failed in some workers, and later workers will not run it.
 
     Its ``__cause__`` is the error of the first of them.
 
     Attributes:
-        name: The function's.
-        results: What it has returned in others, by slot.
-        errors: What has become of it in these, by slot: what it has raised, or a
-            :exc:`JobError`.
+        name: The name of the function.
+        results: The results in the other workers, by slot.
+        errors: The errors, by slot: what the function raised, or a :exc:`JobError`.
     """
 
     name: str
@@ -182,11 +181,11 @@ class BroadcastError(AsyncPoolError):
 
 
 class PoolFullError(AsyncPoolError):
-    """The pool refused a job because too many are waiting already.
+    """The pool refused a job because too many are queued already.
 
     Attributes:
-        waiting: How many jobs were waiting.
-        max_queued: How many may.
+        waiting: How many jobs were queued.
+        max_queued: How many jobs may be queued.
     """
 
     waiting: int
@@ -205,13 +204,13 @@ class PoolFullError(AsyncPoolError):
 class WorkerGoneError(AsyncPoolError):
     """The worker of a session is gone, with its state, and the session is over.
 
-    Its cause is the error of the call that the worker has died of, if there was one, or
-    of the function that was to rebuild its state.
+    The cause is the error of the call that the worker died of, or of the function that
+    should have rebuilt the state.  There may be none.
 
     Attributes:
-        slot: Its slot.
-        pid: The number of its process.
-        crash: How it has died; ``None`` if the pool itself has ended it.
+        slot: The slot of the worker.
+        pid: The process id of the worker.
+        crash: How the worker died; ``None`` if the pool itself has ended it.
     """
 
     slot: int
@@ -235,8 +234,8 @@ class PoolBrokenError(AsyncPoolError):
     Attributes:
         reason: Which limit of the restart policy was reached.
         crashes: The last crashes, oldest first.
-        retry_after: Seconds until the pool tries to start a worker again, after which it
-            works again if that succeeds; ``None`` if it has given up for good.
+        retry_after: Seconds until the pool tries to start a worker again.  If that succeeds, the
+            pool takes jobs again.  ``None`` if it has given up for good.
     """
 
     reason: str
@@ -257,12 +256,12 @@ class PoolBrokenError(AsyncPoolError):
 
 
 class NoWorkerError(AsyncPoolError, LookupError):
-    """There is no worker to be retired or killed, or that could take what was sent.
+    """No worker can be retired or killed there, or can take what was sent to it.
 
     Attributes:
-        worker: The slot that was asked for; ``None`` if a socket or file was to go to
-            another worker, since the first one had died or had no descriptors left.
-        there: The slots with workers that are ready, if one was to be retired or killed.
+        worker: The slot that was asked for.  ``None`` if no other worker could take a socket or
+            file after the first worker had died or had no descriptors left.
+        there: The slots with ready workers, if the call was to retire or kill one.
     """
 
     worker: int | None
@@ -281,12 +280,12 @@ class NoWorkerError(AsyncPoolError, LookupError):
 
 
 class ResizeError(AsyncPoolError):
-    """A cluster has fewer workers than it was to have, since one does not start.
+    """A cluster has fewer workers than :meth:`resize` asked for, since one does not start.
 
-    It goes on trying.
+    The cluster goes on trying.
 
     Attributes:
-        crash: What has become of that worker.
+        crash: How that worker ended.
     """
 
     crash: Crash
@@ -305,8 +304,7 @@ class ProtocolError(AsyncPoolError):
 class LeaseLostError(AsyncPoolError):
     """A lease cannot be extended: it has lapsed, or somebody else has it.
 
-    The coroutine that extends leases raises it.  The lease is forgotten, and its job
-    cancelled.
+    The *renew* of a lease keeper raises it.  The keeper forgets the lease and cancels its job.
     """
 
     def __init__(self, message: str = "the lease is gone") -> None:
@@ -314,9 +312,9 @@ class LeaseLostError(AsyncPoolError):
 
 
 class ThrottledError(AsyncPoolError):
-    """The outside system takes no beat now; the lease may be as good as ever.
+    """The outside system takes no renewal now, but the lease may still be valid.
 
-    The coroutine that extends leases raises it.  The beat is repeated, after a pause.
+    The *renew* of a lease keeper raises it.  The keeper repeats the renewal after a pause.
 
     Attributes:
         retry_after: The pause that the outside system has asked for, in seconds.
@@ -326,7 +324,7 @@ class ThrottledError(AsyncPoolError):
 
     def __init__(
         self,
-        message: str = "the outside system asks for fewer beats",
+        message: str = "the outside system asks for fewer renewals",
         *,
         retry_after: float = 0.0,
     ) -> None:
@@ -334,12 +332,12 @@ class ThrottledError(AsyncPoolError):
 
 
 class JobError(AsyncPoolError):
-    """A job has no outcome of its own.
+    """A job has no outcome of its own: it failed for a reason outside its function.
 
     Attributes:
         job_id: The job, as shown in events and logs.
         attempt: The attempt that ended this way, counting from 1; 0 if none began.
-        function: Its function, such as ``"shop.images.resize"``.
+        function: The job's function, such as ``"shop.images.resize"``.
     """
 
     job_id: int = 0
@@ -348,14 +346,14 @@ class JobError(AsyncPoolError):
 
 
 class JobTimeoutError(JobError, TimeoutError):
-    """A job did not finish, or did not even begin, in its time.
+    """A job did not begin or did not finish in time.
 
     Attributes:
         limit: Which limit it was.
-        seconds: Its value; for a deadline, the point on the loop's clock.
+        seconds: The value of the limit; for a deadline, the time on the loop's clock.
         stack: Where the job was stuck, as ``faulthandler`` shows it: the Python stacks of
-            the worker's threads, the innermost call first.  Empty if it was waiting, or
-            if the worker could not tell, since it was stopped or dying.
+            the worker's threads, the innermost call first.  Empty if the job was queued, or
+            if the worker could not write them, since it was stopped or dying.
     """
 
     limit: TimeLimit
@@ -392,22 +390,22 @@ class JobTimeoutError(JobError, TimeoutError):
 class JobCancelled(BaseException):
     """Raised inside a running job that is cancelled, or whose time is over.
 
-    Let it pass, after whatever cleaning up must be done: if the job has not ended after
-    its ``cancel_grace``, its worker is killed.
+    Clean up and let it pass: if the job has not ended after its ``cancel_grace``, the pool
+    kills its worker.
     """
 
 
 class JobNotPicklableError(JobError, PicklingError):
-    """Something that belongs to a job cannot cross the border between processes.
+    """Something of a job cannot be pickled, or not be unpickled on the other side.
 
-    It is a :exc:`pickle.PicklingError` too, as with the standard library's executors.
+    It is a :exc:`pickle.PicklingError` too, as in the standard library's executors.
 
     Attributes:
         direction: What it is: ``"arguments"``, ``"result"``, ``"exception"``, or the
             ``"details"`` of a heartbeat.
         name: The argument, such as ``"args[1]"``, ``"kwargs['path']"`` or ``"fn"``,
             or the type of the result, the exception or the details.
-        text: What the exception said, where an exception could not be sent.
+        text: The text of the exception, if the job raised one that could not be sent.
     """
 
     direction: Literal["arguments", "result", "exception", "details"]
@@ -435,7 +433,7 @@ class JobNotPicklableError(JobError, PicklingError):
 
 
 class JobRaisedError(JobError):
-    """A job raised what must not be raised in its caller.
+    """A job raised an exception that must not be raised in its caller.
 
     ``SystemExit`` and ``KeyboardInterrupt`` would end the caller's event loop, a
     job's ``CancelledError`` would pretend that the caller was cancelled, and a
@@ -460,12 +458,12 @@ class JobRaisedError(JobError):
 
 
 class WorkerCrashedError(JobError):
-    """The worker of a job died, and so did those of all its other attempts.
+    """The worker of a job died, and there is no other attempt.
 
     Attributes:
-        crashes: Every crash that this job was in, oldest first.
+        crashes: Every crash that cost this job an attempt or its place, oldest first.
         delivery: How far the job had got.
-        kind, slot, generation, pid, exit_code, signal, stderr_tail, stack: Those of
+        kind, slot, generation, pid, exit_code, signal, stderr_tail, stack: The fields of
             the last crash, see :class:`asyncpool.Crash`.
     """
 
@@ -497,7 +495,7 @@ class WorkerCrashedError(JobError):
         }[delivery]
         hung = (
             last.kind is CrashKind.HUNG
-        )  # or it is a traceback, which is in the other, too
+        )  # else the stack is a traceback, which stderr_tail has too
         tail = _innermost_calls(last.stack) if hung else ""
         tail = tail or _last_lines(last)
         super().__init__(
@@ -519,15 +517,15 @@ class WorkerCrashedError(JobError):
 
 
 def job_text(number: int, function: str) -> str:
-    """Return what a job is called in texts."""
+    """Return the name of a job for texts."""
     return f"job {number} ({function})" if function else f"job {number}"
 
 
 def _last_lines(crash: Crash) -> str:
     """Return the lines that say most about the end of a worker, each on its own.
 
-    Of a start that has failed they may be those of its traceback: a worker that serves
-    leaves it to the pool's process to show that.
+    For a failed start they may be lines of its traceback: a worker of a cluster does not print
+    its traceback, but leaves that to the master.
     """
     trace = (
         tuple(crash.stack.splitlines()) if crash.kind is CrashKind.FAILED_START else ()
@@ -538,7 +536,7 @@ def _last_lines(crash: Crash) -> str:
 
 
 def _telling_lines(tail: tuple[str, ...]) -> str:
-    """Return those lines of a stderr that say most, indented, each on its own."""
+    """Return the lines of a stderr that say most, indented, each on its own."""
     fatal = [i for i, line in enumerate(tail) if line.startswith("Fatal Python error")]
     if not fatal:
         return "".join(f"\n    {line}" for line in tail[-5:])
@@ -553,8 +551,8 @@ def _telling_lines(tail: tuple[str, ...]) -> str:
 def _guilty(tail: tuple[str, ...]) -> tuple[str, ...]:
     """Return the innermost frames of C, as Python 3.14 and newer show them.
 
-    Above them is what prints the stack, then the trampoline of the signal, which is the
-    C library's, and perhaps a function of that library, which does as it is told.
+    The frames above them print the stack.  Then comes the trampoline of the signal, in the C
+    library, and perhaps another function of that library.  None of these is the cause.
     """
     frames = [line for line in tail if line.startswith("  Binary file ")]
     libc = [i for i, line in enumerate(frames) if "/libc.so" in line]
@@ -568,14 +566,14 @@ def _innermost_calls(stack: str) -> str:
 
 
 class WorkerStartError(WorkerCrashedError):
-    """A worker did not come up: no process, a failing initializer, no handshake."""
+    """A worker did not become ready: no process, a failing initializer, no handshake."""
 
 
 class WorkerHungError(WorkerCrashedError):
-    """A worker stopped giving signs of life and was killed.
+    """A worker gave no more signs of life, and the pool killed it.
 
-    Its job sent no heartbeat for its ``heartbeat_timeout``, or it did not answer to the
-    pool for ``ping_timeout``.
+    Its job sent no heartbeat for its ``heartbeat_timeout``, or the worker did not answer the
+    pool's pings for ``ping_timeout``.
     """
 
 

@@ -1,9 +1,9 @@
-"""What a pool tells about itself: crashes, the events of its life, its figures.
+"""What a pool tells about itself: crashes, events, figures.
 
 And what a :class:`asyncpool.LeaseKeeper` tells.
 
 Everything here is plain frozen data.  A :class:`Crash` goes to ``on_crash`` and
-into the errors of the jobs that it cost; the events come from
+into the errors of the jobs that it ended; the events come from
 :meth:`asyncpool.Pool.events`; a :class:`PoolStats` is what
 :meth:`asyncpool.Pool.stats` returns.
 """
@@ -45,7 +45,7 @@ __all__ = [
     "TakenOver",
 ]
 
-# Of the jobs that a worker ran, in the text of a crash.
+# How many of the jobs that a worker ran the text of a crash names.
 _MOST_NAMED = 8
 
 
@@ -60,27 +60,29 @@ class Crash:
         exit_code: Its exit status; ``None`` if a signal ended it, if there was
             no process, or if the status was lost with the launcher.
         signal: The name of the signal that ended it, or ``None``.
-        kind: What happened, as far as it can be told from outside.
+        kind: What happened, as far as the pool can tell.
         uptime: Seconds from the start of the process to its end.
-        job_id: The job that it was running, or ``None``.
-        attempt: Which attempt at that job it was, counting from 1; 0 without one.
-        detail: Why, as far as the pool can tell: the text of the error behind it (an
-            initializer that raised, a broken frame, an exception in a thread); what the pool
-            has killed it for (it was not ready in time, a job of it did not end, it had too
-            much memory); what a hung worker has failed to say; or that it may have lacked
-            memory, where the kernel does not count whom it kills for that.  Else ``""``.
-        stderr_tail: The last 40 lines that the worker wrote to its stderr, and of a fatal
-            error of the interpreter the first 25, too.
+        job_id: The job that the worker was running, or ``None``.
+        attempt: Which attempt at that job it was, counting from 1; 0 if there was no job.
+        detail: Why, as far as the pool can tell, else ``""``.  It is the text of an error (an
+            initializer that raised, a broken frame, an exception in a thread), or the reason why
+            the pool killed the worker (it was not ready in time, a job of it did not end, it had
+            too much memory).  For a hung worker it says which sign of life was missing.  Where
+            the kernel does not count the processes that it kills for lack of memory, it says
+            that this may be the cause.
+        stderr_tail: The last 40 lines that the worker wrote to its stderr.  If the interpreter
+            reported a fatal error, the first 25 lines of that report too.
         next_step: What the supervisor does about it; :attr:`next_step_text` says that in words.
         next_start: Seconds until the pool starts the next process for that: another worker, a
             probe or another replacement.  0.0 is at once; ``None`` if no start is planned.
         park_reason: Which limit of the restart policy was reached, if the slot stays empty;
             else ``""``.
-        stack: Where a worker was that hung, or did not leave in time, as ``faulthandler``
-            shows it: the Python stacks of its threads, the innermost call first.  Empty if
-            it could not tell, since it was stopped.  Else the traceback of the exception behind it, if there was one: of
-            an initializer, a thread, or the ``serve()`` of a worker of a cluster.
-        concurrent_jobs: The other jobs that it was running, each of which has lost an attempt too.
+        stack: The Python stacks of the threads of a worker that hung or did not end in time, as
+            ``faulthandler`` shows them, the innermost call first.  Empty if the worker could not
+            write them, since it was stopped.  For other crashes it is the traceback of the
+            exception that ended the worker, if there was one: of an initializer, a thread, or
+            the ``serve()`` of a worker of a cluster.
+        concurrent_jobs: The other jobs that the worker was running.  Each has lost an attempt too.
         function: The function of the job, such as ``"shop.images.resize"``.
     """
 
@@ -115,7 +117,7 @@ class Crash:
 
     @property
     def how(self) -> str:
-        """How it ended, as the predicate of a sentence."""
+        """How the worker ended, as the predicate of a sentence."""
         if self.signal is not None:
             ended = f"was killed by {self.signal}"
         elif self.exit_code is not None:
@@ -173,7 +175,7 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker in *slot* takes jobs; it needed *seconds* to get there."""
+    """The worker in *slot* takes jobs; its start took *seconds*."""
 
     slot: int
     generation: int
@@ -183,9 +185,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A worker ended and nobody had asked it to.
+    """A worker ended although the pool had not asked it to.
 
-    Or it serves, in a cluster, and has ended otherwise than it was asked to.
+    Or a worker of a cluster ended in another way than the cluster had asked it to.
     """
 
     crash: Crash
@@ -193,9 +195,9 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker ended as planned: it was retired, its job cancelled, the pool closes.
+    """A worker ended as planned: it was retired, its job was cancelled, or the pool closes.
 
-    Or :meth:`asyncpool.Pool.kill` was called.  *exit_code*, *signal* and *detail* are as in a
+    Or somebody called :meth:`asyncpool.Pool.kill`.  *exit_code*, *signal* and *detail* are as in a
     :class:`Crash`.
     """
 
@@ -209,14 +211,14 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Retiring:
-    """A worker gets no more jobs, and ends when it has finished what it has.
+    """A worker gets no more jobs, and ends when it has finished the ones that it has.
 
     *reason* is the limit that it has reached (``"max_jobs"``, ``"max_age"``,
-    ``"max_memory"``), ``"retire_worker()"``, ``"idle"``, ``"resize"``, ``"roll"`` or
-    ``"retire"``, which are calls of the pool's, or ``"session"``: it was somebody's own, and
-    a fresh one follows; in clusters also what the worker has called, ``"retire()"`` or
-    ``"request_replacement()"``, with the reason that it gave behind it: ``"request_replacement(): worn out"``; or
-    ``"uncaught exception"``.
+    ``"max_memory"``), or ``"retire_worker()"``, or ``"idle"``.  It is ``"resize"``, ``"roll"`` or
+    ``"retire"`` after that call of the pool.  It is ``"session"`` if a session has ended and a
+    fresh worker follows.  In clusters it may also be ``"uncaught exception"``, or the call that the
+    worker made, ``"retire()"`` or ``"request_replacement()"``, followed by the reason that it
+    gave: ``"request_replacement(): worn out"``.
     """
 
     slot: int
@@ -226,14 +228,14 @@ class Retiring:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """The pool is to have *workers* now: it was resized, jobs wait, or few come."""
+    """The pool now aims at *workers* workers: it was resized, jobs wait, or workers are idle."""
 
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Restarting:
-    """*slot* gets its next worker in *delay* seconds."""
+    """The next worker of *slot* starts in *delay* seconds."""
 
     slot: int
     delay: float
@@ -241,10 +243,10 @@ class Restarting:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """*slot* is left empty, since starts fail; the pool tries again in *probe_in* seconds.
+    """*slot* stays empty, since starts fail; the pool tries again in *probe_in* seconds.
 
-    One parked slot tries for all of them, and all are filled when it succeeds.  ``None``: the
-    pool has given up.
+    One parked slot tries for all of them, and all are filled when it succeeds.  If *probe_in*
+    is ``None``, the pool has given up.
     """
 
     slot: int
@@ -256,7 +258,7 @@ class Parked:
 class TakenOver:
     """A job of a dead worker went back to the head of the queue.
 
-    *attempt* is the one that was lost, or 0 if the job had not begun.
+    *attempt* is the attempt that was lost, or 0 if the job had not begun.
     """
 
     job_id: int
@@ -267,7 +269,7 @@ class TakenOver:
 class GaveUp:
     """The pool is broken: no worker can be started, and there is none.
 
-    It refuses jobs until a start succeeds, or for good, if its policy says so.
+    The pool refuses jobs until a start succeeds, or for good if its restart policy says so.
     """
 
     reason: str
@@ -276,23 +278,23 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A start has succeeded in *slot* after others have failed; the pool is not broken."""
+    """A start has succeeded in *slot* after others had failed; the pool takes jobs again."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFull:
-    """A job was refused since *queued* jobs were waiting already."""
+    """The pool refused a job, since *queued* jobs were queued already."""
 
     queued: int
 
 
 @dataclass(frozen=True, slots=True)
 class QueueEmptied:
-    """The queue is empty, for the first time since the pool was saturated.
+    """The queue is empty, for the first time since a :class:`QueueFull`.
 
-    Where ``max_queued`` is 0: a worker is idle again.
+    With ``max_queued=0`` it tells that a worker is idle again.
     """
 
 
@@ -315,9 +317,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStats:
-    """One slot as it stands; *job_id* is what its worker runs, if anything.
+    """The figures of one slot; *job_id* is the job that its worker runs, or ``None``.
 
-    *job_ids* are all that it runs at once.
+    *job_ids* are all jobs that the worker runs at once.
     """
 
     slot: int
@@ -330,25 +332,26 @@ class SlotStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """A pool as it stands, and what it went through since its start.
+    """The figures of a pool: how it stands, and what happened since its start.
 
     Attributes:
         state: Where it is in its life.
-        workers: How many workers there are to be, by now if that varies.
+        workers: How many workers the pool aims at now.
         idle: Workers that wait for a job.
-        busy: Workers that run one.
+        busy: Workers that run a job.
         queued: Jobs in the queue.
-        submitted: Jobs accepted; each is counted once below or still open.
-        completed: Jobs that returned or raised: an outcome of their own.
-        failed: Jobs that the pool could not bring to an outcome.
+        submitted: Jobs accepted.  Each is still open, or counts as completed, failed or
+            cancelled.
+        completed: Jobs that returned or raised: they have an outcome of their own.
+        failed: Jobs that the pool has failed: by a crash, a limit of time, or its close.
         cancelled: Jobs that their callers cancelled.
-        crashes: Unplanned deaths of workers, failed starts included.
+        crashes: Unplanned ends of workers, failed starts included.
         restarts: Processes started to replace another one.
         takeovers: Jobs that went back to the queue because their worker died.
         spawned: Processes started.
-        dropped_events: Events that slow listeners of ``events()`` have missed.
-        shared_memory: Bytes of memory shared with workers, for large arguments and
-            results, whether in use or kept for the next ones.
+        dropped_events: Events that slow iterators of ``events()`` have missed.
+        shared_memory: Bytes of memory shared with workers for large arguments and
+            results, whether they are in use or kept for later ones.
         slots: The slots, one by one.
     """
 
@@ -372,7 +375,7 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSummary:
-    """What a close did: jobs finished and failed during it, workers killed."""
+    """What a close did: how many jobs finished and failed, how many workers were killed."""
 
     finished: int
     failed: int
@@ -381,12 +384,12 @@ class CloseSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollResult:
-    """What came of :meth:`asyncpool.Pool.roll`.
+    """The result of :meth:`asyncpool.Pool.roll`.
 
     Attributes:
-        replaced: How many of the old workers are gone.
+        replaced: How many of the old workers have been replaced.
         filled: How many slots had no worker, since starts had failed, and have one now.
-        reason: Why the others stay; empty if there are none.
+        reason: Why the other old workers stay; empty if none is left.
         crash: The failed start of a replacement, if that was the reason.
     """
 
@@ -397,7 +400,7 @@ class RollResult:
 
     @property
     def ok(self) -> bool:
-        """Whether all of them are gone."""
+        """Whether all old workers have been replaced."""
         return not self.reason
 
 
@@ -405,17 +408,17 @@ class RollResult:
 class LeaseSaturated:
     """There are more leases than an interval has renewals: the turns are further apart.
 
-    It is told at once, and told again whenever the number of leases has changed an interval
-    later.
+    The keeper tells it at once.  If the number of leases has changed an interval later, the keeper
+    tells it again.
 
     Attributes:
         leases: How many there are.
         capacity: How many renewals an interval has, ``rate * interval``.
         interval: The interval, in seconds.
         rate: Renewals a second: the keeper's rate, or fewer if renewals take so long that too
-            few of them can be under way at a time.
-        worst_gap: Seconds between two renewals of one lease, ``leases / rate``; they
-            lapse if the outside system grants less than that.
+            few of them can be in progress at a time.
+        worst_gap: Seconds between two renewals of one lease, ``leases / rate``.  A lease that
+            lasts less than that in the outside system lapses.
     """
 
     leases: int
@@ -445,16 +448,16 @@ class LeaseRelieved:
     capacity: int
 
     def __str__(self) -> str:
-        return f"{self.leases} leases, and {self.capacity} renewals in a cycle"
+        return f"{self.leases} leases, and {self.capacity} renewals in an interval"
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseMissed:
     """A lease was not extended for *gap* seconds.
 
-    A renewal of it has failed, and was the last one of its turn, or *gap* is more than a
-    interval and a tenth by now; this is told once an interval.  Or a renewal came so late, and
-    succeeded.
+    Either a renewal has failed, and it was the last one of its turn or *gap* is more than an
+    interval and a tenth; the keeper tells this once in an interval.  Or a renewal has succeeded,
+    but later than that.
 
     *error* is what the renewal raised, or ``None`` if it succeeded.
     """
@@ -466,7 +469,7 @@ class LeaseMissed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseThrottled:
-    """The outside system took no renewal for *lease*: for *pause* seconds there is none."""
+    """The outside system refused a renewal of *lease*: none begins for *pause* seconds."""
 
     lease: Hashable
     pause: float
@@ -499,21 +502,22 @@ LeaseEvent = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseStats:
-    """A lease keeper as it stands, and what it went through since its start.
+    """The figures of a lease keeper: how it stands, and what happened since its start.
 
     Attributes:
         leases: How many leases it keeps.
         capacity: How many it can extend in each interval.
-        saturated: Whether these are more than those.
+        saturated: Whether ``leases`` exceeds ``capacity``.
         in_progress: Renewals that the outside system has not answered yet.
-        renewals: Renewals that were sent; each is counted once below, or under way.
+        renewals: Renewals that were sent.  Each is in progress, or counts as renewed, throttled,
+            failed or lost.
         renewed: Renewals that succeeded.
-        throttled: Renewals that the outside system refused to take yet.
-        failed: Renewals that raised something unknown, or were not answered in time.
-        lost: Renewals that were answered by the news that the lease is gone.
-        missed: How often a lease was not extended for longer than its share.
-        lapsed: Leases that were given up, since their ttl was nearly over.
-        dropped_events: Events that slow listeners of ``events()`` have missed.
+        throttled: Renewals that raised :exc:`ThrottledError`.
+        failed: Renewals that raised another exception, or were not answered in time.
+        lost: Renewals that raised :exc:`LeaseLostError`.
+        missed: How many :class:`LeaseMissed` there were.
+        lapsed: Leases that the keeper gave up, since their ttl was nearly over.
+        dropped_events: Events that slow iterators of ``events()`` have missed.
     """
 
     leases: int

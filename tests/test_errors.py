@@ -110,7 +110,7 @@ EXAMPLES: dict[AsyncPoolError, str] = {
     ),
     LeaseLostError(): "the lease is gone",
     LeaseLostError("message 7 has another owner"): "message 7 has another owner",
-    ThrottledError(): "the outside system asks for fewer beats",
+    ThrottledError(): "the outside system asks for fewer renewals",
     ThrottledError("429", retry_after=2.5): "429",
     JobTimeoutError(job_id=17, attempt=2, limit=TimeLimit.TIMEOUT, seconds=2.5): (
         "job 17 ran longer than its timeout of 2.5 s, in attempt 2"

@@ -163,28 +163,28 @@ class MapCaller(ABC):
         chunksize: int | None = None,
         **others: object,
     ) -> Map[Any]:
-        """Run *fn* on each item; return what is awaited, or iterated over, for the results.
+        """Run *fn* on each item; return an awaitable, and async iterable, of the results.
 
-        ``await pool.map(fn, items)`` is the list of all results, in order; ``async for
-        result in pool.map(fn, items)`` yields them one by one, as soon as it is their
-        turn, with :meth:`Map.unordered` as they come, and with :meth:`Map.outcomes`
+        ``await pool.map(fn, items)`` is the list of all results, in order.  ``async for
+        result in pool.map(fn, items)`` yields them one by one, in order.  With
+        :meth:`Map.unordered` they come as soon as they are there, and with :meth:`Map.outcomes`
         together with errors.  With several iterables, *fn* gets an item of each, until
         the shortest ends.
 
         Each item is a call with the options of :meth:`Pool.options`: it has attempts, a
-        timeout and an error of its own.  Short ones travel together, but a crash costs
-        only the one that was running.
+        timeout and an error of its own.  Short calls travel together, but a crash costs
+        only the call that was running.
 
         Args:
-            fn: Any callable.  One that travels by value (see :meth:`Pool.submit`) is pickled
+            fn: Any callable.  A function that travels by value (see :meth:`Pool.submit`) is pickled
                 once, when the iteration begins.
             *iterables: The items; iterables or async iterables, which may be endless.
-                They are drawn from only as results are taken.
-            buffersize: How many items may be drawn whose results were not taken yet; by
-                default as many as keep the workers busy.
+                The map draws from them only as you take results.
+            buffersize: How many items the map draws ahead of the results that you have taken.
+                By default as many as keep the workers busy.
             chunksize: How many items travel together at the most, and never more than 4096;
-                fewer do if they take long.  By default as many as take a millisecond.
-            **others: There are none; what is given is told where it belongs.
+                fewer travel if they take long.  By default as many as take a millisecond.
+            **others: There are no others.  The error for one says where it belongs.
 
         Raises:
             TypeError: If *fn* is not callable, or there is no iterable.
@@ -192,7 +192,7 @@ class MapCaller(ABC):
             PoolClosedError: If the pool is closed or was never started.
 
         Cancellation:
-            Cancels all that is under way; so does leaving the loop.
+            Cancels the jobs of the map, and so does leaving the loop.
         """
         _refuse("map", others)
         several = len(iterables) > 1

@@ -18,8 +18,8 @@ class Supervised:
     def events(self, *, buffer: int = 1000) -> EventStream[Event]:
         """Return an async iterator over the events from now on.
 
-        Called before the start, it misses none.  Each listener has a buffer of its own for
-        *buffer* events, which drops the oldest and counts them in ``dropped``.  The iterator
+        Called before the start, it misses none.  Each iterator has its own buffer for *buffer*
+        events.  A full buffer drops the oldest event and counts it in ``dropped``.  The iterator
         ends with the pool or cluster.
 
         Raises:
@@ -31,11 +31,11 @@ class Supervised:
         return self._life.events(buffer)
 
     def retire(self, slot: int) -> None:
-        """Have a fresh worker take the place of the one in *slot*.
+        """Replace the worker in *slot* by a fresh one.
 
         The old worker goes on until its replacement is ready.  Then it gets nothing new,
-        finishes what it has, and ends.  In a pool it has the ``drain_timeout`` of the
-        *limits* for that, in a cluster the *reload_drain_timeout*.  Workers that reach a
+        finishes the jobs or connections that it has, and ends.  In a pool it has the ``drain_timeout`` of the
+        *worker_limits* for that, in a cluster the *reload_drain_timeout*.  Workers that reach a
         limit are replaced in the same way.
 
         The call returns at once: the events :class:`asyncpool.events.Retiring` and
@@ -44,10 +44,9 @@ class Supervised:
         when the session is over.
 
         Raises:
-            NoWorkerError: If there is no worker that is ready in *slot*; it names those that
-                there are.
+            NoWorkerError: If no worker is ready in *slot*.  The error names the slots with one.
             TypeError: If *slot* is no int.
-            ValueError: If it is negative.
+            ValueError: If *slot* is negative.
             PoolClosedError: If the pool or cluster is closed.
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If the pool or cluster was started in another event loop.
@@ -60,16 +59,16 @@ class Supervised:
 
         A fresh worker takes its place at once.  This is no crash: *on_crash* is not called,
         the restart policy does not count it, and the event is
-        :class:`asyncpool.events.Exited`, whose *detail* says that it was asked for.
+        :class:`asyncpool.events.Exited`, whose *detail* says that somebody called this.
 
         The work of the worker ends as with a crash.  A job has another attempt if
         *max_attempts* and *retry_on* (``"crash"``) allow that, or fails with
         :exc:`WorkerCrashedError`.  A session (:meth:`asyncpool.Pool.worker`) has lost its
-        worker.  The connections of a worker that serves are cut.
+        worker.  The connections of a worker of a cluster are cut.
 
         Raises:
-            NoWorkerError: If there is no worker in *slot* that is ready, or was; it names
-                those that there are.
+            NoWorkerError: If *slot* has no worker that is ready or draining.  The error names
+                the slots with a ready one.
             TypeError: If *slot* is no int.
             ValueError: If it is negative.
             PoolClosedError: If the pool or cluster was never started.

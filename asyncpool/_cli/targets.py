@@ -21,7 +21,7 @@ Form = Literal["json", "keywords", "text", "path"]
 
 
 class FunctionRaisedError(Exception):
-    """The user's function raised; only text crosses, so that nobody need unpickle it.
+    """The user's function raised; only text is sent, so that the command need not unpickle it.
 
     Attributes:
         type: The type of what it raised.
@@ -150,7 +150,7 @@ def _awaited(
         try:
             result = await coroutine
         except BaseException as error:  # noqa: BLE001 - it may raise anything
-            # If the pool has ended it, nobody asks what came of it.
+            # If the pool has ended the job, its outcome is not read.
             raise _raised(error) from None
         return finish(result)
 
@@ -162,7 +162,7 @@ def _awaited(
 
 def _raised(error: BaseException) -> FunctionRaisedError:
     """Return what tells of an error that the function has just raised."""
-    # The first frame is the caller's, of which nobody wants to hear.
+    # The first frame is our caller's, which tells the user nothing.
     stack = error.__traceback__ and error.__traceback__.tb_next
     text = "".join(traceback.format_exception(type(error), error, stack))
     return FunctionRaisedError(_name(error), _message(error), text)

@@ -86,7 +86,7 @@ def _made(cluster: str, control: str | None, answer: Answer) -> ControlSocket:
         return ControlSocket(path, answer)
     except OSError as error:
         if control is None and error.errno == errno.EADDRINUSE:
-            # Another one has the name, which nobody has chosen for us.
+            # Another cluster has the name, and ours was a default, not somebody's choice.
             path = path_of(f"{name}-{os.getpid()}", make=True)
             return ControlSocket(path, answer)
         reason = error.strerror or error

@@ -26,7 +26,7 @@ class LifeLog:
     """Logs the planned part of the workers' lives; crashes are logged anyway.
 
     Nor does it tell of workers that never were ready: they go when the others are too many,
-    or when none can be started, which is told by whoever asked for them.
+    or when none can be started; the code that asked for the workers tells that.
 
     Args:
         title: What begins each record, such as ``cluster app``.

@@ -37,25 +37,25 @@ if TYPE_CHECKING:
 
 
 class Cluster(Messenger, Supervised):
-    """Worker processes that serve, and the master that owns what they listen on.
+    """Worker processes that serve, and the master that owns their listening sockets.
 
     Use it as an async context manager, or call :meth:`start` and :meth:`close`, from
-    whatever tasks you like, in one event loop.
+    any tasks of one event loop.
 
-    What is explained here in a few words is as of :class:`asyncpool.Pool`.
+    :class:`asyncpool.Pool` explains in full the arguments that both have.
 
     Args: Server
         target: What each worker runs as long as it lives: an ``async def serve(worker)``,
-            or its name, ``"package.module:serve"``, or what makes one of something else,
-            such as :func:`asyncpool.cluster.asgi`.
+            or its name, ``"package.module:serve"``, or the result of a function such as
+            :func:`asyncpool.cluster.asgi`.
         bind: An address, or several, to listen on: ``"tcp://127.0.0.1:8000"``, or
             ``"127.0.0.1:8000"`` for short, ``"tcp://[::1]:0"``, ``"unix:///run/x.sock"``,
-            ``"fd://3"`` for a socket that was inherited, ``"systemd:"`` for all that the
+            ``"fd://3"`` for an inherited socket, ``"systemd:"`` for all sockets that the
             service manager has passed.
         spread: How connections get to workers.  ``"handoff"``: the master accepts, and
-            hands each to the least busy worker.  ``"shared"``: all workers accept, and the
-            kernel decides.  ``"reuseport"``: each has a socket of its own with the same
-            port, among which the kernel divides connections.
+            hands each connection to the least busy worker.  ``"shared"``: all workers accept,
+            and the kernel decides.  ``"reuseport"``: each worker has a socket of its own with
+            the same port, and the kernel divides connections among these.
         backlog: How many connections may wait in the kernel's queue.
 
     Args: Workers
@@ -64,17 +64,17 @@ class Cluster(Messenger, Supervised):
 
     Args: Start of workers
         launcher: How workers are started.
-        preload: Modules that workers find already imported; :meth:`reload` does not load
-            them anew.
+        preload: Modules that are imported before workers are forked; :meth:`reload` does not
+            load them anew.
         start_timeout: Seconds that a worker has to become ready.
-        ready: What :meth:`start` and ``async with`` wait for, ``"any"`` worker or ``"all"``.
+        ready: What :meth:`start` and ``async with`` wait for: ``"any"`` worker, or ``"all"``.
 
     Args: Crashes and replacements
         restart_policy: When a dead worker is replaced, and when the cluster gives up.  The crash of
-            a worker that has served counts as one in the middle of a job.
+            a worker that has served counts as a crash in the middle of a job.
         worker_limits: When workers are replaced by fresh ones, and what the kernel allows them.
-            ``max_jobs`` counts connections that are over; ``drain_timeout`` must be left
-            out, since the cluster has one.
+            ``max_jobs`` counts connections that have ended.  Leave out ``drain_timeout``: the
+            cluster has its own.
         max_surge: How many workers there may be beyond their number while some are replaced.
         ping_timeout: Seconds that a worker may go without answering the master's pings,
             and that its event loop may be blocked; ``None`` for no pings.
@@ -83,15 +83,15 @@ class Cluster(Messenger, Supervised):
     Args: Connections at the end
         drain_timeout: Seconds that workers have for their connections when the cluster ends.
         reload_drain_timeout: Seconds that a worker has for its connections when it is
-            replaced, or not needed any more, and others serve on; ``None`` means as many.
+            replaced, or no longer needed, while others serve.  ``None`` means *drain_timeout*.
             If the cluster ends meanwhile, *drain_timeout* counts from then on.
 
     Args: Logs
-        name: What logs call the cluster, and commands, unless :meth:`run` is told otherwise.
-        worker_output: Where the lines go that workers print, ``"log"`` or ``"inherit"``.
+        name: The name of the cluster in logs, and in commands unless :meth:`run` gets another.
+        worker_output: Where the lines that workers print go: ``"log"`` or ``"inherit"``.
 
     Attributes:
-        name: What logs call it.
+        name: The name of the cluster in logs.
 
     Raises:
         UnsupportedPlatformError: If this platform cannot run a cluster.
@@ -142,7 +142,7 @@ class Cluster(Messenger, Supervised):
             PoolBrokenError: If none can be started, or not all that are waited for; it has
                 the crashes.
             PoolClosedError: If the cluster is closed.
-            RuntimeError: If it was started in another event loop.
+            RuntimeError: If the cluster was started in another event loop.
 
         Cancellation:
             Closes the cluster.
@@ -203,11 +203,11 @@ class Cluster(Messenger, Supervised):
                 default, ``""`` for none.
 
         Returns:
-            0 after it was stopped, 3 if it has given up, or has failed itself, 128 and
-            the number of the signal if it was to end at once.
+            0 after the cluster was stopped; 3 if it has given up or its master has failed; 128
+            plus the number of the signal if a signal ended it at once.
 
         Raises:
-            OSError: If it cannot listen.
+            OSError: If the cluster cannot listen.
             TypeError: If *control* is no str.
             RuntimeError: If this is not the main thread.
 
@@ -220,30 +220,30 @@ class Cluster(Messenger, Supervised):
         return await run(self, control)
 
     async def close(self, timeout: float | None = None) -> CloseSummary:  # noqa: ASYNC109 - it bounds the drain, not the wait
-        """Accept no more connections, let workers finish theirs, end every worker.
+        """Accept no more connections, let workers finish theirs, and end every worker.
 
-        What waits in the kernel's queue by now still gets to them, unless they accept on
-        ``worker.listening_sockets``.
+        Connections that wait in the kernel's queue now still get to the workers, unless the workers
+        accept on ``worker.listening_sockets``.
 
         Args:
-            timeout: Seconds until what is left is killed; one more than *drain_timeout*
-                by default.
+            timeout: Seconds until the cluster kills the workers that are left; one more than
+                *drain_timeout* by default.
 
         Returns:
             How many connections were finished and cut off meanwhile, and how many
-            workers had to be killed by SIGKILL.
+            workers the cluster had to kill by SIGKILL.
 
         Raises:
             ValueError: If *timeout* is negative.
-            TypeError: If it is no number.
+            TypeError: If *timeout* is no number.
             RuntimeError: If the cluster was started in another event loop.
 
         Cancellation:
             Safe: the close goes on without the caller.
 
         Concurrency:
-            Any number of tasks may close.  They share one result, and an earlier end
-            tightens what the others asked for.
+            Any number of tasks may call it, and all get the same result.  The earliest end
+            counts.
         """
         if timeout is None:
             timeout = self._options.end_grace
@@ -257,16 +257,16 @@ class Cluster(Messenger, Supervised):
     async def reload(self) -> RollResult:
         """Replace every worker by a fresh one, which loads its code anew.
 
-        Each serves on until its replacement is ready, then finishes its connections, and
+        Each worker serves until its replacement is ready, then finishes its connections, and
         ends; one worker after the other.  If a replacement does not become ready the
-        reload ends there: the other workers stay, and the result says so.  Slots that have
-        no worker since starts have failed are tried at once.
+        reload ends there: the other workers stay, and the result says so.  If a slot has no
+        worker since starts have failed, the cluster tries a start there at once.
 
         Raises:
-            RollInProgressError: If that is under way already.
+            RollInProgressError: If a reload is in progress already.
             PoolClosedError: If the cluster is closed.
             PoolBrokenError: If the cluster has given up for good.
-            RuntimeError: If it was started in another event loop.
+            RuntimeError: If the cluster was started in another event loop.
 
         Cancellation:
             Safe: the reload goes on.
@@ -274,17 +274,17 @@ class Cluster(Messenger, Supervised):
         return await shielded(self._life.trying().replacement.roll())
 
     async def resize(self, workers: int) -> None:
-        """Have *workers* workers from now on; return when there are, and all are ready.
+        """Change the number of workers; return when there are *workers*, and all are ready.
 
-        Whoever is too many finishes its connections first, one worker after the other.
+        Surplus workers finish their connections and end, one after the other.
 
         Raises:
             ResizeError: If one of them does not start, or cannot be kept alive.
-            ValueError: If there is to be none.
+            ValueError: If *workers* is less than 1.
             TypeError: If *workers* is no int.
-            PoolClosedError: If the cluster is closed, or is before it has that size.
+            PoolClosedError: If the cluster is closed, or closes before it has that size.
             PoolBrokenError: If no worker can be kept alive.
-            RuntimeError: If it was started in another event loop.
+            RuntimeError: If the cluster was started in another event loop.
 
         Cancellation:
             Safe: the cluster goes on towards that size, as it does after an error.
@@ -294,13 +294,13 @@ class Cluster(Messenger, Supervised):
         await shielded(replacement.resize(workers, workers))
 
     async def stacks(self) -> dict[int, str]:
-        """Return where the threads of all workers are, by slot.
+        """Return the stacks of the threads of all workers, by slot.
 
-        Those of workers that cannot say so, since they are stopped, are missing.
+        Workers that cannot write their stacks, since they are stopped, are left out.
 
         Raises:
             PoolClosedError: If the cluster was never started.
-            RuntimeError: If it was started in another event loop.
+            RuntimeError: If the cluster was started in another event loop.
 
         Cancellation:
             Safe.
@@ -308,7 +308,7 @@ class Cluster(Messenger, Supervised):
         return await self._life.running_here().where()
 
     def stats(self) -> ClusterStats:
-        """Return the cluster as it stands, and what it went through."""
+        """Return the figures of the cluster: how it stands, and what happened since its start."""
         return cluster_stats(
             self._life.supervisor,
             self._made,
@@ -328,10 +328,10 @@ class Cluster(Messenger, Supervised):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the cluster: it is drained, or killed if an error leaves.
+        """Close the cluster: drain it, or kill it if an exception leaves the context.
 
         Cancellation:
-            Kills what is left, and returns when it is gone.
+            Kills the workers that are left, and returns when they have ended.
         """
         await self._life.leave(error, self.close)
 

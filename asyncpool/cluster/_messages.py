@@ -1,4 +1,4 @@
-"""What workers have sent, as the master's users see it."""
+"""Messages, sockets and files of workers, as users of the master receive them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOGGER = logging.getLogger("asyncpool")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a worker has sent: *worker* is its slot, *generation* which one it was."""
+    """A message of a worker: *worker* is its slot, *generation* its number in that slot."""
 
     worker: int
     generation: int
@@ -54,7 +54,7 @@ class Messages:
 class SocketIterator(Generic[H]):
     """An iterator over the sockets, or files, of all workers, which waits for the next.
 
-    Each comes behind the slot of its worker.
+    It yields pairs: the slot of the worker, and the socket or file.
     """
 
     def __init__(self, inbox: Inbox[tuple[int, H, bytes]], name: str) -> None:

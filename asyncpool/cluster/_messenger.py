@@ -1,4 +1,4 @@
-"""What passes between the master of a cluster and its workers."""
+"""Messages, sockets and files between the master of a cluster and its workers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from asyncpool.errors import NoWorkerError
 
 
 class Messenger(ABC):
-    """Sends messages, sockets and files to workers, and receives theirs."""
+    """Sends messages, sockets and files to workers, and receives those of workers."""
 
     name: str
 
     @abstractmethod
     def _service(self) -> Service:
-        """Return what knows the workers.
+        """Return the service, which knows the workers.
 
         Raises:
             PoolClosedError: If the cluster is closed.
@@ -37,7 +37,7 @@ class Messenger(ABC):
 
     @abstractmethod
     def _service_here(self) -> Service:
-        """Return the same, also when the cluster is closed.
+        """Return the service, even if the cluster is closed.
 
         Raises:
             PoolClosedError: If the cluster was never started.
@@ -45,15 +45,14 @@ class Messenger(ABC):
         """
 
     async def send(self, worker: int, value: object) -> None:
-        """Send a message to the worker in a slot; wait while it has too many.
+        """Send a message to the worker in a slot; wait while it has too many unread ones.
 
         Raises:
-            NoWorkerError: If there is none that is ready, or it ends before the message
-                is sent.
+            NoWorkerError: If no worker is ready there, or it ends before the message is sent.
             ValueError: If the message is too large (1 MiB).
             PoolClosedError: If the cluster is closed.
             PoolBrokenError: If no worker can be kept alive.
-            Exception: Whatever pickling *value* raises.
+            Exception: Any error of pickling *value*.
 
         Cancellation:
             Safe: the message is sent whole, or not at all.
@@ -65,37 +64,37 @@ class Messenger(ABC):
             raise NoWorkerError(worker)
 
     async def broadcast(self, value: object, *, key: Hashable = None) -> None:
-        """Send a message to every worker, and to all that come later.
+        """Send a message to every worker, and to all later workers.
 
-        Those that are ready or starting find it among their ``worker.messages()``; those that
-        come later, as replacements or since the cluster grows, find it there before all
-        others.  Those that drain get nothing.  Waits as long as one of them has too many
-        messages.
+        Workers that are ready or starting find it among their ``worker.messages()``.  Workers that
+        start later, as replacements or since the cluster grows, find it there before all
+        other messages.  Draining workers get nothing.  The call waits while one of the workers has
+        too many unread messages.
 
         Args:
             value: Anything that pickle takes.
             key: Of several broadcasts with the same key, such as a topic, only the last
-                one is remembered for those that come later.  What is remembered of all keys
-                has 64 MiB at the most.
+                one is kept for later workers.  The messages that are kept for all keys
+                have 64 MiB at the most.
 
         Raises:
-            ValueError: If the message is too large (1 MiB), or too much to remember.
+            ValueError: If the message is too large (1 MiB), or too large to keep beside the others.
             TypeError: If *key* is not hashable.
             PoolClosedError: If the cluster is closed.
             PoolBrokenError: If no worker can be kept alive.
-            Exception: Whatever pickling *value* raises.
+            Exception: Any error of pickling *value*.
 
         Cancellation:
-            Some workers may get it, and those that come later do.
+            Some workers may get the message, and later workers do.
         """
         service = self._service()
         await service.broadcast(key, _message(value))
 
     def messages(self) -> AsyncIterator[Message]:
-        """Return an iterator over what workers send, which waits for the next.
+        """Return an iterator over the messages of workers, which waits for the next.
 
-        Each message is for one of those who iterate.  A worker that has sent 64 which
-        nobody has taken waits.  It ends with the cluster.
+        If there are several iterators, each message goes to one of them.  A worker with 64
+        unread messages waits before it sends another.  The iterator ends with the cluster.
 
         Raises:
             PoolClosedError: If the cluster was never started.
@@ -108,23 +107,23 @@ class Messenger(ABC):
     ) -> None:
         """Send a copy of a socket to the worker in a slot; return when it is there.
 
-        If that worker dies before it has it, or has no descriptor for it, it goes to
-        another one.
+        If that worker dies before it has received the socket, or has no descriptor left, the
+        cluster sends the socket to another worker.
 
         Args:
             worker: The slot.
             sock: A socket of any kind.
-            value: What goes beside it, 64 KiB at the most when pickled: the attribute
-                ``value`` of the socket that the worker receives.
+            value: Anything that pickle takes, 64 KiB at the most when pickled.  It becomes the
+                attribute ``value`` of the socket that the worker receives.
 
         Raises:
-            NoWorkerError: If there is no such worker, or no other.
+            NoWorkerError: If the slot has no worker, or no other worker can take it.
             TypeError: If *sock* is no socket.
-            OSError: If it is closed, or this process has no descriptor left for a copy.
+            OSError: If *sock* is closed, or this process has no descriptor left for a copy.
             ValueError: If *value* is too large.
             PoolClosedError: If the cluster is closed.
             PoolBrokenError: If no worker can be kept alive.
-            Exception: Whatever pickling *value* raises.
+            Exception: Any error of pickling *value*.
 
         Cancellation:
             The socket may arrive nevertheless.
@@ -136,23 +135,23 @@ class Messenger(ABC):
     ) -> None:
         """Send a copy of a file to the worker in a slot; return when it is there.
 
-        The worker shares its offset and its flags, and gets it as a raw binary file.
-        Otherwise it is as with :meth:`send_socket`.
+        The worker gets a raw binary file that shares its offset and flags with *file*.
+        Everything else is as in :meth:`send_socket`.
 
         Args:
             worker: The slot.
             file: An open file or pipe, or any other descriptor but a socket's or a
                 directory's.
-            value: As of :meth:`send_socket`.
+            value: As in :meth:`send_socket`.
 
         Raises:
-            NoWorkerError: If there is no such worker, or no other.
-            TypeError: If *file* is no such thing.
-            OSError: If it is closed, or this process has no descriptor left for a copy.
+            NoWorkerError: If the slot has no worker, or no other worker can take it.
+            TypeError: If *file* is none of these.
+            OSError: If *file* is closed, or this process has no descriptor left for a copy.
             ValueError: If *value* is too large, or *file* a closed object.
             PoolClosedError: If the cluster is closed.
             PoolBrokenError: If no worker can be kept alive.
-            Exception: Whatever pickling *value* raises.
+            Exception: Any error of pickling *value*.
 
         Cancellation:
             The file may arrive nevertheless.
@@ -167,8 +166,8 @@ class Messenger(ABC):
     def incoming_sockets(self) -> AsyncIterator[tuple[int, ReceivedSocket]]:
         """Return an iterator over the sockets that workers send, each with its slot.
 
-        The attribute ``value`` of a socket is what it was sent with.  What nobody has
-        taken is closed with the cluster.
+        The attribute ``value`` of a socket is the value that the worker sent with it.  Sockets
+        that are not taken are closed with the cluster.
 
         Raises:
             PoolClosedError: If the cluster was never started.
@@ -179,7 +178,7 @@ class Messenger(ABC):
     def incoming_files(self) -> AsyncIterator[tuple[int, ReceivedFile]]:
         """Return an iterator over the files that workers send, each with its slot.
 
-        It is like that of :meth:`incoming_sockets`.
+        See :meth:`incoming_sockets`.
 
         Raises:
             PoolClosedError: If the cluster was never started.
@@ -193,7 +192,7 @@ def _message(value: object) -> bytes:
 
     Raises:
         ValueError: If it is too large.
-        Exception: Whatever pickling it raises.
+        Exception: Any error of pickling it.
     """
     payload = dumps_call(value)
     if len(payload) > MAX_MESSAGE:

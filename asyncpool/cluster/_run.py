@@ -144,7 +144,7 @@ class Operation:
             self._notifier.close()
         if self.broken is not None:
             return GAVE_UP
-        # Who has cut it short by a command, rather than a signal, has what was wanted.
+        # A command that cut the drain short, unlike a signal, is no failure: it got what it wanted.
         cut = self._stops[-1] if len(self._stops) > 1 else 0
         return 128 + cut if cut else STOPPED
 
@@ -195,7 +195,7 @@ class Operation:
         )
 
     def reload_soon(self, why: str = "its program") -> None:
-        """Replace the workers; if that is under way already, once more after it.
+        """Replace the workers; if a reload is in progress, once more after it.
 
         Args:
             why: What asks for it, for the log.
@@ -370,7 +370,7 @@ class Operation:
         **kwargs: P.kwargs,
     ) -> asyncio.Task[None]:
         """Do something beside serving; what goes wrong is logged."""
-        # Not a coroutine: of a task that is cancelled before it begins nobody would await it.
+        # Not a coroutine: a task that is cancelled before it begins would never await it.
         task = asyncio.create_task(self._logged(partial(action, *args, **kwargs)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

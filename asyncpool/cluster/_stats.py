@@ -1,7 +1,4 @@
-"""What a cluster tells of itself: plain frozen data.
-
-A cluster's figures, taken together from those who know them.
-"""
+"""The figures of a cluster, as plain frozen data, and where they come from."""
 
 from __future__ import annotations
 
@@ -16,19 +13,19 @@ from asyncpool.events import SlotStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
-    """One worker as it stands.
+    """The figures of one worker.
 
     Attributes:
-        slot: Which one it is; ``worker.id`` inside.
+        slot: Its slot; ``worker.id`` in the worker.
         generation: Which worker of the slot it is, counting from 1.
         pid: Its process id; ``None`` if there is no process.
-        state: ``"ready"`` if it serves, and is to go on; else the slot's, such as
-            ``"starting"`` or ``"parked"``.
-        ready: Whether it serves, and is to go on.
-        connections: How many it has open.
-        handed: How many it was handed, or has accepted, in all.
+        state: ``"ready"`` if it serves and does not drain; else the state of the slot (a
+            :class:`asyncpool.enums.SlotState`), such as ``"starting"`` or ``"parked"``.
+        ready: Whether it serves and does not drain.
+        connections: How many connections it has open.
+        handed: How many connections it was handed, or has accepted, in all.
         uptime: Seconds since its process was started.
-        memory: The bytes that it has to itself; 0 where nobody knows.
+        memory: The bytes that it does not share; 0 where the system does not tell.
     """
 
     slot: int
@@ -44,21 +41,21 @@ class WorkerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStats:
-    """A cluster as it stands, and what it went through since its start.
+    """The figures of a cluster: how it stands, and what happened since its start.
 
     Attributes:
         state: Where it is in its life.
-        workers: How many workers there are to be.
-        spread: How connections get to them.
+        workers: How many workers the cluster aims at.
+        spread: How connections get to the workers.
         addresses: Where it listens, with the real ports.
         handed: Connections that were handed to workers, or accepted by them.
-        refused: Handles that a worker could not take, for want of descriptors.
-        lost: Connections that were closed, and not handed on when their worker left, for
-            want of descriptors.
-        crashes: Unplanned deaths of workers, failed starts included.
+        refused: Handles that a worker could not take, since it had no descriptors left.
+        lost: Connections that were closed when their worker left, since the master had no
+            descriptors left to hand them on.
+        crashes: Unplanned ends of workers, failed starts included.
         restarts: Processes started to replace another one.
         spawned: Processes started.
-        slots: The workers, one by one, those that drain included.
+        slots: The workers, one by one, draining ones included.
     """
 
     state: RunState
@@ -83,14 +80,14 @@ def cluster_stats(
     spread: str,
     addresses: tuple[str, ...],
 ) -> ClusterStats:
-    """Return a cluster as it stands, and what it went through.
+    """Return the figures of a cluster.
 
     Args:
         supervisor: Its supervisor, if it was started.
-        service: What its workers do, if it was.
-        closed: Whether it was closed before that.
-        workers: How many workers there are to be, before there is a supervisor.
-        spread: How connections get to them.
+        service: Its service, if it was started.
+        closed: Whether it was closed without being started.
+        workers: How many workers it aims at, if there is no supervisor yet.
+        spread: How connections get to the workers.
         addresses: Where it listens.
     """
     if supervisor is None or service is None:

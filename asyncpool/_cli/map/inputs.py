@@ -1,7 +1,7 @@
 """Where items come from: lines of a file or of stdin, records of CSV, paths.
 
 Everything here is read in a thread of its own, some thousand items ahead of the pool, so
-a slow disk, or a stdin that is silent for an hour, holds up nobody.
+a slow disk, or a stdin that is silent for an hour, does not hold up the event loop.
 """
 
 from __future__ import annotations

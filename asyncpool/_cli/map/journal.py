@@ -1,13 +1,13 @@
 """The journal: what is done of a run, in an SQLite database.
 
-Each item that is done has a row with its line of the output, so the journal is the
-truth, and the files are made from it.  *Position* is how far they are: what they hold up
-to there was on the disk before the position was committed, so whatever comes behind it
+Each item that is done has a row with its line of the output.  So the journal is the
+truth, and the files are made from it.  *Position* says how far the files are.  What they hold up
+to there was on the disk before the position was committed.  Whatever comes behind it
 in the files, whole lines, half a line or nothing, is cut off and written again.
 
-In WAL mode with ``synchronous=NORMAL`` a commit that was made survives the death of the
-process; a power loss may take the last ones, in order, and never damages the others.
-Their items run again.
+In WAL mode with ``synchronous=NORMAL`` a commit survives the death of the process.  A power loss
+may take the last commits, in order, and never damages the others.  The items of lost commits run
+again.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ START = Position()
 
 
 class Journal:
-    """A journal that is open; nobody else can open it meanwhile.
+    """An open journal; no other process can open it meanwhile.
 
     Its methods may be called from any thread.
 
     Args:
-        path: Where it is; it is made if there is none.
+        path: The path of its file, which is made if there is none.
 
     Raises:
         JournalError: If it is in use, damaged, or no journal at all; also by the methods.

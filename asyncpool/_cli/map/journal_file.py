@@ -49,7 +49,7 @@ class JournalFile:
     """The database of a journal, locked until it is closed.
 
     Args:
-        path: Where it is; it is made if there is none.
+        path: The path of the file, which is made if there is none.
 
     Raises:
         JournalError: If it is in use, damaged, or no journal at all; also by the methods.
@@ -74,7 +74,7 @@ class JournalFile:
 
     @contextmanager
     def alone(self) -> Generator[sqlite3.Connection]:
-        """Have the database for this thread, and say what its errors are about."""
+        """Give the database to this thread alone, and explain its errors."""
         with self._lock:
             try:
                 yield self._database
@@ -124,7 +124,7 @@ class JournalFile:
         )
 
     def close(self) -> None:
-        """Fold the log into the database, and let go of it."""
+        """Fold the log into the database, and unlock the file."""
         with self._lock:
             self._database.close()
 
@@ -138,7 +138,7 @@ class JournalFile:
     def _prepare(self) -> None:
         # Exclusive: the file stays locked until this process closes it or is dead.
         self._database.execute("PRAGMA locking_mode=EXCLUSIVE")
-        # Nothing is changed before it is known whose it is.
+        # Nothing is changed before it is known which program made the file.
         (tables,) = self._database.execute(
             "SELECT count(*) FROM sqlite_master"
         ).fetchone()
@@ -172,8 +172,8 @@ class JournalFile:
             self._database.execute("COMMIT")
 
     def _explained(self, error: sqlite3.Error) -> JournalError | OSError:
-        """Return the error that says what to do about this one of the database's."""
-        # Without one it is text that cannot be decoded; beyond a byte are finer distinctions.
+        """Return the error that says what to do about an *error* of the database."""
+        # Without a code, it is text that cannot be decoded.  Bits beyond a byte tell finer kinds.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             return JournalError(

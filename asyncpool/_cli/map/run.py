@@ -29,7 +29,7 @@ _FLUSH_ITEMS = 1000
 _FLUSH_AFTER = 0.01  # s
 
 
-class Interrupted(Exception):  # noqa: N818 - nobody's error
+class Interrupted(Exception):  # noqa: N818 - it is no error
     """The run was asked to end by a signal."""
 
     def __init__(self, number: int) -> None:
@@ -259,7 +259,7 @@ class Run:
         if self._interrupts == 1:
             self.on_interrupt(_GRACE)
         if self._interrupts > 1:
-            # It tightens the close that is under way.
+            # It tightens the close that is in progress.
             self._tightening = asyncio.create_task(self._end_pool())
 
     def _stop_for(self, reason: BaseException) -> None:

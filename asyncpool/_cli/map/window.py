@@ -1,4 +1,4 @@
-"""How many items may be under way: the one place where items become jobs."""
+"""How many items may be in progress: the one place where items become jobs."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class Window:
             await asyncio.sleep(0)
 
     async def drained(self) -> None:
-        """Wait until nothing is under way, or it was stopped."""
+        """Wait until no item is in progress, or the window was stopped."""
         while self.in_flight and not self._stopped:
             await self._next_change()
 
     def stop(self) -> None:
-        """Let nobody wait any more, and submit nothing."""
+        """End all waits, and submit nothing more."""
         self._stopped = True
         self._wake()
 

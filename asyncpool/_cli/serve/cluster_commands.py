@@ -109,7 +109,7 @@ def reload_command(*, name: str | None, control: str | None) -> None:
 @click.argument("workers", type=click.IntRange(1, MAX_WORKERS))
 @_which
 def resize_command(*, workers: int, name: str | None, control: str | None) -> None:
-    """Have WORKERS workers from now on; who is too many finishes its connections."""
+    """Change the number of workers to WORKERS; surplus ones finish their connections."""
     with _connected(name, control) as client:
         result = _asked(client, "resize", workers=workers)
     say(result["text"])
@@ -181,7 +181,7 @@ def _only_one() -> str:
 
 def _asked(client: ControlClient, action: Any, **fields: Any) -> dict[str, Any]:
     try:
-        # Who is there, answers; one that is not would keep the order for later.
+        # A master that runs answers; a stopped one would carry the order out later.
         client.ask(Request("status"), within=_PATIENCE)
         # Without a limit: it takes as long as connections do.
         return client.ask(Request(action, **fields))
@@ -221,7 +221,7 @@ class _Shown:
         self._watch = watch
 
     def statuses(self) -> list[dict[str, Any]]:
-        """Return the answers of those that do answer; the others are asked no more."""
+        """Return the answers; clusters that do not answer are asked no more."""
         found: list[dict[str, Any]] = []
         for name, client in list(self.clients.items()):
             try:

@@ -1,7 +1,7 @@
-"""A stream for a log that makes nobody wait for who reads it.
+"""A stream for a log whose writers never wait for its reader.
 
 The reader of a log may stop: a terminal after Ctrl-S, a paused ``| tee``, a collector that
-hangs.  Whoever wrote to it himself would stop too, and with a server's master its port.
+hangs.  A process that wrote to it directly would stop too, and a server's port with its master.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LogStream:
             self._changed.notify()
 
     def flush(self) -> None:
-        """Do nothing: nobody is to wait."""
+        """Do nothing: no writer waits."""
 
     @contextlib.contextmanager
     def in_a_thread(self, *, last_writes: float = _LAST_WRITES) -> Generator[None]:

@@ -50,11 +50,11 @@ class ServeLog(logging.StreamHandler[TextIO]):
                 self.stream.write(f"{printable_lines(text)}\n")
 
     def start_over(self) -> None:
-        """Take note that workers are started."""
+        """Note that workers are started."""
         self._starting = True
 
     def started(self) -> None:
-        """Take note that a worker was ready, or none will be."""
+        """Note that a worker was ready, or that none will be."""
         self._starting = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -133,7 +133,7 @@ def cannot_be_loaded(crash: Crash) -> bool:
 _SHOWN = 5
 _WINDOW = 10.0
 
-# Kinds that are remembered; who has more to say than that does not repeat itself.
+# How many messages are remembered; a log with more different ones does not repeat itself.
 _KINDS = 1000
 
 

@@ -219,7 +219,7 @@ def _check_files(options: Mapping[str, Any]) -> None:
         if key is not None:
             raise CommandError("a key needs its certificate: --ssl-certfile FILE")
         return
-    # Whoever asks at the terminal for a password would have to be answered in each worker.
+    # A prompt for a password at the terminal would have to be answered in each worker.
     password = options.get("ssl_keyfile_password", "")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(

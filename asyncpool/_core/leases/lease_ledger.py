@@ -72,8 +72,8 @@ class LeaseLedger(Generic[L]):
         interval: Seconds in which each lease has a turn.
         max_retries: How often a renewal that failed is repeated before the lease waits
             for the next interval.
-        overlap: How many renewals may be under way at a time, however short they are.
-        max_overlap: The most that may, if they take so long that *max_rate* asks for it.
+        overlap: How many renewals may be in progress at a time, however short they are.
+        max_overlap: How many at the most, if they take so long that *max_rate* needs more.
         now: Current time.
         ttl: Seconds that a lease lasts after an extension, if that is known.
     """
@@ -117,7 +117,7 @@ class LeaseLedger(Generic[L]):
 
     @property
     def in_progress(self) -> int:
-        """How many renewals are under way."""
+        """How many renewals are in progress."""
         return len(self._in_progress)
 
     @property
@@ -131,10 +131,10 @@ class LeaseLedger(Generic[L]):
         return len(self._records) > self.capacity
 
     def news(self, now: float) -> LeaseSaturated | LeaseRelieved | None:
-        """Return what is to be told of the number of leases, once.
+        """Return the news about the number of leases, once.
 
-        That is at once if there are too many of them, and then whenever that has changed
-        an interval after it was told.
+        There is news as soon as there are too many leases.  After that there is news if the number
+        has changed an interval later.
         """
         leases, capacity = len(self._records), self.capacity
         excess = leases if leases > capacity else 0
@@ -162,8 +162,8 @@ class LeaseLedger(Generic[L]):
         record = self._records[lease] = LeaseRecord(lease, self._number, now)
         self._by_number[record.number] = record
         self._set_lapse(record)
-        # Its name may have a renewal under way for the lease that it was before: then it
-        # joins when that is over, so that the two never overlap.
+        # A lease of that name may have been here before, with a renewal still in progress.  Then
+        # this one joins when that has ended, so that the two never overlap.
         if lease not in self._in_progress:
             self._queues.join_arrivals(record, now)
 
@@ -191,7 +191,7 @@ class LeaseLedger(Generic[L]):
         """
         for number in self._lapses.pop(now):
             record = self._by_number.get(number)
-            if record is not None:  # or who heard of another one has discarded it
+            if record is not None:  # else the caller has discarded it meanwhile
                 self.discard(record.lease)
                 yield record.lease, now - record.extended
 
@@ -202,7 +202,7 @@ class LeaseLedger(Generic[L]):
     def next_due(self) -> float | None:
         """Return when to ask for the next renewals, if nothing else happens before.
 
-        ``None`` if there will be none: nobody waits for one, or too many are under way.
+        ``None`` if there will be none: no lease waits, or too many renewals are in progress.
         """
         if len(self._in_progress) >= self._pace.max_in_progress:
             return None
@@ -212,10 +212,10 @@ class LeaseLedger(Generic[L]):
         return None if due is None else max(self._pace.next_tick, due)
 
     def begin_renewal(self, now: float) -> L | None:
-        """Begin a renewal, if there is one to begin: return its lease.
+        """Begin a renewal if one is due, and return its lease.
 
-        The caller reports every such renewal to :meth:`end_renewal`, once, unless it was taken
-        back by :meth:`withdraw`.
+        The caller reports the end of every such renewal to :meth:`end_renewal`, once, unless
+        :meth:`withdraw` took it back.
         """
         self._end_pauses(now)
         if now >= self._ends:
@@ -232,10 +232,10 @@ class LeaseLedger(Generic[L]):
         return record.lease
 
     def withdraw(self, lease: L, now: float) -> bool:
-        """Take a renewal back that was not sent yet, if nobody wants it any more.
+        """Take a renewal back that was not sent yet, if its lease is not here any more.
 
         Returns:
-            Whether that is so; then there is no result.
+            Whether it was taken back; then it has no result.
         """
         current = self._records.get(lease)
         if current is self._in_progress[lease]:
@@ -248,14 +248,14 @@ class LeaseLedger(Generic[L]):
     def end_renewal(
         self, lease: L, result: RenewalResult, now: float, *, retry_after: float = 0.0
     ) -> Verdict:
-        """Enter how the renewal of *lease* ended.
+        """Note how the renewal of *lease* ended, and return what follows.
 
         Args:
             lease: The lease.
-            result: The end.
+            result: How it ended.
             now: Current time.
-            retry_after: The pause that the outside system has asked for, in seconds;
-                an interval at the most is granted.
+            retry_after: The pause that the outside system has asked for, in seconds.  The ledger
+                grants an interval at the most.
         """
         record = self._in_progress.pop(lease)
         # What slows the renewals down concerns all leases, forgotten ones too.
@@ -263,7 +263,7 @@ class LeaseLedger(Generic[L]):
         current = self._records.get(lease)
         if current is not record:
             if current is not None:
-                # It came again meanwhile, and has waited for long enough.
+                # The lease came again meanwhile, and has waited for long enough.
                 self._queues.join_front(current, now)
             return Slower(pause) if pause else None
         match result:
@@ -284,7 +284,7 @@ class LeaseLedger(Generic[L]):
 
     def _end_interval(self, now: float) -> None:
         self._queues.end_interval(self._ends)
-        # Intervals that a stall has swallowed are not made good either.
+        # The ledger does not catch up on intervals that passed during a stall.
         self._ends += self.interval * (1 + (now - self._ends) // self.interval)
 
     def _throttled(self, record: LeaseRecord[L], now: float, pause: float) -> Verdict:
@@ -308,7 +308,7 @@ class LeaseLedger(Generic[L]):
             pause = pause_before(record.failures, self._max_retries, self.interval)
             record.due = now + pause
             self._pauses.set(record.number, record.due)
-        # Each interval tells of it once, and the first one as soon as it is too long.
+        # One verdict in each interval, and the first as soon as the gap is too long.
         too_long = is_last or gap > self.interval * _TOO_LONG
         if not too_long or now - record.told < self.interval:
             return None
@@ -320,9 +320,9 @@ class LeaseLedger(Generic[L]):
         record.extended = record.begun
         record.failures = record.throttles = 0
         self._set_lapse(record)
-        # What began before this interval was its turn of the last one.  Then the lease joins
-        # those that come now, and not main: what is left of main at the end of the interval
-        # goes before backup, which may hold leases that are due before this one.
+        # A renewal that began before this interval was the lease's turn of the last one.  Then the
+        # lease joins arrivals, and not main: at the end of the interval the rest of main goes
+        # before backup, which may hold leases that are due before this one.
         had = record.begun >= self._ends - self.interval
         if had:
             self._queues.join_backup(record, now)

@@ -23,7 +23,7 @@ _GRAIN = 0.001
 
 
 class LeaseRenewals(Generic[L]):
-    """One task that waits for the ticks, and one more for each renewal under way.
+    """One task that waits for the ticks, and one more for each renewal in progress.
 
     Args:
         ledger: What is decided.
@@ -59,7 +59,7 @@ class LeaseRenewals(Generic[L]):
         """Send renewals for ever.
 
         Cancellation:
-            Is how it ends: it cancels the renewals under way, and waits for them.
+            Ends it: it cancels the renewals in progress, and waits for them.
         """
         ledger, loop = self._ledger, asyncio.get_running_loop()
         async with asyncio.TaskGroup() as renewals:

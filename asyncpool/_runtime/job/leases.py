@@ -1,14 +1,14 @@
-"""The leases of a pool's jobs: each is kept until nobody works on its job any more.
+"""The leases of a pool's jobs: each is kept until no worker runs its job any more.
 
-A job that is cancelled, or was too late, is done for its caller at once, and may run on
+A job that is cancelled, or was too late, is done for its caller at once.  It may run on
 in its worker: until it has cleaned up, until that worker is dead, or to its very end.
-Whoever got its lease meanwhile would do the same work at the same time.  So what a
+A service that got the lease meanwhile would do the same work at the same time.  So what a
 keeper keeps a lease for is not the job, but its *holder*, which is done when the job is
 settled and no worker has it in flight.
 
-A keeper that knows how long a lease lasts tells the holder when it lapses, and the worker
-that has the job is told in turn: it ends itself then, if the job still runs.  It learns
-of that before it gets the job, so it needs nobody then.
+A keeper that knows how long a lease lasts tells the holder when it lapses, and the holder tells
+the worker that has the job.  The worker ends itself at that moment, if the job still runs.  It
+knows the moment before it gets the job, so it needs no other process then.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Leases:
             self.fence(job, slot, holder.until)
 
     def settle(self, job: Job[Any]) -> None:
-        """Take note that an open job is settled; it may be in a worker's hands."""
+        """Note that an open job is settled; a worker may still have it."""
         holder = self.open.pop(job.id, None)
         if holder is None:
             return
@@ -80,19 +80,19 @@ class Leases:
             self._in_flight[job.id] = holder, job._slot
 
     def give_back(self, number: int) -> None:
-        """Take note that a job that was settled before has left its worker's hands."""
+        """Note that no worker has a job any more that was settled before."""
         if number in self._in_flight:
             holder, _ = self._in_flight.pop(number)
             holder.let_go()
 
     def worker_gone(self, slot: int) -> None:
-        """Take note that the worker in *slot* has nothing in flight any more."""
+        """Note that the worker in *slot* has nothing in flight any more."""
         for number, (_, where) in list(self._in_flight.items()):
             if where == slot:
                 self.give_back(number)
 
     def close(self) -> None:
-        """Take note that there are no workers any more."""
+        """Note that there are no workers any more."""
         for number in list(self._in_flight):
             self.give_back(number)
 

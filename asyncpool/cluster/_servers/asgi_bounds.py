@@ -57,7 +57,7 @@ def close_late(protocols: Iterable[Any]) -> None:
     for protocol in list(protocols):
         until = getattr(protocol, "head_until", None)
         if until is not None and now >= until:
-            # Who has said nothing is told nothing.
+            # A client that has sent nothing gets no answer.
             _refuse(protocol, _TOO_LATE if protocol.in_head() else "")
 
 

@@ -46,7 +46,7 @@ class _WithoutErrors(logging.LoggerAdapter[logging.Logger]):
     """
 
     def error(self, msg: object, *args: object, **kwargs: Any) -> None:
-        """Keep it to oneself."""
+        """Do not log the record."""
 
 
 class _Witness:
