@@ -1,7 +1,6 @@
 """The command line: ``asyncpool map``, ``call``, ``serve``, ``status``, ``doctor``.
 
-Nothing is imported here: workers import :mod:`asyncpool._cli.targets`, and they are to
-start light.
+Nothing is imported here: workers import :mod:`asyncpool._cli.targets`, and must start light.
 """
 
 from __future__ import annotations

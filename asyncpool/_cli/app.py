@@ -1,4 +1,4 @@
-"""The command ``asyncpool`` and what belongs to all of it."""
+"""The command ``asyncpool``, and what all its subcommands share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from asyncpool._cli.serve.serve_command import serve_command
 
 
 class _Commands(click.Group):
-    """The commands; what ends any of them is told in one way."""
+    """The subcommands; errors of all of them are shown in one way."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Read the command line."""
@@ -47,7 +47,7 @@ class _Commands(click.Group):
 
 @contextmanager
 def _ends_told() -> Generator[None]:
-    """Tell of Ctrl-C, and of a stdout that takes no more, without a traceback."""
+    """Report Ctrl-C and a closed stdout without a traceback."""
     try:
         yield
     except KeyboardInterrupt:
@@ -63,7 +63,7 @@ def _ends_told() -> Generator[None]:
 
 
 def _drop_stdout() -> None:
-    """Let what is buffered go nowhere; Python would complain of it at its end."""
+    """Drop what stdout has buffered; the interpreter would complain about it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

@@ -36,7 +36,7 @@ from asyncpool.errors import (
 
 
 def _tell(problem: str, _: int) -> None:
-    """Tell of a mistake as of a call that has failed."""
+    """Report a mistake in the command as a call that has failed."""
     error = {"kind": "failed", "type": "UsageError", "message": problem}
     _print_error(error, seconds=0.0)
 

@@ -1,7 +1,7 @@
 """The user's function: found in a worker, by its name.
 
-It is never imported in the supervising process.  A module that crashes when it is
-imported takes a worker down, and no more.
+The supervising process never imports it.  A module that crashes when it is imported ends a
+worker, and nothing else.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _called(function: Any) -> Any:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Tell whether *function* is async, also beneath what decorates it."""
+    """Tell whether *function* is async, decorated or not."""
     is_one = inspect.iscoroutinefunction
     return any(
         is_one(inspect.unwrap(each, stop=is_one))

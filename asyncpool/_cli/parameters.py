@@ -1,4 +1,4 @@
-"""What the options of several commands have in common."""
+"""Options, and errors, that several commands share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CommandError(click.ClickException):
 
 
 class RefusedError(CommandError):
-    """The command is right, but there is no such cluster, or the system says no."""
+    """The command is right, but there is no such cluster, or the system refuses."""
 
     exit_code: ClassVar[int] = Exit.FAILED
 
@@ -58,10 +58,10 @@ class UnfinishedError(CommandError):
 
 
 class JsonCommand(click.Command):
-    """A command that tells of mistakes as JSON, too, where ``--json`` is among its words.
+    """A command that reports mistakes as JSON too, if ``--json`` is among its words.
 
     Args:
-        tell: Called with what is wrong, and the exit code.
+        tell: Called with the mistake, and the exit code.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ def _loop(_: click.Context, __: click.Parameter, kind: str) -> str:
 
 
 def pool_options(function: F) -> F:
-    """Add the options that say what a function may take."""
+    """Add the options that limit what a call may use."""
     for option in (
         click.option(
             "--kill-memory",

@@ -1,4 +1,4 @@
-"""What workers do: call the user's function for one item, and tell what came of it."""
+"""What workers do: call the user's function for one item, and return the outcome as text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def load(work: Work, only_async: str = "") -> None:
 
     Args:
         work: What it will do.
-        only_async: The option that was given and is for async functions only.
+        only_async: An option that the user gave and that is for async functions only, or ``""``.
     """
     state = worker_state()
     state.work, state.function, state.trouble = work, None, ""
@@ -83,7 +83,7 @@ def call_item(index: int, raw: bytes) -> Any:
     If the function is async, it is a coroutine that returns the line.
 
     Raises:
-        FunctionRaisedError: Whatever the function raised.
+        FunctionRaisedError: If the function raised.
     """
     state = worker_state()
     work: Work = state.work
@@ -100,7 +100,7 @@ def call_item(index: int, raw: bytes) -> Any:
 def call_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the function with these arguments; return the result as JSON; a job.
 
-    If the function is async, return a coroutine that returns that.
+    If the function is async, return a coroutine that returns the JSON.
     """
     result = _call(worker_state().function, args, kwargs)
     if type(result) is CoroutineType:
@@ -109,10 +109,10 @@ def call_once(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _read(raw: bytes, form: Form) -> Any:
-    """Return the value that an item is.
+    """Return the value of an item.
 
     Raises:
-        FunctionRaisedError: If it is none; this item fails, and no other.
+        FunctionRaisedError: If the text has no value; only this item fails.
     """
     if form == "path":
         return os.fsdecode(raw)
@@ -161,7 +161,7 @@ def _awaited(
 
 
 def _raised(error: BaseException) -> FunctionRaisedError:
-    """Return what tells of an error that the function has just raised."""
+    """Return the error that describes an exception of the function, as text."""
     # The first frame is our caller's, which tells the user nothing.
     stack = error.__traceback__ and error.__traceback__.tb_next
     text = "".join(traceback.format_exception(type(error), error, stack))
@@ -179,7 +179,7 @@ def to_json(result: Any) -> str:
     """Return *result* as one line of JSON.
 
     Raises:
-        FunctionRaisedError: If it is nothing that JSON knows.
+        FunctionRaisedError: If JSON has nothing for it.
     """
     try:
         return json.dumps(result, default=_plain, allow_nan=False)
@@ -190,7 +190,7 @@ def to_json(result: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what stands for *value* in JSON."""
+    """Return a value that JSON has for *value*."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             field.name: getattr(value, field.name)
@@ -208,7 +208,7 @@ def _plain(value: Any) -> Any:
 
 
 def shown(raw: bytes, form: Form) -> str:
-    """Return an item as JSON, for the files; also one that could not be read."""
+    """Return an item as JSON, for the files, even if it could not be read."""
     if form == "path":
         return json.dumps(os.fsdecode(raw))
     text = raw.decode(errors="backslashreplace")

@@ -1,1 +1,1 @@
-"""``asyncpool doctor``: what this machine can do, and cannot."""
+"""``asyncpool doctor``: what this machine offers to pools, and what it lacks."""

@@ -45,10 +45,10 @@ _LARGE = 8 << 20  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: What.
+        name: What was checked.
         state: ``"ok"``, ``"note"`` if pools work without it, ``"bad"`` if they do not.
         detail: What was found, or what is lost.
     """
@@ -58,12 +58,12 @@ class Finding:
     detail: str
 
     def as_dict(self) -> dict[str, str]:
-        """Return it as JSON knows it."""
+        """Return the finding as a JSON object."""
         return asdict(self)
 
 
 def examine() -> list[Finding]:
-    """Look at the platform; nothing is started."""
+    """Check the platform, without starting a process."""
     return list(_facts())
 
 
@@ -129,7 +129,7 @@ def _try(trial: Trial) -> Finding:
 
 
 async def self_test() -> list[Finding]:
-    """Run a small pool through what pools are for; each part is timed."""
+    """Test a small pool, and time each part of the test."""
     tests: list[tuple[str, Callable[[Pool], Awaitable[str]]]] = [
         ("a call", _call),
         ("many calls", _many),

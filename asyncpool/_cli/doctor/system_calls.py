@@ -1,4 +1,4 @@
-"""What sandboxes refuse although the system has it: each is tried."""
+"""System calls that sandboxes refuse although the kernel has them: each is tried."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Trial(NamedTuple):
     """Something that pools use where they can.
 
     Attributes:
-        name: What.
-        attempt: Uses it once; raises an :exc:`UnavailableError`.
-        gain: What it is good for.
+        name: Its name.
+        attempt: Uses it once; raises an :exc:`UnavailableError` if it is not there.
+        gain: What pools use it for.
         loss: What pools do without it.
     """
 

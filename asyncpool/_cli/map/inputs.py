@@ -39,8 +39,8 @@ class Item(NamedTuple):
 
     Attributes:
         number: Its place in the input, from 0.
-        raw: What it is made of: a line, a CSV record as a JSON object, a path.
-        crc: A checksum of that, by which a changed input is noticed.
+        raw: Its text: a line, a CSV record as a JSON object, a path.
+        crc: A checksum of the text, which shows that the input has changed.
     """
 
     number: int
@@ -50,10 +50,10 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class Input:
-    """An input that can be gone through once.
+    """An input that can be read once.
 
     Attributes:
-        name: What it is, the same in every run: an absolute path, ``-``, a pattern.
+        name: Its name, the same in every run: an absolute path, ``-``, a pattern.
         form: What each item is.
         size: Its bytes, if it is a file.
         count: How many items there are, if that is known.
@@ -68,10 +68,10 @@ class Input:
     consumed: int = 0
 
     def items(self) -> Iterator[list[Item]]:
-        """Yield the items, as many together as there are at once.
+        """Yield lists of items, as many at a time as have been read.
 
         Raises:
-            InputError: If it cannot be read on.
+            InputError: If the rest of the input cannot be read.
         """
         start = 0
         for batch in self._batches(self):
@@ -89,11 +89,11 @@ def open_input(path: str | None, pattern: str | None, format: Format | None) -> 
     Args:
         path: The file.
         pattern: The pattern, if there is no file; ``**`` matches any folders.
-        format: What the file holds; by default its name tells, and plain lines is
-            what all other files hold.
+        format: What the file holds.  By default the suffix of its name tells; files with
+            another suffix hold plain lines.
 
     Raises:
-        InputError: If it cannot be opened, or if nothing matches.
+        InputError: If the file cannot be opened, or no path matches.
     """
     if path is None:
         return _matching(pattern or "")
@@ -129,7 +129,7 @@ def _matching(pattern: str) -> Input:
 
 
 def _lines(source: Input, fd: int) -> Iterator[list[bytes]]:
-    """Yield lines, without their ends, as they come."""
+    """Yield lines as they come, without their line ends."""
     parts: list[bytes] = []
     first = True
     try:
@@ -225,7 +225,7 @@ class _CsvLines:
         """Begin a record.
 
         Args:
-            may_wait: Whether it may wait for lines that were not read yet.
+            may_wait: Whether the reader may wait for lines that were not read yet.
         """
         self._may_wait = may_wait
         self._taken.clear()
@@ -237,7 +237,7 @@ class _CsvLines:
         self._next = self._first
 
     def tell(self, error: csv.Error) -> str:
-        """Tell what is wrong with the record, and where."""
+        """Return the error that says what is wrong with the record, and where."""
         if self._at_end:
             return f"line {self._first}: a quoted field of the record there has no end"
         return f"line {self._next - 1}: {error}"

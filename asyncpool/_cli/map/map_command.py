@@ -84,7 +84,7 @@ class Asked:
 
 
 def _tell(problem: str, code: int) -> None:
-    """Tell of a mistake as of a run that has done nothing."""
+    """Report a mistake in the command as a run that has done nothing."""
     say(Ended(code, problem).as_json())
 
 
@@ -231,7 +231,7 @@ def _say_end(asked: Asked, ended: Ended) -> int:
 
 
 def _check_paths(asked: Asked) -> None:
-    """Refuse what is no file, and what would write over what is read, or twice."""
+    """Refuse paths that are no files, and outputs that are the input or each other."""
     if asked.output == "-" and sys.stdout is None:
         raise click.UsageError("stdout is closed: name a file by --output.")
     roles = {
@@ -260,7 +260,7 @@ def _check_paths(asked: Asked) -> None:
 
 
 def _check_failures(path: str) -> None:
-    """Refuse a file that no run has written: it is removed where nothing fails."""
+    """Refuse a file of failures that no run has written: a run without failures removes it."""
     place = Path(path)
     if not place.is_file():
         return
@@ -274,7 +274,7 @@ def _check_failures(path: str) -> None:
 
 
 def _prepare(asked: Asked, stack: ExitStack) -> tuple[Run, Input]:
-    """Open everything."""
+    """Open input, journal and outputs, and make the run."""
     source = open_input(asked.input, asked.pattern, asked.format)
     ordered = not asked.unordered
     journal, position = None, START
@@ -320,7 +320,7 @@ def _resume(asked: Asked, journal: Journal, source: Input) -> Position:
 
 
 async def _execute(asked: Asked, run: Run, source: Input, console: Console) -> None:
-    """Do it, and show how far it is, if there is somebody to see it."""
+    """Carry the run out, and show its progress if somebody can see it."""
 
     def announce(seconds: float) -> None:
         text = f"ending: running items have {seconds:g} s, Ctrl-C again ends at once"
@@ -344,7 +344,7 @@ async def _execute(asked: Asked, run: Run, source: Input, console: Console) -> N
 
 
 def _carry_out(asked: Asked, run: Run, source: Input) -> tuple[int, str]:
-    """Do it; return the exit code, and what is to be said if it did not end well."""
+    """Carry the run out; return the exit code, and the problem if it did not end well."""
     console = error_console()
     try:
         with WorkerLines.on(console):

@@ -22,7 +22,7 @@ FAILURE = b'{"index": '
 
 
 class Sink:
-    """A file that is written at its end, or stdout.
+    """A file that lines are appended to, or stdout.
 
     Args:
         path: The file; ``-`` is stdout.
@@ -71,7 +71,7 @@ class Sink:
                 data = data[written:]
 
     def sync(self) -> int:
-        """Have all that was written on the disk; return how many bytes that is.
+        """Flush everything written to the disk; return how many bytes that is.
 
         Raises:
             OSError: If the disk fails.
@@ -84,7 +84,7 @@ class Sink:
 
     @contextmanager
     def _named(self) -> Generator[None]:
-        """Have errors say which of the files it is."""
+        """Put the path of the file into errors."""
         try:
             yield
         except OSError as error:
@@ -92,7 +92,7 @@ class Sink:
             raise OSError(error.errno, error.strerror, name) from None
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -119,7 +119,7 @@ class Outputs:
         self._failed = Sink(failed, position.failed_bytes)
 
     def open(self) -> None:
-        """Cut off what is behind the position; until then nothing is touched.
+        """Open both files, and cut off what is behind the position.
 
         Raises:
             OSError: If one of the files cannot be opened.
@@ -128,7 +128,7 @@ class Outputs:
         self._failed.open(lazy=True)
 
     def write(self, done: list[Done], batch: int | None) -> list[Done]:
-        """Write what can be written now; return that.
+        """Write the lines that can be written now, and return them.
 
         Args:
             done: What was finished, each item once.
@@ -136,7 +136,7 @@ class Outputs:
                 there before, and there may be more of that.
 
         Raises:
-            OSError: If there is no room, nobody who reads, or the disk fails.
+            OSError: If there is no room, the reader of a pipe has gone, or the disk fails.
         """
         ready = done if self._held is None else self._in_order(done)
         for ok, sink in ((True, self._output), (False, self._failed)):
@@ -157,9 +157,9 @@ class Outputs:
         return ready
 
     def sync(self) -> Position:
-        """Have all that was written on the disk; return how far that is."""
+        """Flush everything written to the disk; return how far the files are."""
         if self._held is None and self._batch is None:
-            # In the midst of what was there before: no batch tells how far that is.
+            # In the middle of the items of earlier runs: no batch tells how far the files are.
             return self.position
         self.position = Position(
             next=self._next,
@@ -178,10 +178,10 @@ class Outputs:
 
 
 def usable(position: Position, output: str, failed: str) -> Position:
-    """Return how far these files are, if they are those that *position* is about.
+    """Return how far these files are, if they are the files of *position*.
 
-    A file that is shorter, since a power loss took its end or somebody removed it, and
-    one that cannot be cut off, such as a pipe, are begun anew, both of them.
+    Both files are begun anew if one is shorter (a power loss took its end, or somebody removed
+    it), or cannot be cut off, such as a pipe.
 
     Raises:
         JournalError: If that would leave a part of a line.
@@ -206,7 +206,7 @@ def usable(position: Position, output: str, failed: str) -> Position:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return what is known of a failure, as JSON knows it.
+    """Return what is known of a failure, for JSON.
 
     ``kind`` is ``"raised"``, ``"timeout"``, a kind of crash, or ``"failed"``.
     """
@@ -241,7 +241,7 @@ def failure_line(item: Item, form: Form, error: BaseException) -> str:
 
 
 def _ends_line(path: str, size: int) -> bool:
-    """Tell whether a line of a file ends behind so many bytes, or they are none."""
+    """Tell whether the first *size* bytes of a file end with a whole line, or are none."""
     if not size:
         return True
     with Path(path).open("rb") as file:

@@ -1,4 +1,4 @@
-"""What is said of a run of ``asyncpool map`` when it is over."""
+"""The summary at the end of a run of ``asyncpool map``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ended:
         return fresh / self.seconds if self.seconds else 0.0
 
     def as_json(self) -> str:
-        """Tell it to machines."""
+        """Return the summary for machines."""
         stats = self.stats
         summary = {
             "exit_code": int(self.code),

@@ -25,7 +25,7 @@ class Window:
 
     Args:
         submit: Makes a job of an item.
-        on_settled: Called with each item, and its job, when that is done.
+        on_settled: Called with each item and its job when the job is done.
         places: How many items the pool can run at once.
     """
 
@@ -46,7 +46,7 @@ class Window:
         self.in_flight = 0
 
     async def run(self, items: list[Item]) -> None:
-        """Submit items as there is room; return when the last one is submitted.
+        """Submit items while there is room; return when the last one is submitted.
 
         Raises:
             PoolClosedError: Or whatever else *submit* raises.
@@ -77,7 +77,7 @@ class Window:
         self._wake()
 
     def hold(self, count: int, size: int) -> None:
-        """Count items that are done, of *size* bytes, but not written."""
+        """Count items that are done, with *size* bytes, but not written."""
         self._unwritten += count
         self._unwritten_bytes += size
 

@@ -1,4 +1,4 @@
-"""The thread that commits what is done, and writes the files."""
+"""The thread that commits items to the journal, and writes the files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SYNC_EVERY = 1.0  # s; what the files hold beyond that is written again after a
 
 
 class Writer:
-    """Journals first, then writes: what is in a file is in the journal already.
+    """Commits first, then writes: what a file has, the journal has already.
 
     Args:
         journal: The journal, if there is one.
         outputs: The files.
-        on_written: Called in the loop with how many items are in the files now, and the
-            length of their lines.
+        on_written: Called in the loop with how many items were written, and the length of
+            their lines.
         on_trouble: Called in the loop with the error that ended the thread.
     """
 
@@ -50,7 +50,7 @@ class Writer:
         self._queue.put((fresh, replayed))
 
     async def close(self) -> None:
-        """Return when all is written, or the thread has ended in trouble."""
+        """Return when everything is written, or the thread has failed."""
         self._queue.put(None)
         await self._ended.wait()
         self._thread.join()

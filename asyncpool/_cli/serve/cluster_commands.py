@@ -194,7 +194,7 @@ def _asked(client: ControlClient, action: Any, **fields: Any) -> dict[str, Any]:
 
 
 def _silent(pid: int | None) -> str:
-    """Tell of a master that does not answer: who that is, and the way out."""
+    """Return the error about a master that does not answer: its pid, and what to do."""
     text = f"has not answered for {_PATIENCE:g} s"
     if pid is None:
         return f"{text}: its process is stopped, or hangs"
@@ -208,11 +208,11 @@ class _Shown:
     """The clusters that are shown, without those that cannot tell how they are.
 
     Args:
-        watch: Whether a cluster may end meanwhile, which is no trouble then.
+        watch: Whether a cluster may end meanwhile without that being an error.
 
     Attributes:
-        clients: What asks them, by their names.
-        trouble: Whether somebody was left out because of it.
+        clients: Their control clients, by name.
+        trouble: Whether a cluster was left out since it failed to answer.
     """
 
     def __init__(self, *, watch: bool) -> None:
@@ -240,7 +240,7 @@ class _Shown:
         return found
 
     def tell(self, error: RefusedError) -> None:
-        """Say why somebody is left out."""
+        """Say why a cluster is left out."""
         self.trouble = True
         error.show()
 
@@ -256,7 +256,7 @@ def _print(statuses: list[dict[str, Any]], *, as_json: bool) -> None:
 
 
 def _watch(shown: _Shown, every: float, *, as_json: bool) -> None:
-    """Show them again and again, until none is left."""
+    """Show the clusters again and again, until none is left."""
     if as_json:
         while statuses := shown.statuses():
             _print(statuses, as_json=True)

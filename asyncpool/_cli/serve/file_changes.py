@@ -14,11 +14,11 @@ class Changes:
     """The changes of Python files in a folder; a context manager that watches it.
 
     Args:
-        folder: The folder, with all that are in it.
+        folder: The folder, subfolders included.
 
     Attributes:
-        count: How many there were.
-        names: The files of the last one, as they are shown.
+        count: How many changes there were.
+        names: The names of the files of the last change, for people.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Changes:
         await asyncio.wait({self._task})
 
     async def after(self, count: int) -> None:
-        """Wait until there were more than *count*.
+        """Wait until there were more than *count* changes.
 
         Cancellation:
             Safe.

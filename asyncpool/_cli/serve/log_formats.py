@@ -35,7 +35,7 @@ class TextFormat(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s%(who)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and what is behind it."""
+        """Return the line, and the further lines."""
         if is_printed(record):
             return f"{self.formatTime(record)} {record.getMessage()}"
         worker = getattr(record, "worker", None)
@@ -43,7 +43,7 @@ class TextFormat(logging.Formatter):
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """Return the lines of the message; all but the first could pass for others."""
+        """Return the lines of the message, indented: else they could pass for other records."""
         text = printable_lines(super().formatMessage(record))
         return text.replace("\n", "\n    ")
 
@@ -51,10 +51,10 @@ class TextFormat(logging.Formatter):
 class JsonFormat(logging.Formatter):
     """One object for each record, in one line.
 
-    What an application has added by the name of one of our fields has another one here,
-    with ``extra_`` before it.
+    If an application adds a field with the name of one of ours, its name gets ``extra_`` before
+    it.
 
-    A line that a worker has printed, and that is a JSON object, stays as it is: its
+    If a worker prints a line that is a JSON object, the line stays as it is: its
     application logs in JSON by itself.
     """
 
@@ -115,5 +115,5 @@ def _is_object(line: str) -> bool:
 
 
 def _refuse(constant: str) -> None:
-    """Refuse NaN and infinities, which Python writes into JSON, and nobody else reads."""
+    """Refuse NaN and infinities: Python writes them into JSON, but few programs read them."""
     raise ValueError(f"{constant} is no JSON")

@@ -24,12 +24,12 @@ _LAST_WRITES = 0.5
 class LogStream:
     """A stream whose ``write`` returns at once, while a thread of its own writes.
 
-    Without that thread it writes at once.  What is more than the reader takes, and than
-    may wait for it, is left out, and counted.
+    Without that thread it writes at once.  If the reader is slower than the log, *most* bytes
+    wait; the lines beyond that are left out and counted.
 
     Args:
         stream: Where lines go.
-        on_gap: What makes a line of how many are left out at a place.
+        on_gap: Returns the line that says how many lines are left out at a place.
         most: How many bytes may wait.
     """
 
@@ -46,7 +46,7 @@ class LogStream:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits."""
+        """Whether no line waits."""
         return not self._size
 
     def write(self, text: str) -> None:
@@ -72,7 +72,7 @@ class LogStream:
         """Have a thread write while the context lasts, if the stream is a file.
 
         Args:
-            last_writes: Seconds that it has for what waits at the end.
+            last_writes: Seconds that the thread has at the end for the lines that wait.
         """
         try:
             fd = self._stream.fileno()

@@ -1,6 +1,6 @@
 """What ``asyncpool serve`` prints: log records, and the lines of workers.
 
-Messages that come again and again, of which a log needs a few, and their number.
+Of messages that come again and again, it shows a few, and then how many there were.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from asyncpool.events import Crash
 class ServeLog(logging.StreamHandler[TextIO]):
     """Prints records to stderr, and what workers print.
 
-    As long as no worker was ready yet, it says nothing of code that cannot be loaded: what
-    is told of that when all has ended has the reason.  Of a warning that comes again and
-    again the first few are shown, and then how many there were: an application whose
-    clients leave while it writes makes thousands in a second.
+    While no worker was ready yet, it does not show crashes of code that cannot be loaded: the
+    message at the end of the command has the reason.  If a warning comes again and again, it shows
+    the first few, and then how many there were: an application whose clients leave while it writes
+    makes thousands in a second.
 
     Args:
         json: Whether each record is a line of JSON, rather than text.
@@ -42,7 +42,7 @@ class ServeLog(logging.StreamHandler[TextIO]):
         self.setFormatter(JsonFormat() if json else TextFormat())
 
     def tell(self, text: str, level: int = logging.INFO) -> None:
-        """Print a text that is for people as it is; in JSON it is a record as others are."""
+        """Print a text for people as it is; in JSON it is a record like others."""
         if self._json:
             super().emit(_record(text.removeprefix("asyncpool: "), level))
         else:
@@ -76,7 +76,7 @@ class ServeLog(logging.StreamHandler[TextIO]):
         return f"{self.format(record)}\n"
 
     def _is_admitted(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record is to be printed, after what is known of earlier ones."""
+        """Tell whether to print a record, given the earlier ones."""
         now = time.monotonic()
         self._tell_repeats(self._repeats.over(now))
         if record.levelno < logging.WARNING or record.exc_info or record.exc_text:
@@ -124,7 +124,7 @@ def _record(text: str, level: int = logging.WARNING) -> logging.LogRecord:
 
 
 def cannot_be_loaded(crash: Crash) -> bool:
-    """Tell whether a worker has not got as far as serving, since its code has raised."""
+    """Tell whether a worker ended before it served, since its code raised."""
     raised = crash.exit_code == 1 or "cannot be preloaded" in crash.detail
     return crash.kind is CrashKind.FAILED_START and raised and bool(crash.detail)
 
@@ -138,13 +138,13 @@ _KINDS = 1000
 
 
 class Repeats:
-    """Counts messages of a kind, and tells which of them to leave out."""
+    """Counts equal messages, and tells which of them to leave out."""
 
     def __init__(self) -> None:
         self._kinds: dict[Hashable, tuple[float, int]] = {}
 
     def admits(self, kind: Hashable, now: float) -> bool:
-        """Tell whether one more of this kind is to be shown."""
+        """Tell whether to show one more message like this."""
         began, count = self._kinds.get(kind, (now, 0))
         if len(self._kinds) >= _KINDS and not count:
             return True
@@ -152,7 +152,7 @@ class Repeats:
         return count < _SHOWN
 
     def over(self, now: float) -> list[tuple[Hashable, int]]:
-        """Return the kinds whose window is over, with how many were left out; forget them."""
+        """Return the messages whose window is over, with how many were left out; forget them."""
         over = {
             kind: count
             for kind, (began, count) in self._kinds.items()

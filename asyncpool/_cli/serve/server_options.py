@@ -129,7 +129,7 @@ def read_options(
     """Return options of uvicorn from ``NAME=VALUE`` and from the command's own.
 
     Args:
-        words: ``NAME=VALUE``, as they were written.
+        words: ``NAME=VALUE``, as the user wrote them.
         given: The command's own options, by uvicorn's names; ``None`` if one is not given.
         password_file: Where the password of the key is.
 
@@ -170,7 +170,7 @@ def _typed(name: str, text: str, hint: Any) -> Any:
     """Return the value that a text stands for.
 
     Raises:
-        CommandError: If it stands for none of that type.
+        CommandError: If the text is no value of that type.
     """
     kinds = _kinds(hint)
     choices = [word for kind in kinds for word in get_args(kind)]

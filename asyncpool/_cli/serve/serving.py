@@ -30,10 +30,10 @@ class ServingPlan:
 
     Attributes:
         target: ``package.module:name``.
-        interface: What that is: ``"asgi"``, ``"wsgi"`` or ``"serve"``.
-        options: Those of :func:`asyncpool.cluster.asgi` or ``wsgi``.
-        cluster: Options of the cluster.
-        name: The cluster's.
+        interface: Its interface: ``"asgi"``, ``"wsgi"`` or ``"serve"``.
+        options: The options of :func:`asyncpool.cluster.asgi` or ``wsgi``.
+        cluster: The options of the cluster.
+        name: The name of the cluster.
         control: The name or path of the control socket, if one was chosen.
         watch: Whether changes of the code reload it.
     """
@@ -48,7 +48,7 @@ class ServingPlan:
 
 
 class _Unread(Cluster):
-    """A cluster whose messages nobody can read."""
+    """A cluster whose messages no code can read."""
 
     async def start(self) -> Self:
         """Start, and let no worker wait for a reader."""
@@ -61,8 +61,8 @@ class Serving:
     """Serves until it is told to end.
 
     Args:
-        plan: What to do.
-        log: What prints.
+        plan: What to serve, and how.
+        log: The log of the command.
     """
 
     def __init__(self, plan: ServingPlan, log: ServeLog) -> None:
@@ -78,7 +78,7 @@ class Serving:
         """Serve, and return the exit code.
 
         Raises:
-            OSError: If an address cannot be had.
+            OSError: If an address cannot be bound.
             ValueError: If an option makes no sense.
             TypeError: Likewise.
         """
@@ -148,7 +148,7 @@ class Serving:
         return code
 
     async def _reload_at(self, changes: Changes, known: int) -> None:
-        """Reload whenever there were more changes than are known."""
+        """Reload after each change."""
         while True:
             await changes.after(known)
             await self._up.wait()
@@ -186,7 +186,7 @@ class Serving:
         self._operation.stop()
 
     def _explain(self, crash: Crash) -> None:
-        """Say why the code cannot be loaded, and what the way out may be."""
+        """Say why the code cannot be loaded, and what to do about it."""
         target = self._plan.target
         detail = crash.detail.removeprefix("serve failed: ")
         module = target.partition(":")[0]

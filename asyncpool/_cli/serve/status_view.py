@@ -14,7 +14,7 @@ _STYLES = {"running": "green", "closing": "yellow", "broken": "red"}
 
 
 def status_view(status: dict[str, Any]) -> RenderableType:
-    """Return what is shown of an answer to ``status``."""
+    """Return an answer to ``status`` for a terminal."""
     slots: list[dict[str, Any]] = status["slots"]
     state = status["state"]
     head = Text.assemble(
