@@ -15,7 +15,8 @@ from functools import partial
 import pytest
 
 from asyncpool import Cluster, NoWorkerError, PoolClosedError
-from asyncpool._runtime.cluster.link import MAX_MESSAGE, MOST_MESSAGES
+from asyncpool._core.cluster.link_rules import MOST_MESSAGES
+from asyncpool._runtime.cluster.link import MAX_MESSAGE
 from asyncpool.events import Crashed, Retiring
 from tests.helpers import serves
 from tests.helpers.clusters import Client, all_ready, cluster_of, come_true
@@ -114,7 +115,7 @@ async def test_nobody_waits_where_nobody_can_read(
         service = cluster._service()
         await come_true(lambda: len(service.queues.messages) == MOST_MESSAGES)
         service.queues.drop_messages()
-        await come_true(lambda: service.links[0]._arrived == 100)
+        await come_true(lambda: service.links[0]._credit._received == 100)
         assert not len(service.queues.messages)
     text = "worker 0 of cluster mine sends messages, which nobody can read here"
     assert told(caplog) == [f"{text}: they are dropped"]

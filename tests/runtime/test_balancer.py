@@ -12,9 +12,9 @@ from contextlib import suppress
 import pytest
 
 from asyncpool._core.cluster.balancing import WINDOW
+from asyncpool._core.cluster.link_rules import HandleTag
 from asyncpool._core.wire.frames import FrameKind
 from asyncpool._runtime.cluster.balancer import ConnectionBalancer
-from asyncpool._runtime.cluster.link import FOR_USER
 from asyncpool.errors import NoWorkerError
 from tests.helpers.clusters import come_true
 from tests.helpers.guards import open_fds
@@ -304,7 +304,7 @@ async def test_a_socket_goes_to_whom_it_is_meant_for() -> None:
             sending = asyncio.create_task(master.balancer.send(1, theirs.fileno(), b""))
             async with patience():
                 frame, fd = await worker.frame()
-                assert (frame.kind, frame.number) == (FrameKind.HANDLE, FOR_USER)
+                assert (frame.kind, frame.number) == (FrameKind.HANDLE, HandleTag.USER)
                 assert fd is not None
                 assert os.fstat(fd) == os.fstat(theirs.fileno())
                 os.close(fd)

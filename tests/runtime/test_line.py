@@ -11,10 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from asyncpool._core.cluster.link_rules import MOST_MESSAGES
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
-from asyncpool._runtime.cluster.link import MAX_MESSAGE, MOST_MESSAGES
+from asyncpool._runtime.cluster.link import MAX_MESSAGE
 from tests.helpers.clusters import come_true
 from tests.helpers.guards import few_descriptors, open_fds
 from tests.helpers.loops import BOTH_LOOPS

@@ -383,7 +383,7 @@ def test_a_connection_may_be_given_back(master: Master, returning: bool) -> None
         (header(FrameKind.LISTEN, 0, 0, 0, 1), "LISTEN came without a descriptor"),
         (
             header(FrameKind.ROOM, 0, 1),
-            "the pool has taken messages that were not sent",
+            "the pool took 1 messages, after 0 of 0",
         ),
         (bytes(24), "the peer speaks version 0, not 2"),
     ],

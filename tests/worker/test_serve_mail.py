@@ -54,7 +54,9 @@ def test_who_sends_more_than_there_is_room_for_breaks_the_protocol(
         assert master.heard(FrameKind.TAKEN) is not None
     for _ in range(65):
         master.post(("say", None))
-    text = "ProtocolError: the pool sent more messages than there is room for"
+    text = (
+        "ProtocolError: the pool sent a message beyond the 64 for which there is room"
+    )
     assert master.failure().summary == text
     assert master.ended()[0] == 1
 

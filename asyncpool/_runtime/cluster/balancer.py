@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from asyncpool._core.cluster.balancing import ConnectionBalancing
+from asyncpool._core.cluster.link_rules import HandleTag
 from asyncpool._runtime.base.alarm import Alarm
 from asyncpool._runtime.base.machine import is_scarce
-from asyncpool._runtime.cluster.link import FOR_USER, WorkerLink
+from asyncpool._runtime.cluster.link import WorkerLink
 from asyncpool.errors import NoWorkerError, ProtocolError
 
 _LOGGER = logging.getLogger("asyncpool")
@@ -191,7 +192,7 @@ class ConnectionBalancer:
         handle.tried.add(worker)
         now = self._loop.time()
         number = self.core.hand(worker, handle, now, connection=False)
-        self._links[worker].hand(number, handle.fd, FOR_USER, handle.payload)
+        self._links[worker].hand(number, handle.fd, HandleTag.USER, handle.payload)
 
     def _try_another(self, handle: SocketHandle) -> None:
         assert handle.arrival is not None

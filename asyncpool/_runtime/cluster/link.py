@@ -5,8 +5,7 @@ and the descriptors of a :class:`DescriptorSocket` belong to the frames of their
 same order.
 
 Every handle is answered, by *taken* or *refused*, before anybody looks into its socket.
-Messages are counted instead: who sends has at most :data:`MOST_MESSAGES` out that the other
-side's user has not taken, and waits for room then.
+Messages are counted instead: see :class:`MessageCredit`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import asyncio
 import os
 import socket
 
+from asyncpool._core.cluster.link_rules import MOST_MESSAGES, HandleTag, MessageCredit
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import unpack_numbers
 from asyncpool._runtime.channel.channel import Channel
@@ -22,12 +22,8 @@ from asyncpool._runtime.channel.descriptor_socket import DescriptorSocket
 from asyncpool._runtime.cluster.link_events import LinkEvents
 from asyncpool.errors import ProtocolError
 
-# The most bytes of a message when pickled, and how many are out at the most.
+# The most bytes of a message when pickled.
 MAX_MESSAGE = 1 << 20
-MOST_MESSAGES = 64
-
-# What the tag of a handle says: a connection, or a socket or file for the user.
-FOR_USER = 1
 
 # How many messages are taken before the other side hears of it: half of what it has.
 _TELL_EVERY = MOST_MESSAGES // 2
@@ -69,10 +65,9 @@ class WorkerLink:
         self._events = events
         self._last = 0  # the number of the last handle that was put
         self._received = 0  # and of the last that came
-        self._sent = self._taken = 0  # messages
+        self._credit = MessageCredit("it", _TELL_EVERY)
         self._room = asyncio.Event()
         self._turn = asyncio.Lock()  # who has come first is first to send
-        self._arrived = self._consumed = self._told = 0
 
     # What is sent.
 
@@ -85,7 +80,13 @@ class WorkerLink:
             self._channel.put_descriptor(head + name, os.dup(sock.fileno()))
         self._channel.flush()
 
-    def hand(self, number: int, fd: int, tag: int = 0, payload: bytes = b"") -> None:
+    def hand(
+        self,
+        number: int,
+        fd: int,
+        tag: HandleTag = HandleTag.CONNECTION,
+        payload: bytes = b"",
+    ) -> None:
         """Send a descriptor, which must not be closed before that is answered."""
         self._last = number
         head = header(FrameKind.HANDLE, len(payload), number, tag=tag)
@@ -103,12 +104,12 @@ class WorkerLink:
             Safe: the message is not sent.
         """
         async with self._turn:
-            while self._takes(early) and self._sent - self._taken >= MOST_MESSAGES:
+            while self._takes(early) and not self._credit.has_room:
                 self._room.clear()
                 await self._room.wait()
             if not self._takes(early):
                 return False
-            self._sent += 1
+            self._credit.send()
             self._channel.put(header(FrameKind.MESSAGE, len(payload)), payload)
             self._channel.flush()
             return True
@@ -118,10 +119,9 @@ class WorkerLink:
 
     def consumed(self) -> None:
         """Take note that a message of the worker was taken by the user."""
-        self._consumed += 1
-        if self._consumed - self._told >= _TELL_EVERY:
-            self._told = self._consumed
-            self._answer(FrameKind.ROOM, self._consumed)
+        taken = self._credit.take()
+        if taken is not None:
+            self._answer(FrameKind.ROOM, taken)
 
     @property
     def is_shut(self) -> bool:
@@ -176,11 +176,7 @@ class WorkerLink:
         elif frame.kind is FrameKind.MESSAGE:
             self._on_message(frame)
         elif frame.kind is FrameKind.ROOM:
-            if not self._taken <= frame.job <= self._sent:
-                raise ProtocolError(
-                    f"it took {frame.job} messages, after {self._taken} of {self._sent}"
-                )
-            self._taken = frame.job
+            self._credit.make_room(frame.job)
             self._room.set()
         elif frame.kind is FrameKind.HANDLE:
             self._on_handle(frame)
@@ -205,11 +201,7 @@ class WorkerLink:
             self._lose(more)
 
     def _on_message(self, frame: Frame) -> None:
-        self._arrived += 1
-        if self._arrived - self._told > MOST_MESSAGES:
-            raise ProtocolError(
-                f"it sent a message beyond the {MOST_MESSAGES} for which there is room"
-            )
+        self._credit.receive()
         self._events.on_message(self, bytes(frame.payload))
 
     def _on_handle(self, frame: Frame) -> None:
@@ -219,7 +211,7 @@ class WorkerLink:
             raise ProtocolError(f"it sent handle {frame.job} after {self._received}")
         self._received = frame.job
         fd = self._socket.arrived.popleft()
-        if frame.number != FOR_USER:
+        if frame.number != HandleTag.USER:
             # No answer is due: it could not hear it any more.
             if fd is None:
                 self._lose(1)

@@ -7,8 +7,9 @@ import logging
 from collections import deque
 from typing import Generic, Self, TypeVar
 
+from asyncpool._core.cluster.link_rules import MOST_MESSAGES
 from asyncpool._runtime.base.event_loop import check_home
-from asyncpool._runtime.cluster.link import MOST_MESSAGES, WorkerLink
+from asyncpool._runtime.cluster.link import WorkerLink
 from asyncpool._system.descriptors import ReceivedFile, ReceivedSocket, received
 
 _LOGGER = logging.getLogger("asyncpool")

@@ -13,6 +13,7 @@ import os
 import pickle
 from collections import deque
 
+from asyncpool._core.cluster.link_rules import HandleTag, MessageCredit
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._system.descriptors import (
     ReceivedFile,
@@ -22,7 +23,6 @@ from asyncpool._system.descriptors import (
     received,
     socket_descriptor,
 )
-from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from asyncpool._worker.cluster.link import MasterLink
-
-
-# As many messages are on their way, or wait to be taken out, in each direction.
-MOST_UNTAKEN = 64
 
 
 class MessageQueues:
@@ -51,8 +47,7 @@ class MessageQueues:
         self._max_payload = max_payload
         self._came: CreditedQueue = CreditedQueue()
         self._early = 0  # how many of these came before there was a line
-        self._received = self._taken = 0
-        self._sent = self._consumed = 0
+        self._credit = MessageCredit("the pool")
         self._turn = asyncio.Lock()  # who has come first is first to send
         self._room = asyncio.Event()
 
@@ -70,13 +65,13 @@ class MessageQueues:
                 f"{self._max_payload} that may be sent"
             )
         async with self._turn:
-            while self._sent - self._consumed >= MOST_UNTAKEN:
+            while not self._credit.has_room:
                 if self._link.ended:
                     raise BrokenPipeError("the pool takes no more messages")
                 self._room.clear()
                 await self._room.wait()
             await self._link.until_sent()
-            self._sent += 1
+            self._credit.send()
             self._link.put(header(FrameKind.MESSAGE, len(payload)) + payload)
 
     async def messages(self) -> AsyncIterator[Any]:
@@ -87,9 +82,8 @@ class MessageQueues:
         async for payload in self._came:
             if self._early:
                 self._early -= 1
-            else:
-                self._taken += 1
-                self._link.note(FrameKind.ROOM, job=self._taken)
+            elif (taken := self._credit.take()) is not None:
+                self._link.note(FrameKind.ROOM, job=taken)
             try:
                 value = pickle.loads(payload)
             except Exception as error:
@@ -109,20 +103,16 @@ class MessageQueues:
         Raises:
             ProtocolError: If the pool has not waited for room.
         """
-        self._received += 1
-        if self._received - self._taken > MOST_UNTAKEN:
-            raise ProtocolError("the pool sent more messages than there is room for")
+        self._credit.receive()
         self._came.put(payload)
 
     def make_room(self, consumed: int) -> None:
         """Take note of how many messages the pool's user has taken, in all.
 
         Raises:
-            ProtocolError: If there were not so many.
+            ProtocolError: If that cannot be.
         """
-        if not self._consumed <= consumed <= self._sent:
-            raise ProtocolError("the pool has taken messages that were not sent")
-        self._consumed = consumed
+        self._credit.make_room(consumed)
         self._room.set()
 
     def end(self) -> None:
@@ -171,7 +161,7 @@ class SocketTransfers:
         if self._link.ended:
             raise BrokenPipeError(f"the pool takes no more {what}s")
         answer = asyncio.get_running_loop().create_future()
-        self.ship(os.dup(descriptor), tag=1, payload=payload)
+        self.ship(os.dup(descriptor), HandleTag.USER, payload)
         number = self._sent
         self._unanswered[number] = answer
         try:
@@ -181,7 +171,7 @@ class SocketTransfers:
         if not arrived:
             raise OSError(f"the pool could not take the {what}")
 
-    def ship(self, descriptor: int, tag: int, payload: bytes = b"") -> None:
+    def ship(self, descriptor: int, tag: HandleTag, payload: bytes = b"") -> None:
         """Send a descriptor, which is owned by the line from now on."""
         self._sent += 1
         head = header(FrameKind.HANDLE, len(payload), self._sent, 0, tag)

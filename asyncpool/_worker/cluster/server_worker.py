@@ -8,6 +8,7 @@ import os
 import socket
 from _thread import get_ident  # threading would do, see _worker/__init__.py
 
+from asyncpool._core.cluster.link_rules import HandleTag
 from asyncpool._core.wire.frames import Frame, FrameKind, header
 from asyncpool._core.wire.messages import MAX_REASON, pack_numbers
 from asyncpool._worker.cluster.acceptor import Acceptor, AcceptRequest
@@ -160,7 +161,7 @@ class ServerWorker:
     def give_back(self, sock: socket.socket) -> bool:
         if not self.returning:
             return False
-        self.transfers.ship(os.dup(sock.fileno()), tag=0)
+        self.transfers.ship(os.dup(sock.fileno()), HandleTag.CONNECTION)
         sock.close()
         return True
 
@@ -232,7 +233,7 @@ class ServerWorker:
         if descriptor is None:  # the kernel has dropped it
             self._want.tell(errno.EMFILE)
             self.link.put(header(FrameKind.REFUSED, 0, frame.job))
-        elif frame.number:
+        elif frame.number == HandleTag.USER:
             self.transfers.arrive(frame.job, descriptor, frame.payload)
         elif self._refusing:
             self._refuse(frame.job, descriptor)
@@ -273,7 +274,7 @@ class ServerWorker:
             os.close(descriptor)
             self.link.put(header(FrameKind.REFUSED, 0, number))
         elif self.returning:
-            self.transfers.ship(descriptor, tag=0)
+            self.transfers.ship(descriptor, HandleTag.CONNECTION)
         else:  # nobody else has it: perhaps it may be given back soon
             self._came.put((number, descriptor))
 
