@@ -68,19 +68,23 @@ class Office:
 
     def __init__(self, ahead: int = 2) -> None:
         self.hands = Hands()
-        self.packed: list[Job[Any]] = []
-        self.refused: list[tuple[Job[Any], JobNotPicklableError]] = []
+        self.done: list[Job[Any]] = []
+        self.refusals: list[tuple[Job[Any], JobNotPicklableError]] = []
         self.packer = Packer(
             self.hands,  # type: ignore[arg-type] # a fake
+            self,
             ahead=ahead,
-            on_packed=self.on_packed,
-            on_refused=lambda job, error: self.refused.append((job, error)),
         )
         self._functions = FunctionTable()
 
-    def on_packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+    def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+        """Take what is to travel."""
         job._payload = payload
-        self.packed.append(job)
+        self.done.append(job)
+
+    def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
+        """Take what cannot be pickled."""
+        self.refusals.append((job, error))
 
     def job(self, number: int = 0) -> Job[Any]:
         return Job(
@@ -106,10 +110,10 @@ async def test_calls_are_pickled_in_their_order() -> None:
     office = Office(ahead=3)
     added = [office.add(number) for number in range(3)]
     for count in range(3):
-        assert office.packed == added[:count]
+        assert office.done == added[:count]
         assert len(office.hands.calls) == 3 - count
         await office.hands.work()
-    assert office.packed == added
+    assert office.done == added
     assert office.hands.calls == []
     assert all(isinstance(job._payload, OutOfBandPickle) for job in added)
 
@@ -122,7 +126,7 @@ async def test_no_more_are_pickled_ahead_than_was_said() -> None:
     await office.hands.work()
     assert len(office.hands.calls) == 1
     assert await office.hands.work_all() == 1
-    assert office.packed == added[:2]
+    assert office.done == added[:2]
     # One that has a worker is not ahead any more.
     added[0]._slot = 0
     office.packer.go_on()
@@ -134,7 +138,7 @@ async def test_no_more_are_pickled_ahead_than_was_said() -> None:
     added[2]._payload = b""
     office.packer.go_on()
     assert await office.hands.work_all() == 2
-    assert office.packed == added
+    assert office.done == added
 
 
 async def test_one_that_lost_its_worker_is_not_ahead_again() -> None:
@@ -146,14 +150,14 @@ async def test_one_that_lost_its_worker_is_not_ahead_again() -> None:
     office.packer.go_on()
     added[0]._slot = None
     assert await office.hands.work_all() == 1
-    assert office.packed == added[:2]
+    assert office.done == added[:2]
 
 
 async def test_what_turns_out_to_be_small_is_not_ahead() -> None:
     office = Office(ahead=1)
     added = [office.add(number, "small") for number in range(5)]
     assert await office.hands.work_all() == 5
-    assert office.packed == added
+    assert office.done == added
     assert all(type(job._payload) is bytes for job in added)
 
 
@@ -166,7 +170,7 @@ async def test_a_job_that_was_given_up_is_not_pickled() -> None:
             job.cancel()
         # One of them was to be pickled next.
         assert await office.hands.work_all() == 3
-    assert office.packed == [added[0], added[3]]
+    assert office.done == [added[0], added[3]]
     assert stop.passed == [("pickled", "MainThread")] * 2
 
 
@@ -187,8 +191,8 @@ async def test_a_job_that_is_given_up_meanwhile_is_not_told_of() -> None:
     await asyncio.sleep(0)
     third = office.add(3)
     assert await office.hands.work_all() == 1
-    assert office.packed == [third]
-    assert office.refused == []
+    assert office.done == [third]
+    assert office.refusals == []
 
 
 async def test_a_call_that_cannot_be_pickled_is_refused_and_the_next_one_is_not() -> (
@@ -197,11 +201,11 @@ async def test_a_call_that_cannot_be_pickled_is_refused_and_the_next_one_is_not(
     office = Office()
     bad, good = office.add(1, [values.Unpicklable()]), office.add(2)
     assert await office.hands.work_all() == 2
-    [(job, error)] = office.refused
+    [(job, error)] = office.refusals
     assert job is bad
     assert str(error) == "args[0] cannot be pickled: TypeError: not for sale"
     assert (error.direction, error.name) == ("arguments", "args[0]")
-    assert office.packed == [good]
+    assert office.done == [good]
 
 
 class Exits:
@@ -213,13 +217,13 @@ async def test_whatever_pickling_raises_is_the_jobs_own_error() -> None:
     office = Office()
     bad, good = office.add(1, [Exits()]), office.add(2)
     assert await office.hands.work_all() == 2
-    [(job, error)] = office.refused
+    [(job, error)] = office.refusals
     assert job is bad
     assert type(error) is JobNotPicklableError
     assert str(error) == "the call cannot be pickled: SystemExit: 3"
     assert (error.direction, error.name) == ("arguments", "the call")
     assert isinstance(error.__cause__, SystemExit)
-    assert office.packed == [good]
+    assert office.done == [good]
 
 
 async def test_a_call_whose_thread_was_ended_is_left_to_the_pool() -> None:
@@ -227,10 +231,10 @@ async def test_a_call_whose_thread_was_ended_is_left_to_the_pool() -> None:
     office.add(1)
     office.hands.calls.pop()[0].cancel()
     await asyncio.sleep(0)
-    assert (office.packed, office.refused) == ([], [])
+    assert (office.done, office.refusals) == ([], [])
     later = office.add(2)
     assert await office.hands.work_all() == 1
-    assert office.packed == [later]
+    assert office.done == [later]
 
 
 # Values.
@@ -241,17 +245,18 @@ class Desk:
 
     def __init__(self) -> None:
         self.hands = Hands()
-        self.loaded: list[tuple[Job[Any], Any]] = []
+        self.outcomes: list[tuple[Job[Any], Any]] = []
         self.running: list[bool] = []
         self.unpacker = Unpacker(
             self.hands,  # type: ignore[arg-type] # a fake
-            self.on_loaded,
+            self,
         )
         self._office = Office()
 
-    def on_loaded(self, job: Job[Any], loaded: Any) -> None:
-        self.running.append(job.id in self.unpacker.jobs)
-        self.loaded.append((job, loaded))
+    def loaded(self, job: Job[Any], outcome: Any) -> None:
+        """Take what was unpickled."""
+        self.running.append(job.id in self.unpacker.unpacking)
+        self.outcomes.append((job, outcome))
 
     def add(
         self, number: int, payload: Any, kind: FrameKind = FrameKind.VALUE
@@ -272,14 +277,14 @@ async def test_values_are_loaded_in_their_order() -> None:
     desk = Desk()
     value = large.filler(200_000)
     added = [desk.add(number, bundle([number, *value])) for number in range(3)]
-    assert desk.unpacker.jobs == {0, 1, 2}
+    assert desk.unpacker.unpacking == {0, 1, 2}
     await desk.hands.work()
-    assert desk.unpacker.jobs == {1, 2}
+    assert desk.unpacker.unpacking == {1, 2}
     await desk.hands.work_all()
-    assert desk.loaded == [(job, [job.id, *value]) for job in added]
+    assert desk.outcomes == [(job, [job.id, *value]) for job in added]
     # As long as it is being settled, a job is one that runs.
     assert desk.running == [True] * 3
-    assert desk.unpacker.jobs == set()
+    assert desk.unpacker.unpacking == set()
 
 
 async def test_errors_are_loaded_too() -> None:
@@ -287,7 +292,7 @@ async def test_errors_are_loaded_too() -> None:
     payload = memoryview(pack_error(LookupError("x" * 200_000), skip=0))
     job = desk.add(1, payload, FrameKind.ERROR)
     await desk.hands.work_all()
-    [(told, loaded)] = desk.loaded
+    [(told, loaded)] = desk.outcomes
     assert told is job
     assert isinstance(loaded, Failed)
     assert loaded.raised
@@ -316,7 +321,7 @@ async def test_a_stream_may_change_under_the_eyes_of_who_reads_it() -> None:
     Spoils.stream = found.stream
     job = desk.add(1, found)
     await desk.hands.work_all()
-    assert desk.loaded == [(job, [*large.filler(200_000), "spoilt", *range(300)])]
+    assert desk.outcomes == [(job, [*large.filler(200_000), "spoilt", *range(300)])]
     assert bytes(found.stream[-1000:]) == bytes(1000)
 
 
@@ -324,7 +329,7 @@ async def test_a_value_that_cannot_be_loaded_is_the_jobs_own_error() -> None:
     desk = Desk()
     job = desk.add(1, bundle([*large.filler(200_000), values.OnlyThere()]))
     await desk.hands.work_all()
-    [(told, loaded)] = desk.loaded
+    [(told, loaded)] = desk.outcomes
     assert told is job
     assert isinstance(loaded, Failed)
     assert not loaded.raised
@@ -345,8 +350,8 @@ async def test_a_value_that_nobody_wants_is_not_told_of() -> None:
         await desk.hands.work_all()
     # It was not even loaded to its end.
     assert stop.passed == [("pickled", "MainThread")]
-    assert [job for job, _ in desk.loaded] == [jobs_[2]]
-    assert desk.unpacker.jobs == set()
+    assert [job for job, _ in desk.outcomes] == [jobs_[2]]
+    assert desk.unpacker.unpacking == set()
 
 
 async def test_a_value_whose_thread_was_ended_is_left_to_the_pool() -> None:
@@ -354,5 +359,5 @@ async def test_a_value_whose_thread_was_ended_is_left_to_the_pool() -> None:
     desk.add(1, bundle(large.filler(200_000)))
     desk.hands.calls.pop()[0].cancel()
     await asyncio.sleep(0)
-    assert desk.loaded == []
-    assert desk.unpacker.jobs == set()
+    assert desk.outcomes == []
+    assert desk.unpacker.unpacking == set()

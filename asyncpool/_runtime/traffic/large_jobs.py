@@ -17,7 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from asyncpool._core.pickling.calls import describe, pack_job
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle
@@ -51,13 +51,8 @@ class LargeObjects:
         self._max_payload = state.config.worker.max_payload
         self._sizing = state.core.replacements.sizing
         self._admission = admission
-        self._packer = Packer(
-            threads,
-            ahead=state.config.workers[1] + 1,
-            on_packed=self._on_packed,
-            on_refused=self._on_refused,
-        )
-        self._unpacker = Unpacker(threads, self._on_loaded)
+        self._packer = Packer(threads, self, ahead=state.config.workers[1] + 1)
+        self._unpacker = Unpacker(threads, self)
 
     # To the queue.
 
@@ -71,11 +66,12 @@ class LargeObjects:
         self._packer.go_on()
 
     @decision
-    def _on_packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+    def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+        """Put a job into the queue, unless it is done or too large."""
         if job.done():
             return
         if len(payload) > self._max_payload:
-            self._on_refused(job, too_large(len(payload), self._max_payload))
+            self.refused(job, too_large(len(payload), self._max_payload))
             return
         job._payload = payload
         now = self._state.loop.time()
@@ -86,7 +82,7 @@ class LargeObjects:
             self._admission.crowded()
 
     @decision
-    def _on_refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
+    def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job that cannot be sent."""
         claim(error, job)
         self._state.registry.fail(job, error)
@@ -103,19 +99,37 @@ class LargeObjects:
 
     def is_unpacking(self, job: Job[Any]) -> bool:
         """Tell whether the outcome of a job is there."""
-        return job.id in self._unpacker.jobs
+        return job.id in self._unpacker.unpacking
 
     @decision
-    def _on_loaded(self, job: Job[Any], loaded: Any) -> None:
+    def loaded(self, job: Job[Any], outcome: Any) -> None:
+        """Settle a job."""
         core, now = self._state.core, self._state.loop.time()
-        if self._state.registry.settle(job, loaded):
+        if self._state.registry.settle(job, outcome):
             self._state.performer.perform(
                 core.jobs.give_back({job.id: job._profile}, now)
             )
         self._state.performer.perform(core.jobs.landed(job.id, now))
 
 
-_Call = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+class PackedJobs(Protocol):
+    """What hears of the calls that were pickled: :class:`LargeObjects`."""
+
+    def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
+        """Take the call of a job, as it is to travel."""
+        ...
+
+    def refused(self, job: Job[Any], error: JobNotPicklableError) -> None:
+        """Take note that the call of a job cannot be pickled."""
+        ...
+
+
+class LoadedJobs(Protocol):
+    """What hears of the outcomes that were unpickled: :class:`LargeObjects`."""
+
+    def loaded(self, job: Job[Any], outcome: Any) -> None:
+        """Take the result of a job, or a :class:`Failed`."""
+        ...
 
 
 class Packer:
@@ -123,28 +137,25 @@ class Packer:
 
     Args:
         threads: Where.
+        jobs: What hears of those that are pickled.
         ahead: How many jobs may be pickled, or being pickled, that have no worker yet.
-        on_packed: Called with a job and what it is to travel as.
-        on_refused: Called with a job that cannot be pickled.
     """
 
     def __init__(
         self,
         threads: Threads,
+        jobs: PackedJobs,
         *,
         ahead: int,
-        on_packed: Callable[[Job[Any], bytes | OutOfBandPickle], None],
-        on_refused: Callable[[Job[Any], JobNotPicklableError], None],
     ) -> None:
         self._threads = threads
+        self._jobs = jobs
         self._most_ahead = ahead
-        self._on_packed = on_packed
-        self._on_refused = on_refused
-        self._calls: deque[tuple[Job[Any], _Call]] = deque()
+        self._calls: deque[tuple[Job[Any], Call]] = deque()
         self._ahead: list[Job[Any]] = []
         self._begun = 0
 
-    def add(self, job: Job[Any], call: _Call) -> None:
+    def add(self, job: Job[Any], call: Call) -> None:
         """Pickle a call as soon as it is its turn."""
         self._calls.append((job, call))
         self.go_on()
@@ -170,11 +181,11 @@ class Packer:
                 payload = packed.result()
                 if isinstance(payload, OutOfBandPickle):
                     self._ahead.append(job)
-                self._on_packed(job, payload)
+                self._jobs.packed(job, payload)
             elif isinstance(error, JobNotPicklableError):
-                self._on_refused(job, error)
+                self._jobs.refused(job, error)
             else:
-                self._on_refused(job, unpicklable(error))
+                self._jobs.refused(job, unpicklable(error))
         self.go_on()
 
 
@@ -183,21 +194,24 @@ class Unpacker:
 
     Args:
         threads: Where.
-        on_loaded: Called with a job, and what its outcome is.
+        jobs: What hears of those that are unpickled.
+
+    Attributes:
+        unpacking: The numbers of the jobs whose outcomes are there and not unpickled.
     """
 
     def __init__(
         self,
         threads: Threads,
-        on_loaded: Callable[[Job[Any], Any], None],
+        jobs: LoadedJobs,
     ) -> None:
         self._threads = threads
-        self._on_loaded = on_loaded
-        self.jobs: set[int] = set()
+        self._jobs = jobs
+        self.unpacking: set[int] = set()
 
     def add(self, job: Job[Any], frame: Frame) -> None:
         """Load an outcome as soon as it is its turn."""
-        self.jobs.add(job.id)
+        self.unpacking.add(job.id)
         loaded = self._threads.pickle(load_outcome, frame, unwanted=job.done)
         loaded.add_done_callback(partial(self._on_done, job))
 
@@ -205,13 +219,12 @@ class Unpacker:
         # Asked for in any case: what nobody asks for, the loop complains about.
         error = None if loaded.cancelled() else loaded.exception()
         if not loaded.cancelled() and not job.done():
-            self._on_loaded(
-                job, Failed(error, raised=False) if error else loaded.result()
-            )
-        self.jobs.discard(job.id)
+            outcome = Failed(error, raised=False) if error else loaded.result()
+            self._jobs.loaded(job, outcome)
+        self.unpacking.discard(job.id)
 
 
-def _pack(job: Job[Any], call: _Call, pause: Pause) -> bytes | OutOfBandPickle:
+def _pack(job: Job[Any], call: Call, pause: Pause) -> bytes | OutOfBandPickle:
     function, args, kwargs = call
     pause()  # it may have waited for others, and be unwanted by now
     return pack_job(function, args, kwargs, number=job._function.number, pause=pause)
