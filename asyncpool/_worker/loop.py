@@ -13,8 +13,8 @@ from types import CoroutineType
 
 from asyncpool._core.base.records import Record
 from asyncpool._core.map import chunks
-from asyncpool._core.wire.context import MAX_CONTEXT, JobContext
-from asyncpool._core.wire.frames import Frame, FrameKind, header
+from asyncpool._core.wire.context import MAX_CONTEXT
+from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import WorkerConfig
 from asyncpool._core.wire.page import BEGUN, STACKS_SIZE, STACKS_START
 from asyncpool._worker.api.state import on_retire, open_state
@@ -137,7 +137,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
             several = ConcurrentJobs(
                 config, page_fd, jobs, control, claims, large_buffers, coroutines
             )
-            several.serve(_prepare)
+            several.serve()
         else:
             executor = make_executor(parts, large_buffers)
             executor.max_payload = executor.streams.max_payload = config.max_payload
@@ -155,7 +155,7 @@ def make_executor(parts: WorkerParts, large_buffers: LargeBuffers) -> JobRunner:
     """Make what runs the jobs of a worker, one at a time."""
     interrupts, coroutines = parts.interrupts, parts.coroutines
     streams = Streams(parts.jobs, large_buffers, interrupts, coroutines, parts.credit)
-    return JobRunner(large_buffers.complete, interrupts, coroutines, streams)
+    return JobRunner(large_buffers, interrupts, coroutines, streams)
 
 
 def _running_job(interrupts: Interrupts, page: mmap.mmap) -> tuple[int, int] | None:
@@ -233,7 +233,7 @@ def _serve(
             # Popped, so that nothing of a job is kept when it is done.
             frame = frames.pop()
             if frame.kind is not _JOB and frame.kind is not FrameKind.STREAM:
-                _prepare(frame, executor, large_buffers)
+                executor.prepare(frame)
                 continue
             if not claims.claim():
                 large_buffers.discard()
@@ -251,15 +251,3 @@ def _serve(
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
             send(jobs, ahead + head, payload)
             del frame, payload
-
-
-def _prepare(frame: Frame, executor: JobRunner, large_buffers: LargeBuffers) -> None:
-    """Take what comes ahead of the job that it is for."""
-    if frame.kind is FrameKind.FUNCTION:
-        executor.learn(frame)
-    elif frame.kind is FrameKind.CONTEXT:
-        executor.context = JobContext.unpack(frame.payload)
-    elif frame.kind is FrameKind.CREDIT:
-        executor.streams.first = frame.number
-    else:
-        large_buffers.take(frame)

@@ -19,6 +19,7 @@ from asyncpool._core.pickling.errors import load_error
 from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
 from asyncpool._core.pickling.reducers import LARGE
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
+from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.execute import JobRunner
 from asyncpool._worker.job.interrupts import Interrupts
@@ -38,17 +39,41 @@ class Uninterrupted(Interrupts):
         self._held = False
 
 
+class Aside(LargeBuffers):
+    """Has what comes beside jobs, if a test has put it there.
+
+    Attributes:
+        cargo: What comes beside the next job, or is raised for it.
+    """
+
+    def __init__(self) -> None:
+        self.cargo: list[object] = []
+
+    def complete(
+        self, payload: bytes | memoryview
+    ) -> bytes | memoryview | ReceivedPickle:
+        """Return what the next job is made of."""
+        if not self.cargo:
+            return payload
+        found = self.cargo.pop()
+        if isinstance(found, Exception):
+            raise found
+        assert isinstance(found, ReceivedPickle)
+        assert found.stream == payload
+        return found
+
+
 def executor_of(limit: int) -> JobRunner:
     """Return an executor of jobs with which nothing else has come."""
-    return make_executor(limit, lambda payload: payload)
+    return make_executor(limit, Aside())
 
 
-def make_executor(limit: int, complete: Callable[[Any], Any]) -> JobRunner:
+def make_executor(limit: int, large_buffers: LargeBuffers) -> JobRunner:
     interrupts = Uninterrupted()
     coroutines = Coroutines(interrupts)
     no_channel: Any = None
     streams = Streams(no_channel, no_channel, interrupts, coroutines, Credit())
-    executor = JobRunner(complete, interrupts, coroutines, streams)
+    executor = JobRunner(large_buffers, interrupts, coroutines, streams)
     executor.max_payload = limit
     return executor
 
@@ -157,17 +182,8 @@ def test_nothing_of_a_job_is_kept() -> None:
 
 def executor_and_cargo(limit: int) -> tuple[JobRunner, list[object]]:
     """Return an executor, and where to put what comes beside its next job."""
-    cargo: list[object] = []
-
-    def complete(payload: bytes | memoryview) -> bytes | memoryview | ReceivedPickle:
-        found = cargo.pop()
-        if isinstance(found, Exception):
-            raise found
-        assert isinstance(found, ReceivedPickle)
-        assert found.stream == payload
-        return found
-
-    return make_executor(limit, complete), cargo
+    aside = Aside()
+    return make_executor(limit, aside), aside.cargo
 
 
 def test_what_came_beside_a_job_is_part_of_its_arguments() -> None:

@@ -20,7 +20,6 @@ from asyncpool._worker.channel.segments import Segments
 from asyncpool._worker.job.job_claims import JobClaims
 from asyncpool._worker.job.streams import Credit
 from asyncpool._worker.lanes.concurrent_jobs import ConcurrentJobs
-from asyncpool._worker.loop import _prepare
 from asyncpool.errors import ProtocolError
 from tests.worker.by_hand import context_frame, function_frame, job_frame
 from tests.worker.in_process import Loops, Quiet, SharedPage, opened
@@ -87,7 +86,7 @@ class Hand:
         self.door.sendall(b"".join(frames))
         if not more:
             self.door.shutdown(socket.SHUT_WR)
-        self.several.serve(_prepare)
+        self.several.serve()
 
     def heard(self) -> list[tuple[int, Any]]:
         """Return the number of each job that is done by now, and what has come of it."""
@@ -147,6 +146,10 @@ def close_turns() -> str:
 
 def hang_up() -> None:
     Hand.current.door.close()
+
+
+def refuse() -> None:
+    raise LookupError("never")
 
 
 async def hang_up_later() -> None:
@@ -229,6 +232,14 @@ def test_an_error_is_an_outcome_like_any_other(hand: Hand) -> None:
     (one, error), other = hand.heard()
     assert (one, type(error)) == (1, ValueError)
     assert other == (2, 2)
+
+
+def test_the_traceback_of_an_error_begins_in_the_function(hand: Hand) -> None:
+    hand.serve(job_frame(1, refuse))
+    [(_, error)] = hand.heard()
+    assert type(error) is LookupError
+    shown = str(error.__cause__).splitlines()
+    assert [it.split()[-1] for it in shown if it.startswith("  File")] == ["refuse"]
 
 
 def test_functions_are_known_by_number_and_contexts_are_for_those_behind(

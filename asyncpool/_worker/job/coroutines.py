@@ -55,8 +55,6 @@ class Coroutines:
             JobCancelled: If it was made to end and let that pass.
         """
         loop = self.loop()
-        from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
-
         interrupts, asked = self._interrupts, False
         steps: Any = CoroutineSteps(coroutine, loop)  # what passes for a coroutine
         task = loop.create_task(steps)
@@ -76,8 +74,9 @@ class Coroutines:
             # Also since the frames outside know the task, and that knows the error: both
             # would wait for the collector, with all that the job had.
             error.__traceback__ = inner(error.__traceback__)
-            if asked and isinstance(error, CancelledError):
-                raise JobCancelled from error
+            outcome = outcome_of(error, asked=asked)
+            if outcome is not error:
+                raise outcome from error
             raise
         finally:
             interrupts.instead = interrupts.stacks = self._shown = None
@@ -222,6 +221,24 @@ def warn(who: str, seconds: float, where: str, hint: str) -> None:
         where,
         hint,
     )
+
+
+def outcome_of(error: BaseException, *, asked: bool) -> BaseException:
+    """Return what a coroutine has raised, as the caller of its job is to see it.
+
+    Args:
+        error: What it has raised.
+        asked: Whether the pool has asked the job to end, and the loop has cancelled it.
+    """
+    if not asked:
+        return error
+    from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
+
+    if not isinstance(error, CancelledError):
+        return error
+    cancelled = JobCancelled()
+    cancelled.__cause__ = error
+    return cancelled
 
 
 def inner(tb: TracebackType | None) -> TracebackType | None:

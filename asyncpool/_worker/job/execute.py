@@ -11,10 +11,11 @@ from asyncpool._core.base.names import misplaced
 from asyncpool._core.pickling.calls import load_job, pack_value, text_of
 from asyncpool._core.pickling.errors import pack_error
 from asyncpool._core.pickling.functions import FunctionCache
-from asyncpool._core.pickling.out_of_band import OutOfBandPickle, ReceivedPickle
-from asyncpool._core.wire.context import PLAIN
+from asyncpool._core.pickling.out_of_band import OutOfBandPickle
+from asyncpool._core.wire.context import PLAIN, JobContext
 from asyncpool._core.wire.frames import MAX_NUMBER, Frame, FrameKind
 from asyncpool._worker.api.context import running, set_variables
+from asyncpool._worker.channel.large_buffers import LargeBuffers
 from asyncpool._worker.job.coroutines import Coroutines
 from asyncpool._worker.job.interrupts import Interrupts
 from asyncpool._worker.job.streams import Streams
@@ -30,7 +31,7 @@ class JobRunner:
     """Runs jobs, and remembers the functions that they call by number.
 
     Args:
-        complete: Adds to a payload what has come beside its job.
+        large_buffers: What has come beside the jobs.
         interrupts: Which may end a job.
         coroutines: What runs those of async functions.
         streams: What sends the items of streams.
@@ -43,7 +44,7 @@ class JobRunner:
 
     def __init__(
         self,
-        complete: Callable[[Any], bytes | memoryview | ReceivedPickle],
+        large_buffers: LargeBuffers,
         interrupts: Interrupts,
         coroutines: Coroutines,
         streams: Streams,
@@ -51,10 +52,21 @@ class JobRunner:
         self.max_payload = 0
         self.streams = streams
         self._coroutines = coroutines
-        self._complete = complete
+        self._large_buffers = large_buffers
         self._interrupts = interrupts
         self._functions = FunctionCache()
         self.context = PLAIN
+
+    def prepare(self, frame: Frame) -> None:
+        """Take what comes ahead of the job that it is for."""
+        if frame.kind is FrameKind.FUNCTION:
+            self.learn(frame)
+        elif frame.kind is FrameKind.CONTEXT:
+            self.context = JobContext.unpack(frame.payload)
+        elif frame.kind is FrameKind.CREDIT:
+            self.streams.first = frame.number
+        else:
+            self._large_buffers.take(frame)
 
     def learn(self, frame: Frame) -> None:
         """Remember the function in *frame*; it is looked up when it is called."""
@@ -108,7 +120,9 @@ class JobRunner:
         if context.variables:
             set_variables(context.variables)
         known = self._recall(frame.number) if frame.number else None
-        function, args, kwargs = load_job(self._complete(frame.payload), known)
+        function, args, kwargs = load_job(
+            self._large_buffers.complete(frame.payload), known
+        )
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -162,6 +176,6 @@ _MODULES = frozenset(
         "lanes.lane_chunks",
         "lanes.lane_streams",
         "lanes.lanes",
-        "lanes.several",
+        "lanes.concurrent_jobs",
     )
 )

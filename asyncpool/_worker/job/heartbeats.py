@@ -76,10 +76,7 @@ class HeartbeatWriter:
         record, self.latest = self.latest, None
         if record is None or self._job != (frame.job, frame.attempt):
             return b""  # a thread of an earlier job was late
-        return (
-            header(FrameKind.LAST_HEARTBEAT, len(record), frame.job, frame.attempt)
-            + record
-        )
+        return last_frame(frame, record)
 
     def _check(self) -> None:
         if self._interrupts.running is None:
@@ -94,13 +91,23 @@ class HeartbeatWriter:
             raise RuntimeError(text)
         now, number = monotonic(), self._number + 1
         record = Beat(number, job[0], job[1], now, packed).pack()
-        start = BEATS_START + offset_of(number)
-        # In one step, between two bytecodes.
-        self.page[start : start + len(record)] = record
+        self._note(BEATS_START, number, record)
         self._number, self.latest = number, record
         if job != self._job or now - self._rung_at >= INTERVAL:
             self._job, self._rung_at = job, now
             self._ring()
+
+    def _note(self, where: int, number: int, record: bytes) -> None:
+        """Write a record down, among those that begin at *where*."""
+        start = where + offset_of(number)
+        # In one step, between two bytecodes.
+        self.page[start : start + len(record)] = record
+
+
+def last_frame(job: Frame, record: bytes) -> bytes:
+    """Return what tells the pool of the newest beat of a job, ahead of its outcome."""
+    head = header(FrameKind.LAST_HEARTBEAT, len(record), job.job, job.attempt)
+    return head + record
 
 
 def install(beats: HeartbeatWriter) -> None:

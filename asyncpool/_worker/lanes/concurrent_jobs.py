@@ -30,7 +30,6 @@ from asyncpool._worker.lanes.lanes import Lane, Lanes
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from asyncpool._core.pickling.out_of_band import OutOfBandPickle
     from asyncpool._core.wire.messages import WorkerConfig
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from asyncpool._worker.job.control import Control
     from asyncpool._worker.job.coroutines import Coroutines
     from asyncpool._worker.job.job_claims import JobClaims
-
-    _Prepare = Callable[[Frame, JobRunner, LargeBuffers], None]
 
 
 class ConcurrentJobs:
@@ -92,20 +89,14 @@ class ConcurrentJobs:
         streams = LaneStreams(jobs, large_buffers, interrupts, coroutines, Credit())
         control.credit = streams.credits
         self._streams = streams
-        self._executor = JobRunner(
-            large_buffers.complete, interrupts, coroutines, streams
-        )
+        self._executor = JobRunner(large_buffers, interrupts, coroutines, streams)
         self._executor.max_payload = streams.max_payload = config.max_payload
         interrupts.lanes = self.lanes
         install(self.beats)
         chunks.install(partial(run_chunk, page, layout, self.lanes))
 
-    def serve(self, prepare: _Prepare) -> None:
-        """Run jobs until the job channel ends, or no other one is to begin.
-
-        *prepare* takes what comes ahead of a job.
-        """
-        self._prepare = prepare
+    def serve(self) -> None:
+        """Run jobs until the job channel ends, or no other one is to begin."""
         while not self._over:
             if self.lanes.by_job:
                 self._run_loop()
@@ -187,7 +178,7 @@ class ConcurrentJobs:
             # Popped, so that nothing of a job is kept when it is done.
             frame = self._pending.popleft()
             if frame.kind is not FrameKind.JOB and frame.kind is not FrameKind.STREAM:
-                self._prepare(frame, self._executor, self._large_buffers)
+                self._executor.prepare(frame)
             elif not self._claims.claim():
                 self._large_buffers.discard()
             elif self._run(frame) and self._pending and self.lanes.looping:

@@ -12,8 +12,8 @@ from asyncpool._core.map.chunks import LOG_HEAD, ChunkResult
 from asyncpool._core.wire.page import LOG_SIZE
 from asyncpool._worker.api.context import running
 from asyncpool._worker.job.chunks import Chunk, ChunkLog
-from asyncpool._worker.lanes.lanes import Lane, Lanes, is_cancelled
-from asyncpool.errors import JobCancelled
+from asyncpool._worker.job.coroutines import outcome_of
+from asyncpool._worker.lanes.lanes import Lane, Lanes
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -113,10 +113,9 @@ async def _go_on(
 
 def _shown(lane: Lane, error: BaseException) -> BaseException:
     """Return what an item has raised, as its caller is to see it."""
-    if lane.asked and is_cancelled(error):
-        cancelled = JobCancelled()
-        cancelled.__cause__ = error
-        return cancelled
+    outcome = outcome_of(error, asked=lane.asked)
+    if outcome is not error:
+        return outcome
     # Two frames are ours: that of the await, and that of the step.
     tb = error.__traceback__
     for _ in range(2):

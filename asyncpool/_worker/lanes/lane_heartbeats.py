@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from time import monotonic
 
-from asyncpool._core.wire.frames import Frame, FrameKind, header
-from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat, offset_of
+from asyncpool._core.wire.frames import Frame
+from asyncpool._core.wire.heartbeat_records import INTERVAL, Beat
 from asyncpool._worker.api.context import running
-from asyncpool._worker.job.heartbeats import HeartbeatWriter
+from asyncpool._worker.job.heartbeats import HeartbeatWriter, last_frame
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
@@ -48,12 +48,7 @@ class LaneHeartbeats(HeartbeatWriter):
     def last_heartbeat(self, frame: Frame) -> bytes:
         """Return what goes ahead of the outcome of the job in *frame*."""
         record = self._records.pop((frame.job, frame.attempt), None)
-        if record is None:
-            return b""
-        return (
-            header(FrameKind.LAST_HEARTBEAT, len(record), frame.job, frame.attempt)
-            + record
-        )
+        return b"" if record is None else last_frame(frame, record)
 
     def _check(self) -> None:
         whose = self._whose()
@@ -66,9 +61,7 @@ class LaneHeartbeats(HeartbeatWriter):
         index = self._lanes.by_job[job].index
         now, number = monotonic(), self._numbers[index] + 1
         record = Beat(number, job[0], job[1], now, packed).pack()
-        start = self._layout.beats(index) + offset_of(number)
-        # In one step, between two bytecodes.
-        self.page[start : start + len(record)] = record
+        self._note(self._layout.beats(index), number, record)
         self._numbers[index] = number
         first = job not in self._records
         self._records[job] = record

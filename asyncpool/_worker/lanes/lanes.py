@@ -24,12 +24,12 @@ from asyncpool._worker.job.coroutines import (
     Coroutines,
     CoroutineSteps,
     inner,
+    outcome_of,
     tell_waiting,
     warn,
 )
 from asyncpool._worker.job.execute import pack_failure
 from asyncpool._worker.job.interrupts import Interrupts
-from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
@@ -184,10 +184,7 @@ class Lanes:
     def fail(self, lane: Lane, error: BaseException) -> None:
         """Send what a job has raised."""
         error.__traceback__ = inner(error.__traceback__)
-        if lane.asked and is_cancelled(error):
-            cancelled = JobCancelled()
-            cancelled.__cause__ = error
-            error = cancelled
+        error = outcome_of(error, asked=lane.asked)
         self._leave(lane, FrameKind.ERROR, pack_failure(error, self.max_payload))
 
     def blocked(self, lane: Lane) -> None:
@@ -270,13 +267,6 @@ class Lanes:
                 if self._interrupts.forget(sequence):
                     lane.asked = lane.task.cancel()
                 return
-
-
-def is_cancelled(error: BaseException) -> bool:
-    """Tell whether *error* is what asyncio cancels by."""
-    from asyncio import CancelledError  # noqa: PLC0415 - most workers need none
-
-    return isinstance(error, CancelledError)
 
 
 def _nothing() -> None:
