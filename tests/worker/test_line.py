@@ -34,17 +34,20 @@ class Peer:
         self.descriptors: list[int | None] = []
         self.ends: list[ProtocolError | None] = []
         self.changed = asyncio.Event()
+        self.refuses = False
         self._decoder = FrameDecoder(max_payload=MAX_PAYLOAD)
         self._read: list[tuple[Frame, int | None]] = []
         self._fds: list[int] = []
         self.line = MasterLink(
             other,
             max_payload=MAX_PAYLOAD,
-            on_frame=self._take,
-            on_end=self._end,
+            owner=self,
         )
 
-    def _take(self, frame: Frame, descriptor: int | None) -> None:
+    def on_frame(self, frame: Frame, descriptor: int | None) -> None:
+        """Take a frame, or refuse it."""
+        if self.refuses:
+            raise ProtocolError(f"no {frame.kind.name}, please")
         self.frames.append((frame.kind, frame.job, bytes(frame.payload)))
         if frame.kind in {FrameKind.HANDLE, FrameKind.LISTEN}:
             self.descriptors.append(
@@ -52,7 +55,8 @@ class Peer:
             )
         self.changed.set()
 
-    def _end(self, error: ProtocolError | None) -> None:
+    def on_end(self, error: ProtocolError | None) -> None:
+        """Take the end."""
         self.ends.append(error)
         self.changed.set()
 
@@ -302,10 +306,7 @@ def test_what_comes_before_nonsense_counts() -> None:
 
 def test_an_offence_that_the_taker_finds_ends_the_line() -> None:
     async def test(peer: Peer) -> None:
-        def refuse(frame: Frame, _: int | None) -> None:
-            raise ProtocolError(f"no {frame.kind.name}, please")
-
-        peer.line._on_frame = refuse
+        peer.refuses = True
         peer.sock.sendall(header(FrameKind.MESSAGE, 0) * 2)
         await peer.until(lambda: peer.ends)
         (error,) = peer.ends

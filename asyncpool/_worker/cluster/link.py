@@ -25,7 +25,25 @@ from asyncpool.errors import ProtocolError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from typing import Protocol
+
+    class LinkOwner(Protocol):
+        """What hears of all that comes on a link: :class:`ServerWorker`."""
+
+        def on_frame(self, frame: Frame, descriptor: int | None) -> None:
+            """Take a frame, and own the descriptor that came along.
+
+            The descriptor is ``None`` if none has come, or if the kernel has dropped it.
+
+            Raises:
+                ProtocolError: If the pool may not send that.
+            """
+            ...
+
+        def on_end(self, error: ProtocolError | None) -> None:
+            """Hear, once, that nothing more comes, and how the pool has broken the protocol."""
+            ...
+
 
 _READ_SIZE = 65_536
 # Each of them brings one descriptor at most; then the rest of the loop has its turn.
@@ -52,10 +70,7 @@ class MasterLink:
     Args:
         sock: The job channel; it is owned by the line from now on.
         max_payload: The most bytes that a frame from the pool may carry.
-        on_frame: Called for each frame, with the descriptor that came along: ``None`` if
-            there is none, or none any more.  The descriptor is owned by what is called.
-        on_end: Called once, when nothing more comes: the pool has said so (``None``), or
-            has broken the protocol (the error).
+        owner: What hears of all that comes.
     """
 
     def __init__(
@@ -63,13 +78,12 @@ class MasterLink:
         sock: socket.socket,
         *,
         max_payload: int,
-        on_frame: Callable[[Frame, int | None], None],
-        on_end: Callable[[ProtocolError | None], None],
+        owner: LinkOwner,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._decoder = decoder(max_payload)
-        self._on_frame, self._on_end = on_frame, on_end
+        self._owner = owner
         # None stands for one that was lost.
         self._arrived: deque[int | None] = deque()
         self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
@@ -200,7 +214,7 @@ class MasterLink:
                 return False
             descriptor = self._arrived.popleft()
         try:
-            self._on_frame(frame, descriptor)
+            self._owner.on_frame(frame, descriptor)
         except ProtocolError as error:
             self._end(error)
         return not self._ended
@@ -209,7 +223,7 @@ class MasterLink:
         if not self._ended:
             self._ended = True
             self._pause()
-            self._on_end(error)
+            self._owner.on_end(error)
 
     def _flush(self) -> None:
         self._flushing = False

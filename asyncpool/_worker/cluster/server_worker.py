@@ -84,9 +84,7 @@ class ServerWorker:
         # Their numbers, for those that are to be acknowledged, and their descriptors.
         self._came: CreditedQueue = CreditedQueue()
         self.load = Load(self._loop, self._tell_load)
-        self.link = MasterLink(
-            jobs, max_payload=max_payload, on_frame=self._take, on_end=self._end
-        )
+        self.link = MasterLink(jobs, max_payload=max_payload, owner=self)
         self.queues = MessageQueues(self.link, max_payload)
         self.transfers = SocketTransfers(self.link)
 
@@ -204,7 +202,7 @@ class ServerWorker:
         if acceptor is not None and acceptor.used and not self.draining.is_set():
             acceptor.accept_rest()
 
-    def _take(self, frame: Frame, descriptor: int | None) -> None:
+    def on_frame(self, frame: Frame, descriptor: int | None) -> None:
         """Take a frame from the line, and the descriptor that came with it.
 
         Raises:
@@ -256,7 +254,8 @@ class ServerWorker:
             if len(self.listeners) == frame.number:
                 self._listening.set_result(None)
 
-    def _end(self, error: ProtocolError | None) -> None:
+    def on_end(self, error: ProtocolError | None) -> None:
+        """Take note that nothing more comes from the pool."""
         self.error = error
         if not self._listening.done():
             text = "the pool has ended before this worker could listen"
