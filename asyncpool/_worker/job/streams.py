@@ -21,7 +21,8 @@ from asyncpool.errors import JobCancelled, JobNotPicklableError
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterator
+    from asyncio import AbstractEventLoop, Event
+    from collections.abc import AsyncIterable, Iterator
     from typing import Any
 
 
@@ -32,19 +33,42 @@ class StreamClosed(JobCancelled, GeneratorExit):
     """
 
 
-class Credit:
-    """How many items the pool takes of the stream that runs.
+class AwaitedCredit:
+    """How many items the pool takes of a stream that waits in the event loop.
 
-    Attributes:
-        listener: Called when there is more, by the thread that has heard of it.
+    Args:
+        limit: So many.
+        loop: The loop.
+        more: Set when there is more.
     """
+
+    def __init__(self, limit: int, loop: AbstractEventLoop, more: Event) -> None:
+        self._limit = limit
+        self._loop = loop
+        self._more = more
+
+    def raise_to(self, limit: int) -> None:
+        """Hear, in any thread, how many there may be."""
+        self._limit = limit
+        self._loop.call_soon_threadsafe(self._more.set)
+
+    async def wait(self, number: int) -> None:
+        """Wait until the item of that number, counted from 0, may be sent."""
+        while number >= self._limit:
+            self._more.clear()
+            if number >= self._limit:
+                await self._more.wait()
+
+
+class Credit:
+    """How many items the pool takes of the stream that runs."""
 
     def __init__(self) -> None:
         self._whose = (0, 0)
         self._limit = 0
         # Rung when there is more; a ring too many does no harm.
         self._bell: SimpleQueue[None] = SimpleQueue()
-        self.listener: Callable[[], object] | None = None
+        self._awaited: AwaitedCredit | None = None
 
     def begin(self, job: int, attempt: int, limit: int) -> None:
         """Begin with the items of another job."""
@@ -57,13 +81,23 @@ class Credit:
         self._limit = limit
         if self._bell.empty():
             self._bell.put(None)
-        listener = self.listener
-        if listener is not None:
-            listener()
+        awaited = self._awaited
+        if awaited is not None:
+            awaited.raise_to(limit)
 
-    def covers(self, number: int) -> bool:
-        """Tell whether the item of that number, counted from 0, may be sent."""
-        return number < self._limit
+    def await_in(self, loop: AbstractEventLoop) -> AwaitedCredit:
+        """Return the credit of the same stream, to be waited for in *loop*."""
+        from asyncio import Event  # noqa: PLC0415 - few jobs need it
+
+        awaited = self._awaited = AwaitedCredit(self._limit, loop, Event())
+        awaited.raise_to(
+            self._limit
+        )  # it may have been raised before it was found here
+        return awaited
+
+    def end(self) -> None:
+        """Let nobody wait in a loop any more."""
+        self._awaited = None
 
     def wait(self, number: int) -> None:
         """Wait until it may."""
@@ -114,8 +148,12 @@ class Streams:
         """
         self.credit.begin(frame.job, frame.attempt, self.first)
         if hasattr(type(source), "__aiter__"):
-            drain = self._drain(frame, source)
-            return self._coroutines.run(drain, shown=source)
+            credit = self.credit.await_in(self._coroutines.loop())
+            try:
+                drain = self.drain(frame, source, credit)
+                return self._coroutines.run(drain, shown=source)
+            finally:
+                self.credit.end()
         try:
             iterator = iter(source)
         except TypeError:
@@ -140,18 +178,14 @@ class Streams:
             del payload
         raise AssertionError
 
-    async def _drain(self, frame: Frame, source: AsyncIterable[Any]) -> None:
-        from asyncio import Event, get_running_loop  # noqa: PLC0415 - few jobs need it
-
-        loop, credit, more = get_running_loop(), self.credit, Event()
-        credit.listener = lambda: loop.call_soon_threadsafe(more.set)
+    async def drain(
+        self, frame: Frame, source: AsyncIterable[Any], credit: AwaitedCredit
+    ) -> None:
+        """Send the items of an async iterable, in the event loop."""
         items = aiter(source)
         try:
             for number in count():
-                while not credit.covers(number):
-                    more.clear()
-                    if not credit.covers(number):
-                        await more.wait()
+                await credit.wait(number)
                 try:
                     payload = self._pack(await anext(items), number)
                 except StopAsyncIteration:
@@ -159,7 +193,6 @@ class Streams:
                 self._send(frame, payload)
                 del payload
         finally:
-            credit.listener = None
             close = getattr(items, "aclose", None)
             if close is not None:
                 await close()

@@ -9,50 +9,29 @@ from __future__ import annotations
 from itertools import count
 from types import CoroutineType
 
-from asyncpool._worker.job.streams import StreamClosed, Streams, close, not_iterable
+from asyncpool._worker.job.streams import (
+    AwaitedCredit,
+    StreamClosed,
+    Streams,
+    close,
+    not_iterable,
+)
 from asyncpool.errors import JobCancelled
 
 TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Event
+    from asyncio import AbstractEventLoop
     from collections.abc import Coroutine, Iterator
     from typing import Any
 
     from asyncpool._worker.lanes.lanes import Lane
 
 
-class LaneCredit:
-    """How many items the pool takes of one stream.
-
-    Args:
-        limit: So many.
-        loop: The loop that waits for more.
-        more: Set when there is more.
-    """
-
-    def __init__(self, limit: int, loop: AbstractEventLoop, more: Event) -> None:
-        self.limit = limit
-        self._loop = loop
-        self._more = more
-
-    def raise_to(self, limit: int) -> None:
-        """Hear, in any thread, how many there may be."""
-        self.limit = limit
-        self._loop.call_soon_threadsafe(self._more.set)
-
-    async def wait(self, number: int) -> None:
-        """Wait until the item of that number, counted from 0, may be sent."""
-        while number >= self.limit:
-            self._more.clear()
-            if number >= self.limit:
-                await self._more.wait()
-
-
 class LaneCredits:
     """The credit of each stream that runs."""
 
     def __init__(self) -> None:
-        self.by_job: dict[tuple[int, int], LaneCredit] = {}
+        self.by_job: dict[tuple[int, int], AwaitedCredit] = {}
 
     def grant(self, job: int, attempt: int, limit: int) -> None:
         """Hear how many items may be sent in all; the job may be over."""
@@ -80,46 +59,40 @@ class LaneStreams(Streams):
         """Return what sends the items of *source*, what the job of *lane* has returned."""
         from asyncio import Event  # noqa: PLC0415 - few jobs need it
 
-        credit = LaneCredit(self.first, loop, Event())
+        credit = AwaitedCredit(self.first, loop, Event())
         self.credits.by_job[lane.frame.job, lane.frame.attempt] = credit
         return self._run(lane, source, credit)
 
-    async def _run(self, lane: Lane, source: Any, credit: LaneCredit) -> Any:
+    async def _run(self, lane: Lane, source: Any, credit: AwaitedCredit) -> Any:
         try:
             if type(source) is CoroutineType:
                 source = await source
             lane.shown = source
-            return await self._send_all(lane, source, credit)
+            if hasattr(type(source), "__aiter__"):
+                return await self.drain(lane.frame, source, credit)
+            return await self._pump_in_turns(lane, source, credit)
         finally:
             del self.credits.by_job[lane.frame.job, lane.frame.attempt]
 
-    async def _send_all(self, lane: Lane, source: Any, credit: LaneCredit) -> Any:
-        plain = not hasattr(type(source), "__aiter__")
+    async def _pump_in_turns(
+        self, lane: Lane, source: Any, credit: AwaitedCredit
+    ) -> Any:
+        """Send the items of a plain iterable; others go on while it waits for credit."""
         try:
-            items = iter(source) if plain else aiter(source)
+            items = iter(source)
         except TypeError:
             raise not_iterable(source) from None
         try:
             for number in count():
                 await credit.wait(number)
                 try:
-                    if plain:
-                        item = self._next(lane, items)
-                    else:
-                        item = await anext(items)
+                    payload = self._pack(self._next(lane, items), number)
                 except StopIteration as end:
                     return end.value
-                except StopAsyncIteration:
-                    return None
-                payload = self._pack(item, number)
-                del item
                 self._send(lane.frame, payload)
                 del payload
         finally:
-            if plain:
-                close(items)
-            elif hasattr(items, "aclose"):
-                await items.aclose()
+            close(items)
 
     def _next(self, lane: Lane, iterator: Iterator[Any]) -> Any:
         interrupts = self._interrupts
