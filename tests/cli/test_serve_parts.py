@@ -29,6 +29,7 @@ from asyncpool._cli.serve.serving import Serving, ServingPlan
 from asyncpool._cli.serve.status_view import status_view
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.events import Crash
+from tests.helpers.inside import config_of
 from tests.helpers.patience import patience
 
 PLAN = ServingPlan(
@@ -226,7 +227,7 @@ def test_a_service_has_the_options_of_a_cluster(
         "--max-surge 2 --launcher spawn --nice 3 --max-connections 400 --max-age 5.5"
     )
     plan = planned(monkeypatch, *words.split(), "--ping-timeout", "0")
-    config = Cluster("app:app", **plan.cluster)._config
+    config = config_of(Cluster("app:app", **plan.cluster))
     assert (config.max_surge, config.fork, config.ping_timeout) == (2, False, None)
     assert config.worker.nice == 3
     assert config.worker_limits == WorkerLimits(max_jobs=400, max_age=5.5, nice=3)
@@ -245,7 +246,7 @@ def test_a_flag_with_the_name_of_a_limit_is_that_limit(
 def test_what_a_service_has_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(monkeypatch)
     ours, theirs = (
-        Cluster("app:app", name="app", **options)._config
+        config_of(Cluster("app:app", name="app", **options))
         for options in (plan.cluster, {})
     )
     assert ours == theirs
@@ -261,7 +262,7 @@ def test_nobody_reads_what_is_printed() -> None:
 
     log = ServeLog()
     log.setStream(Gone())
-    log.tell("hello")
+    log.tell("hello")  # must not raise
 
 
 class Timeless(TextFormat):

@@ -32,6 +32,7 @@ from asyncpool._core.leases.lease_ledger import (
 )
 from asyncpool._core.leases.renewal_pace import SLACK, RenewalResult, pause_before
 from asyncpool.events import LeaseRelieved, LeaseSaturated
+from tests.helpers.inside import due_ever
 
 EPSILON = 1e-9
 
@@ -358,7 +359,9 @@ class LeaseMachine(RuleBasedStateMachine):
         away = places["flying"] | places["again"] | places["pause"]
         assert sorted(queued) == sorted(set(self.kept) - away)
         assert set(queues.repeats) == places["repeat"]
-        pauses = {ledger._by_number[number].lease for number in ledger._pauses._when}
+        pauses = {
+            ledger._by_number[number].lease for number in due_ever(ledger._pauses)
+        }
         assert pauses == places["pause"]
         assert len(ledger._by_number) == len(self.kept)
         # What makes the earliest of all one of two heads: main is sorted, also with backup

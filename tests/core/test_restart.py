@@ -64,6 +64,7 @@ def test_values_of_another_kind_are_refused(name: str, wrong: Any, kind: str) ->
 
 
 def test_values_at_the_edge_are_accepted() -> None:
+    # None of them must raise.
     RestartPolicy(initial_delay=0.0, max_delay=0.0, max_restarts=1)
     RestartPolicy(initial_delay=30.0, max_delay=30.0, max_failed_starts=1)
     RestartPolicy(max_failed_starts=None, period=0.001)

@@ -40,6 +40,7 @@ from tests.core.endings import close_whatever_happens, get_well
 from tests.core.imaginary.books import COSTS, START_TIMEOUT
 from tests.core.imaginary.shell import ImaginaryShell
 from tests.core.list_queue import PRIORITIES
+from tests.helpers.inside import affinity_queues_of, slots_held
 
 policies = st.builds(
     RestartPolicy,
@@ -664,7 +665,7 @@ class SupervisionMachine(RuleBasedStateMachine):
             assert slot.session == session
             assert list(slot.calls) == shell.calls_of(session)
         assert core.dispatcher.wanted == shell.wanted
-        assert len(core.sessions._sessions._held) <= len(core.slots)
+        assert len(slots_held(core)) <= len(core.slots)
         assert core.dispatcher.waiting == len(shell.waiting)
         ahead = sum(max(0, len(jobs) - shell.width) for jobs in flights.values())
         assert core.balance.waiting == len(shell.waiting) + ahead
@@ -698,7 +699,7 @@ class SupervisionMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_waits_for_a_worker_is_in_its_line(self) -> None:
-        lines = self.shell.core.dispatcher._affinity_queues
+        lines = affinity_queues_of(self.shell.core)
         waiting = {
             entry.job: place
             for place, line in lines.open.items()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpool._runtime.launcher import launcher_process as template
 from tests.helpers.collecting import no_collector
 from tests.helpers.executors import clock, executor, make, room
+from tests.helpers.inside import fork_nothing_ahead
 from tests.helpers.reports import no_stray_tasks, quiet_loop
 
 __all__ = [
@@ -23,4 +23,4 @@ __all__ = [
 @pytest.fixture
 def nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have launchers fork no process ahead, so that each worker is asked of them."""
-    monkeypatch.setattr(template, "_QUIET", 3600.0)
+    fork_nothing_ahead(monkeypatch)

@@ -39,6 +39,7 @@ from tests.helpers.clusters import (
 )
 from tests.helpers.gate import Gate, short_folder
 from tests.helpers.guards import open_fds
+from tests.helpers.inside import break_core
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import next_of
@@ -480,7 +481,7 @@ async def test_a_bug_in_the_master_is_no_orderly_end(
         async with cluster:
             pid = (await who(cluster))[2]
             waiter = asyncio.create_task(cluster.wait())
-            has_a_bug(cluster)
+            break_core(cluster, LookupError("a bug"))
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(PoolBrokenError, match=text):
                 await waiter
@@ -495,19 +496,10 @@ async def test_a_bug_in_the_master_ends_the_start() -> None:
         cluster = cluster_of(serves.fail_before, workers=1)
         start = asyncio.create_task(cluster.start())
         await asyncio.sleep(0)
-        has_a_bug(cluster)
+        break_core(cluster, LookupError("a bug"))
         with pytest.raises(PoolBrokenError, match="the supervisor failed"):
             await start
         assert cluster.stats().state == "closed"
-
-
-def has_a_bug(cluster: Cluster) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise LookupError("a bug")
-
-    supervisor = cluster._life.supervisor
-    assert supervisor is not None
-    supervisor._state.core.workers.ended = fail  # type: ignore[method-assign, assignment]
 
 
 # The end of the cluster.

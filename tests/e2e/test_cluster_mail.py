@@ -22,6 +22,7 @@ from tests.helpers import serves
 from tests.helpers.clusters import Client, all_ready, cluster_of, come_true
 from tests.helpers.gate import Gate, short_folder
 from tests.helpers.guards import open_fds
+from tests.helpers.inside import messages_arrived, service_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import next_of
@@ -51,7 +52,7 @@ async def test_messages_come_back_in_their_order() -> None:
 
 async def test_a_worker_waits_for_a_master_that_takes_nothing() -> None:
     async with patience(), cluster_of(serves.send_100, bind=(), workers=1) as cluster:
-        service = cluster._service()
+        service = service_of(cluster)
         await come_true(lambda: len(service.queues.messages) == MOST_MESSAGES)
         await cluster.stacks()  # it had the time to send more
         assert len(service.queues.messages) == MOST_MESSAGES
@@ -112,10 +113,10 @@ async def test_nobody_waits_where_nobody_can_read(
         patience(),
         cluster_of(serves.send_100, bind=(), workers=1, name="mine") as cluster,
     ):
-        service = cluster._service()
+        service = service_of(cluster)
         await come_true(lambda: len(service.queues.messages) == MOST_MESSAGES)
         service.queues.drop_messages()
-        await come_true(lambda: service.links[0]._credit._received == 100)
+        await come_true(lambda: messages_arrived(cluster) == 100)
         assert not len(service.queues.messages)
     text = "worker 0 of cluster mine sends messages, which nobody can read here"
     assert told(caplog) == [f"{text}: they are dropped"]

@@ -22,7 +22,7 @@ from asyncpool import (
     RollInProgressError,
 )
 from asyncpool._core.slots import lifecycle as lives
-from asyncpool.cluster import ClusterStats, ResizeError, _options
+from asyncpool.cluster import ClusterStats, ResizeError
 from asyncpool.events import (
     Crashed,
     Exited,
@@ -45,6 +45,7 @@ from tests.helpers.clusters import (
 )
 from tests.helpers.gate import Gate
 from tests.helpers.guards import few_descriptors
+from tests.helpers.inside import end_cluster_workers_within
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import next_of
@@ -271,7 +272,7 @@ async def test_a_reload_tells_of_who_cannot_tell_what_it_cuts_off(
     way: str,
 ) -> None:
     """One that is stopped takes no SIGTERM; one whose GIL is held dies of it."""
-    monkeypatch.setattr(_options, "_GRACE", 0.1)
+    end_cluster_workers_within(monkeypatch, 0.1)
     monkeypatch.setattr(lives, "TERM_GRACE", 0.1 if way == "SIGKILL" else PATIENCE)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(patience())

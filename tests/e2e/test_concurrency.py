@@ -23,9 +23,10 @@ from asyncpool import (
 )
 from tests.helpers import jobs, several, streams
 from tests.helpers.gate import Gate
+from tests.helpers.inside import run_out
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, run_out, until
+from tests.helpers.pools import assert_serves, until
 
 pytestmark = BOTH_LOOPS
 

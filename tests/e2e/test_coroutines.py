@@ -13,9 +13,10 @@ import pytest
 from asyncpool import Job, JobRaisedError, JobTimeoutError, Pool, PoolBrokenError
 from tests.helpers import jobs, streams
 from tests.helpers.gate import Gate
+from tests.helpers.inside import run_out
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, run_out
+from tests.helpers.pools import assert_serves
 
 pytestmark = BOTH_LOOPS
 

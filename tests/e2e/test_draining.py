@@ -13,6 +13,7 @@ from asyncpool import CloseSummary, Map, Pool, PoolClosedError, RollResult, Work
 from asyncpool.events import Retiring
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import core_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import closing, collect, idle, next_of
@@ -34,7 +35,7 @@ async def test_who_leaves_the_context_waits_without_a_limit() -> None:
         work = [pool.submit(jobs.wait_at, gate.path) for _ in range(2)]
         visitor = await gate.visitor()
         left = await leaving(pool)
-        core = pool._running_supervisor()._state.core
+        core = core_of(pool)
         assert (core.closing.due, core.next_deadline()) == (None, None)
         visitor.release()
         (await gate.visitor(nth=2)).release()
@@ -58,7 +59,7 @@ async def test_a_close_has_no_limit_unless_one_is_given() -> None:
         job = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
         close = await closing(pool)
-        assert pool._running_supervisor()._state.core.next_deadline() is None
+        assert core_of(pool).next_deadline() is None
         visitor.release()
         assert await close == CloseSummary(finished=1, failed=0, killed=0)
         assert await job == "go"

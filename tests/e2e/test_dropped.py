@@ -12,6 +12,7 @@ from asyncpool import CloseSummary, Job, Pool
 from asyncpool._core.supervision.closing import Finish
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import in_another_process, supervisor_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 
@@ -33,7 +34,7 @@ async def test_its_jobs_are_finished_and_nothing_is_left() -> None:
     async with patience(), Gate() as gate:
         pool = Pool(2, name="lost")
         await pool.start()
-        supervisor = pool._running_supervisor()
+        supervisor = supervisor_of(pool)
         work = [pool.submit(jobs.wait_at, gate.path) for _ in range(3)]
         visitor = await gate.visitor()
         with pytest.warns(ResourceWarning, match=TEXT.format("lost")):
@@ -53,7 +54,7 @@ async def test_a_cell_that_is_run_again_leaves_one_pool() -> None:
         pool = Pool(1, name="cell")
         await pool.start()
         for _ in range(2):
-            before = pool._running_supervisor()
+            before = supervisor_of(pool)
             with pytest.warns(ResourceWarning, match=TEXT.format("cell")):
                 pool = Pool(1, name="cell")
             await pool.start()
@@ -65,7 +66,7 @@ async def test_the_collector_may_find_it_in_any_thread() -> None:
     async with patience():
         pool = Pool(1, name="lost")
         await pool.start()
-        supervisor = pool._running_supervisor()
+        supervisor = supervisor_of(pool)
         pool.knot = pool  # type: ignore[attr-defined]
         del pool
         with pytest.warns(ResourceWarning, match=TEXT.format("lost")):
@@ -78,7 +79,7 @@ async def test_whatever_submits_to_it_keeps_it(what: str) -> None:
     async with patience():
         pool = Pool(1)
         await pool.start()
-        supervisor = pool._running_supervisor()
+        supervisor = supervisor_of(pool)
         if what == "map":
             results = pool.map(jobs.square, range(3))
             del pool
@@ -121,8 +122,8 @@ async def test_a_copy_in_a_fork_is_no_matter() -> None:
     async with patience():
         pool = Pool(1)
         await pool.start()
-        supervisor = pool._running_supervisor()
-        pool._life._process += 1
+        supervisor = supervisor_of(pool)
+        in_another_process(pool)
         del pool
         assert not supervisor.closing
         supervisor.close(Finish.ALL, None)

@@ -20,7 +20,6 @@ import pytest
 
 import asyncpool
 from asyncpool._core.slots import lifecycle as lives
-from asyncpool._futures import engine as _engine
 from asyncpool._runtime.base.machine import usable_cpus
 from tests.helpers import jobs
 from tests.helpers.executors import (
@@ -32,6 +31,7 @@ from tests.helpers.executors import (
     run_either,
     start_either,
 )
+from tests.helpers.inside import deliver_in_loops_only, loop_of
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, run_script
 from tests.helpers.waiting_room import WaitingRoom
@@ -261,7 +261,7 @@ class TestDifferences:
     @shows("callbacks")
     def test_callbacks(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         # A loop that is late would have them called in the executor's thread.
-        monkeypatch.setattr(_engine, "_PATIENCE", 3600.0)
+        deliver_in_loops_only(monkeypatch)
 
         async def main() -> bool:
             heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -351,7 +351,7 @@ class TestDifferences:
 def let_turn(executor: Any) -> None:
     """Have the loop of an executor of ours see what was submitted by now."""
     turned = threading.Event()
-    executor._engine._loop.call_soon_threadsafe(turned.set)
+    loop_of(executor).call_soon_threadsafe(turned.set)
     assert turned.wait(PATIENCE)
 
 

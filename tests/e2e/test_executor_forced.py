@@ -28,6 +28,7 @@ from tests.helpers.executors import (
     process_pool,
     wait_gone,
 )
+from tests.helpers.inside import pool_of, put_engine, terminate_for_ever
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import run_script
 from tests.helpers.waiting_room import WaitingRoom
@@ -181,7 +182,7 @@ def test_the_stricter_of_two_counts(
     how: str, room: WaitingRoom, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lives, "TERM_GRACE", 3600.0)
-    monkeypatch.setattr(asyncpool.executor, "_TERMINATION", 3600.0)
+    terminate_for_ever(monkeypatch)
     [other] = {"terminate_workers", "kill_workers"} - {how}
     executor = asyncpool.ProcessPoolExecutor(1)
     executor.submit(jobs.refuse_to_end, room.path, "")
@@ -220,13 +221,14 @@ def test_nothing_is_started_any_more(how: str) -> None:
     executor = asyncpool.ProcessPoolExecutor(1)
     ended: list[Engine] = []
     # The thread, as it is before it has begun.
-    engine = executor._engine = Engine(executor._pool, 1, ended.append)
+    engine = Engine(pool_of(executor), 1, ended.append)
+    put_engine(executor, engine)
     end(executor, how)
     engine.thread.start()
     executor.shutdown()
     assert ended == [engine]
-    assert executor._pool.stats().spawned == 0
-    assert executor._pool.stats().state == "new"
+    assert pool_of(executor).stats().spawned == 0
+    assert pool_of(executor).stats().state == "new"
 
 
 def test_a_callback_may_do_it(how: str) -> None:

@@ -27,6 +27,7 @@ from rich.progress import Progress
 import asyncpool
 from asyncpool._futures.engine import Call
 from tests.helpers import jobs
+from tests.helpers.inside import begin_call, calls_queued, engine_of
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import finish, run_script, start_script
 from tests.helpers.waiting_room import WaitingRoom
@@ -178,8 +179,7 @@ def test_calls_leave_the_queue_when_they_are_cancelled() -> None:
         room.admit()
         futures = [executor.submit(jobs.square, n) for n in range(10_000)]
         assert sum(future.cancel() for future in futures) > 9_000
-        assert executor._engine is not None
-        assert not executor._engine._queue
+        assert calls_queued(executor) == 0
         room.release()
 
 
@@ -188,12 +188,11 @@ def test_a_call_that_is_cancelled_in_the_last_moment_is_not_made(
 ) -> None:
     with asyncpool.ProcessPoolExecutor(1) as executor:
         executor.submit(int).result()
-        engine, call = executor._engine, Call()
-        assert engine is not None
+        engine, call = engine_of(executor), Call()
         call.queue = OrderedDict()  # the loop has just taken it out
         assert call.cancel()
         assert wait([call], timeout=0).done == set()
-        assert not engine._begin(call, (int, (), {}))
+        assert not begin_call(engine, call, int)
         assert wait([call], timeout=0).done == {call}
     assert not caplog.records
 

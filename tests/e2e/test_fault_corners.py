@@ -18,11 +18,11 @@ from asyncpool import (
     PoolClosedError,
     WorkerOutOfMemoryError,
 )
-from asyncpool._runtime.base import machine
 from asyncpool.enums import CrashKind
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
+from tests.helpers.inside import break_core, crashes_of, live_in_cgroup
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import (
@@ -61,7 +61,7 @@ async def test_workers_that_the_kernel_kills_together_all_lacked_memory(
 ) -> None:
     counter, crashes = tmp_path / "memory.events", list[Crash]()
     counter.write_text("oom_kill 0\n")
-    monkeypatch.setattr(machine, "_cgroups", lambda *_: [(tmp_path, True)])
+    live_in_cgroup(monkeypatch, tmp_path)
     async with patience(), Gate() as gate, Pool(3, on_crash=crashes.append) as pool:
         again = pool.options(max_attempts=2)
         lost = [again.submit(jobs.wait_at, gate.path) for _ in range(3)]
@@ -169,7 +169,7 @@ async def test_a_call_that_a_dying_worker_never_read_is_not_lost() -> None:
         stats = pool.stats()
     # It was not running it, so it is not to blame for it either.
     assert [crash.job_id for crash in crashes] == [None]
-    assert [crash.pid for crash in large._crashes] == [pid]
+    assert [crash.pid for crash in crashes_of(large)] == [pid]
     assert (stats.takeovers, stats.failed) == (1, 0)
 
 
@@ -345,15 +345,10 @@ async def test_a_bug_in_the_pool_ends_it_and_leaves_nothing(
         await idle(pool)
         running = pool.submit(jobs.wait_at, gate.path)
         visitor = await gate.visitor()
-        assert pool._supervisor is not None
-        pool._supervisor._state.core.workers.ended = has_a_bug  # type: ignore[method-assign]
+        break_core(pool, LookupError("a bug"))
         dying: Job[Any] = pool.submit(os._exit, 3)
         for job in (running, dying):
             with pytest.raises(PoolClosedError, match="the supervisor failed"):
                 await job
         await visitor.gone()
     assert "LookupError: a bug" in caplog.text
-
-
-def has_a_bug(*_: Any, **__: Any) -> Any:
-    raise LookupError("a bug")

@@ -25,8 +25,9 @@ from asyncpool import (
     WorkerOutOfMemoryError,
 )
 from tests.helpers import faults
-from tests.helpers.ahead import expect, in_hand, never_look
+from tests.helpers.ahead import expect, never_look
 from tests.helpers.faults import DEATHS, FAULTS, HANGS, Fault
+from tests.helpers.inside import crashes_of, in_hand
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing, crash_of, timeout_of
@@ -122,7 +123,7 @@ async def assert_it_alone_is_blamed(
     assert crashes == [crash]
     assert crash.job_id == scene.culprit.id
     assert crash.concurrent_jobs == ()
-    assert [job._crashes for job in (*scene.before, *scene.behind)] == [()] * 10
+    assert [crashes_of(job) for job in (*scene.before, *scene.behind)] == [()] * 10
     assert (stats.crashes, stats.restarts, stats.failed) == (1, 1, 1)
     assert (stats.spawned, stats.takeovers) == (2, 0)
 
@@ -275,10 +276,10 @@ async def test_between_an_outcome_and_the_next_job(moment: str, tmp_path: Path) 
             assert (first.attempt, crash.job_id) == (1, first.id)
         else:
             assert await first == BEHIND[0]
-            assert (first.attempt, len(first._crashes)) == (1, 1)
+            assert (first.attempt, len(crashes_of(first))) == (1, 1)
         rest = [*scene.before, *others]
         assert await asyncio.gather(*rest) == [*BEFORE, *BEHIND[1:]]
-        assert [(job.attempt, job._crashes) for job in rest] == [(1, ())] * 9
+        assert [(job.attempt, crashes_of(job)) for job in rest] == [(1, ())] * 9
         stats = pool.stats()
     [crash] = crashes
     blamed = first.id if moment == "behind its note" else None

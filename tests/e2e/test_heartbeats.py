@@ -23,6 +23,7 @@ from asyncpool import (
 )
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import heartbeats_awaited
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
@@ -372,6 +373,4 @@ async def test_nothing_is_left_of_it_when_the_pool_is_closed() -> None:
         async with Pool(1) as pool:
             job = pool.submit(beats.count, 10)
             await job
-        supervisor = pool._supervisor
-        assert supervisor is not None
-        assert supervisor.traffic.heartbeats._alarms == {}
+        assert heartbeats_awaited(pool) == 0

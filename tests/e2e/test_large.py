@@ -20,6 +20,14 @@ from asyncpool import (
 from asyncpool._core.pickling.calls import pack_job, pack_value
 from tests.helpers import jobs, large, values
 from tests.helpers.gate import Gate
+from tests.helpers.inside import (
+    abandon_threads_after,
+    pickle_one_at_a_time,
+    pickled,
+    pickling,
+    segments_by_number,
+    segments_of,
+)
 from tests.helpers.large import (
     Block,
     Crowd,
@@ -30,7 +38,6 @@ from tests.helpers.large import (
     crowd,
     filler,
     pattern,
-    segments_of,
 )
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -303,7 +310,7 @@ async def test_what_is_free_makes_room_for_what_is_needed() -> None:
             assert segments_of(pool).total <= 4 * MIB
             # There was room for it, so it did not go through the socket.
             assert size <= max(
-                segment.memory.size for segment in segments_of(pool)._segments.values()
+                segment.memory.size for segment in segments_by_number(pool).values()
             )
         result = await pool.submit(large.make, 3 * MIB)
         # What the caller has makes no room.
@@ -511,7 +518,7 @@ async def test_no_more_is_pickled_ahead_than_there_are_workers_for() -> None:
         visitors = [await gate.visitor(str(n)) for n in range(2)]
         with Stop() as stop:
             queued = [pool.submit(large.same, crowd(MIB)) for _ in range(10)]
-            first = [job for job in queued if await pickled(pool, queued, 3, job)]
+            first = [job for job in queued if await settled(pool, queued, 3, job)]
             assert len(first) == 3
             assert first == queued[:3]
             assert len(stop.passed) == 3
@@ -521,14 +528,14 @@ async def test_no_more_is_pickled_ahead_than_there_are_workers_for() -> None:
         assert await asyncio.gather(*queued) == [crowd(MIB)] * 10
 
 
-async def pickled(pool: Pool, queued: list[Any], count: int, job: Any) -> bool:
+async def settled(pool: Pool, queued: list[Any], count: int, job: Any) -> bool:
     """Wait until *count* of them are pickled, and tell whether *job* is."""
-    while sum(bool(job._payload) for job in queued) < count:  # noqa: ASYNC110
+    while sum(map(pickled, queued)) < count:  # noqa: ASYNC110
         await asyncio.sleep(0)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert not large.supervisor_of(pool).traffic._large._packer._begun
-    return bool(job._payload)
+    assert not pickling(pool)
+    return pickled(job)
 
 
 async def test_what_is_being_pickled_counts_as_waiting() -> None:
@@ -639,7 +646,7 @@ async def test_a_close_that_finishes_less_fails_what_is_being_pickled(
     finish: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow the machine is, no other one is pickled beside the first.
-    monkeypatch.setattr("asyncpool._runtime.base.threads._LONG", 3600.0)
+    pickle_one_at_a_time(monkeypatch)
     async with patience():
         pool = Pool(1)
         await pool.start()
@@ -685,7 +692,7 @@ async def test_a_close_that_finishes_nothing_fails_what_is_being_unpickled() -> 
 async def test_a_close_does_not_wait_for_ever_for_the_users_code(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.base.threads._GRACE", 0.01)
+    abandon_threads_after(monkeypatch, 0.01)
     async with patience():
         pool = Pool(1)
         await pool.start()

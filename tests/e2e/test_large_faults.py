@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import random
-import select
 import signal
 import threading
 from collections.abc import Callable
@@ -35,6 +34,14 @@ from asyncpool.events import TakenOver
 from tests.helpers import jobs, large
 from tests.helpers.faults import Fault
 from tests.helpers.gate import Gate
+from tests.helpers.inside import (
+    block_until_answers,
+    cost_of,
+    crashes_of,
+    deciding,
+    in_hand,
+    loading,
+)
 from tests.helpers.large import (
     Block,
     Passenger,
@@ -45,10 +52,9 @@ from tests.helpers.large import (
     filler,
     freed,
     pattern,
-    supervisor_of,
 )
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, by_events, closing, crash_of, idle, until
 
 pytestmark = BOTH_LOOPS
@@ -105,16 +111,14 @@ async def assert_places(pool: Pool) -> None:
     """Check that the pool and its worker mean the same job by the same place."""
     async with Gate() as gate:
         # Until it is known to be short, so that others wait behind it.
-        profile = supervisor_of(pool).traffic._functions.find(jobs.perhaps_wait).profile
-        while profile.cost >= 2 * LEAST:
+        while cost_of(pool, jobs.perhaps_wait) >= 2 * LEAST:
             await pool.submit(jobs.perhaps_wait)
         first = pool.submit(jobs.perhaps_wait, gate.path)
         behind = [pool.submit(jobs.perhaps_wait) for _ in range(3)]
-        slot = supervisor_of(pool)._state.core.slots[0]
         visitor = await gate.visitor()
-        if behind[0].id in slot.in_flight.jobs:
+        if in_hand(pool, job=behind[0]):
             behind[0].cancel()
-            while behind[0].id in slot.in_flight.jobs:  # noqa: ASYNC110 - as ever
+            while in_hand(pool, job=behind[0]):  # noqa: ASYNC110 - as ever
                 await asyncio.sleep(0)
         visitor.release()
         assert await asyncio.gather(first, *behind[1:]) == [visitor.pid] * 3
@@ -204,7 +208,7 @@ async def test_a_death_while_an_argument_is_loaded_costs_no_attempt(way: str) ->
     # It was nowhere yet, so nobody takes it over, and it is nobody's fault.
     assert (stats.takeovers, stats.failed, stats.spawned) == (0, 0, 2)
     assert not [event async for event in by_events(events, TakenOver)]
-    assert job._crashes == ()
+    assert crashes_of(job) == ()
 
 
 @pytest.mark.usefixtures("fill_passes_by")
@@ -237,7 +241,7 @@ async def _kill_while_loading(pool: Pool, job: Job[Any], times: int) -> None:
     seen: set[int] = set()
     for count in range(1, times + 1):
         await until(pool, lambda stats: stats.busy == 1)
-        assert supervisor_of(pool)._state.handles[0].outbox.loading
+        assert loading(pool)
         pid = job.worker_pid
         assert pid is not None
         assert pid not in seen
@@ -398,7 +402,7 @@ async def test_cancelling_a_job_that_is_being_loaded_costs_nothing(way: str) -> 
             job: Job[Any] = view.submit(large.die_with, Block(pattern(3 * MIB)))
             queued = pool.submit(large.same, Block(pattern(3 * MIB, 1)))
             await stop.reached()
-            assert supervisor_of(pool)._state.handles[0].outbox.loading
+            assert loading(pool)
             assert job.cancel()
             await asyncio.sleep(0)
             assert keeper.stats().leases == 0
@@ -493,7 +497,7 @@ async def test_a_job_is_cancelled_in_the_turn_in_which_it_gets_a_worker(
             victim = pool.submit(large.checksum, block)
             assert [job.state for job in (small, victim)] == ["queued", "queued"]
             stop.on_pass = victim.cancel
-            wait_for_both(pool)
+            block_until_answers(pool, slots=2)
             assert await asyncio.gather(*both) == [Passenger(), Passenger()]
             assert await small == 9
         assert victim.cancelled()
@@ -501,34 +505,20 @@ async def test_a_job_is_cancelled_in_the_turn_in_which_it_gets_a_worker(
             await assert_in_step(pool)
 
 
-def wait_for_both(pool: Pool) -> None:
-    """Let this thread, and so the loop, wait until both workers have answered."""
-    handles = supervisor_of(pool)._state.handles.values()
-    channels = [
-        handle.connections.jobs._fd
-        for handle in handles
-        if handle.connections.jobs is not None
-    ]
-    assert len(channels) == 2
-    for channel in channels:
-        assert select.select([channel], [], [], PATIENCE)[0]
-
-
 async def test_cancellations_wait_while_a_large_job_is_sent_at_once() -> None:
     """A decision within a decision is not the end of the outer one."""
     block = Block(pattern(700_000))
-    deciding: list[bool] = []
+    decided: list[bool] = []
     async with patience(), Pool(1) as pool:
         await pool.submit(large.checksum, block)
-        state = supervisor_of(pool)._state
         with Stop() as stop:
-            stop.on_pass = lambda: deciding.append(state.deciding)
+            stop.on_pass = lambda: decided.append(deciding(pool))
             first = pool.submit(Passenger)
             second = pool.submit(large.checksum, block)
             # The second one is sent before the outcome of the first is looked at.
             assert await first == Passenger()
             assert await second == checksum(block)
-    assert deciding == [True]
+    assert decided == [True]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -27,10 +27,9 @@ from asyncpool import (
 )
 from asyncpool._runtime.traffic import stall_watch as rounds
 from tests.e2e.test_pipelining import learn, stop
-from tests.e2e.test_timeouts import ring
 from tests.helpers import jobs
-from tests.helpers.ahead import in_hand
 from tests.helpers.gate import Gate
+from tests.helpers.inside import break_core, in_hand, ring
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import closing, idle, until
@@ -323,19 +322,13 @@ async def test_with_its_pool_whatever_has_ended_that(
         job = pool.options(lease=(keeper, "mine")).submit(jobs.wait_at, gate.path)
         await gate.visitor()
         await given_up(job)
-        supervisor = pool._supervisor
-        assert supervisor is not None
-        supervisor._state.core.workers.ended = fail  # type: ignore[method-assign]
+        break_core(pool, LookupError("no more decisions"))
         dying: Job[Any] = pool.submit(os._exit, 3)
         with pytest.raises(PoolClosedError, match="the supervisor failed"):
             await dying
         await keeper.lets_go("mine")
     assert len(keeper.ends) == 1
     assert "no more decisions" in caplog.text
-
-
-def fail(*_: Any, **__: Any) -> Any:
-    raise LookupError("no more decisions")
 
 
 async def test_if_it_is_lost_its_job_is_stopped_and_it_may_be_taken_again() -> None:

@@ -24,7 +24,7 @@ from asyncpool import (
 )
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.large import supervisor_of
+from tests.helpers.inside import registry_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing, collect, idle
@@ -412,4 +412,4 @@ async def test_nothing_is_kept_of_a_map_that_is_done() -> None:
     async with patience(), Pool(1) as pool:
         await idle(pool)
         await pool.map(jobs.choose, [("make", 10)] * 100)
-        assert supervisor_of(pool)._state.registry.jobs == {}
+        assert registry_of(pool).jobs == {}

@@ -29,6 +29,7 @@ from tests.helpers import sharing
 from tests.helpers.executors import FORKS
 from tests.helpers.gate import Gate
 from tests.helpers.guards import open_fds
+from tests.helpers.inside import resident_pool
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import PATIENCE, patience
 from tests.helpers.pools import assert_serves, kill_worker, spare_of
@@ -277,12 +278,7 @@ class TestManagers:
         async with patience():
             await to_process.run_sync(sharing.put, [queue], 6)
         assert queue.get() == 6
-        [mine] = [
-            resident.pool
-            for loop, resident in to_process._residents.items()
-            if loop is asyncio.get_running_loop()
-        ]
-        await mine.close()
+        await resident_pool().close()
 
 
 class TestIdentity:

@@ -22,6 +22,7 @@ from asyncpool.events import Crashed, Exited, Ready, Retiring, Spawned, TakenOve
 from tests.helpers import jobs, serves
 from tests.helpers.clusters import Client, all_ready, cluster_of
 from tests.helpers.gate import Gate
+from tests.helpers.inside import crashes_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, idle, next_of
@@ -116,7 +117,7 @@ async def test_the_job_of_a_killed_worker_is_taken_over_if_it_may_be() -> None:
         assert await next_of(events, TakenOver) == TakenOver(job.id, 1)
         (await gate.visitor(nth=2)).release("again")
         assert (await job, await behind) == ("again", 9)
-        [crash] = job._crashes
+        [crash] = crashes_of(job)
         assert crash.detail == KILLED
 
 

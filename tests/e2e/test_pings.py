@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -15,13 +14,25 @@ import pytest
 
 from asyncpool import Crash, Job, Pool, WorkerCrashedError, WorkerHungError
 from asyncpool._core.wire.frames import FrameKind
-from asyncpool._runtime.worker.control_requests import ControlRequests
 from asyncpool.events import Crashed
 from tests.helpers import beats, jobs
 from tests.helpers.gate import Gate
-from tests.helpers.large import supervisor_of
+from tests.helpers.inside import (
+    block_until_pong,
+    core_of,
+    handle_of,
+    heard_before,
+    heartbeats_awaited,
+    ping_now,
+    pinged,
+    pinged_before,
+    pings_of,
+    spy_on_words,
+    timing,
+    watching,
+)
 from tests.helpers.loops import BOTH_LOOPS
-from tests.helpers.patience import PATIENCE, patience
+from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, idle, next_of
 
 pytestmark = BOTH_LOOPS
@@ -136,18 +147,11 @@ async def test_a_service_that_does_not_listen_condemns_nobody() -> None:
 async def test_an_answer_that_was_not_read_yet_counts() -> None:
     async with patience(), Pool(1, ping_timeout=LONG) as pool:
         await idle(pool)
-        supervisor = supervisor_of(pool)
-        health, handle = supervisor._health, supervisor._state.handles[0]
-        assert health is not None
-        assert handle.connections.control is not None
-        health._look(health._ledger.due)
-        assert health._ledger._asked.keys() == {handle}
-        health._ledger._asked[handle] -= LONG
-        readable, _, _ = select.select(
-            [handle.connections.control._fd], [], [], PATIENCE
-        )
-        assert readable
-        health._look(health._ledger.due)
+        ping_now(pool)
+        assert pinged(pool) == {handle_of(pool)}
+        pinged_before(pool, LONG)
+        block_until_pong(pool)
+        ping_now(pool)
         assert pool.stats().crashes == 0
         await assert_serves(pool)
         assert pool.stats().spawned == 1
@@ -156,14 +160,11 @@ async def test_an_answer_that_was_not_read_yet_counts() -> None:
 async def test_an_answer_that_comes_too_late_is_no_offence() -> None:
     async with patience(), Pool(1, ping_timeout=LONG) as pool:
         await idle(pool)
-        supervisor = supervisor_of(pool)
-        health, handle = supervisor._health, supervisor._state.handles[0]
-        assert health is not None
-        handle.catch_up = lambda: None  # type: ignore[method-assign]
-        health._look(health._ledger.due)
-        health._ledger._asked[handle] -= LONG
-        handle.incoming._heard_at -= LONG
-        health._look(health._ledger.due)  # and its answer is read only now
+        handle_of(pool).catch_up = lambda: None  # type: ignore[method-assign]
+        ping_now(pool)
+        pinged_before(pool, LONG)
+        heard_before(pool, LONG)
+        ping_now(pool)  # and its answer is read only now
         assert (await next_crash(pool)).kind == "hung"
         await assert_serves(pool)
 
@@ -171,7 +172,7 @@ async def test_an_answer_that_comes_too_late_is_no_offence() -> None:
 def spy_on_pings(pool: Pool) -> asyncio.Event:
     """Return what is set whenever the first worker gets a ping."""
     asked = asyncio.Event()
-    requests = supervisor_of(pool)._state.handles[0].requests
+    requests = handle_of(pool).requests
     ping = requests.ping
 
     def spied() -> None:
@@ -203,16 +204,7 @@ async def test_workers_that_start_or_stop_have_times_of_their_own() -> None:
 async def test_without_a_timeout_there_are_no_pings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[FrameKind] = []
-    send = ControlRequests._send
-
-    def spied(
-        self: ControlRequests, kind: FrameKind, payload: bytes, *fields: int
-    ) -> None:
-        said.append(kind)
-        send(self, kind, payload, *fields)
-
-    monkeypatch.setattr(ControlRequests, "_send", spied)
+    said = spy_on_words(monkeypatch)
     async with patience(), Gate() as gate:
         async with (
             Pool(1, ping_timeout=None) as pool,
@@ -245,9 +237,8 @@ async def test_an_answer_that_nobody_has_asked_for_is_an_offence(
 async def test_an_idle_pool_has_one_timer() -> None:
     async with patience(), Pool(4) as pool:
         await idle(pool)
-        supervisor = supervisor_of(pool)
-        assert supervisor._health is not None
-        assert supervisor._state.core.next_deadline() is None
-        assert not supervisor.traffic._stall_watch.active
-        assert not supervisor.traffic.timers._timeouts._alarm.is_set
-        assert supervisor.traffic.heartbeats._alarms == {}
+        assert pings_of(pool) is not None, "that is the one"
+        assert core_of(pool).next_deadline() is None
+        assert not watching(pool)
+        assert not timing(pool)
+        assert heartbeats_awaited(pool) == 0

@@ -26,8 +26,15 @@ from asyncpool._core.base.run_times import LEAST
 from asyncpool._core.policies.attempts import MAX_FREE_RETURNS
 from asyncpool._runtime.traffic import stall_watch as rounds
 from tests.helpers import faults, jobs
-from tests.helpers.ahead import in_hand
 from tests.helpers.gate import Gate
+from tests.helpers.inside import (
+    cost_of,
+    functions_known,
+    in_hand,
+    return_no_more,
+    spy_on_parts,
+    spy_on_sends,
+)
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import closing, idle, until
@@ -42,12 +49,6 @@ async def learn(
     await idle(pool)
     while cost_of(pool, function) >= under:
         await pool.submit(function, *args)
-
-
-def cost_of(pool: Pool, function: Callable[..., Any]) -> float:
-    supervisor = pool._supervisor
-    assert supervisor is not None
-    return supervisor.traffic._functions.find(function).profile.cost
 
 
 async def test_short_jobs_travel_ahead_and_unknown_ones_do_not() -> None:
@@ -310,31 +311,18 @@ async def test_functions_that_travel_by_number_are_the_right_ones() -> None:
 async def test_nothing_is_sent_twice_to_a_worker_that_knows_it() -> None:
     async with patience(), Pool(1) as pool:
         await pool.submit(jobs.square, 2)
-        supervisor = pool._supervisor
-        assert supervisor is not None
-        handle = supervisor._state.handles[0]
-        [number] = handle.outbox._memory
-        sent: list[bytes] = []
-        channel = handle.connections.jobs
-        assert channel is not None
-        put = channel.put
-        channel.put = lambda *parts: (sent.extend(parts), put(*parts))[1]  # type: ignore[method-assign, func-returns-value]
+        [number] = functions_known(pool)
+        sent = spy_on_parts(pool)
         assert await pool.submit(jobs.square, 3) == 9
         assert not any(b"square" in part for part in sent)
-        assert list(handle.outbox._memory) == [number]
+        assert functions_known(pool) == [number]
 
 
 async def test_what_is_submitted_in_one_turn_takes_two_system_calls() -> None:
     """The first job for a worker that does nothing goes out at once, the others together."""
     async with patience(), Pool(1) as pool:
         await learn(pool, jobs.square, 2)
-        supervisor = pool._supervisor
-        assert supervisor is not None
-        channel = supervisor._state.handles[0].connections.jobs
-        assert channel is not None
-        sent: list[int] = []
-        send = channel._send
-        channel._send = lambda data: (sent.append(len(data)), send(data))[1]  # type: ignore[method-assign, func-returns-value]
+        sent = spy_on_sends(pool)
         first = pool.submit(jobs.square, 0)
         assert len(sent) == 1
         others = [pool.submit(jobs.square, n) for n in range(1, 10)]
@@ -367,7 +355,7 @@ async def test_what_was_sent_counts_as_sent_whatever_was_to_follow(new: str) -> 
         dead = os.pidfd_open(pid)
         stop(pid)
         sent = pool.submit(jobs.square, 3)
-        sent._returns = MAX_FREE_RETURNS  # or else it would be sent again
+        return_no_more(sent, MAX_FREE_RETURNS)  # or else it would be sent again
         os.kill(pid, signal.SIGKILL)
         # Nothing here hears of its death before the next one is put behind that.
         select.select([dead], [], [])

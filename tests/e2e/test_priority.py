@@ -11,6 +11,7 @@ from asyncpool import Job, Pool
 from asyncpool._core.dispatch.queue import PATIENCE
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import pickled
 from tests.helpers.large import crowd
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
@@ -68,7 +69,7 @@ async def test_what_takes_a_while_to_pickle_has_its_priority_too(
         light = pool.submit(jobs.sign, str(path), 1)
         urgent = pool.options(priority=-1)
         heavy = urgent.submit(jobs.sign, str(path), 2, crowd(1 << 20))
-        while not heavy._payload:  # noqa: ASYNC110 - it is pickled in a thread
+        while not pickled(heavy):  # noqa: ASYNC110 - it is pickled in a thread
             await asyncio.sleep(0)
         visitor.release()
         await asyncio.gather(held, light, heavy)

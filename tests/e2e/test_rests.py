@@ -24,7 +24,7 @@ from asyncpool._runtime.worker.handle import WorkerHandle
 from tests.helpers import faults, jobs
 from tests.helpers.ahead import expect, never_look
 from tests.helpers.gate import Gate
-from tests.helpers.large import supervisor_of
+from tests.helpers.inside import look_for_stalls, watching
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing
@@ -34,9 +34,8 @@ pytestmark = BOTH_LOOPS
 
 async def go_on(pool: Pool, last: asyncio.Future[Any]) -> None:
     """Make rounds, which nobody else makes, until a job is done."""
-    go_round = supervisor_of(pool).traffic._stall_watch._go_round
     while not last.done():
-        go_round(0.0)
+        look_for_stalls(pool)
         await asyncio.sleep(0)
 
 
@@ -178,4 +177,4 @@ async def test_a_pool_may_be_closed_while_its_workers_are_left_alone(
         failed = sum(isinstance(result, Exception) for result in results)
     assert failed == summary.failed
     assert (failed == 0) is (finish == "all")
-    assert not supervisor_of(pool).traffic._stall_watch.active
+    assert not watching(pool)

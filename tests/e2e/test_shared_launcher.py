@@ -16,6 +16,7 @@ from asyncpool import Pool, PoolBrokenError, RestartPolicy
 from tests.helpers import faults, jobs
 from tests.helpers.faults import Fault, by_name
 from tests.helpers.gate import Gate
+from tests.helpers.inside import silent_launcher_hangs_after
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, crash_of, launcher_of, until
@@ -131,7 +132,7 @@ async def test_a_pool_that_is_in_a_hurry_does_not_take_the_launcher_of_another()
 async def test_a_shared_launcher_that_hangs_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asyncpool._runtime.launcher.launcher._SILENCE", 1.0)
+    silent_launcher_hangs_after(monkeypatch, 1.0)
     patient = RestartPolicy(initial_delay=0.01, max_delay=0.05, max_failed_starts=None)
     async with (
         patience(),

@@ -9,7 +9,6 @@ import random
 import weakref
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from asyncpool._core.pickling.calls import load_value
 from asyncpool._runtime.job.job import StreamJob
 from tests.helpers import beats, jobs, large, streams
 from tests.helpers.gate import Gate
+from tests.helpers.inside import stream_job
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves, closing, collect, idle, until
@@ -355,9 +355,8 @@ async def test_items_of_a_lost_attempt_are_not_seen(
 ) -> None:
     async with patience(), Pool(1) as pool:
         view = pool.options(max_attempts=2, retry_on=("crash", OSError))
-        options = replace(view._options, form="stream")
         # As an iteration that has not come to take anything.
-        job = view._submit(function, (str(tmp_path / "token"), 3), {}, options)
+        job = stream_job(view, function, str(tmp_path / "token"), 3)
         assert isinstance(job, StreamJob)
         await job
         found = []

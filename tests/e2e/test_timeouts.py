@@ -18,10 +18,19 @@ from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.events import Crashed, TakenOver
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
-from tests.helpers.large import Stop, crowd, filler, supervisor_of
+from tests.helpers.inside import (
+    begin_of,
+    has_worker,
+    limits_of,
+    registry_of,
+    ring,
+    run_out,
+    supervisor_of,
+)
+from tests.helpers.large import Stop, crowd, filler
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
-from tests.helpers.pools import assert_serves, idle, run_out, stop, timeout_of
+from tests.helpers.pools import assert_serves, idle, stop, timeout_of
 
 pytestmark = BOTH_LOOPS
 
@@ -32,13 +41,6 @@ LONG = 3600.0
 def ready_pool(workers: int = 1, **options: Any) -> Pool:
     """Return a pool whose workers have imported the jobs."""
     return Pool(workers, preload=[jobs.__name__], **options)
-
-
-def ring(pool: Pool, when: float) -> None:
-    """Have the timer of the jobs' times fire as if it were *when* already."""
-    timeouts = supervisor_of(pool).traffic.timers._timeouts
-    timeouts._alarm.due = when
-    timeouts._on_alarm(when)
 
 
 @pytest.mark.parametrize("on_cancel", ["interrupt", "kill", "wait"])
@@ -161,7 +163,7 @@ async def test_what_was_in_time_is_not_touched() -> None:
             *(view.submit(jobs.square, n) for n in range(100)),
         )
         assert results == [n * n for n in range(100)] * 2
-        book = supervisor_of(pool)._state.registry
+        book = registry_of(pool)
         assert (len(book.deadlines), book.timed) == (0, 0)
 
 
@@ -204,7 +206,7 @@ async def test_a_result_that_takes_long_to_load_has_all_the_time_but_for_a_deadl
         with Stop("unpickled") as stop:
             job = view.submit(crowd, 1_000_000)
             await stop.reached()
-            assert supervisor_of(pool)._state.registry.deadlines.next() == deadline
+            assert registry_of(pool).deadlines.next() == deadline
             stop.release()
             assert await job == crowd(1_000_000)
 
@@ -241,7 +243,7 @@ async def test_a_deadline_holds_at_every_stage(stage: str) -> None:
             await gate.visitor("late")
             run_out(pool, job)
         error = await timeout_of(job)
-        assert (error.limit, error.seconds) == ("deadline", job._limits.deadline)
+        assert (error.limit, error.seconds) == ("deadline", limits_of(job).deadline)
         assert error.attempt == (stage == "running")
         assert ("in sleep" in error.stack) is (stage == "running")
         if held is not None:
@@ -285,12 +287,12 @@ async def test_who_is_heard_to_have_ended_is_not_judged(
                 [
                     Frame(FrameKind.VALUE, job.id, 1, 0, large)
                     for job in both
-                    if job._slot is not None
+                    if has_worker(job)
                 ],
             )
 
         monkeypatch.setattr(WorkerHandle, "read_now", hear_both_end)
-        ring(pool, max(job._began or 0.0 for job in both) + LONG)
+        ring(pool, max(map(begin_of, both)) + LONG)
         assert await asyncio.gather(*both) == [filler(2 * HEAVY)] * 2
         os.kill(visitor.pid, signal.SIGKILL)  # it knows nothing of its outcomes
         await assert_serves(pool)

@@ -12,6 +12,7 @@ import pytest
 from asyncpool import CloseSummary, Job, Pool, PoolClosedError
 from tests.helpers import jobs
 from tests.helpers.gate import Gate
+from tests.helpers.inside import attempt_policy_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
 from tests.helpers.pools import assert_serves
@@ -53,7 +54,8 @@ async def test_options_make_a_view_and_change_nothing() -> None:
         view = pool.options(max_attempts=3)
         narrow = view.options(retry_on=("hung",))
         policies = [
-            each.submit(jobs.square, 2)._attempt_policy for each in (pool, view, narrow)
+            attempt_policy_of(each.submit(jobs.square, 2))
+            for each in (pool, view, narrow)
         ]
         assert await pool.submit(jobs.square, 3) == 9
     assert [(policy.max_attempts, policy.retry_on) for policy in policies] == [

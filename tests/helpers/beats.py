@@ -16,6 +16,7 @@ from asyncpool._core.wire.page import BEATS_START
 from asyncpool._system.signals import INTERRUPT
 from tests.helpers import faults
 from tests.helpers.faults import say, say_to_control
+from tests.helpers.inside import heartbeat_page
 from tests.helpers.jobs import arrive, sleep, wait_at
 
 __all__: list[str] = []
@@ -185,10 +186,7 @@ def control() -> Any:
 
 def write_on_page(what: str) -> str:
     """Fill the room for beats with what is none of this job's; ring."""
-    from asyncpool._worker.job import heartbeats as beats
-
-    assert beats._installed is not None
-    page = beats._installed.page
+    page = heartbeat_page()
     for number in (1, 2):
         record = {
             "garbage": os.urandom(1000),
@@ -203,12 +201,10 @@ def write_on_page(what: str) -> str:
 
 def claim_and_sleep(gate: str, at: float) -> None:
     """Beat at that time, and then no more."""
-    from asyncpool._worker.job import heartbeats as beats
-
-    assert beats._installed is not None
+    page = heartbeat_page()
     record = _beat()._replace(at=at).pack()
     start = BEATS_START + offset_of(1)
-    beats._installed.page[start : start + len(record)] = record
+    page[start : start + len(record)] = record
     ring_for_nothing(1)
     sleep(gate, "")
 

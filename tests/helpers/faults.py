@@ -23,6 +23,7 @@ import asyncpool
 from asyncpool._core.wire.frames import HEADER_SIZE, VERSION, FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers
 from asyncpool._core.wire.page import BEGUN
+from tests.helpers.inside import socket_of
 from tests.helpers.jobs import arrive, spin, wait_at
 
 __all__ = ["DEATHS", "FAULTS", "HANGS", "Fault", "by_name"]
@@ -190,7 +191,7 @@ def channels() -> tuple[socket.socket, socket.socket]:
     while frame is not None:
         found = dict(frame.f_locals)  # since 3.13 it only looks like one
         if frame.f_code.co_name == "work" and {"jobs", "control"} <= found.keys():
-            return found["jobs"], found["control"]._socket
+            return found["jobs"], socket_of(found["control"])
         frame = frame.f_back
     raise LookupError("this is no worker")
 

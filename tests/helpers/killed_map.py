@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from asyncpool._cli.map import writer
 from asyncpool._cli.map.inputs import open_input
 from asyncpool._cli.map.journal import START, Journal, RunIdentity
 from asyncpool._cli.map.outputs import Outputs, usable
@@ -25,6 +24,7 @@ from asyncpool._cli.map.plan import Plan
 from asyncpool._cli.map.run import Files, Run
 from asyncpool._cli.targets import FunctionRaisedError, Work, trouble
 from asyncpool.pool import Pool
+from tests.helpers.inside import sync_every
 
 __all__ = ["expected_line", "fails"]
 
@@ -125,7 +125,7 @@ def kill_at(pid: int, log: Path, lines: int, delay: float) -> int:
 def serve() -> None:
     """Answer the lines of stdin."""
     # The files are synced in each run, then, and not only in long ones.
-    writer._SYNC_EVERY = 0.01
+    sync_every(0.01)
     for line in sys.stdin:
         asked = json.loads(line)
         folder, kill = Path(asked["folder"]), asked["kill"]

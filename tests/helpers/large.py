@@ -26,13 +26,12 @@ import asyncpool
 from asyncpool._core.wire.frames import FrameKind, header
 from asyncpool._core.wire.messages import pack_numbers
 from tests.helpers import faults
+from tests.helpers.inside import segments_by_number, segments_mapped, wait_for_grant
 
 if TYPE_CHECKING:
     import asyncio
 
     from asyncpool import Pool
-    from asyncpool._runtime.channel.segments import Segments
-    from asyncpool._runtime.pool.supervisor import Supervisor
     from asyncpool._worker.channel.large_buffers import LargeBuffers
 
 __all__ = ["Block", "Crowd", "Passenger", "Stop", "all_free", "pattern"]
@@ -175,28 +174,19 @@ def crowd(size: int, *, at: float = 1.0) -> list[Any]:
 # The shared memory, as the pool sees it.
 
 
-def supervisor_of(pool: Pool) -> Supervisor:
-    assert pool._supervisor is not None
-    return pool._supervisor
-
-
-def segments_of(pool: Pool) -> Segments:
-    return supervisor_of(pool)._workers.segments
-
-
 def numbers(pool: Pool) -> set[int]:
     """Return which segments there are."""
-    return set(segments_of(pool)._segments)
+    return set(segments_by_number(pool))
 
 
 def uses(pool: Pool) -> list[str]:
     """Return who has each segment, oldest first."""
-    return [segment.use.value for segment in segments_of(pool)._segments.values()]
+    return [segment.use.value for segment in segments_by_number(pool).values()]
 
 
 def in_use(pool: Pool) -> set[int]:
     """Return which segments somebody has."""
-    segments = segments_of(pool)._segments.items()
+    segments = segments_by_number(pool).items()
     return {number for number, segment in segments if segment.use.value != "nobody"}
 
 
@@ -385,7 +375,7 @@ def cargo() -> LargeBuffers:
 
 def scribble() -> int:
     """Write over every segment that this worker has, and return how many it has."""
-    memories = list(cargo()._segments._mapped.values())
+    memories = list(segments_mapped(cargo()).values())
     for memory in memories:
         memory.write(0, [os.urandom(memory.size)])
     return len(memories)
@@ -487,7 +477,7 @@ def lost(number: int) -> bytes:
 def granted(size: int) -> int:
     """Ask for a segment as a worker does, and return its number."""
     faults.channels()[0].sendall(want(size))
-    number = cargo()._segments.wait_for_grant()
+    number = wait_for_grant(cargo())
     assert number
     return number
 
@@ -532,7 +522,7 @@ OFFENCES: dict[str, Callable[..., bytes]] = {
 
 def offend(name: str, other: int, block: Block) -> NoReturn:
     """Say what no worker says, with an argument in shared memory."""
-    [mine] = cargo()._segments._mapped
+    [mine] = segments_mapped(cargo())
     faults.say(OFFENCES[name](mine=mine, other=other))
     raise AssertionError
 

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +27,6 @@ from asyncpool.enums import CrashKind, Delivery
 from asyncpool.events import Crashed, Event
 from tests.helpers import jobs
 from tests.helpers.faults import Fault
-from tests.helpers.large import supervisor_of
 
 __all__ = [
     "assert_serves",
@@ -42,7 +40,6 @@ __all__ = [
     "kill_worker",
     "launcher_of",
     "next_of",
-    "run_out",
     "spare_of",
     "timeout_of",
     "until",
@@ -120,20 +117,6 @@ async def assert_serves(pool: Pool) -> None:
     await idle(pool)
     results = await asyncio.gather(*(pool.submit(jobs.square, n) for n in range(20)))
     assert results == [n * n for n in range(20)]
-
-
-def run_out(pool: Pool, job: Job[Any]) -> None:
-    """Have the time of a job be over now, that has come to its gate and has plenty of it.
-
-    With a limit that is short a busy machine may not have begun it when that is over.
-    """
-    now, limits = asyncio.get_running_loop().time(), job._limits
-    assert job._began is not None
-    if limits.timeout is not None:
-        job._began = now - limits.timeout
-    else:
-        job._limits = replace(limits, deadline=now)
-    supervisor_of(pool).traffic.timers._timeouts.watch(job.id, now)
 
 
 async def stop(pid: int) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
-from functools import partial
 
-from asyncpool._core.map import chunks
 from asyncpool._core.map.chunks import ENTRY, LOG_HEAD
 from asyncpool._core.wire.page import LOG_SIZE, LOG_START
+from tests.helpers.inside import chunk_page
 
 __all__ = ["SCRIBBLES", "echo_or_scribble"]
 
@@ -32,9 +31,7 @@ SCRIBBLES: dict[str, tuple[int, bytes]] = {
 
 def scribble(start: int, data: bytes) -> None:
     """Write over what this worker has noted, and die."""
-    run = chunks._run
-    assert isinstance(run, partial)
-    page = run.args[0].words.obj
+    page = chunk_page()
     page[start : start + len(data)] = data
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -38,6 +38,7 @@ from asyncpool._runtime.options.worker_options import WORKER_CHECKS, WorkerOptio
 from asyncpool._runtime.state.config import pool_config
 from asyncpool.cluster import Worker
 from asyncpool.cluster._options import CLUSTER_CHECKS, ClusterOptions
+from tests.helpers.inside import config_of, options_of
 from tests.helpers.scripts import ROOT
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -203,7 +204,7 @@ def test_a_pool_can_replace_workers_somehow() -> None:
     text = r"^max_surge and max_unavailable cannot both be 0$"
     with pytest.raises(ValueError, match=text):
         Pool(1, max_surge=0)
-    assert Pool(1, max_surge=0, max_unavailable=1)._config.max_unavailable == 1
+    assert config_of(Pool(1, max_surge=0, max_unavailable=1)).max_unavailable == 1
 
 
 @pytest.mark.parametrize(
@@ -242,15 +243,16 @@ def test_a_cluster_refuses_what_it_cannot_have(
 
 
 def test_a_cluster_has_as_long_for_a_reload_as_for_its_end() -> None:
-    options = Cluster(serve, drain_timeout=7.0)._options
+    options = options_of(Cluster(serve, drain_timeout=7.0))
     assert options.reload_drain_timeout == 7.0
-    assert Cluster(serve, reload_drain_timeout=9.0)._options.reload_drain_timeout == 9.0
+    cluster = Cluster(serve, reload_drain_timeout=9.0)
+    assert options_of(cluster).reload_drain_timeout == 9.0
 
 
 def test_without_an_address_there_is_nothing_to_spread() -> None:
-    assert Cluster(serve, spread="shared")._options.spread == "handoff"
+    assert options_of(Cluster(serve, spread="shared")).spread == "handoff"
     cluster = Cluster(serve, bind="127.0.0.1:0", spread="shared")
-    assert cluster._options.spread == "shared"
+    assert options_of(cluster).spread == "shared"
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_what_was_used_is_unmapped_when_it_is_dropped(segments: Segments) -> Non
 def test_what_is_unknown_may_be_dropped(segments: Segments) -> None:
     segments.arrive(7, None, SIZE)
     for number in (7, 8, 7):
-        segments.drop(number)
+        segments.drop(number)  # must not raise
 
 
 def test_a_number_may_be_used_again_after_a_drop(segments: Segments) -> None:

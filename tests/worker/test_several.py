@@ -21,6 +21,7 @@ from asyncpool._worker.job.job_claims import JobClaims
 from asyncpool._worker.job.streams import Credit
 from asyncpool._worker.lanes.concurrent_jobs import ConcurrentJobs
 from asyncpool.errors import ProtocolError
+from tests.helpers.inside import page_of
 from tests.worker.by_hand import context_frame, function_frame, job_frame
 from tests.worker.in_process import Loops, Quiet, SharedPage, opened
 
@@ -121,7 +122,7 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hand]:
     ):
         log.clear()
         yield found
-        found.several.lanes._page.close()
+        page_of(found.several.lanes).close()
 
 
 # What jobs do.

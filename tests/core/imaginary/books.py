@@ -14,6 +14,7 @@ from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.supervision.supervision import Supervision
 from tests.core.imaginary.process import Process
 from tests.core.list_queue import ListQueue
+from tests.helpers.inside import slots_held
 
 __all__ = ["COSTS", "IDLE_TIMEOUT", "START_TIMEOUT", "Books"]
 
@@ -226,7 +227,7 @@ class Books:
         return cost if self.width == 1 else max(LEAST, cost / self.width)
 
     def _able(self, process: Process) -> bool:
-        held = process.slot in self.core.sessions._sessions._held
+        held = process.slot in slots_held(self.core)
         if process.slot in self.owners or held:
             return False
         able = process.ready and not process.told and not process.faulty

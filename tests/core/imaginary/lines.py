@@ -8,6 +8,7 @@ from asyncpool._core.base.run_times import BUDGET, REFILL
 from asyncpool._core.dispatch.affinity_queues import choose
 from asyncpool._core.slots.slots import StopStage
 from tests.core.imaginary.books import Books
+from tests.helpers.inside import affinity_queues_of
 
 __all__ = ["Lines"]
 
@@ -141,7 +142,7 @@ class Lines(Books):
             self.seen["places that changed"] += 1
             for process in self.processes.values():
                 process.line = process.line or bool(self.keyed)
-        assert self.core.dispatcher._affinity_queues.slots_by_bucket == self.seats
+        assert affinity_queues_of(self.core).slots_by_bucket == self.seats
 
     def _put_back(self, jobs: Iterable[int]) -> None:
         """Let jobs wait before all others, each where it belongs."""

@@ -1,0 +1,522 @@
+"""What the package keeps to itself, for tests: the one place that reaches into it.
+
+An end-to-end test asks here in its own words, so only this module changes when something
+inside is moved.  ``tests/test_habits.py`` holds the tests to it: but for this module, only the
+tests of a module read its private attributes.
+
+Workers import this too, so it imports nothing of the package but for the type checkers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tests.helpers.patience import PATIENCE
+
+if TYPE_CHECKING:
+    import mmap
+    from pathlib import Path
+
+    import pytest
+
+    from asyncpool import Crash, Job, Pool, ProcessPoolExecutor
+    from asyncpool._core.base.deadlines import Deadlines
+    from asyncpool._core.base.run_times import Profile
+    from asyncpool._core.dispatch.affinity_queues import AffinityQueues
+    from asyncpool._core.policies.attempts import AttemptPolicy
+    from asyncpool._core.policies.job_limits import JobLimits
+    from asyncpool._core.slots.slots import Slot
+    from asyncpool._core.supervision.supervision import Supervision
+    from asyncpool._core.wire.frames import FrameKind
+    from asyncpool._futures.engine import Call, Engine
+    from asyncpool._runtime.channel.channel import Channel
+    from asyncpool._runtime.channel.segments import Segment, Segments
+    from asyncpool._runtime.cluster.service import Service
+    from asyncpool._runtime.pool.pings import Pings
+    from asyncpool._runtime.pool.supervisor import Supervisor
+    from asyncpool._runtime.state.config import SupervisorConfig
+    from asyncpool._runtime.state.registry import JobRegistry
+    from asyncpool._runtime.worker.handle import WorkerHandle
+    from asyncpool._system.memory import Memory
+    from asyncpool._worker.channel.large_buffers import LargeBuffers
+    from asyncpool._worker.lanes.lanes import Lanes
+    from asyncpool.cluster import Cluster
+    from asyncpool.cluster._options import ClusterOptions
+
+# A pool, and its parts.
+
+
+def supervisor_of(pool: Pool | Cluster) -> Supervisor:
+    """Return what runs *pool*, which has been started; it stays after the end."""
+    supervisor = pool._life.supervisor
+    assert supervisor is not None
+    return supervisor
+
+
+def core_of(pool: Pool | Cluster) -> Supervision:
+    """Return what decides for *pool*."""
+    return supervisor_of(pool)._state.core
+
+
+def slot_of(pool: Pool, index: int = 0) -> Slot:
+    """Return what the core knows of one worker."""
+    return core_of(pool).slots[index]
+
+
+def handle_of(pool: Pool, slot: int = 0) -> WorkerHandle:
+    """Return the pool's end of one worker."""
+    return supervisor_of(pool)._state.handles[slot]
+
+
+def registry_of(pool: Pool) -> JobRegistry:
+    """Return the table of open jobs."""
+    return supervisor_of(pool)._state.registry
+
+
+def segments_of(pool: Pool) -> Segments:
+    """Return the shared memory."""
+    return supervisor_of(pool)._workers.segments
+
+
+def segments_by_number(pool: Pool) -> dict[int, Segment]:
+    """Return each segment of the shared memory, the oldest first."""
+    return segments_of(pool)._segments
+
+
+def deciding(pool: Pool) -> bool:
+    """Return whether *pool* makes a decision and carries it out just now."""
+    return supervisor_of(pool)._state.deciding
+
+
+def break_core(pool: Pool | Cluster, error: Exception) -> None:
+    """Have a bug in what decides for *pool*: the next end of a worker raises *error*."""
+
+    def ended(*_: object, **__: object) -> Any:
+        raise error
+
+    core_of(pool).workers.ended = ended  # type: ignore[method-assign]
+
+
+def in_another_process(pool: Pool) -> None:
+    """Have *pool* take itself for a copy that a fork has made."""
+    pool._life._process += 1
+
+
+def config_of(pool: Pool | Cluster) -> SupervisorConfig:
+    """Return what the options of *pool* have come to."""
+    return pool._config
+
+
+def options_of(cluster: Cluster) -> ClusterOptions:
+    """Return the options of *cluster*, checked."""
+    return cluster._options
+
+
+def slots_held(core: Supervision) -> set[int]:
+    """Return the slots that get no job because a session waits for one of them."""
+    return core.sessions._sessions._held
+
+
+def affinity_queues_of(core: Supervision) -> AffinityQueues:
+    """Return the queues of the jobs that have a key."""
+    return core.dispatcher._affinity_queues
+
+
+def due_ever(deadlines: Deadlines) -> set[int]:
+    """Return the jobs whose time is going to be over."""
+    return set(deadlines._when)
+
+
+# How long calls take, and how many jobs go to a worker ahead.
+
+
+def profile_of(pool: Pool, function: Callable[..., Any]) -> Profile:
+    """Return what *pool* knows of the calls of *function*."""
+    return supervisor_of(pool).traffic._functions.find(function).profile
+
+
+def cost_of(pool: Pool, function: Callable[..., Any]) -> float:
+    """Return the microseconds that *pool* expects a call of *function* to take."""
+    return profile_of(pool, function).cost
+
+
+def in_hand(pool: Pool, slot: int = 0, job: Job[Any] | None = None) -> int:
+    """Return how many jobs a worker has in hand, or how many times it has *job*."""
+    flight = slot_of(pool, slot).in_flight.jobs
+    return len(flight) if job is None else int(job.id in flight)
+
+
+def loading(pool: Pool, slot: int = 0) -> bool:
+    """Return whether a large argument is being copied for that worker."""
+    return handle_of(pool, slot).outbox.loading
+
+
+def pickling(pool: Pool) -> bool:
+    """Return whether a large argument is being pickled, or waits for that."""
+    return bool(supervisor_of(pool).traffic._large._packer._begun)
+
+
+def functions_known(pool: Pool, slot: int = 0) -> list[int]:
+    """Return the numbers of the functions that a worker has been sent."""
+    return list(handle_of(pool, slot).outbox._memory)
+
+
+def watching(pool: Pool) -> bool:
+    """Return whether *pool* looks now and then for workers that have stalled."""
+    return supervisor_of(pool).traffic._stall_watch.active
+
+
+def look_for_stalls(pool: Pool) -> None:
+    """Look for workers that have stalled, as the timer of that does."""
+    supervisor_of(pool).traffic._stall_watch._go_round(0.0)
+
+
+# The channels.
+
+
+def jobs_channel_of(pool: Pool, slot: int = 0) -> Channel:
+    """Return the channel that the jobs of a worker go through."""
+    channel = handle_of(pool, slot).connections.jobs
+    assert channel is not None
+    return channel
+
+
+def spy_on_parts(pool: Pool) -> list[bytes]:
+    """Return what is going to hold each part of a frame that the first worker is sent."""
+    channel, sent = jobs_channel_of(pool), list[bytes]()
+    put = channel.put
+
+    def spied(*parts: bytes) -> None:
+        sent.extend(parts)
+        put(*parts)
+
+    channel.put = spied  # type: ignore[method-assign, assignment]
+    return sent
+
+
+def spy_on_sends(pool: Pool) -> list[int]:
+    """Return what is going to hold the bytes of each system call that sends to the first worker."""
+    channel, sent = jobs_channel_of(pool), list[int]()
+    send = channel._send
+
+    def spied(data: Any) -> int:
+        sent.append(len(data))
+        return send(data)
+
+    channel._send = spied  # type: ignore[method-assign]
+    return sent
+
+
+def block_until_answers(pool: Pool, slots: int) -> None:
+    """Block this thread, and so the loop, until so many workers have sent something."""
+    for slot in range(slots):
+        _block_until_readable(jobs_channel_of(pool, slot))
+
+
+def _block_until_readable(channel: Channel) -> None:
+    readable, _, _ = select.select([channel._fd], [], [], PATIENCE)
+    assert readable
+
+
+# The times of jobs.
+
+
+def ring(pool: Pool, when: float) -> None:
+    """Have the timer of the jobs' times fire as if it were *when* already."""
+    timeouts = supervisor_of(pool).traffic.timers._timeouts
+    timeouts._alarm.due = when
+    timeouts._on_alarm(when)
+
+
+def run_out(pool: Pool, job: Job[Any]) -> None:
+    """Have the time of a job be over now, that has come to its gate and has plenty of it.
+
+    With a limit that is short a busy machine may not have begun it when that is over.
+    """
+    now, limits = asyncio.get_running_loop().time(), job._limits
+    assert job._began is not None
+    if limits.timeout is not None:
+        job._began = now - limits.timeout
+    else:
+        job._limits = replace(limits, deadline=now)
+    supervisor_of(pool).traffic.timers._timeouts.watch(job.id, now)
+
+
+def timing(pool: Pool) -> bool:
+    """Return whether the timer of the jobs' times is set."""
+    return supervisor_of(pool).traffic.timers._timeouts._alarm.is_set
+
+
+def heartbeats_awaited(pool: Pool) -> int:
+    """Return of how many workers heartbeats are going to be read."""
+    return len(supervisor_of(pool).traffic.heartbeats._alarms)
+
+
+# Pings.
+
+
+def pings_of(pool: Pool) -> Pings:
+    """Return what pings the workers of *pool*."""
+    pings = supervisor_of(pool)._health
+    assert pings is not None
+    return pings
+
+
+def ping_now(pool: Pool) -> None:
+    """Look after the workers as if it were time to."""
+    pings = pings_of(pool)
+    pings._look(pings._ledger.due)
+
+
+def pinged(pool: Pool) -> set[WorkerHandle]:
+    """Return the workers that owe an answer."""
+    return set(pings_of(pool)._ledger._asked)
+
+
+def pinged_before(pool: Pool, seconds: float) -> None:
+    """Have the ping of the first worker, which owes an answer, be so much older."""
+    pings_of(pool)._ledger._asked[handle_of(pool)] -= seconds
+
+
+def heard_before(pool: Pool, seconds: float) -> None:
+    """Have the last word of the first worker be so much older."""
+    handle_of(pool).incoming._heard_at -= seconds
+
+
+def spy_on_words(monkeypatch: pytest.MonkeyPatch) -> list[FrameKind]:
+    """Return what is going to hold the kind of each control frame that any worker is sent."""
+    from asyncpool._runtime.worker.control_requests import ControlRequests
+
+    said: list[FrameKind] = []
+    send = ControlRequests._send
+
+    def spied(
+        self: ControlRequests, kind: FrameKind, payload: bytes, *fields: int
+    ) -> None:
+        said.append(kind)
+        send(self, kind, payload, *fields)
+
+    monkeypatch.setattr(ControlRequests, "_send", spied)
+    return said
+
+
+def block_until_pong(pool: Pool) -> None:
+    """Block this thread, and so the loop, until the first worker has answered."""
+    control = handle_of(pool).connections.control
+    assert control is not None
+    _block_until_readable(control)
+
+
+# A job.
+
+
+def crashes_of(job: Job[Any]) -> tuple[Crash, ...]:
+    """Return the crashes of the workers that had *job*."""
+    return tuple(job._crashes)
+
+
+def pickled(job: Job[Any]) -> bool:
+    """Return whether the call is pickled."""
+    return bool(job._payload)
+
+
+def limits_of(job: Job[Any]) -> JobLimits:
+    """Return the limits of a job."""
+    return job._limits
+
+
+def attempt_policy_of(job: Job[Any]) -> AttemptPolicy:
+    """Return when a job is tried again."""
+    return job._attempt_policy
+
+
+def has_worker(job: Job[Any]) -> bool:
+    """Return whether a worker has *job* now."""
+    return job._slot is not None
+
+
+def begin_of(job: Job[Any]) -> float:
+    """Return when *job* began, on the loop's clock; 0.0 before that."""
+    return job._began or 0.0
+
+
+def return_no_more(job: Job[Any], returns: int) -> None:
+    """Have *job* have come back so many times from workers that did not begin it."""
+    job._returns = returns
+
+
+def stream_job(view: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Submit a stream as its iteration does, and return the job."""
+    return view._submit(function, args, {}, replace(view._options, form="stream"))
+
+
+# The executor, and what else lives as long as the process.
+
+
+def engine_of(executor: ProcessPoolExecutor) -> Engine:
+    """Return the thread of *executor*, and its event loop."""
+    assert executor._engine is not None
+    return executor._engine
+
+
+def put_engine(executor: ProcessPoolExecutor, engine: Engine) -> None:
+    """Give *executor* a thread of which nothing has begun."""
+    executor._engine = engine
+
+
+def calls_queued(executor: ProcessPoolExecutor) -> int:
+    """Return how many calls wait for a turn of the executor's loop."""
+    return len(engine_of(executor)._queue)
+
+
+def pool_of(executor: ProcessPoolExecutor) -> Pool:
+    """Return the pool of an executor."""
+    return executor._pool
+
+
+def begin_call(engine: Engine, call: Call, function: Callable[[], Any]) -> bool:
+    """Have the loop of an executor begin what it has just taken out of the queue."""
+    return engine._begin(call, (function, (), {}))
+
+
+def loop_of(executor: ProcessPoolExecutor) -> asyncio.AbstractEventLoop:
+    """Return the event loop in the thread of *executor*."""
+    return engine_of(executor)._loop
+
+
+def resident_pool() -> Pool:
+    """Return the pool that ``to_process`` keeps for the running event loop."""
+    from asyncpool import to_process
+
+    return to_process._residents[asyncio.get_running_loop()].pool
+
+
+# A cluster.
+
+
+def service_of(cluster: Cluster) -> Service:
+    """Return what a running cluster does instead of jobs."""
+    return cluster._service()
+
+
+def messages_arrived(cluster: Cluster, slot: int = 0) -> int:
+    """Return how many messages of a worker have arrived, read or not."""
+    return service_of(cluster).links[slot]._credit._received
+
+
+# In a worker.
+
+
+def segments_mapped(buffers: LargeBuffers) -> dict[int, Memory]:
+    """Return the shared memory that a worker has mapped, by the numbers of the segments."""
+    return buffers._segments._mapped
+
+
+def wait_for_grant(buffers: LargeBuffers) -> int:
+    """Wait until a worker gets the segment that it has asked for, and return its number."""
+    return buffers._segments.wait_for_grant()
+
+
+def socket_of(control: Any) -> socket.socket:
+    """Return the socket of a worker's control channel."""
+    found: socket.socket = control._socket
+    return found
+
+
+def heartbeat_page() -> Any:
+    """Return the page that a worker writes its heartbeats on."""
+    from asyncpool._worker.job import heartbeats
+
+    assert heartbeats._installed is not None
+    return heartbeats._installed.page
+
+
+def chunk_page() -> Any:
+    """Return the page on which a worker notes what it has done of a chunk."""
+    from asyncpool._core.map import chunks
+
+    run = chunks._run
+    assert isinstance(run, partial)
+    return run.args[0].words.obj
+
+
+def page_of(lanes: Lanes) -> mmap.mmap:
+    """Return the page on which a worker notes how far its jobs are."""
+    return lanes._page
+
+
+# The journal of a map.
+
+
+def sync_every(seconds: float) -> None:
+    """Have the journals of this process synced so often."""
+    from asyncpool._cli.map import writer
+
+    writer._SYNC_EVERY = seconds
+
+
+# How long things wait, which a test makes so long that they never happen, or short.
+
+
+def fork_nothing_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no launcher fork a process before a worker is asked of it."""
+    from asyncpool._runtime.launcher import launcher_process
+
+    monkeypatch.setattr(launcher_process, "_QUIET", 3600.0)
+
+
+def silent_launcher_hangs_after(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Have a launcher taken for hung that says nothing for so long."""
+    from asyncpool._runtime.launcher import launcher
+
+    monkeypatch.setattr(launcher, "_SILENCE", seconds)
+
+
+def pickle_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no second large object pickled beside the first, however long that takes."""
+    from asyncpool._runtime.base import threads
+
+    monkeypatch.setattr(threads, "_LONG", 3600.0)
+
+
+def abandon_threads_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have a pool that ends leave alone a thread that does not come back for so long."""
+    from asyncpool._runtime.base import threads
+
+    monkeypatch.setattr(threads, "_GRACE", seconds)
+
+
+def end_cluster_workers_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the workers of clusters end so soon when their time to drain is over."""
+    from asyncpool.cluster import _options
+
+    monkeypatch.setattr(_options, "_GRACE", seconds)
+
+
+def terminate_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``terminate_workers()`` never go over to killing."""
+    from asyncpool import executor
+
+    monkeypatch.setattr(executor, "_TERMINATION", 3600.0)
+
+
+def deliver_in_loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an executor call no callback in its own thread, however late a loop is."""
+    from asyncpool._futures import engine
+
+    monkeypatch.setattr(engine, "_PATIENCE", 3600.0)
+
+
+def live_in_cgroup(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have this machine count the kills for lack of memory in *folder*."""
+    from asyncpool._runtime.base import machine
+
+    monkeypatch.setattr(machine, "_cgroups", lambda *_: [(folder, True)])
