@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-from hypothesis import HealthCheck, find, settings
+from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.strategies import booleans
 
 from tests.helpers.guards import Snapshot, mark_descendants
@@ -29,6 +29,15 @@ settings.register_profile(
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
+)
+# For mutants: what fails need not be small, and lives or dies the same each time.
+settings.register_profile(
+    "mutants",
+    max_examples=60,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")

@@ -99,6 +99,7 @@ def test_whether_a_job_is_tried_again_after_it_raised(
         ({"max_attempts": 0}, ValueError, "between 1 and 65535, not 0"),
         ({"max_attempts": -1}, ValueError, "between 1 and 65535, not -1"),
         ({"max_attempts": 65_536}, ValueError, "between 1 and 65535, not 65536"),
+        ({"max_attempts": 2.0}, TypeError, r"max_attempts must be an int, not 2\.0"),
         ({"retry_on": ("crashed",)}, ValueError, "'crashed', which is no kind"),
         ({"retry_on": (3,)}, TypeError, "types of exceptions, not 3"),
         ({"retry_on": (int,)}, TypeError, "not <class 'int'>"),

@@ -116,6 +116,12 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
         due=2.0,
         planned=True,
         faulty=True,
+        replace_reason="max_age",
+        replaces=1,
+        drain_deadline=3.0,
+        draining=True,
+        oversized=True,
+        is_late=True,
         stop_stage=StopStage.KILLED,
     )
     in_flight, endings = slot.in_flight, slot.job_endings
@@ -130,6 +136,14 @@ def test_a_new_generation_inherits_nothing_from_the_last_one() -> None:
     assert (list(in_flight.jobs), endings) == ([17], {17: JobEnding(press=KILL)})
 
 
+def test_the_first_job_makes_its_worker_busy_and_others_change_nothing() -> None:
+    slot = Slot(0, state=SlotState.IDLE)
+    slot.assign()
+    assert slot.state is SlotState.BUSY
+    slot.assign()
+    assert slot.state is SlotState.BUSY
+
+
 def test_a_probe_is_one_from_before_its_start() -> None:
     slot = Slot(3, probing=True)
     slot.renew()
@@ -140,6 +154,7 @@ def test_a_new_slot_has_nothing_in_hand() -> None:
     slot = Slot(0)
     assert (slot.state, slot.generation) == (SlotState.VACANT, 0)
     assert (slot.in_flight.jobs, slot.outcomes, slot.job_endings) == ({}, 0, {})
+    assert slot.concurrency == 1
     assert (slot.ready_at, slot.due, slot.seen) == (None, None, ())
     assert (slot.planned, slot.faulty, slot.hung, slot.probing) == (False,) * 4
     assert slot.stop_stage is StopStage.NO
