@@ -3,96 +3,125 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Coroutine
-from types import SimpleNamespace
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+import pytest_asyncio
 
+from asyncpool import Crash, RestartPolicy
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.bulk_failure import BulkFailure
-from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.state.registry import JobRegistry
-from asyncpool.enums import CrashKind
+from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.owner import Owner
+from tests.helpers.patience import patience
+from tests.runtime.pool_parts import break_starts, parts_of, succeed
 
 pytestmark = BOTH_LOOPS
+
+
+CRASH = Crash(
+    slot=0,
+    generation=1,
+    pid=4242,
+    exit_code=3,
+    signal=None,
+    kind="crash",
+    uptime=1.0,
+    job_id=None,
+    attempt=0,
+    detail="",
+    stderr_tail=(),
+    next_step="",
+)
+POLICY = RestartPolicy(initial_delay=100.0, max_delay=100.0, max_failed_starts=1)
+
+
+class Worker:
+    """Of a worker, what it was sent, and that it has begun the second job."""
+
+    def __init__(self) -> None:
+        self.page, self.outbox = self, self
+        self.unsent, self.loading = 0, False
+
+    def begun(self, number: int, _: int) -> bool:
+        return number == 2
 
 
 class Ending:
     """The jobs of a pool that ends."""
 
-    def __init__(self) -> None:
-        self.book = JobRegistry()
-        workers = SimpleNamespace(retry_in=lambda now: now - 93.0)
-        self.core = SimpleNamespace(broken=None, workers=workers)
-        self.tasks: list[asyncio.Task[None]] = []
-        self.page = SimpleNamespace(begun=lambda number, _: number == 2)
-        outbox = SimpleNamespace(unsent=0, loading=False)
-        handle = SimpleNamespace(page=self.page, outbox=outbox)
-        state = SimpleNamespace(
-            registry=self.book,
-            core=self.core,
-            crashes=deque([SimpleNamespace(kind=CrashKind.CRASH, stderr_tail=())]),
-            loop=SimpleNamespace(time=lambda: 100.0),
-            handles={0: handle},
-        )
-        group = SimpleNamespace(create_task=self.spawn)
-        self.failing = BulkFailure(
-            cast("PoolState", state), cast("asyncio.TaskGroup", group)
-        )
-
-    def spawn(self, coro: Coroutine[Any, Any, None], /, *, name: str) -> object:
-        self.tasks.append(asyncio.create_task(coro, name=name))
-        return None
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        parts, _ = parts_of(workers=1, restart_policy=POLICY)
+        self.state, self.registry = parts.state, parts.state.registry
+        self.state.handles[0] = cast("WorkerHandle", Worker())
+        self.failing = BulkFailure(self.state, tasks)
 
     def jobs(self, count: int) -> list[Job[Any]]:
         """Return jobs that are open, and wait no longer than a second."""
         options = JobOptions(limits=JobLimits(queue_timeout=1.0))
         loop, made = asyncio.get_running_loop(), list[Job[Any]]()
         for _ in range(count):
-            number = self.book.next_id()
+            number = self.registry.next_id()
             job: Job[Any] = Job(number, Function(0, b""), options, Owner(), loop)
-            self.book.enter(job)
+            self.registry.enter(job)
             made.append(job)
         return made
 
 
+@pytest_asyncio.fixture
+async def ending() -> AsyncIterator[Ending]:
+    async with patience(), asyncio.TaskGroup() as tasks:
+        yield Ending(tasks)
+
+
+def failing() -> list[asyncio.Task[Any]]:
+    """Return the tasks that fail jobs."""
+    return [
+        task
+        for task in asyncio.all_tasks()
+        if task.get_name() == "failing what is queued"
+    ]
+
+
 async def test_many_are_failed_some_in_each_turn_as_they_were_known_before(
-    monkeypatch: pytest.MonkeyPatch,
+    ending: Ending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncpool._runtime.state.bulk_failure._FAILED_A_TURN", 2)
-    ending = Ending()
     jobs = ending.jobs(7)
-    ending.core.broken = "first"
+    break_starts(ending.state)
+    ending.state.crashes.append(CRASH)
     ending.failing.fail(tuple(job.id for job in jobs), "broken")
-    ending.core.broken = "second"
+    succeed(ending.state)
     done = [sum(job.done() for job in jobs)]
     jobs[6].cancel()  # in the meantime
     for _ in range(2):
         await asyncio.sleep(0)
         done.append(sum(job.done() for job in jobs[:6]))
     assert done == [2, 4, 6]
-    [task] = ending.tasks
+    [task] = failing()
     await task
-    assert not ending.book.jobs
-    assert task.get_name() == "failing what is queued"
-    for job in jobs[:6]:
-        error = job.exception()
-        assert isinstance(error, PoolBrokenError)
-        assert (error.reason, error.retry_after) == ("first", 7.0)
+    assert not ending.registry.jobs
+    errors = [job.exception() for job in jobs[:6]]
+    told = {
+        (type(error), error.reason, error.retry_after)
+        for error in errors
+        if isinstance(error, PoolBrokenError)
+    }
+    [(kind, reason, retry_after)] = told
+    assert (kind, reason) == (PoolBrokenError, "the start failed")
+    assert retry_after is not None
+    assert 0 < retry_after <= 100
 
 
-async def test_few_need_no_other_turn() -> None:
-    ending = Ending()
+async def test_few_need_no_other_turn(ending: Ending) -> None:
     [job] = ending.jobs(1)
     ending.failing.fail((job.id,), "late")
-    assert not ending.tasks
+    assert not failing()
     error = job.exception()
     assert isinstance(error, JobTimeoutError)
     assert (error.limit, error.seconds) == ("queue_timeout", 1.0)
@@ -103,9 +132,8 @@ async def test_few_need_no_other_turn() -> None:
     [(1, 1, "sent"), (2, 1, "started"), (1, 2, "started")],
 )
 async def test_a_pool_that_closes_says_how_far_it_was(
-    number: int, attempt: int, delivery: str
+    ending: Ending, number: int, attempt: int, delivery: str
 ) -> None:
-    ending = Ending()
     job = ending.jobs(number)[-1]
     job._slot, job.attempt = 0, attempt
     ending.failing.fail((job.id,), "closed")
@@ -117,9 +145,8 @@ async def test_a_pool_that_closes_says_how_far_it_was(
 
 @pytest.mark.parametrize(("attempt", "delivery"), [(0, "never sent"), (1, "started")])
 async def test_so_it_does_of_one_that_is_with_no_worker(
-    attempt: int, delivery: str
+    ending: Ending, attempt: int, delivery: str
 ) -> None:
-    ending = Ending()
     [job] = ending.jobs(1)
     job.attempt = attempt
     ending.failing.fail((job.id,), "closed")

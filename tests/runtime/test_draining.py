@@ -4,57 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.job_limits import JobOptions
-from asyncpool._core.slots.commands import Command
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
-from asyncpool._runtime.state.draining import Draining, Hold
-from asyncpool._runtime.state.pool_state import PoolState
-from asyncpool._runtime.state.registry import JobRegistry
+from asyncpool._runtime.state.draining import Hold
 from asyncpool.errors import PoolClosedError
 from tests.helpers import virtual_time
 from tests.helpers.owner import Owner
+from tests.runtime.pool_parts import parts_of, queue_jobs
 
 
 class Pool:
     """Of a pool, what closes, and says what it waits for."""
 
     def __init__(self) -> None:
-        self.book, self.released = JobRegistry(), 0
-        self.core = SimpleNamespace(
-            closing=SimpleNamespace(finish=None),
-            balance=SimpleNamespace(waiting=0),
-            hold=lambda: None,
-            release=self._release,
-        )
-        self.state = SimpleNamespace(
-            loop=asyncio.get_running_loop(),
-            core=self.core,
-            registry=self.book,
-            config=SimpleNamespace(title="pool x"),
-            deciding=False,
-            performer=SimpleNamespace(perform=self._perform),
-        )
-        self.draining = Draining(cast("PoolState", self.state))
+        parts, self._notebook = parts_of()
+        self.state, self.draining = parts.state, parts.draining
+        self.registry = parts.state.registry
+
+    @property
+    def released(self) -> int:
+        """How often somebody let go."""
+        assert not any(self._notebook.performed), "nothing comes of it"
+        return len(self._notebook.performed)
+
+    def close(self) -> None:
+        self.state.core.close(Finish.ALL, None, 0.0)
 
     def add(self, kind: type[Job[Any]], name: str) -> Job[Any]:
         loop, function = asyncio.get_running_loop(), Function(0, b"", name)
-        job = kind(self.book.next_id(), function, JobOptions(), Owner(), loop)
-        self.book.enter(job)
+        job = kind(self.registry.next_id(), function, JobOptions(), Owner(), loop)
+        self.registry.enter(job)
         return job
-
-    def _release(self, _: float) -> list[Command]:
-        self.released += 1
-        return []
-
-    def _perform(self, commands: list[Command]) -> None:
-        assert commands == []
 
 
 async def pass_by(seconds: float) -> None:
@@ -78,13 +64,13 @@ def test_every_ten_seconds_it_says_what_it_waits_for(
         assert isinstance(chunk, ChunkJob)
         chunk.items_of = "app.each"
         pool.add(StreamJob, "app.read")
-        pool.core.balance.waiting = 2
+        queue_jobs(pool.state, 2)
         await pass_by(30)
         assert caplog.messages == []
         pool.draining.begin()
         pool.draining.begin()
         await pass_by(15)
-        pool.book.jobs.clear()
+        pool.registry.jobs.clear()
         hold.release()
         await pass_by(10)
         pool.draining.stop()
@@ -121,9 +107,9 @@ def test_jobs_that_end_with_the_pool_are_told_of_if_nobody_waits_for_them(
         pool = Pool()
         jobs = [pool.add(Job, name) for name in ("f", "f", "g", "g", "h")]
         jobs[0].add_done_callback(lambda _: None)
-        pool.book.fail(jobs[4], ZeroDivisionError())
+        pool.registry.fail(jobs[4], ZeroDivisionError())
         assert isinstance(jobs[4].exception(), ZeroDivisionError)
-        pool.book.fail_all(PoolClosedError())
+        pool.registry.fail_all(PoolClosedError())
         pool.draining.stop()
 
     virtual_time.run(main())
@@ -155,7 +141,7 @@ class TestHold:
     def test_a_pool_that_closes_is_held_open_by_nobody_else(self) -> None:
         async def main() -> None:
             pool, hold = Pool(), Hold("app.each")
-            pool.core.closing.finish = Finish.ALL
+            pool.close()
             pool.draining.hold(hold)
             assert not hold.held
             hold.release()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from asyncpool import events
-from asyncpool._runtime.base.event_hub import EventHub, EventStream
-from asyncpool._runtime.state.pool_state import PoolState
+from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.state.status import PoolStatus
 from asyncpool.errors import PoolBrokenError
 from tests.helpers.loops import BOTH_LOOPS
+from tests.runtime.pool_parts import parts_of
 
 pytestmark = BOTH_LOOPS
 
@@ -23,14 +19,8 @@ BROKEN = PoolBrokenError(reason="no hope", crashes=(), retry_after=None)
 
 
 def standing() -> tuple[PoolStatus, EventStream[events.Event]]:
-    hub: EventHub[events.Event] = EventHub()
-    state = SimpleNamespace(
-        loop=asyncio.get_running_loop(),
-        hub=hub,
-        config=SimpleNamespace(title="pool x", wait_for_all=False),
-        crashes=deque[Any](),
-    )
-    return PoolStatus(cast("PoolState", state)), hub.listen(10)
+    parts, _ = parts_of()
+    return parts.status, parts.state.hub.listen(10)
 
 
 def how(standing: PoolStatus) -> list[object]:
