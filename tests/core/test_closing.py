@@ -53,6 +53,25 @@ def test_a_stricter_close_gives_up_what_the_first_one_waits_for() -> None:
     assert core.closing.finish is Finish.NONE
 
 
+def test_it_drains_while_it_finishes_all_and_is_not_over() -> None:
+    core = pool_with(1)
+    seen = [core.closing.draining]
+    core.close(Finish.ALL, None, 1.0)
+    seen.append(core.closing.draining)
+    core.outcome(0, 0)
+    assert Stop(0) in core.refill(0, 2.0)
+    seen.append(core.closing.draining)
+    commands = core.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
+    assert Finished() in commands
+    assert [*seen, core.closing.draining] == [False, True, True, False]
+
+
+def test_a_pool_that_finishes_less_does_not_drain() -> None:
+    core = pool_with(1)
+    core.close(Finish.RUNNING, None, 1.0)
+    assert core.closing.draining is False
+
+
 @pytest.mark.parametrize(("second", "due"), [(30.0, 30.0), (70.0, 50.0)])
 def test_the_earlier_end_of_two_closes_counts(second: float, due: float) -> None:
     core = pool_with(1)

@@ -46,11 +46,12 @@ def parts_of(**options: Any) -> tuple[Parts, Notebook]:
     return parts, notebook
 
 
-def queue_jobs(state: PoolState, count: int) -> None:
-    """Have so many jobs wait, since there is no worker."""
-    first = state.core.balance.waiting
-    for number in range(first, first + count):
-        assert state.core.submit(1_000_000 + number, Profile()) is None
+def queue_jobs(state: PoolState, count: int) -> list[int]:
+    """Have so many more jobs wait, since there is no worker, and return them."""
+    first = 1_000_000 + state.core.balance.waiting
+    jobs = list(range(first, first + count))
+    assert all(state.core.submit(job, Profile()) is None for job in jobs)
+    return jobs
 
 
 def break_starts(state: PoolState) -> None:

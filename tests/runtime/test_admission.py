@@ -4,73 +4,71 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from asyncpool import events
+from asyncpool import RestartPolicy, events
+from asyncpool._core.base.run_times import Keyed, Profile
 from asyncpool._core.policies.job_limits import JobOptions
+from asyncpool._core.slots.commands import Spawn
+from asyncpool._core.slots.lifecycle import WANTED_AGAIN
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._runtime.base.event_hub import EventHub
-from asyncpool._runtime.state.admission import Admission
 from asyncpool._runtime.state.draining import Hold
-from asyncpool._runtime.state.pool_state import PoolState
 from asyncpool.errors import PoolBrokenError, PoolClosedError, PoolFullError
+from tests.helpers.inside import affinity_queues_of
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.patience import patience
+from tests.runtime.pool_parts import break_starts, parts_of, queue_jobs
 
 pytestmark = BOTH_LOOPS
 
 ANYBODY = JobOptions()
+POLICY = RestartPolicy(initial_delay=100.0, max_delay=100.0, max_failed_starts=1)
 
 
 class Door:
-    """The admission to a pool of which all that matters is said."""
+    """The admission to a pool, which has no worker yet and no jobs."""
 
-    def __init__(self, limit: int | None = 3) -> None:
-        self.idle_for: set[int | None] = set()
-        self.dispatcher = SimpleNamespace(
-            has_idle_worker_for=self.idle_for.__contains__, free=0, preparing=0
+    def __init__(
+        self, limit: int | None = 3, workers: int | tuple[int, int] = 1
+    ) -> None:
+        parts, self.notebook = parts_of(
+            workers=workers, max_queued=limit, restart_policy=POLICY
         )
-        self.balance = SimpleNamespace(waiting=0)
-        self.core = SimpleNamespace(
-            closing=SimpleNamespace(finish=None, draining=False),
-            broken=None,
-            dispatcher=self.dispatcher,
-            balance=self.balance,
-        )
-        self.hub: EventHub[events.Event] = EventHub()
-        self.heard = self.hub.listen(10)
-        state = SimpleNamespace(
-            loop=SimpleNamespace(time=lambda: 100.0),
-            core=self.core,
-            config=SimpleNamespace(max_queued=limit),
-            hub=self.hub,
-            crashes=deque[Any](),
-            deciding=False,
-            performer=SimpleNamespace(rearm=lambda: self.rearmed.append(0.0)),
-        )
-        self.rearmed: list[float] = []
-        self.core.workers = SimpleNamespace(
-            try_sooner=self.rearmed.append, retry_in=lambda now: now - 93.0
-        )
-        self.admission = Admission(cast("PoolState", state))
+        self.state, self.core = parts.state, parts.state.core
+        self.admission = parts.admission
+        self.heard = self.state.hub.listen(10)
+        self.now = self.state.loop.time()
+        self._queued: list[int] = []
+
+    def queue(self, count: int) -> None:
+        """Have so many more jobs wait."""
+        self._queued += queue_jobs(self.state, count)
+
+    def relieve(self) -> None:
+        """Have all of them leave."""
+        while self._queued:
+            self.core.drop(self._queued.pop(), self.now)
+
+    def get_workers(self) -> None:
+        """Have all workers come up."""
+        for command in self.core.start(self.now):
+            assert isinstance(command, Spawn)
+            self.core.ready(command.slot, self.now)
 
     async def events(self) -> list[events.Event]:
         """Return what was heard, and end that."""
-        self.hub.end()
+        self.state.hub.end()
         return [event async for event in self.heard]
 
 
 async def test_as_many_may_wait_as_it_says() -> None:
     door = Door(limit=3)
-    door.balance.waiting = 2
+    door.queue(2)
     door.admission.check(ANYBODY)
     assert not door.admission.saturated
-    door.balance.waiting = 3
+    door.queue(1)
     for _ in range(2):
         with pytest.raises(PoolFullError) as info:
             door.admission.check(ANYBODY)
@@ -81,28 +79,34 @@ async def test_as_many_may_wait_as_it_says() -> None:
 
 async def test_without_a_limit_any_number_may() -> None:
     door = Door(limit=None)
-    door.balance.waiting = 10**6
+    door.queue(10_000)
     door.admission.check(ANYBODY)
 
 
 async def test_for_whom_a_worker_is_idle_does_not_wait() -> None:
-    door = Door(limit=1)
-    door.balance.waiting = 5
-    door.idle_for.add(4)
-    door.admission.check(JobOptions(key=4))
+    door = Door(limit=1, workers=2)
+    door.get_workers()
+    slot_of = affinity_queues_of(door.core).slot_of
+    keys = {slot_of(key): key for key in range(100)}
+    assert keys.keys() == {0, 1}
+    for job in range(6):  # the first one runs
+        door.core.submit_keyed(job, Keyed(Profile(), keys[0]), 0)
+    assert door.core.balance.waiting == 5
+    door.admission.check(JobOptions(key=keys[1]))
     with pytest.raises(PoolFullError):
-        door.admission.check(JobOptions(key=5))
+        door.admission.check(JobOptions(key=keys[0]))
 
 
-@pytest.mark.parametrize(("free", "preparing"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_what_is_pickled_for_an_idle_worker_does_not_wait_for_long(
-    free: int, preparing: int
+    workers: int,
 ) -> None:
-    door = Door(limit=3)
-    door.dispatcher.free, door.dispatcher.preparing = free, preparing
-    door.balance.waiting = 3
+    door = Door(limit=3, workers=workers)
+    door.get_workers()
+    for job in range(workers + 2):
+        door.core.announce(job)
     door.admission.check(ANYBODY)
-    door.balance.waiting = 4
+    door.core.announce(9)
     with pytest.raises(PoolFullError):
         door.admission.check(ANYBODY)
 
@@ -110,7 +114,7 @@ async def test_what_is_pickled_for_an_idle_worker_does_not_wait_for_long(
 async def test_a_closing_pool_admits_nobody() -> None:
     door = Door(limit=None)
     door.admission.check_open()
-    door.core.closing.finish = Finish.ALL
+    door.core.close(Finish.ALL, None, door.now)
     checks: list[Callable[[], None]] = [
         door.admission.check_open,
         functools.partial(door.admission.check, ANYBODY),
@@ -122,8 +126,8 @@ async def test_a_closing_pool_admits_nobody() -> None:
 
 async def test_a_pool_that_drains_admits_only_for_those_who_hold_it_open() -> None:
     door, hold, other = Door(limit=None), Hold("f"), Hold("f")
-    door.core.closing.finish = Finish.ALL
-    door.core.closing.draining = True
+    door.core.hold()
+    door.core.close(Finish.ALL, None, door.now)
     hold.take(lambda _: None)
     door.admission.check(JobOptions(hold=hold))
     hold.release()
@@ -131,36 +135,39 @@ async def test_a_pool_that_drains_admits_only_for_those_who_hold_it_open() -> No
         with pytest.raises(PoolClosedError):
             door.admission.check(JobOptions(hold=late))
     hold.take(lambda _: None)
-    door.core.closing.draining = False
+    door.core.close(Finish.RUNNING, None, door.now)
     with pytest.raises(PoolClosedError):
         door.admission.check(JobOptions(hold=hold))
 
 
 async def test_a_broken_pool_admits_nobody_and_says_why() -> None:
     door = Door(limit=None)
-    door.core.broken = "enough is enough"
+    break_starts(door.state)
     checks: list[Callable[[], None]] = [
         door.admission.check_open,
         functools.partial(door.admission.check, ANYBODY),
     ]
-    for check in checks:
+    for number, check in enumerate(checks, 1):
         with pytest.raises(PoolBrokenError) as info:
             check()
-        assert (info.value.reason, info.value.retry_after) == ("enough is enough", 7.0)
-    assert door.rearmed == [100.0, 0.0] * 2, "it is told that somebody wants to come in"
+        assert info.value.reason == "the start failed"
+        assert info.value.retry_after is not None
+        # The core is told that somebody wants to come in, and the timer is set to that.
+        assert 0 <= info.value.retry_after <= WANTED_AGAIN < POLICY.initial_delay
+        assert door.notebook.rearmed == number
 
 
 async def test_there_is_room_again_when_nobody_waits() -> None:
     door = Door(limit=1)
     await door.admission.room()  # it was never full
-    door.balance.waiting = 1
+    door.queue(1)
     with pytest.raises(PoolFullError):
         door.admission.check(ANYBODY)
     waiter = asyncio.create_task(door.admission.room())
     await asyncio.sleep(0)
     door.admission.relax()  # one waits still
     seen = [door.admission.saturated]
-    door.balance.waiting = 0
+    door.relieve()
     door.admission.relax()
     await waiter
     assert [*seen, door.admission.saturated] == [True, False]
@@ -177,58 +184,55 @@ async def refused_at(door: Door) -> asyncio.Task[None]:
 
 
 async def test_that_a_job_waits_is_told_while_there_may_be_more_workers() -> None:
-    door, told = Door(), list[float]()
-    door.core.replacements = SimpleNamespace(
-        sizing=SimpleNamespace(crowded=told.append)
-    )
-    door.dispatcher.unserved = 0
+    door = Door(workers=(1, 2))
+    sizing = door.core.replacements.sizing
     door.admission.crowded()
-    assert (told, door.rearmed) == ([], [])
-    door.dispatcher.unserved = 1
+    assert (sizing.watching, door.notebook.rearmed) == (True, 0)
+    door.queue(1)
     door.admission.crowded()
-    assert (told, door.rearmed) == ([100.0], [0.0])
+    assert (sizing.watching, door.notebook.rearmed) == (False, 1)
 
 
 async def test_what_else_happens_does_not_hide_that_there_is_room() -> None:
     door = Door(limit=1)
-    door.balance.waiting = 1
+    door.queue(1)
     waiter = await refused_at(door)
-    door.balance.waiting = 0
+    door.relieve()
     door.admission.relax()
     for number in range(1000):
-        door.hub.publish(events.TakenOver(number, 1))
+        door.state.hub.publish(events.TakenOver(number, 1))
     async with patience():
         await waiter
 
 
 async def test_who_finds_the_queue_full_again_waits_on() -> None:
     door = Door(limit=1)
-    door.balance.waiting = 1
+    door.queue(1)
     waiter = await refused_at(door)
-    door.balance.waiting = 0
+    door.relieve()
     door.admission.relax()
-    door.balance.waiting = 1
+    door.queue(1)
     with pytest.raises(PoolFullError):
         door.admission.check(ANYBODY)
     for _ in range(3):
         await asyncio.sleep(0)
     assert not waiter.done()
-    door.balance.waiting = 0
+    door.relieve()
     door.admission.relax()
     async with patience():
         await waiter
 
 
 def a_worker_is_idle(door: Door) -> None:
-    door.idle_for.add(None)
+    door.get_workers()
 
 
 def the_pool_is_broken(door: Door) -> None:
-    door.core.broken = "enough is enough"
+    break_starts(door.state)
 
 
 def the_pool_closes(door: Door) -> None:
-    door.core.closing.finish = Finish.RUNNING
+    door.core.close(Finish.RUNNING, None, door.now)
 
 
 @pytest.mark.parametrize(
@@ -241,15 +245,25 @@ async def test_where_nobody_may_wait_room_is_a_worker(
     door = Door(limit=0)
     waiter = await refused_at(door)
     door.admission.relax()
-    door.core.closing.finish, door.core.closing.draining = Finish.ALL, True
-    door.admission.relax()
     assert door.admission.saturated
-    door.core.closing.finish, door.core.closing.draining = None, False
     relieve(door)
     door.admission.relax()
     async with patience():
         await waiter
     assert await door.events() == [events.QueueFull(0), events.QueueEmptied()]
+
+
+async def test_where_nobody_may_wait_there_is_no_room_while_it_drains() -> None:
+    door = Door(limit=0)
+    waiter = await refused_at(door)
+    door.core.hold()
+    door.core.close(Finish.ALL, None, door.now)
+    door.admission.relax()
+    assert door.admission.saturated
+    door.core.release(door.now)
+    door.admission.relax()
+    async with patience():
+        await waiter
 
 
 async def test_nobody_waits_for_room_in_a_pool_that_ends() -> None:
