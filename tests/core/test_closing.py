@@ -20,6 +20,7 @@ from asyncpool._core.slots.commands import (
     RollEnded,
     Spawn,
     Stop,
+    Terminate,
     Unassign,
 )
 from asyncpool._core.supervision.closing import Finish
@@ -28,12 +29,15 @@ from asyncpool._core.supervision.supervision import Supervision
 from asyncpool.enums import SlotState
 
 
-def pool_with(jobs: int) -> Supervision:
-    """Return a pool of one worker, which has the first of so many jobs."""
-    core = Supervision(workers=(1, 1), policy=RestartPolicy(), start_timeout=20.0)
+def pool_with(jobs: int, *, ready: bool = True) -> Supervision:
+    """Return a pool of one worker, which has the first of so many jobs, if it is ready."""
+    policy = RestartPolicy(initial_delay=10.0)
+    core = Supervision(workers=(1, 1), policy=policy, start_timeout=20.0)
     core.workers.start(0.0)
-    core.workers.ready(0, 0.0)
-    assert [core.jobs.submit(job, Profile()) for job in range(jobs)][:1] == [0]
+    if ready:
+        core.workers.ready(0, 0.0)
+    slots = [core.jobs.submit(job, Profile()) for job in range(jobs)]
+    assert slots[:1] in ([], [0])
     return core
 
 
@@ -58,10 +62,10 @@ def test_it_drains_while_it_finishes_all_and_is_not_over() -> None:
     seen = [core.closing.draining]
     core.close(Finish.ALL, None, 1.0)
     seen.append(core.closing.draining)
-    core.outcome(0, 0)
-    assert Stop(0) in core.refill(0, 2.0)
+    core.jobs.outcome(0, 0)
+    assert Stop(0) in core.jobs.refill(0, 2.0)
     seen.append(core.closing.draining)
-    commands = core.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
+    commands = core.workers.ended(0, 3.0, started=False, requeue=(), jitter=0.0)
     assert Finished() in commands
     assert [*seen, core.closing.draining] == [False, True, True, False]
 
@@ -70,6 +74,56 @@ def test_a_pool_that_finishes_less_does_not_drain() -> None:
     core = pool_with(1)
     core.close(Finish.RUNNING, None, 1.0)
     assert core.closing.draining is False
+
+
+@pytest.mark.parametrize(
+    ("worker", "finish", "told"),
+    [
+        ("starting", Finish.ALL, Terminate(0)),
+        ("idle", Finish.ALL, Stop(0)),
+        ("busy", Finish.NONE, Terminate(0)),
+    ],
+)
+def test_a_worker_that_is_let_go_does_not_crash(
+    worker: str, finish: Finish, told: Command
+) -> None:
+    core = pool_with(1 if worker == "busy" else 0, ready=worker != "starting")
+    assert core.close(finish, None, 1.0)[-1] == told
+    assert core.slots[0].planned is True
+
+
+def test_when_its_time_is_over_it_kills_and_is_not_asked_again() -> None:
+    core = pool_with(1)
+    assert core.close(Finish.ALL, 5.0, 1.0) == []
+    assert core.on_timer(4.9) == []
+    assert core.on_timer(5.0) == [FailJobs((0,), "closed"), Kill(0, "")]
+    assert core.slots[0].planned is True
+    assert (core.closing.finish, core.closing.due) == (Finish.NONE, None)
+    assert core.on_timer(5.1) == []
+
+
+def test_what_it_gives_up_is_given_up_once() -> None:
+    core = pool_with(2)
+    core.closing.landing(7)
+    commands = core.close(Finish.NONE, None, 1.0)
+    failed = [c.jobs for c in commands if isinstance(c, FailJobs)]
+    assert failed == [(1,), (0, 7)]
+    assert core.jobs.count_in_flight(0) == 0
+    assert core.close(Finish.NONE, None, 2.0) == []
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_is_not_there_is_not_started_when_its_time_is_over(held: bool) -> None:  # noqa: FBT001
+    core = pool_with(0, ready=False)
+    core.workers.ended(0, 1.0, started=False, requeue=(), jitter=0.0)
+    assert core.next_deadline() is not None
+    if held:  # it goes on trying, as long as it has the time
+        core.hold()
+        assert core.close(Finish.ALL, 5.0, 1.0) == []
+        assert core.on_timer(5.0) == [Finished()]
+    else:
+        assert core.close(Finish.ALL, 5.0, 1.0) == [Finished()]
+    assert core.next_deadline() is None
 
 
 @pytest.mark.parametrize(("second", "due"), [(30.0, 30.0), (70.0, 50.0)])

@@ -123,3 +123,12 @@ def test_it_has_so_long_to_finish(time: float | None) -> None:
     killed = Kill(0, "it was to leave, and had not within 10 s")
     assert crew.leaving.on_timer(11.0) == ([] if time is None else [killed])
     assert crew.leaving.next_deadline() is None
+
+
+def test_one_of_several_is_enough_to_have_somebody_leave() -> None:
+    crew = Crew()
+    crew.lifecycle.ensure_slots(2)
+    first, second = crew.lifecycle.slots
+    assert not crew.leaving.any
+    second.draining = True
+    assert (first.draining, crew.leaving.any) == (False, True)

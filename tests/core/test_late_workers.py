@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncpool._core.base.run_times import Profile
+from asyncpool._core.policies.job_limits import CancelMode
 from asyncpool._core.policies.restart import RestartPolicy
 from asyncpool._core.policies.worker_limits import WorkerLimits
 from asyncpool._core.slots.commands import Kill, Terminate
@@ -14,9 +15,12 @@ from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._core.supervision.termination import STACK_GRACE
 
 
-def pool(*jobs: int, drain_timeout: float | None = None) -> Supervision:
+def pool(
+    *jobs: int, drain_timeout: float | None = None, concurrency: int = 1
+) -> Supervision:
     """Return a pool of one worker that has *jobs* in hand."""
     core = Supervision(
+        concurrency=concurrency,
         workers=(1, 1),
         policy=RestartPolicy(),
         start_timeout=20.0,
@@ -88,3 +92,12 @@ def test_who_comes_next_is_asked_again() -> None:
     core.slots[0].is_late = True
     core.workers.ended(0, 1.0, started=False, requeue=(1,), jitter=0.0)
     assert not core.slots[0].is_late
+
+
+def test_who_works_for_somebody_beside_a_cancelled_job_is_asked() -> None:
+    core, mode = pool(1, 2, concurrency=2), CancelMode("interrupt", 3600.0)
+    core.jobs.cancel(1, 1.0, index=0, begun=True, press=mode)
+    core.close(Finish.ALL, 60.0, 2.0)
+    assert core.late_workers.next_deadline() == 60.0 - STACK_GRACE
+    core.jobs.cancel(2, 3.0, index=0, begun=True, press=mode)
+    assert core.late_workers.next_deadline() is None

@@ -50,15 +50,15 @@ def queue_jobs(state: PoolState, count: int) -> list[int]:
     """Have so many more jobs wait, since there is no worker, and return them."""
     first = 1_000_000 + state.core.balance.waiting
     jobs = list(range(first, first + count))
-    assert all(state.core.submit(job, Profile()) is None for job in jobs)
+    assert all(state.core.jobs.submit(job, Profile()) is None for job in jobs)
     return jobs
 
 
 def break_starts(state: PoolState) -> None:
     """Have the start of the only worker fail, which is one too many (*max_failed_starts* 1)."""
     now = state.loop.time()
-    state.core.start(now)
-    state.core.ended(0, now, started=False, requeue=(), jitter=0.0)
+    state.core.workers.start(now)
+    state.core.workers.ended(0, now, started=False, requeue=(), jitter=0.0)
     assert state.core.broken is not None
 
 
@@ -66,5 +66,5 @@ def succeed(state: PoolState) -> None:
     """Have the next start succeed, whatever was before."""
     now = state.loop.time() + 3600.0
     state.core.on_timer(now)
-    state.core.ready(0, now)
+    state.core.workers.ready(0, now)
     assert state.core.broken is None

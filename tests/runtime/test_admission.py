@@ -49,13 +49,13 @@ class Door:
     def relieve(self) -> None:
         """Have all of them leave."""
         while self._queued:
-            self.core.drop(self._queued.pop(), self.now)
+            self.core.jobs.drop(self._queued.pop(), self.now)
 
     def get_workers(self) -> None:
         """Have all workers come up."""
-        for command in self.core.start(self.now):
+        for command in self.core.workers.start(self.now):
             assert isinstance(command, Spawn)
-            self.core.ready(command.slot, self.now)
+            self.core.workers.ready(command.slot, self.now)
 
     async def events(self) -> list[events.Event]:
         """Return what was heard, and end that."""
@@ -90,7 +90,7 @@ async def test_for_whom_a_worker_is_idle_does_not_wait() -> None:
     keys = {slot_of(key): key for key in range(100)}
     assert keys.keys() == {0, 1}
     for job in range(6):  # the first one runs
-        door.core.submit_keyed(job, Keyed(Profile(), keys[0]), 0)
+        door.core.jobs.submit_keyed(job, Keyed(Profile(), keys[0]), 0)
     assert door.core.balance.waiting == 5
     door.admission.check(JobOptions(key=keys[1]))
     with pytest.raises(PoolFullError):
@@ -104,9 +104,9 @@ async def test_what_is_pickled_for_an_idle_worker_does_not_wait_for_long(
     door = Door(limit=3, workers=workers)
     door.get_workers()
     for job in range(workers + 2):
-        door.core.announce(job)
+        door.core.jobs.announce(job)
     door.admission.check(ANYBODY)
-    door.core.announce(9)
+    door.core.jobs.announce(9)
     with pytest.raises(PoolFullError):
         door.admission.check(ANYBODY)
 

@@ -15,6 +15,7 @@ from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.enums import CrashKind, NextStep
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.owner import Owner
@@ -30,13 +31,13 @@ CRASH = Crash(
     pid=4242,
     exit_code=3,
     signal=None,
-    kind="crash",
+    kind=CrashKind.CRASH,
     uptime=1.0,
     job_id=None,
     attempt=0,
     detail="",
     stderr_tail=(),
-    next_step="",
+    next_step=NextStep.CLOSE,
 )
 POLICY = RestartPolicy(initial_delay=100.0, max_delay=100.0, max_failed_starts=1)
 
