@@ -8,6 +8,9 @@ VENV ?= .venv$(if $(filter-out python3,$(PYTHON)),-$(patsubst python%,%,$(notdir
 ARGS ?=
 # As many tests at once as there are cores, up to four; ARGS="-n0 ..." has them one by one.
 AT_ONCE := -n logical --maxprocesses=4 --dist=worksteal
+# What runs the package; the others look at texts, types and programs around it.
+COVERING := tests/core tests/worker tests/runtime tests/e2e tests/cli
+LAYERS := _core _worker _runtime _api _futures _system cluster _cli
 SOAK ?= --seed 1 --minutes 1
 
 OLDEST := 3.11
@@ -23,7 +26,7 @@ PYRIGHT := PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(PY) -m pyright --pythonpath $(PY)
 .DELETE_ON_ERROR:
 # Two installations at once into one environment would break it.
 .NOTPARALLEL:
-.PHONY: help demo test lint types docs soak unit format test-all bench torture bytecode clean
+.PHONY: help demo test lint types docs soak unit coverage mutants format test-all bench torture bytecode clean
 
 help: ## Print the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=\"options of the program\"]"
@@ -57,6 +60,23 @@ soak: $(VENV)/.installed-test bytecode ## Pools under random faults; SOAK="--see
 
 unit: $(VENV)/.installed-test bytecode ## The tests alone; ARGS="-n0 -k takeover"
 	$(PY) -m pytest -q $(AT_ONCE) $(ARGS)
+
+# Processes of a test may run in another folder: hence the whole name of the file that theirs
+# begin with.  One that is killed while it writes leaves a broken one.
+coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
+coverage: $(VENV)/.installed-coverage bytecode ## Which lines the tests run, in workers too; ARGS=tests/e2e
+	@rm -rf build/coverage && mkdir -p build/coverage
+	-$(PY) -m coverage run -m pytest -q $(AT_ONCE) $(or $(ARGS),$(COVERING))
+	-@$(PY) -m coverage combine -q 2>/dev/null
+	@rm -f build/coverage/data.*
+	@$(PY) -m coverage html -q -d build/coverage/html
+	@for layer in $(LAYERS); do \
+	  printf '%-9s %s %%\n' "$$layer" \
+	    `$(PY) -m coverage report --format=total --include="asyncpool/$$layer/*"`; done
+	@echo "line by line: build/coverage/html/index.html"
+
+mutants: $(VENV)/.installed-test bytecode ## Which mutants of the core its tests let live; ARGS="queue pace"
+	$(PY) -m tests.mutants $(ARGS)
 
 format: $(VENV)/.installed-test ## Format the code and repair what ruff can repair
 	$(PY) -m ruff check --fix-only .
@@ -99,6 +119,7 @@ clean: ## Remove the environments and everything that was generated
 # rest alone, so the order in which they are installed does not matter.
 $(VENV)/.installed-demo: EXTRAS := demo
 $(VENV)/.installed-test: EXTRAS := demo,test,uvloop
+$(VENV)/.installed-coverage: EXTRAS := demo,test,uvloop,coverage
 $(VENV)/.installed-bench: EXTRAS := demo,bench
 $(VENV)/.installed-docs: EXTRAS := docs
 $(VENV)/.installed-%: pyproject.toml | $(PY)
