@@ -112,8 +112,8 @@ def test_the_readme_says_what_the_published_run_has_measured() -> None:
     readme = " ".join((ROOT / "README.md").read_text().replace("**", "").split())
     for claim in (
         f"no-op call takes {latency:.0f} µs ({theirs:.0f})",
-        f"{thousands(jobs)} no-op jobs pass in a second ({thousands(their_jobs)})",
-        f"there and back {bandwidth:.1f} GB/s ({their_bandwidth:.1f})",
+        f"{thousands(jobs)} no-op jobs a second ({thousands(their_jobs)})",
+        f"there and back at {bandwidth:.1f} GB/s ({their_bandwidth:.1f})",
         f"{recovery:.0f} ms after a SIGKILL",
         "| {:.0f} ms | {:.0f} ms (fork), {:.0f} ms (forkserver) | {:.0f} ms | {:.0f} ms | "
         "{:.0f} ms |".format(*start),
@@ -136,8 +136,8 @@ def test_the_limitations_are_those_of_the_published_run() -> None:
     awake = sum(of("idle", figure, OURS)[0] for figure in ("own", "others"))
     page = (ROOT / "docs" / "limitations.md").read_text()
     for claim in (
-        f"fork the service itself are there in {forked:.0f} ms.  asyncpool takes {ours:.0f} ms",
-        "`multiprocessing.Pool` {:.0f} ms, `ProcessPoolExecutor` {:.0f} ms, asyncpool "
+        f"fork your program itself return it after {forked:.0f} ms.  asyncpool takes {ours:.0f} ms",
+        "`multiprocessing.Pool` takes {:.0f} ms, `ProcessPoolExecutor` {:.0f} ms, asyncpool "
         "{:.0f} ms".format(*imports),
         f"of sixteen workers wakes up {awake:.0f} times in ten seconds",
     ):
@@ -164,7 +164,7 @@ def test_the_readme_says_what_the_published_servers_did() -> None:
     for claim in (
         f"{ours} requests/s (uvicorn {uvicorn}, gunicorn {gunicorn})",
         f"none of {requests} requests failed, the longest took {reloads['max_ms']:.0f} ms",
-        f"{kills['failed']} of {killed} failed, with one retry none",
+        f"{kills['failed']} of {killed} requests failed; with one retry, none",
         f"(gunicorn: {theirs['failed']} of {their_killed}, and {theirs['lost']})",
     ):
         assert claim in readme

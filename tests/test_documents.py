@@ -10,10 +10,19 @@ import shlex
 import shutil
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
+from asyncpool import (
+    Cluster,
+    LeaseKeeper,
+    Pool,
+    ProcessPoolExecutor,
+    RestartPolicy,
+    WorkerLimits,
+)
 from tests.helpers.patience import PATIENCE
 from tests.helpers.scripts import DOCUMENTS, ROOT, promised
 
@@ -177,3 +186,35 @@ def test_links_lead_somewhere(document: str) -> None:
         target = (ROOT / document).parent / name if name else ROOT / document
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+SHOWN_CALL = re.compile(r"`(?:asyncpool\.)?(?:RestartPolicy\.)?(\w+)\(([^`]*)\)")
+SHOWN = {
+    "Cluster": Cluster,
+    "LeaseKeeper": LeaseKeeper,
+    "Pool": Pool,
+    "ProcessPoolExecutor": ProcessPoolExecutor,
+    "RestartPolicy": RestartPolicy,
+    "WorkerLimits": WorkerLimits,
+    "limited": RestartPolicy.limited,
+}
+
+# What multiprocessing.Pool has, in the tables that compare the two.
+OTHERS = {"Pool": {"processes", "maxtasksperchild", "context"}}
+
+
+def keywords(arguments: str) -> set[str]:
+    """Return the names of the arguments of a call, but not those of calls within it."""
+    outside = re.sub(r"\([^()]*\)", "", arguments)
+    return set(re.findall(r"(\w+)=", outside))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_shown_calls_have_arguments_that_there_are(document: str) -> None:
+    """Renames leave the texts of documents behind, which nothing runs."""
+    if document == "CHANGELOG.md":  # which has old names, too
+        return
+    for name, arguments in SHOWN_CALL.findall((ROOT / document).read_text()):
+        if name in SHOWN:
+            there_are = {*signature(SHOWN[name]).parameters, *OTHERS.get(name, ())}
+            assert keywords(arguments) <= there_are, f"{name}({arguments})"
