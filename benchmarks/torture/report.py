@@ -14,25 +14,26 @@ MARKS = {"good": "✓", "bad": "✗", "not applicable": "-"}
 HOW_TO_READ = """\
 # The torture table
 
-`python -m benchmarks.torture` puts asyncpool and its peers through the same faults;
-with `--markdown docs/torture.md` it writes this page. Each cell runs in a process of
-its own, in an event loop as in a service, with two workers, the peer's defaults, and
-what it offers against the fault at hand (such as `cancellable=True`).
+This page shows how asyncpool and other libraries (its *peers*) handle 20 faults.
+`python -m benchmarks.torture --markdown docs/torture.md` wrote it. Each cell of the
+table is one run in a process of its own, in an event loop, with two workers. A peer has
+its default settings, and also uses what it offers against the fault (such as
+`cancellable=True`).
 
-**ok** means that every rule of the row held. Otherwise the cell names the worst that
-was seen. The *culprit* is the job that causes the fault, a *bystander* runs or is
-called beside it, *queued* jobs wait behind it, and *later* three more calls are made.
-**HANG**: no answer in time. A cell has {timeout:g} s, each of its calls at least
-{share:g} s; a pool that answers later, such as billiard, which waits 10 s before it
-gives a worker up, counts as hanging. **pool dead**: every later call got an error.
-**another's error**: it went to a caller who had nothing to do with the fault. A dash
-stands for what the peer does not offer.
+**ok** means that every rule of the row held. Otherwise the cell shows the worst result.
+The *culprit* is the job that causes the fault. A *bystander* is another job at the same
+time. *queued* jobs wait behind the culprit. *later* stands for three more calls after the
+fault. **HANG** means that there was no answer in time: a cell has {timeout:g} s, and each of
+its calls at least {share:g} s. (billiard waits 10 s before it reports a dead worker, so it
+counts as hanging.) **pool dead** means that every later call got an error. **another's
+error** means that a caller who had nothing to do with the fault got the error. A dash
+means that the peer does not offer what the row tests.
 
-The rules are the same for everybody and stand in one table,
-`benchmarks/torture/rules.py`. They ask for what a caller needs and
-leave the rest open: any error will do for the culprit, and whoever loses its
-supervisor has three seconds to notice. Below the table is all that was seen; where it
-is a race, Ctrl-C above all, the numbers differ from run to run.
+The rules are the same for everybody; `benchmarks/torture/rules.py` has them in one table.
+They ask for what a caller needs, and leave the rest open: the culprit may get any error,
+and workers that lose their supervisor have three seconds to notice. Below the table the
+page lists everything that was observed. Some faults are races, above all Ctrl-C, so their
+numbers differ from run to run.
 """
 
 
