@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
-# The most bytes of a value beside a descriptor, when pickled: who gets it need not take it
-# out before the next one comes.
+# The largest pickled value that may travel with a descriptor.  The bound keeps memory small:
+# many of them may wait in the receiver until somebody reads them.
 _MOST_BESIDE = 65_536
 
 # What a file may be used for.
 _MODES = {os.O_RDONLY: "rb", os.O_WRONLY: "wb"}
 _BOTH = "rb+"
 
-# Those that this process got for what it is to unpickle; None where one was lost.
+# The descriptors that came with what this process unpickles; None where one was lost.
 HANDED: list[int | None] = []
 
 
@@ -32,7 +32,7 @@ class Handed:
     """Stands for a descriptor in a pickle.
 
     Args:
-        number: Which one it is of those that go along.
+        number: Its index among the descriptors that travel with the pickle.
     """
 
     __slots__ = ("_number",)
@@ -44,7 +44,7 @@ class Handed:
         """Return the descriptor, which belongs to the caller.
 
         Raises:
-            OSError: If it was lost on its way, since this process may open no more.
+            OSError: If it was lost on its way, because this process may open no more files.
         """
         fd = HANDED[self._number]
         if fd is None:
@@ -64,7 +64,7 @@ class ReceivedSocket(socket.socket):
 
 
 class ReceivedFile(FileIO):
-    """A file, a pipe, or whatever else a descriptor stands for, that another process has sent.
+    """A file, a pipe or another object with a descriptor, which another process has sent.
 
     It is a raw binary file; its offset and its flags are shared with the sender's.
 
@@ -79,7 +79,7 @@ def received(fd: int) -> ReceivedSocket | ReceivedFile:
     """Return what a descriptor stands for, which owns it.
 
     Raises:
-        OSError: If there is nothing for it; it is closed.
+        OSError: If the object cannot be made.  The descriptor is closed then.
     """
     try:
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
@@ -95,11 +95,11 @@ def socket_descriptor(sock: Any) -> int:
     """Return the descriptor of a socket that is to be sent.
 
     Raises:
-        TypeError: If it is none.
+        TypeError: If it is no socket.
         OSError: If it is closed.
     """
     text = f"sock must be a socket, not {sock!r}"
-    if not hasattr(sock, "fileno"):  # those of asyncio's transports will do
+    if not hasattr(sock, "fileno"):  # asyncio's transports return such a socket
         raise TypeError(text)
     fd: int = sock.fileno()
     if not stat.S_ISSOCK(os.fstat(fd).st_mode):
@@ -111,7 +111,7 @@ def file_descriptor(file: Any) -> int:
     """Return the descriptor of a file that is to be sent.
 
     Raises:
-        TypeError: If it is none, or that of a socket or a directory.
+        TypeError: If it is no file, or is a socket or a directory.
         OSError: If it is closed.
     """
     if not isinstance(file, int) and not hasattr(file, "fileno"):
@@ -127,7 +127,7 @@ def file_descriptor(file: Any) -> int:
 
 
 def check_beside(payload: bytes) -> bytes:
-    """Return a pickled value that is to go beside a descriptor.
+    """Pickle a value that is to travel with a descriptor.
 
     Raises:
         ValueError: If it is too large.
@@ -145,9 +145,9 @@ def receive_fds(
 ) -> tuple[bytes, list[int], bool]:
     """Return data, the descriptors that came with it, and whether some were lost.
 
-    Not :func:`socket.recv_fds`: that one drops its flags, so that what it returns
-    is inherited by every program that a job starts.  Descriptors are lost, while
-    the data arrives, when this process may open no more.
+    :func:`socket.recv_fds` would not do: it ignores its flags, so every program that a
+    job starts would inherit the descriptors.  If this process may open no more files,
+    the kernel drops descriptors, but the data still arrives.
     """
     room = array.array("i", [0] * most)
     data, ancillary, flags, _ = sock.recvmsg(

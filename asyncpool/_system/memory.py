@@ -35,7 +35,7 @@ _munmap = _libc.munmap
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 _FAILED = ctypes.c_void_p(-1).value
-# What exists is mapped at once: to touch page after page later takes twice as long.
+# Map all existing pages at once: to map each when it is first touched takes twice as long.
 _FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
@@ -57,7 +57,8 @@ class _PyBuffer(ctypes.Structure):
     )
 
 
-# Not ctypes.pythonapi, whose functions are everybody's: who declares one, changes it.
+# A library object of our own.  The functions of ctypes.pythonapi are shared: setting their
+# argument types here would change them for everybody.
 _python = ctypes.PyDLL(None)
 _get_buffer = _python.PyObject_GetBuffer
 _get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int]
@@ -69,23 +70,23 @@ _release_buffer.restype = None
 def available() -> bool:
     """Tell whether memory can be shared so that the other side cannot take it away.
 
-    That needs Linux: a file that was truncated by one side kills the other one with
-    SIGBUS when it looks, unless the file is sealed against that.
+    That needs Linux.  If one side truncates the file, the other side is killed by SIGBUS
+    when it reads the memory, unless the file is sealed against truncation.
     """
     return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 
 
 def create(size: int) -> int:
-    """Return a descriptor of *size* bytes of memory that will never be less.
+    """Return a descriptor of *size* bytes of memory, which nobody can shrink.
 
     Raises:
-        OSError: If there is not so much memory, or there may be no more descriptors.
+        OSError: If there is not enough memory, or this process may open no more files.
     """
     fd = os.memfd_create("asyncpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
-        # What is not there now, while an error can still say so, would be missed with
-        # a SIGBUS.  It also takes a third of the time of touching page after page.
+        # Allocate the pages now, while a lack of memory is an error.  Later it would be a
+        # SIGBUS.  This also takes a third of the time of touching page after page.
         os.posix_fallocate(fd, 0, size)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
@@ -97,7 +98,7 @@ def create(size: int) -> int:
 
 @functools.cache
 def _array_type(size: int) -> Any:
-    # Kept, since a type that nobody uses is a reference cycle; and sizes are few.
+    # Keep the types.  A dropped type is a reference cycle, and there are few sizes.
     return ctypes.c_ubyte * size
 
 
@@ -105,11 +106,11 @@ class Memory:
     """A mapping, which lasts as long as this object or any view of it.
 
     Args:
-        fd: What to map; it may be closed afterwards.
-        size: How many bytes of it.
+        fd: The descriptor of the memory.  The caller may close it afterwards.
+        size: How many bytes to map.
 
     Raises:
-        OSError: If it cannot be mapped.
+        OSError: If the memory cannot be mapped.
     """
 
     def __init__(self, fd: int, size: int) -> None:
@@ -123,7 +124,7 @@ class Memory:
         self._lent: weakref.ref[Any] | None = None
 
     def write(self, offset: int, pieces: Iterable[bytes | memoryview]) -> None:
-        """Copy *pieces*, one behind the other, to *offset*, without the GIL."""
+        """Copy *pieces*, one after the other, to *offset*.  The copy releases the GIL."""
         for piece in pieces:
             if offset + len(piece) > self.size:
                 raise ValueError("the pieces do not fit")
@@ -148,8 +149,8 @@ class Memory:
         """Return a view of all of it.
 
         Args:
-            on_gone: Called when nothing is left of the view, nor of what was made of
-                it; in whatever thread that happens, and at any point in it.
+            on_gone: Called when the view is gone, and everything that was made from it.
+                Any thread may call it, at any bytecode.
         """
         array: Any = _array_type(self.size).from_address(self._address)
         array.memory = self  # must not be unmapped before
@@ -157,7 +158,7 @@ class Memory:
         return memoryview(array).cast("B")
 
     def forget_view(self) -> None:
-        """Hear nothing of the end of a view any more."""
+        """Do not call *on_gone* any more."""
         self._lent = None
 
     def __del__(self, _munmap: Any = _munmap) -> None:

@@ -1,11 +1,12 @@
-"""Have semaphores that only a fork could pass on lie in memory that has a descriptor.
+"""Move semaphores that only a fork could share into memory that has a descriptor.
 
 The context ``"fork"`` of :mod:`multiprocessing` removes the name of a semaphore at once,
-and the C library closes its descriptor: what is left is a mapping, which Linux lets
-privileged processes alone open again.  But a process may put another mapping in its place,
-of memory that it has a descriptor of.  Whoever gets that maps it as well.
+and the C library closes its descriptor.  What is left is a mapping, and Linux lets only
+privileged processes open a mapping again.  But this process may replace the mapping by
+one of memory that it has a descriptor of.  Another process that gets this descriptor can
+map the same memory.
 
-This is about glibc on 64-bit Linux: whatever does not look like it is refused.
+This depends on glibc on 64-bit Linux.  A semaphore that looks different is refused.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ _SIZE = mmap.PAGESIZE
 _MAYMOVE, _FIXED = 1, 2
 _SHARED_BY_PROCESSES = 1
 
-# The second half of a semaphore: how many wait for it.
+# The second half of a semaphore: how many threads wait for it.
 _WAITERS = 4
 
-# How often other threads may take a semaphore of a high value while it is moved.
+# How often other threads may take the semaphore while it is moved, if its value is high.
 _SLACK = 1000
 
-# Seconds until another look at who shares a semaphore: a process that is about to execute
-# another program does until then.
+# Seconds until the processes are looked at again.  A process that has forked, and is about to
+# execute another program, shares the semaphore only until then.
 _EXEC = 0.002
 
-# Not ctypes.CDLL: these do not let go of the GIL.
+# PyDLL, because its functions keep the GIL; those of ctypes.CDLL release it.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
@@ -52,10 +53,11 @@ _descriptors: weakref.WeakKeyDictionary[SemLock, int] = weakref.WeakKeyDictionar
 
 
 class Mappings:
-    """Where semaphores are: in this process, and in those that may share them by a fork.
+    """Which processes have mapped which semaphores.
 
-    These run the same program.  To look takes milliseconds, so one look is to do for all
-    semaphores that are moved together.
+    It looks at this process, and at those that run the same program: only these may share a
+    semaphore by a fork.  To look takes milliseconds, so one look serves for all semaphores
+    that are moved together.
     """
 
     def __init__(self) -> None:
@@ -96,8 +98,8 @@ def descriptor_of(lock: SemLock, mappings: Mappings) -> int:
     It belongs to *lock*.  The semaphore may be in use meanwhile, in any thread.
 
     Raises:
-        RuntimeError: If that cannot be; the text says why, and the way out.
-        OSError: If there are no descriptors left, or no memory.
+        RuntimeError: If the semaphore cannot be moved.  The text says why, and what to do.
+        OSError: If this process may open no more files, or there is not enough memory.
     """
     with _lock:
         fd = _descriptors.get(lock)
@@ -110,7 +112,7 @@ def descriptor_of(lock: SemLock, mappings: Mappings) -> int:
 def semaphore_at(
     cls: type[SemLock], kind: int, max_value: int, handed: Handed
 ) -> SemLock:
-    """Return a lock of the class *cls* whose semaphore is in memory that was handed over.
+    """Return a lock of the class *cls*, whose semaphore is in the memory of a descriptor.
 
     The memory stays mapped for as long as this process lives, since a method of the lock
     may outlive the lock.
@@ -119,7 +121,7 @@ def semaphore_at(
     address = _map(descriptor)
     lock = cls.__new__(cls)
     lock.__setstate__((address, kind, max_value, None))  # type: ignore[attr-defined]
-    # It has no name that it could be sent by.
+    # It has no name by which another process could open it.
     lock._is_fork_ctx = True  # type: ignore[attr-defined] # noqa: SLF001
     _own(lock, descriptor)
     return lock
@@ -131,7 +133,7 @@ def _own(lock: SemLock, fd: int) -> None:
 
 
 def _move(handle: int, mappings: Mappings) -> int:
-    """Put the semaphore at *handle* into other memory; return the descriptor of that."""
+    """Move the semaphore at *handle* into new memory; return the descriptor of that."""
     known = sys.platform == "linux" and ctypes.sizeof(_address) == 2 * _WAITERS
     known = known and sys.byteorder == "little" and hasattr(os, "memfd_create")
     file = mappings.file_at(handle) if known else None
@@ -156,14 +158,14 @@ def _move(handle: int, mappings: Mappings) -> int:
 
 
 def _replace(handle: int, new: int) -> None:
-    """Have a semaphore in the memory at *new* take the place of the one at *handle*."""
-    # From one moment on, all threads use the new one.  It begins with less than the old one
-    # has, so that none of them gets what another has taken there, and then it gets the rest.
+    """Replace the semaphore at *handle* by the one in the memory at *new*."""
+    # One system call makes all threads use the new semaphore.  Its value is lower at first:
+    # no thread may get what another one has taken from the old one.  Then it gets the rest.
     least = max(0, _value(handle) - _SLACK)
     _call("sem_init", _int, new, _int(_SHARED_BY_PROCESSES), ctypes.c_uint(least))
     old = _remap(handle, 0, _MAYMOVE)  # it is there twice now
     _remap(new, _SIZE, _MAYMOVE | _FIXED, handle)
-    # Those who wait do so at the old one.  They wake up at the new one, and count there.
+    # Threads that wait at the old semaphore are woken up, and then wait at the new one.
     waiting = _waiters(old).value
     if waiting:
         _waiters(handle).value += waiting

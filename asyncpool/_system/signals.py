@@ -1,6 +1,6 @@
-"""The two signals that a pool sends to its workers while they are at work.
+"""The two signals that a worker handles while it runs a job.
 
-Real-time ones where there are any, which nobody else is likely to use.
+They are real-time signals where the system has them, because jobs hardly ever use these.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import signal
 
 _FIRST = getattr(signal, "SIGRTMIN", None)
 
-# Raises JobCancelled in the main thread, if that still runs the job that is meant.
+# Its handler raises JobCancelled in the main thread, if that still runs the cancelled job.
 INTERRUPT = int(signal.SIGUSR1 if _FIRST is None else _FIRST + 11)
 
-# Writes down the stacks of all threads.
+# Its handler writes the stacks of all threads to the worker page.
 STACKS = int(signal.SIGUSR2 if _FIRST is None else _FIRST + 12)

@@ -1,13 +1,14 @@
 """What runs in the other processes: the launcher and the workers.
 
-Only the standard library and ``_core``: a worker must start light.  Nothing here is
-imported by the pool's process; it is started by name.
+This package imports only the standard library, ``_core`` and ``_system``, because a worker
+must be small and start fast.  The pool's process imports nothing from here: it starts these
+modules by name.
 
-A forked worker shares the launcher's memory, but gets a copy of every page that it
-touches, and running Python touches pages everywhere: reference counts, inline caches.
-So what every worker does is done with the least: ``threading`` costs each worker 400 KB,
-of which most is its clean-up after a fork; ``ctypes`` 200 KB; the enumerations of
-``signal`` another 200 KB; to begin a thread through ``threading``, 150 KB.  An idle worker
-has some 3 MB, all of these included it would have 4.  They are imported when a job, or
-what it imports, asks for them.
+A forked worker shares the launcher's memory, but it gets its own copy of every page that it
+writes to.  Running Python code writes to pages everywhere, for reference counts and inline
+caches.  So the code that every worker runs avoids some modules.  ``threading`` would cost
+each worker 400 KB, most of it for its clean-up after a fork.  ``ctypes`` would cost 200 KB,
+the enumerations of ``signal`` another 200 KB, and a thread started by ``threading`` 150 KB.
+An idle worker has some 3 MB; with all of these it would have 4.  A worker imports them only
+when a job needs them.
 """

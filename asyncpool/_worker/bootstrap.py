@@ -1,9 +1,9 @@
-"""Where a process begins that is a fresh interpreter: a spawned worker, a launcher.
+"""The first code of a process that is a fresh interpreter: a spawned worker or a launcher.
 
-Started as ``python -P -c BOOTSTRAP ROOT ROLE FD...``: *ROOT* is where this package
-was found, since the interpreter may not find it by itself, or finds another one.  It is
-in front of the path for the package alone, and then at its end, since what lies beside
-the package must not shadow anything.
+It is started as ``python -P -c BOOTSTRAP ROOT ROLE FD...``.  *ROOT* is the folder in which
+the service has found this package, because the new interpreter may not find it, or may find
+another one.  *ROOT* is at the front of the path while the package is imported, and then at
+its end, so that other modules in that folder shadow nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def main() -> NoReturn:
-    """Be what the command line says."""
+    """Run the role that the command line names."""
     role, *numbers = sys.argv[2:]
     fds = [int(number) for number in numbers]
     for fd in fds:

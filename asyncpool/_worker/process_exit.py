@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def leave(status: int, coroutines: Coroutines) -> NoReturn:
-    """End this process with *status*, and its event loop before.
+    """End the event loop, and then this process, with *status*.
 
-    Threads that calls have left behind are not waited for: a worker that is replaced
-    would live for as long as they do.  Those that somebody may miss are named.
+    It does not wait for threads that calls have left behind: otherwise a replaced worker
+    would live as long as they do.  It names them on stderr if somebody may miss them.
     """
-    # Not through sys.exit(): in a forked worker the frames below are the launcher's.
+    # sys.exit() would unwind the stack, and in a forked worker its frames are the launcher's.
     with contextlib.suppress(BaseException):
         coroutines.close()
     with contextlib.suppress(BaseException):
@@ -38,7 +38,7 @@ def _tell_of_threads() -> None:
         return
     import threading  # noqa: PLC0415 - see _worker/__init__.py
 
-    # The threads of a ThreadPoolExecutor are no daemons, and mostly wait for nothing.
+    # Threads of a ThreadPoolExecutor are no daemons, but usually wait for no work.
     pools = sys.modules.get("concurrent.futures.thread")
     waiting = getattr(pools, "_threads_queues", ())
     names = sorted(

@@ -1,1 +1,1 @@
-"""What a job may ask of the worker that it runs in."""
+"""The functions that a job may call about itself and its worker."""

@@ -1,4 +1,4 @@
-"""What workers call in place of a user's function."""
+"""Functions that a worker calls, and that call the user's function."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def call_chunk(
 def call_counted(
     limit: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call *function*; with the call number *limit* this worker has served its time.
+    """Call *function*, and retire this worker after its call number *limit*.
 
-    The pool's own limit of jobs counts outcomes, so that a worker goes on until the next
-    one is ready: it is a rule of thumb.  This one is exact.
+    The pool's own limit counts outcomes, and a worker continues until its replacement is
+    ready, so it may run more jobs than the limit.  This limit is exact.
     """
     global _begun  # noqa: PLW0603 - one worker is one process
     _begun += 1
@@ -36,6 +36,6 @@ def call_counted(
 
 
 def call_packed(payload: bytes) -> Any:
-    """Make the call that *payload* stands for."""
+    """Unpickle the call in *payload*, and make it."""
     function, args, kwargs = load_job(payload)
     return function(*args, **kwargs)

@@ -22,11 +22,11 @@ class CurrentJob(Record):
     """The job that is running here.
 
     Attributes:
-        id: Its number in the pool; 0 in a broadcast that a new worker makes up for.
+        id: Its number in the pool; 0 in an earlier broadcast that a new worker runs.
         attempt: Which attempt this is, counting from 1.
         deadline: When, on the clock of ``time.monotonic()``, this attempt must be done;
             ``None`` for no limit.
-        packed_details: What :attr:`last_details` is made of.
+        packed_details: The pickle of :attr:`last_details`.
     """
 
     id: int
@@ -36,10 +36,10 @@ class CurrentJob(Record):
 
     @property
     def last_details(self) -> Any:
-        """What the attempt before has said of itself at last, or ``None``; a new copy.
+        """The details of the last heartbeat of an earlier attempt, or ``None``; a new copy.
 
         Raises:
-            BaseException: Whatever unpickling it raises.
+            BaseException: If unpickling them raises.
         """
         return pickle.loads(self.packed_details) if self.packed_details else None
 
@@ -47,7 +47,7 @@ class CurrentJob(Record):
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """The logger ``asyncpool.job``, whose records have ``job_id`` and ``attempt``.
 
-        They keep them in threads that the job has started.
+        That also holds for threads that the job has started.
         """
         import logging  # noqa: PLC0415 - many jobs log nothing
 
@@ -55,11 +55,11 @@ class CurrentJob(Record):
         return logging.LoggerAdapter(logging.getLogger(JOB_LOGGER), names)
 
 
-# The number of what runs as a job does, and is none of the pool's.
+# The job number of calls that are no jobs of the pool, such as an initializer.
 NO_JOB = 0
 
-# The job's number and attempt, its context, and, if that is not plain, when it began:
-# most jobs never ask, so no object is made of them.
+# The job's number and attempt, its context, and, if the context needs it, when the job began.
+# Most jobs never call current_job(), so the CurrentJob is made only when one does.
 running: ContextVar[tuple[int, int, JobContext, float] | None] = ContextVar(
     "asyncpool_job", default=None
 )
@@ -79,10 +79,10 @@ def current_job() -> CurrentJob:
 
 
 def set_variables(packed: bytes) -> None:
-    """Set context variables as the submitter of a job had them.
+    """Give context variables the values that they had for the caller of ``submit``.
 
     Raises:
-        BaseException: Whatever it raises to import one, or to unpickle its value.
+        BaseException: If importing a variable, or unpickling its value, raises.
     """
     for name, value in unpack_variables(packed):
         module, _, attribute = name.partition(":")

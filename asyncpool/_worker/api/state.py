@@ -1,7 +1,4 @@
-"""What a worker keeps from one job to the next.
-
-How a job asks that its worker begins no other one.
-"""
+"""The state that a worker keeps between jobs, and how a job retires its worker."""
 
 from __future__ import annotations
 
@@ -14,19 +11,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# The one of this process, if it is a worker.
+# The state of this process, if it is a worker.
 _states: list[SimpleNamespace] = []
 
 
 def open_state() -> None:
-    """Let this process, which becomes a worker, have a state."""
+    """Give this process, which becomes a worker, an empty state."""
     _states.append(SimpleNamespace())
 
 
 def in_worker() -> bool:
     """Tell whether this process is a worker, of a pool or a cluster, or a fork of one.
 
-    The launcher, which imports what is preloaded and a script with a guard, is none.
+    The launcher is no worker, although it imports the preloaded modules and a script with a
+    guard.
     """
     return bool(_states)
 
@@ -34,7 +32,7 @@ def in_worker() -> bool:
 def worker_state() -> SimpleNamespace:
     """Return the namespace of this worker, for the initializer to fill and jobs to read.
 
-    There is one for each worker process, empty at first, and it is gone with it.
+    Each worker process has one.  It is empty at first, and ends with the process.
 
     Raises:
         RuntimeError: If this process is no worker of a pool.
@@ -44,7 +42,7 @@ def worker_state() -> SimpleNamespace:
     return _states[0]
 
 
-# What tells the pool, in a worker.
+# In a worker, the function that tells the pool.
 _tell: list[Callable[[], None]] = []
 
 
@@ -54,15 +52,15 @@ def on_retire(tell: Callable[[], None]) -> None:
 
 
 def retire_worker() -> None:
-    """Have the worker that runs this job begin no other one, and end after it.
+    """Make the running job the last one of its worker.
 
-    For a job that knows that its process is not what it was: a C library's state is
-    corrupt, a device is lost.  Jobs that wait in the worker go to others, and another
-    worker is started at once.  Further calls change nothing.
+    Call it when the process can no longer be trusted: a C library has corrupt state, or a
+    device is lost.  Jobs that wait in this worker go to other workers, and the pool starts
+    another worker at once.  Further calls change nothing.
 
     Raises:
-        RuntimeError: If this does not run in a job of a pool, or runs in a broadcast that a
-            new worker makes up for: no worker would ever get to a job.
+        RuntimeError: If the caller is no job of a pool, or is an earlier broadcast that a
+            new worker runs: every new worker would end before its first job.
     """
     job = running.get()
     if job is not None and job[0] == NO_JOB:

@@ -1,1 +1,1 @@
-"""The worker's ends of what it shares with the pool."""
+"""The worker's ends of the channels and of the shared memory."""

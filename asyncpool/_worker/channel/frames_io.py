@@ -1,7 +1,4 @@
-"""Receive whole frames, in a process that has nothing else to do meanwhile.
-
-Send frames, in a process that has nothing else to do meanwhile.
-"""
+"""Send and receive whole frames on blocking sockets."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from asyncpool._core.wire.frames import Frame, FrameDecoder
 
 def decoder(max_payload: int) -> FrameDecoder:
     """Return a decoder for :func:`receive`."""
-    # Of such memory only what is written to exists, and none of it is kept.
+    # The kernel gives this memory real pages only where it is written to, and none is kept.
     return FrameDecoder(
         max_payload=max_payload, allocate=lambda size: mmap.mmap(-1, size)
     )
 
 
 def receive(sock: socket.socket, decoder: FrameDecoder) -> list[Frame]:
-    """Wait for whole frames; none means that the channel has ended."""
+    """Wait for whole frames; an empty list means that the channel has ended."""
     while True:
         if decoder.target is not None:
             size = sock.recv_into(decoder.target)
@@ -34,7 +31,7 @@ def receive(sock: socket.socket, decoder: FrameDecoder) -> list[Frame]:
 
 
 def receive_some(sock: socket.socket, decoder: FrameDecoder) -> list[Frame] | None:
-    """Take what is there, and return what is whole by now; ``None`` means the end."""
+    """Read without waiting, and return the whole frames; ``None`` means the end."""
     if decoder.target is not None:
         size = sock.recv_into(decoder.target)
         return decoder.fill(size) if size else None
@@ -47,7 +44,7 @@ SMALL = 65_536
 
 
 def send(sock: socket.socket, head: bytes, payload: bytes) -> None:
-    """Send a frame, and what its head begins with."""
+    """Send a frame, after the bytes in *ahead*."""
     if len(payload) <= SMALL:
         sock.sendall(head + payload)
     else:

@@ -1,4 +1,4 @@
-"""What travels beside the frames of jobs and outcomes: areas, in segments or frames."""
+"""The large buffers of jobs and outcomes: they travel in segments, or in their own frames."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LargeBuffers:
         segments: The shared memory.
 
     Attributes:
-        in_use: Whether there was any; if not, outcomes that need none pass it by.
+        in_use: Whether there was a large buffer.  If not, small outcomes need no look here.
     """
 
     def __init__(self, jobs: socket.socket, segments: Segments) -> None:
@@ -36,7 +36,7 @@ class LargeBuffers:
         self.in_use = False
 
     def take(self, frame: Frame) -> None:
-        """Take note of what comes before the job that it belongs to."""
+        """Keep a buffer that comes before the job that it belongs to."""
         self.in_use = True
         if frame.kind is FrameKind.AREA:
             data = frame.payload
@@ -49,7 +49,7 @@ class LargeBuffers:
     def complete(
         self, payload: bytes | memoryview
     ) -> bytes | memoryview | ReceivedPickle:
-        """Return what the next job is made of, with what came before it.
+        """Return the payload of the next job together with the buffers that came before it.
 
         Raises:
             OSError: If this process cannot get at the memory.
@@ -63,7 +63,7 @@ class LargeBuffers:
         return ReceivedPickle(payload, areas)
 
     def discard(self) -> None:
-        """Forget what came for a job that will not begin."""
+        """Drop the buffers of a job that will not begin."""
         self._areas = []
         if self._lent is not None:
             self._segments.returned.append(self._lent.number)
@@ -71,10 +71,10 @@ class LargeBuffers:
             self._jobs.sendall(self._news())
 
     def put(self, outcome: bytes | OutOfBandPickle) -> tuple[bytes, bytes]:
-        """Send the areas of an outcome, or put them where the pool sees them.
+        """Send the buffers of an outcome, or copy them into shared memory.
 
         Returns:
-            What goes before its frame, and what goes into it.
+            The bytes to send before its frame, and the payload of the frame.
         """
         if type(outcome) is bytes:
             return self._news(), outcome
@@ -103,7 +103,7 @@ class LargeBuffers:
         return b""
 
     def _news(self) -> bytes:
-        """Return what the pool must hear of its segments."""
+        """Return the frames that tell the pool which segments are free again."""
         frames = [header(FrameKind.LOST, 0, tag=number) for number in self._lost]
         self._lost.clear()
         returned = self._segments.returned

@@ -1,7 +1,7 @@
 """The shared memory that the pool has made for this worker.
 
-The control thread hears of it, since that is where descriptors come in; the main
-thread uses it, and waits here for what is still on its way.
+Descriptors arrive on the control channel, so the control thread receives the segments.  The
+main thread uses them, and waits here for a segment that is still on its way.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Segments:
     """The segments of a worker, by number.
 
     Attributes:
-        returned: Those of which no view is left; the main thread tells the pool.
+        returned: Segments without any view left; the main thread tells the pool of them.
     """
 
     def __init__(self) -> None:
         self.returned: deque[int] = deque()
-        # Rung when there is news.  What is told, in single steps that the GIL keeps
-        # whole, is in the attributes below; a ring too many does no harm.
+        # The control thread rings after it has changed an attribute below.  Each change is
+        # one step under the GIL, so no lock is needed.  A ring too many does no harm.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._arrived: dict[int, tuple[int | None, int]] = {}
         self._grants: deque[int] = deque()
@@ -43,7 +43,7 @@ class Segments:
         self._bell.put(None)
 
     def grant(self, number: int) -> None:
-        """Hear which segment an outcome may go to; 0 for none."""
+        """Note which segment the pool has granted for an outcome; 0 for none."""
         self._grants.append(number)
         self._bell.put(None)
 
@@ -57,7 +57,7 @@ class Segments:
     # The main thread.
 
     def wait_for_grant(self) -> int:
-        """Return which segment an outcome may go to; 0 for none."""
+        """Wait for the segment that an outcome may go to; return its number, 0 for none."""
         while not self._grants:
             self._bell.get()
         return self._grants.popleft()
@@ -89,7 +89,7 @@ class Segments:
         """Return a view of segment *number*, whose end is noted in ``returned``.
 
         Raises:
-            OSError: If there is no way to see it.
+            OSError: If it cannot be mapped.
         """
         # Of the main thread, at any moment, or another one's: it must not do more.
         view = self.memory(number).lend(partial(self.returned.append, number))

@@ -1,1 +1,1 @@
-"""What a worker of a cluster does instead of jobs."""
+"""The work of a cluster's worker: it serves connections instead of running jobs."""

@@ -12,11 +12,11 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What passes when others let go of something.
+# These errors end when some process closes a descriptor.
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 0.1  # seconds
 
-# Seconds in which that is told once: where one connection goes, the next one comes.
+# The worker warns of them at most once in so many seconds, because they come in bursts.
 _QUIET = 10.0
 
 # The most that is accepted at the end of a cluster, from each socket: see the balancer's.
@@ -24,14 +24,14 @@ _ACCEPTS_AT_END = 1 << 16
 
 
 class AcceptRequest:
-    """Tells of a want of descriptors, and not each time."""
+    """Warns that there are no descriptors left, but not each time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._quiet_until = 0.0
 
     def tell(self, number: int) -> None:
-        """Say that there is none, and by which error of the system."""
+        """Warn that there are none, with the error of the system."""
         now = self._loop.time()
         if now >= self._quiet_until:
             import logging  # noqa: PLC0415 - most workers need none
@@ -45,15 +45,15 @@ class AcceptRequest:
 class Acceptor:
     """Accepts one connection per socket and turn of the loop.
 
-    Asyncio's own servers accept all that wait, up to their backlog: then one worker gets
-    most of many connections that come at once.
+    asyncio's own servers accept all connections that wait, up to their backlog.  If many
+    arrive at once, one worker would get most of them.
 
     Args:
         sockets: The listening sockets, which do not block.
         accepted: Called with the descriptor of each connection, which it owns.
 
     Attributes:
-        used: Whether it has ever accepted; or the sockets are those of somebody else.
+        used: Whether it has ever accepted.  If not, other code uses the sockets.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Acceptor:
         self._watch()
 
     def accept_rest(self) -> None:
-        """Accept what waits by now, since there are no others for it."""
+        """Accept all connections that wait now, because no other worker will."""
         for sock in self._sockets:
             left = _ACCEPTS_AT_END
             with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ class Acceptor:
                     left -= 1
 
     def close(self) -> None:
-        """Accept nothing more; what waits is for the others."""
+        """Accept no more connections; other workers accept those that wait."""
         self.pause()
         for sock in self._sockets:
             sock.close()
@@ -121,7 +121,7 @@ class Acceptor:
                 self._loop.remove_reader(sock.fileno())
 
     def _wait(self) -> None:
-        """Accept nothing for a moment, whoever wants to meanwhile."""
+        """Accept nothing for a moment, even if :meth:`listen` is called meanwhile."""
         self._pausing = True
         self._watch()
         self._loop.call_later(_PAUSE, self._go_on)

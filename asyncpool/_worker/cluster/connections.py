@@ -1,4 +1,4 @@
-"""Connections of a worker that serves, each of which counts until its socket is closed."""
+"""The connections of a cluster's worker.  Each counts as open until its socket is closed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Load:
         changed: Called in it after each change.
 
     Attributes:
-        sockets: Those that were opened here and are not garbage; some may be closed.
-        cut: How many do not finish, since the time of their worker is over.
-        lost: How many no other worker could take over, for want of descriptors.
+        sockets: The sockets that were opened here and still exist; some may be closed.
+        cut: How many connections were cut off, because the worker's time to drain was over.
+        lost: How many could not go to another worker, because no descriptor was left.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Load:
         self._changed()
 
     def cut_off(self) -> None:
-        """Take note that what is open now does not finish: it is closed before."""
+        """Count all open connections as cut off."""
         self.cut = self.open
         self._changed()
 
     def lose_one(self) -> None:
-        """Take note that one is closed which another worker was to take over."""
+        """Count a connection that was closed instead of going to another worker."""
         self.lost += 1
         self._changed()
 
     def close_one(self) -> None:
-        """Count one less; any thread may call it, as it collects garbage, say."""
+        """Count one less.  Any thread may call it, for example in a garbage collection."""
         if get_ident() == self._thread:
             self._count_closed()
         elif not self._loop.is_closed():
@@ -80,7 +80,7 @@ class Load:
 
 
 class _CountedSocket(socket.socket):
-    """A socket that tells when it is gone: closed, detached, or garbage."""
+    """A socket that reports its end: it was closed, detached or collected as garbage."""
 
     __slots__ = ("_load",)
 
@@ -97,7 +97,7 @@ class _CountedSocket(socket.socket):
             self._count()
 
     def dup(self) -> socket.socket:  # type: ignore[override]
-        # The copy is another socket, for which nobody counts.
+        # The copy is another socket, which nobody counts.
         descriptor = os.dup(self.fileno())
         return socket.socket(self.family, self.type, self.proto, fileno=descriptor)
 
@@ -121,8 +121,8 @@ class _CountedSocket(socket.socket):
 class Connection:
     """A connection that this worker is to serve.
 
-    It counts as open until its socket is closed, whoever does that: :meth:`close`, a
-    transport that was made of the socket, or the garbage collector.
+    It counts as open until its socket is closed: by :meth:`close`, by a transport that uses
+    the socket, or by the garbage collector.
 
     Attributes:
         socket: The socket, which does not block.
@@ -141,7 +141,7 @@ class Connection:
         return _address_of(self.socket)
 
     def detach(self) -> socket.socket:
-        """Return the socket, for a transport, say, which closes it."""
+        """Return the socket.  The caller must close it, or pass it to a transport."""
         self._detached = True
         return self.socket
 

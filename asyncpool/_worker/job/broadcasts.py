@@ -1,8 +1,8 @@
-"""Run the broadcasts that came before this worker, as those ran that were there.
+"""Run the broadcasts that were made before this worker was started.
 
-They ran them as jobs, so here they find what a job finds: a context of its own, the current
-job, heartbeats.  But there is no such job in the pool, which has number 0 here, and nobody
-hears its heartbeats.
+The other workers have run them as jobs.  So here too a broadcast has a context of its own, a
+current job, and heartbeats.  But the pool has no such job: its number here is 0, and its
+heartbeats have no effect.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Broadcasts:
     """What runs them.
 
     Args:
-        interrupts: Which know whether a job is running.
-        beats: The heartbeats, which go nowhere meanwhile.
-        coroutines: What runs those of async functions.
+        interrupts: Know whether a job is running.
+        beats: The heartbeats, which have no effect meanwhile.
+        coroutines: Run the coroutines of async functions.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class Broadcasts:
         """Run a pickled call.
 
         Raises:
-            BaseException: What it raises.
+            BaseException: Whatever the call raises.
         """
         worker = os.getpid()
         BEGUN.pack_into(self._beats.page, 0, NO_JOB, 1)
         self._interrupts.running, self._beats.mute = NO_JOB, True
         try:
-            # What it sets there is not for the next one.
+            # The next broadcast does not see what this one sets in its context.
             copy_context().run(self._run, call)
         finally:
             if os.getpid() != worker:

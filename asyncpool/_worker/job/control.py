@@ -1,8 +1,8 @@
 """The worker's end of the control channel, and the thread that reads it.
 
-The thread computes nothing and holds nothing.  It is there to notice, also while
-the main thread computes or sleeps, that the pool wants a job back, or is gone: the
-control channel then ends, and so does the worker, with its whole process group.
+This thread does no other work, so it can react while the main thread computes or sleeps.  It
+notices that the pool wants a job back, and that the pool is gone.  Then the control channel
+ends, and the thread ends the worker, with its whole process group.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Credits(Protocol):
-        """What hears how many items streams may send."""
+        """Something that is told how many items a stream may send."""
 
         def grant(self, job: int, attempt: int, limit: int) -> None:
-            """Hear how many items may be sent in all; the job may be over."""
+            """Note how many items may be sent in all; the job may already be over."""
 
 
-# Seconds after which a job that has not heard that it is to end is told again.
+# Seconds after which a job is signalled again if it has not begun to end.
 _AGAIN = 0.02
 
 
@@ -56,17 +56,17 @@ class Control:
 
     Args:
         sock: The socket.
-        claims: What a revoked job is taken from.
-        segments: Where shared memory goes.
-        interrupts: What ends a job that has begun.
-        credit: What a stream may send.
+        claims: Decides whether a job can still be revoked.
+        segments: Receive shared memory.
+        interrupts: End a job that has begun.
+        credit: Is told how many items a stream may send.
 
     Attributes:
         on_thread_death: Called in a thread that ends with an error, once the pool was told.
-        on_end_of_all: Called when a worker that drains hears that the whole cluster ends.
-        call_soon: Has the event loop call something, if one serves here.
-        identity: Who this worker is, if the pool has said so.
-        announced: Whether the pool was told what has kept the worker from going on.
+        on_end_of_all: Called when a draining worker learns that the whole cluster ends.
+        call_soon: Makes the event loop call a function, in a worker of a cluster.
+        identity: The name and the parent of this worker, if the pool has sent them.
+        announced: Whether the worker has told the pool which error ends it.
         interrupts: As above.
         credit: As above.
     """
@@ -95,10 +95,10 @@ class Control:
         self._decoder = decoder(MAX_CONFIG)
 
     def receive_config(self) -> Frame:
-        """Wait for the configuration, and for what is ahead of it.
+        """Wait for the configuration, and for the frames before it.
 
         Raises:
-            SystemExit: If the pool is gone before it comes.
+            SystemExit: If the pool is gone before the configuration comes.
         """
         while True:
             fds: list[int] = []
@@ -135,7 +135,7 @@ class Control:
             self._send_records()
 
     def ring(self) -> None:
-        """Have the pool look at the page, unless it has a lot to read anyway."""
+        """Ask the pool to look at the page, unless the socket is full."""
         if self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
             return  # in the middle of a frame
         with self._lock, contextlib.suppress(OSError):
@@ -144,23 +144,23 @@ class Control:
             self._send_records()
 
     def report(self, payload: bytes) -> None:
-        """Send a record; what is called in the middle of a frame is sent behind that.
+        """Send a log record.  In the middle of a frame it waits, and is sent after the frame.
 
-        That is a signal handler that logs, or a finalizer.  The handler may also raise
-        here, as that of a job which is interrupted does: a record is too small to be
-        sent in part (see ``MAX_ENTRY``), so that one is lost at worst.
+        A signal handler or a finalizer may log in the middle of a frame.  The handler that
+        interrupts a job may raise in this method.  A record is too small to be sent in part
+        (see ``MAX_ENTRY``), so at worst one record is lost.
         """
         self._records.append(header(FrameKind.RECORD, len(payload)) + payload)
         self._send_records()
 
     def close(self) -> None:
-        """Let go of the descriptor, in a process that is not the worker."""
+        """Close the descriptor, in a process that is not the worker."""
         self._socket.close()
         # Another thread may have held it at the fork.
         self._lock = _thread.RLock()
 
     def _send_records(self) -> None:
-        # Looked at once more when the lock is free: who came late has left his there.
+        # Look again when the lock is free: a late caller has left a record there.
         while self._records and not self._lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001
             with self._lock, contextlib.suppress(OSError, IndexError):
                 while True:
@@ -172,7 +172,7 @@ class Control:
                 self._listen()
         except BaseException:  # such as a lack of memory
             traceback.print_exc()
-        # Nobody would hear the pool any more, nor of its end.
+        # Without this thread nobody reads what the pool sends, or notices its end.
         if self._socket.fileno() >= 0:
             end_group()
 
@@ -187,9 +187,9 @@ class Control:
                 self._answer(frame, fds)
 
     def _insist(self) -> None:
-        """Until the pool says something, tell a job again that it is to end.
+        """Signal a job that is to end again and again, until the pool sends a frame.
 
-        See ``interrupts.py`` for what may have kept it from hearing that.
+        ``interrupts.py`` says why the first signal may have had no effect.
         """
         if not self.interrupts.pending():
             return
@@ -242,9 +242,9 @@ class Control:
         interrupts.fences.put(sequence, until)
 
     def _end_lapsed(self) -> None:
-        """End this process and all that it has started; wait for nobody, nor for the pool.
+        """End this process and all that it has started, without waiting for the pool.
 
-        The pool may be stopped, and what is sent to it not taken.
+        The pool may be stopped, and then it reads nothing.
         """
         summary = "it has lapsed, and its job was still running"
         payload = Failure("lease", summary).pack()
@@ -255,7 +255,7 @@ class Control:
         os.killpg(0, signal.SIGKILL)
 
     def _answer_ping(self) -> None:
-        """Say that this process is there; where a loop serves, that it turns."""
+        """Answer a ping; in a worker of a cluster the event loop answers."""
         call_soon = self.call_soon
         if call_soon is not None:
             with contextlib.suppress(RuntimeError):  # it was closed at this moment
@@ -290,5 +290,5 @@ def end_group() -> None:
     """End this process and all that it has started, at once."""
     with contextlib.suppress(Exception):
         sys.stderr.flush()
-    # The worker leads a process group of its own, so this hits nobody else.
+    # The worker has a process group of its own, so this ends no other process.
     os.killpg(0, signal.SIGKILL)

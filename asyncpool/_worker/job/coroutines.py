@@ -1,8 +1,8 @@
-"""Run coroutines of jobs in an event loop, which is there as long as the worker is.
+"""Run coroutines of jobs in an event loop, which lives as long as the worker.
 
-So what an async initializer or a job keeps (a session, a pool of connections) serves all
-jobs to come.  The loop runs as long as a job does: what a job leaves behind in it goes on
-with the next one.
+So all later jobs can use what an async initializer or a job has made, such as a session or a
+pool of connections.  The loop runs only while a job runs: a task that a job leaves behind
+continues with the next job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-# The longest stack that is told, and its longest text.
+# The longest stack that is reported, in frames, and its longest text.
 _DEEPEST = 100
 _LONGEST = 16_384
 
@@ -31,7 +31,7 @@ class Coroutines:
     """The event loop of one worker.
 
     Args:
-        interrupts: Which end a job.
+        interrupts: End a running job.
 
     Attributes:
         kind: Of the loop: ``"asyncio"`` or ``"uvloop"``.
@@ -47,12 +47,12 @@ class Coroutines:
         """Run *coroutine* to its end and return its result.
 
         Args:
-            coroutine: What is run.
-            shown: What is shown of it when it is asked where the job is, if not all.
+            coroutine: The coroutine to run.
+            shown: The part of it whose stack is shown, if not the whole coroutine.
 
         Raises:
-            BaseException: What it raises; its traceback begins in the coroutine.
-            JobCancelled: If it was made to end and let that pass.
+            BaseException: Whatever it raises; the traceback begins in the coroutine.
+            JobCancelled: If the job was cancelled, and the coroutine did not catch that.
         """
         loop = self.loop()
         interrupts, asked = self._interrupts, False
@@ -71,8 +71,8 @@ class Coroutines:
         try:
             return loop.run_until_complete(task)
         except BaseException as error:
-            # Also since the frames outside know the task, and that knows the error: both
-            # would wait for the collector, with all that the job had.
+            # Also break a reference cycle: the outer frames know the task, and the task knows the
+            # error.  Otherwise they, and all that the job had, would wait for the collector.
             error.__traceback__ = inner(error.__traceback__)
             outcome = outcome_of(error, asked=asked)
             if outcome is not error:
@@ -105,7 +105,7 @@ class Coroutines:
         return self._loop if self._loop is not None else self._open()
 
     def _open(self) -> asyncio.AbstractEventLoop:
-        # The jobs to come need all of it: the loop, and that it is the thread's own.
+        # Later jobs need the loop, and it must stay the current loop of this thread.
         self._interrupts.hold()
         try:
             return self._make()
@@ -125,17 +125,17 @@ class Coroutines:
         return self._loop
 
     def _stacks(self) -> str:
-        """Tell where the job waits; if it computes instead, its thread tells that."""
+        """Tell where the job waits; empty if it computes, which the thread's stack shows."""
         text = tell_waiting(self._shown)
         return f"\n{text[:_LONGEST]}\n" if text else ""
 
 
 class CoroutineSteps:
-    """A coroutine whose steps are timed: one that takes long holds up all others.
+    """A coroutine whose steps are timed, because a long step blocks all others.
 
     Args:
-        coroutine: What is run.
-        loop: Whose ``slow_callback_duration`` says what is long.
+        coroutine: The coroutine to run.
+        loop: The event loop; its ``slow_callback_duration`` says how long is too long.
     """
 
     def __init__(
@@ -206,10 +206,10 @@ def _waiting(awaited: Any) -> Iterator[FrameType]:
 
 
 def warn(who: str, seconds: float, where: str, hint: str) -> None:
-    """Say that others had to wait for somebody; why that took long is not known.
+    """Warn that others had to wait for a job.  The warning cannot say why it took long.
 
-    CPU time could not tell either: who blocks needs none, and who waits for a CPU neither.
-    And to ask for it costs 2 us, at each step.
+    CPU time would not show it: a job that blocks uses no CPU time, and neither does a job
+    that waits for a CPU.  And reading it costs 2 us at each step.
     """
     import logging  # noqa: PLC0415 - most jobs log nothing
 

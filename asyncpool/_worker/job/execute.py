@@ -1,4 +1,4 @@
-"""Run one job and say what became of it, whatever it does."""
+"""Run one job and return its outcome, whatever the job does."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class JobRunner:
     """Runs jobs, and remembers the functions that they call by number.
 
     Args:
-        large_buffers: What has come beside the jobs.
-        interrupts: Which may end a job.
-        coroutines: What runs those of async functions.
-        streams: What sends the items of streams.
+        large_buffers: Adds the large buffers that came beside a job.
+        interrupts: End a running job.
+        coroutines: Run the coroutines of async functions.
+        streams: Send the items of streams.
 
     Attributes:
         max_payload: The most bytes that an outcome may have.
@@ -77,17 +77,17 @@ class JobRunner:
     ) -> tuple[FrameKind, bytes | OutOfBandPickle, int]:
         """Run the job in *frame*; return its outcome's kind, payload and duration.
 
-        *sequence* is the one in which it came.
+        *sequence* is the job's sequence number in this worker.
 
-        The duration, in microseconds, is all that those behind this job waited for.
-        ``SystemExit``, ``KeyboardInterrupt`` and the like are outcomes as well: they
-        were the job's wish or fate, and the worker is none the worse for them.
+        The duration, in microseconds, is the whole time for which later jobs had to wait.
+        ``SystemExit``, ``KeyboardInterrupt`` and the like are outcomes as well, because they
+        do no harm to the worker.
         """
         began = perf_counter_ns()
         payload: bytes | OutOfBandPickle
         try:
             try:
-                # Each in a context of its own: what it sets is not for the next one.
+                # Each job has its own context: the next job does not see what it sets.
                 payload = copy_context().run(self._run, frame, sequence)
             finally:
                 self._interrupts.running = None
@@ -127,7 +127,7 @@ class JobRunner:
             return function(*args, **kwargs)
         except TypeError as error:
             tb = error.__traceback__
-            # The call itself is at fault if there is no frame of the function's.
+            # Without a frame of the function, the call itself was wrong.
             at_fault = kwargs and tb is not None and tb.tb_next is None
             if at_fault and (note := misplaced(kwargs, text_of(error))):
                 error.add_note(note)

@@ -1,8 +1,9 @@
-"""The heartbeats of jobs: noted on the page, where they survive any death.
+"""The heartbeats of jobs: the worker writes them to its page, where they outlive it.
 
-A beat costs no system call.  Only now and then does one ring, so that the pool looks: the
-first of each job, and one after each interval; as the pool looks again an interval later,
-it sees every beat, and needs neither a thread nor a timer here.
+A heartbeat needs no system call.  Some heartbeats *ring*: they ask the pool to look at the
+page.  The first heartbeat of each job rings, and then one in each interval.  The pool looks
+once more an interval after a ring, so it sees the last heartbeat too, without a thread or a
+timer in the worker.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ _installed: HeartbeatWriter | None = None
 
 
 class HeartbeatWriter:
-    """The beats of the jobs of one worker.
+    """The heartbeats of the jobs of one worker.
 
     Args:
         page: The memory that it shares with the pool.
-        interrupts: Which know whether a job is running, and whether it is to end.
-        ring: Has the pool look at the page, some time soon.
+        interrupts: Tell whether a job is running, and whether it is to end.
+        ring: Asks the pool to look at the page soon.
 
     Attributes:
         page: As above.
-        latest: The record of the newest beat, if there was any since the last outcome.
-        mute: Whether this process is a copy of the worker, which speaks for nobody.
+        latest: The record of the newest heartbeat, if there was one since the last outcome.
+        mute: Whether this process is a fork of the worker; its heartbeats have no effect.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class HeartbeatWriter:
         self._number = 0
         self._job = (0, 0)
         self._rung_at = 0.0
-        # A job may beat from several threads, and in a signal handler.
+        # A job may call heartbeat() in several threads, and in a signal handler.
         self._lock = RLock()
 
     def beat(self, details: object) -> None:
@@ -72,7 +73,7 @@ class HeartbeatWriter:
             self._write(packed)
 
     def last_heartbeat(self, frame: Frame) -> bytes:
-        """Return what goes ahead of the outcome of the job in *frame*."""
+        """Return the last heartbeat, which is sent before the outcome of the job in *frame*."""
         record, self.latest = self.latest, None
         if record is None or self._job != (frame.job, frame.attempt):
             return b""  # a thread of an earlier job was late
@@ -84,7 +85,7 @@ class HeartbeatWriter:
         self._interrupts.check()
 
     def _write(self, packed: bytes) -> None:
-        # A thread that a job has begun may have no context, or may have outlived its job.
+        # A thread that a job has started may have no context, or may have outlived its job.
         job, mine = BEGUN.unpack_from(self.page), running.get()
         if mine is not None and mine[:2] != job:
             text = f"heartbeat() was called for job {mine[0]}, which is over"
@@ -117,22 +118,22 @@ def install(beats: HeartbeatWriter) -> None:
 
 
 def heartbeat(details: object = None) -> None:
-    """Say that the job that this code runs in is alive, and how far it has come.
+    """Report that the running job is alive, and how far it has come.
 
-    That costs some microseconds: call it as often as you like.  The pool learns of the
-    first beat at once, and of the newest one ten times a second; the last one before the
-    job ends, or its worker dies, is never lost.
+    A call takes a few microseconds, so call it as often as you like.  The pool receives the
+    first heartbeat at once, and then the newest one ten times a second.  It always receives
+    the last one, even if the worker dies.
 
     Args:
-        details: What :meth:`asyncpool.Job.progress` yields, and what the next attempt
-            finds in ``current_job().last_details``; anything that can be pickled and is
-            small, such as where to go on.
+        details: How far the job is.  :meth:`asyncpool.Job.progress` yields it, and the next
+            attempt finds it in ``current_job().last_details``.  It may be any small object
+            that can be pickled.
 
     Raises:
-        JobCancelled: If the job is to end, and this is the thread that it runs in.
+        JobCancelled: If the job is to end, and the caller is the thread that it runs in.
         ValueError: If *details* have more than 32 KB when pickled.
         JobNotPicklableError: If they cannot be pickled.
-        RuntimeError: If no job of a pool is running, or another one than the caller's.
+        RuntimeError: If no job of a pool is running, or the caller belongs to another job.
 
     Concurrency:
         Any thread of the job may call it.

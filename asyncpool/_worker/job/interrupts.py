@@ -1,17 +1,18 @@
 """End the running job from inside, by an exception in the main thread.
 
-The control thread hears the place of the job that is to end (see ``job_claims.py``), and sends
-the main thread a signal, which also ends the system call that it may be waiting in.  The
-handler, which runs between two bytecodes of the main thread, raises only if that job is
-what runs there.  If it has not quite begun, it finds the wish when it does; if it is over,
-nothing happens.  No lock is needed, since each side writes first and then looks.
+The pool names the job by its sequence number (see ``job_claims.py``).  The control thread
+receives it, and sends the main thread a signal, which also ends a system call that the main
+thread waits in.  The handler runs between two bytecodes of the main thread.  It raises only
+if that job is running there.  If the job is about to begin, it finds the request when it
+does.  If it is over, nothing happens.  Both threads write first and then read, so they need
+no lock.
 
-What runs in an event loop is not ended so, but by a call that the loop makes; and where the
-main thread is in the middle of a frame, it has to wait.  Where several jobs run at once, what
-is known of them is asked (``lanes.py``); here is the one that the main thread is in.
+A job in an event loop is ended by a call that the loop makes.  While the main thread is in
+the middle of a frame, the exception is held back.  If a worker runs several jobs at once,
+``lanes.py`` knows them; this module knows the one that the main thread runs.
 
-Before that, the control thread writes down where all threads are.  Only if code that holds
-the GIL keeps it from running, a signal handler in C does that.
+Before it ends a job, the control thread writes the stacks of all threads.  If C code holds the
+GIL, the control thread cannot run, and a signal handler in C writes them.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ if TYPE_CHECKING:
             ...
 
         def runs(self, sequence: int) -> bool:
-            """Tell whether that job runs."""
+            """Tell whether that job is running."""
             ...
 
         def end_soon(self, sequence: int) -> None:
-            """Have that job end; called by another thread."""
+            """End that job; called by another thread."""
             ...
 
         def write_stack(self, job: int, attempt: int) -> None:
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
             ...
 
         def become_nobody(self) -> None:
-            """Be the copy of a worker, in a process that a job has forked."""
+            """Change into the copy of a worker, in a process that a job has forked."""
             ...
 
 else:
@@ -72,13 +73,13 @@ class Interrupts:
         start: Where in it they begin.
 
     Attributes:
-        running: The place of the job that the main thread runs, and that may end at any
-            bytecode; ``None`` in between.
-        error: What is raised to end it.
-        instead: What ends it if it runs in an event loop; any thread may call it.
-        stacks: What tells where such a job waits.
+        running: The sequence number of the job that the main thread runs, which may be ended
+            at any bytecode; ``None`` between two jobs.
+        error: The exception that ends the job.
+        instead: Ends the job if it runs in an event loop; any thread may call it.
+        stacks: Tells where such a job waits.
         lanes: The jobs that run, if there may be several.
-        fences: What ends this process when a lease lapses, once a job has had one.
+        fences: End this process when a lease lapses; set once a job has had a lease.
     """
 
     def __init__(self, stacks: int, start: int) -> None:
@@ -93,15 +94,15 @@ class Interrupts:
         self._main = get_ident()
         self._stacks, self._start = stacks, start
         os.lseek(stacks, start, os.SEEK_SET)
-        # In C: it also tells where code is that never lets go of the GIL.
+        # This handler is in C, so it works even if code never releases the GIL.
         faulthandler.register(STACKS, stacks)
         _signal.signal(INTERRUPT, self._on_signal)
 
     def begin(self, sequence: int) -> None:
-        """Take note of what the main thread runs now.
+        """Note which job the main thread runs now.
 
         Raises:
-            JobCancelled: If it is to end already.
+            JobCancelled: If that job is to end already.
         """
         self.running = sequence
         if self.fences is not None:
@@ -115,7 +116,7 @@ class Interrupts:
         return self.lanes.runs(sequence)
 
     def check(self) -> None:
-        """Do what :meth:`ask` has not managed to, since its signal was blocked, say.
+        """Raise now, in case the signal of :meth:`ask` was blocked.
 
         Raises:
             JobCancelled: If the calling thread runs a job that is to end.
@@ -124,11 +125,11 @@ class Interrupts:
             self._raise_if_wanted()
 
     def hold(self) -> None:
-        """Raise nothing before :meth:`release`."""
+        """Hold exceptions back until :meth:`release`."""
         self._held = True
 
     def release(self) -> None:
-        """Raise again, also what was held back.
+        """Raise the exception that was held back, if any, and hold no more back.
 
         Raises:
             JobCancelled: If the job is to end.
@@ -137,7 +138,7 @@ class Interrupts:
         self._raise_if_wanted()
 
     def ask(self, sequence: int) -> None:
-        """Have that job end, if it has not ended yet; called by another thread."""
+        """End that job, if it has not ended yet; called by another thread."""
         lanes, instead = self.lanes, self.instead
         if lanes is None:
             self._wanted = {sequence}
@@ -151,16 +152,16 @@ class Interrupts:
             _signal.pthread_kill(self._main, INTERRUPT)
 
     def pending(self) -> bool:
-        """Whether the job that runs is to end by an exception, and none was raised yet."""
+        """Whether the running job is to end by an exception that was not raised yet."""
         return self.instead is None and self.running in self._wanted
 
     def ask_again(self) -> None:
-        """Have that job end, if the time has come; called by another thread."""
+        """End that job, if it may be ended now; called by another thread."""
         if self.pending():
             _signal.pthread_kill(self._main, INTERRUPT)
 
     def deliver(self) -> bool:
-        """Tell whether the job that runs is to end; only once, for who then sees to it."""
+        """Tell once whether the running job is to end; the caller then ends it."""
         return self.running is not None and self.forget(self.running)
 
     def wants(self, sequence: int) -> bool:
@@ -168,7 +169,7 @@ class Interrupts:
         return sequence in self._wanted
 
     def forget(self, sequence: int) -> bool:
-        """Tell whether that job is to end, and let nobody be told so again."""
+        """Tell whether that job is to end, and forget that it is."""
         if sequence not in self._wanted:
             return False
         self._wanted.remove(sequence)
@@ -180,9 +181,9 @@ class Interrupts:
         return get_ident() == self._main
 
     def write_stacks(self, job: int = 0, attempt: int = 0) -> None:
-        """Write down where all threads are; called by another one.
+        """Write the stacks of all threads; called by another thread.
 
-        Where several jobs run at once, *job* is the one whose coroutine is meant.
+        If several jobs run at once, the stack of the coroutine of *job* is among them.
         """
         os.lseek(self._stacks, self._start, os.SEEK_SET)
         faulthandler.dump_traceback(self._stacks)

@@ -1,9 +1,9 @@
-"""Whose turn it is: the one thing on which the two threads of a worker must agree.
+"""Which jobs may begin: the one thing on which the two threads of a worker must agree.
 
-Jobs come in an order, and the n-th of them is known by its place, n.  The main thread
-takes one place after the other; meanwhile the pool may revoke places, through the
-control thread.  A lock makes each place go to exactly one of the two (it costs 60 ns,
-and a job some microseconds).
+The n-th job that a worker receives has the sequence number n.  The main thread claims one
+number after the other.  Meanwhile the pool may revoke numbers, through the control thread.
+A lock gives each number to exactly one of the two threads.  It costs 60 ns, while a job
+costs some microseconds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterable
 
 
 class JobClaims:
-    """The places that were taken, and those that were revoked before.
+    """The sequence numbers that were claimed, and those that were revoked before.
 
     Attributes:
-        taken: The last place that was taken.
-        closed: Whether no other one will be.
+        taken: The last number that was claimed.
+        closed: Whether no further number will be claimed.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class JobClaims:
         self._revoked: set[int] = set()
 
     def claim(self) -> bool:
-        """Take the next place, and tell whether its job may begin."""
+        """Claim the next number, and tell whether its job may begin."""
         with self._lock:
             self.taken += 1
             if self.taken not in self._revoked:
@@ -36,7 +36,7 @@ class JobClaims:
             return False
 
     def revoke(self, sequences: Iterable[int]) -> list[int]:
-        """Return those of *sequences* whose jobs will now never begin."""
+        """Revoke jobs that have not begun; return those of *sequences* that never will."""
         with self._lock:
             won = [sequence for sequence in sequences if sequence > self.taken]
             self._revoked.update(won)

@@ -1,10 +1,10 @@
 """End this process when the lease of a job that it runs lapses.
 
-The pool has said in advance when that is, and says so again at each extension.  So nothing
-is asked of it in that moment: it may be stopped, or its loop blocked.
+The pool sends that time in advance, and again at each renewal.  So the worker does not need
+the pool at that moment: the service may be stopped, or its event loop blocked.
 
-The thread here and the one that begins jobs need no lock.  That one takes note that a job
-runs, and then looks at the clock; this one looks at the clock, and then whether it runs.
+The thread here and the main thread need no lock.  The main thread notes that a job runs, and
+then looks at the clock.  The thread here looks at the clock, and then whether the job runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class LeaseFences:
-    """Until when jobs may run, by their places.
+    """Until when jobs may run, by their sequence numbers.
 
     Args:
-        claims: Which place was taken last.
-        runs: Tells whether the job in a place is running.
+        claims: Which number was claimed last.
+        runs: Tells whether the job with a number is running.
         end: Ends this process.
     """
 
@@ -40,13 +40,13 @@ class LeaseFences:
         start_new_thread(self._watch, ())
 
     def put(self, sequence: int, until: float) -> None:
-        """Let the job in *sequence* run until then, whatever was said before."""
+        """Let the job with the number *sequence* run until then, and forget the time before."""
         self._until[sequence] = until
         if self._bell.locked():
             self._bell.release()
 
     def check(self, sequence: int) -> None:
-        """End this process if the job in *sequence*, which begins now, came too late."""
+        """End this process if the job that begins now, *sequence*, came too late."""
         until = self._until.get(sequence)
         if until is not None and until <= monotonic():
             self._end()
@@ -56,16 +56,16 @@ class LeaseFences:
             while True:
                 self._bell.acquire(timeout=self._look())
         finally:
-            self._end()  # for want of memory, say: no job would be watched any more
+            self._end()  # a MemoryError, say: nobody would watch the jobs
 
     def _look(self) -> float:
-        """End this process if it is time, or return for how long it is not.
+        """End this process if a lease has lapsed, or return the seconds until the next one.
 
-        Forgets the jobs that are over.
+        It forgets the jobs that are over.
         """
         wait = TIMEOUT_MAX
         for sequence, until in list(self._until.items()):
-            # In this order: what is before the last one that was taken had begun by then.
+            # In this order: all jobs before the last claimed one had begun by then.
             now, taken, runs = monotonic(), self._claims.taken, self._runs(sequence)
             if until <= now and runs:
                 self._end()

@@ -1,7 +1,8 @@
-"""Send what a job yields, item by item, as far as the pool has given credit for it.
+"""Send the items that a job yields, as far as the pool has given credit.
 
-Credit is how many items the pool takes in all.  It comes with the job, and more of it when
-the caller has taken some.  Without credit the next item is not even made.
+*Credit* is the number of items that the pool accepts in all.  The first credit comes with
+the job, and more when the caller has taken items.  Without credit the generator does not
+even make the next item.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
 
 class StreamClosed(JobCancelled, GeneratorExit):
-    """Raised in a generator that is to end while it runs, not while it waits at a ``yield``.
+    """Raised in a generator that is to end while it computes.
 
-    There it gets ``GeneratorExit``; so whoever handles that need not mind where he is.
+    While it waits at a ``yield``, it gets a plain ``GeneratorExit``.  This exception is a
+    ``GeneratorExit`` too, so a generator can handle both in the same way.
     """
 
 
@@ -66,16 +68,16 @@ class Credit:
     def __init__(self) -> None:
         self._whose = (0, 0)
         self._limit = 0
-        # Rung when there is more; a ring too many does no harm.
+        # The control thread rings when there is more; a ring too many does no harm.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._awaited: AwaitedCredit | None = None
 
     def begin(self, job: int, attempt: int, limit: int) -> None:
-        """Begin with the items of another job."""
+        """Start counting for the items of another job."""
         self._whose, self._limit = (job, attempt), limit
 
     def grant(self, job: int, attempt: int, limit: int) -> None:
-        """Hear how many items may be sent in all; the job may be over."""
+        """Note how many items may be sent in all; the job may already be over."""
         if (job, attempt) != self._whose:
             return
         self._limit = limit
@@ -90,9 +92,8 @@ class Credit:
         from asyncio import Event  # noqa: PLC0415 - few jobs need it
 
         awaited = self._awaited = AwaitedCredit(self._limit, loop, Event())
-        awaited.raise_to(
-            self._limit
-        )  # it may have been raised before it was found here
+        # The control thread may have raised the limit before it could find this.
+        awaited.raise_to(self._limit)
         return awaited
 
     def end(self) -> None:
@@ -100,7 +101,7 @@ class Credit:
         self._awaited = None
 
     def wait(self, number: int) -> None:
-        """Wait until it may."""
+        """Wait until the item with that number may be sent."""
         while number >= self._limit:
             self._bell.get()
 
@@ -110,10 +111,10 @@ class Streams:
 
     Args:
         jobs: The job channel.
-        large_buffers: What large items go beside.
-        interrupts: Which may end a job.
-        coroutines: What runs async generators.
-        credit: How much the pool takes.
+        large_buffers: Send the large buffers of items.
+        interrupts: End a running job.
+        coroutines: Run async generators.
+        credit: How many items the pool accepts.
 
     Attributes:
         credit: As above.
@@ -138,13 +139,13 @@ class Streams:
         self.first = 0
 
     def run(self, frame: Frame, source: Any) -> Any:
-        """Send the items of *source*, what the job in *frame* has returned.
+        """Send the items of *source*, which the job in *frame* has returned.
 
         Returns:
-            What a generator returns at its end.
+            The value that the generator returns at its end.
 
         Raises:
-            BaseException: What it raises.
+            BaseException: Whatever the generator raises.
         """
         self.credit.begin(frame.job, frame.attempt, self.first)
         if hasattr(type(source), "__aiter__"):
@@ -206,7 +207,7 @@ class Streams:
 
     def _send(self, frame: Frame, payload: bytes | OutOfBandPickle) -> None:
         ahead = b""
-        # In the middle of a frame, nothing may be raised here.
+        # Nothing may be raised here, in the middle of a frame.
         self._interrupts.hold()
         try:
             if self._large_buffers.in_use or type(payload) is not bytes:

@@ -1,4 +1,4 @@
-"""Which part of a traceback its reader can do something about."""
+"""Cut a traceback down to the user's own code."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
     from asyncpool._worker.job.control import Control
 
-# What calls the user's code: the packages of such modules.
+# The packages that call the user's code: their frames are left out.
 _CALLERS = frozenset(("asyncio", "asyncpool", "importlib", "uvloop"))
 
 
 def announce(control: Control, stage: str, error: BaseException) -> None:
-    """Tell the pool of *error*, which has kept the worker from going on."""
+    """Tell the pool of *error*, which ends the worker."""
     control.send(FrameKind.FAILED, failure_of(stage, error).pack())
     control.announced = True
 
 
 def failure_of(stage: str, error: BaseException) -> Failure:
-    """Return what the pool is told of *error*: its traceback from where it is the user's own.
+    """Return the text for the pool about *error*: the traceback from the user's first frame on.
 
-    All of it, if it is nowhere: then the worker's own frames are all that is known.
+    If no frame is the user's, the text has all frames.
     """
     text = format_error(error, _users_own(error))
     return Failure(stage, f"{type(error).__qualname__}: {text_of(error)}", text)
 
 
 def print_error(error: BaseException) -> None:
-    """Print the same traceback."""
+    """Print the traceback of :func:`report`'s text to stderr."""
     sys.stderr.write(format_error(error, _users_own(error)))
 
 

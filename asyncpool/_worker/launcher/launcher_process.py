@@ -1,13 +1,12 @@
 """The launcher's process: it starts workers, reports their ends, cleans up.
 
-Pools of one event loop share one, if they preload the same.  It is single-threaded, so it can fork; it imports what
-workers need once, so a worker costs a millisecond; and nothing of a job ever runs
-in it, but what a script does when it is imported.  With ``launcher="spawn"`` the fork is followed by a fresh interpreter, and
-all else is the same.
+Pools of one event loop share a launcher if they preload the same modules.  It has one thread,
+so it can fork.  It imports once what all workers need, so a worker costs a millisecond.  It
+never runs user code, except preloaded modules and a script that it imports.  With
+``launcher="spawn"`` a fresh interpreter replaces each fork, and everything else is the same.
 
-When its channel ends, or its parent does, every worker and all of their
-descendants are killed, also in the middle of a job that holds the GIL: this
-process has nothing else to do.
+When its channel or its parent ends, it kills all workers and all of their descendants, even
+in the middle of a job that holds the GIL.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _MAX_REQUEST = 1 << 20
 def main(channel_fd: int) -> NoReturn:
     """Serve the pool at the other end of *channel_fd* until it is gone."""
     reaper = Reaper()
-    # Kept to the end, since one that is collected while open is worth a warning.
+    # Keep the socket to the end: collecting an open one would cause a warning.
     channel = socket.socket(fileno=channel_fd)
     try:
         LauncherProcess(channel, reaper).run()
@@ -74,12 +73,12 @@ def main(channel_fd: int) -> NoReturn:
     else:
         reaper.end_all()
         os._exit(0)
-    # Behind all that was the launcher's, which takes as long to be freed as 0.9 ms.
+    # After everything of the launcher is freed, which takes up to 0.9 ms.
     work(*become_worker())
 
 
 class _Forked(BaseException):
-    """This process is a worker now: leave the launcher's loop and its objects."""
+    """Raised in a forked process, to leave the launcher's loop and its objects."""
 
     def __init__(self, become_worker: Callable[[], list[int]]) -> None:
         super().__init__()
@@ -135,8 +134,8 @@ class LauncherProcess:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _on_sigterm(self, *_: object) -> None:
-        # Sent to all processes of a service that is asked to end, it is not for this
-        # one: the service still finishes its jobs, and then closes the channel.
+        # A service manager sends SIGTERM to all processes of the service.  The launcher
+        # ignores it: the service finishes its jobs first, and then closes the channel.
         if self._serving and os.getppid() != self._parent:
             sys.exit(0)
 
@@ -160,8 +159,8 @@ class LauncherProcess:
             elif frame.kind is FrameKind.SPARE:
                 self._fork_spare()
             else:
-                # The kernel ends a read behind the bytes that descriptors came
-                # with, so these belong to this request.
+                # The kernel ends a read after bytes that came with descriptors, so
+                # these descriptors belong to this request.
                 self._launch(frame, fds, truncated=truncated)
                 fds = []
         return True
@@ -244,7 +243,7 @@ class LauncherProcess:
         self._send(FrameKind.FAILED, Failure("fork", reason).pack(), frame.job)
 
     def _report_start(self, kind: FrameKind, pid: int, request: int, *fds: int) -> None:
-        # Opened here, where the pid cannot be reused: this process is the parent.
+        # Open the pidfd here: this process is the parent, so the pid cannot be reused yet.
         handles: list[int] = []
         with contextlib.suppress(AttributeError, OSError):
             handles.append(os.pidfd_open(pid))

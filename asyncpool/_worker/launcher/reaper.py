@@ -1,10 +1,10 @@
-"""Collect the dead, and whatever they leave behind.
+"""Collect workers that have ended, and kill the processes that they leave behind.
 
-The launcher's process is the parent of all workers.  On Linux each worker adopts those
-of its descendants that lose their parents, and the launcher adopts those of a worker
-that ends.  So a worker never leaves anything running: its process group is killed while
-its own pid still cannot be given to anybody else, and every child of the launcher that
-is no worker is something that a dead one has left behind.
+The launcher's process is the parent of all workers.  On Linux each worker adopts its
+descendants that lose their parents, and the launcher adopts those of a worker that ends.  So
+no process outlives its worker.  The launcher kills a worker's process group before it
+collects the worker, because until then the kernel cannot give the pid to another process.
+After that, a child of the launcher that is no worker was left by a dead worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from asyncpool._worker.process.os_setup import children
 
-# A process in an uninterruptible sleep cannot be waited for any longer than this.
+# The longest wait for a process, in seconds: one in an uninterruptible sleep does not end.
 _PATIENCE = 5.0
 
 
@@ -28,7 +28,7 @@ class Reaper:
         self._workers: set[int] = set()
 
     def add(self, pid: int) -> None:
-        """Take note of a worker that was started."""
+        """Add a worker that was started."""
         self._workers.add(pid)
 
     def reap(self) -> Iterator[tuple[int, int]]:
@@ -44,7 +44,7 @@ class Reaper:
         _kill(children() - self._workers)
 
     def sweep(self, report: Callable[[int, int], None]) -> None:
-        """Kill what dead workers have left behind, and wait until it is gone.
+        """Kill the processes that dead workers have left behind, and wait for their end.
 
         Args:
             report: Called with each worker that ends meanwhile, and its status.
@@ -58,7 +58,7 @@ class Reaper:
             time.sleep(0.001)
 
     def end_all(self) -> None:
-        """Kill every worker and every adopted process, and theirs, and wait."""
+        """Kill all workers, all adopted processes and their descendants, and wait."""
         for pid in self._workers:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -88,7 +88,7 @@ _collected: dict[int, int] = {}
 
 
 def _is_zombie(pid: int) -> bool:
-    # Without waitid() a look collects; the status is kept for the next step.
+    # Without waitid() a look also collects the child, so keep its status for the next step.
     found, status = os.waitpid(pid, os.WNOHANG)
     if found:
         _collected[pid] = status

@@ -1,8 +1,8 @@
-"""Take a worker's first steps where they do not count, before they do.
+"""Run a worker's first steps in the spare process, before it becomes a worker.
 
-A process that was forked shares its memory with the launcher's, until it writes to it: then
-each page is copied first.  So what a worker does for the first time takes three times as
-long: 1.3 to 2.5 ms from its descriptors until it serves, and 0.5 after a rehearsal.
+A forked process shares its memory with the launcher.  When it writes to a page for the first
+time, the kernel copies the page.  So the first steps of a worker take three times as long:
+1.3 to 2.5 ms from its descriptors until it serves, and 0.5 ms after a rehearsal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A process that is forked before it is needed, and then becomes a worker at once.
 
-A fork takes 1 to 2 ms, and what the new process touches first as much again.  A slot
-whose worker has died need not wait for that: its descriptors go to the spare process,
-and straight from the pool, since to wake the launcher first takes 0.6 ms more.
+A fork takes 1 to 2 ms, and the first writes of the new process take as long again.  A slot
+whose worker has died need not wait for that: the pool sends the descriptors to the spare
+process.  It sends them directly, because waking the launcher first takes 0.6 ms more.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ TYPE_CHECKING = False  # see _core/base/records.py
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# More than a worker gets.
+# More descriptors than a worker gets.
 _MOST = 16
 
 
 def fork_spare(
     fork: Callable[[Callable[[], list[int]]], int],
 ) -> tuple[int, socket.socket]:
-    """Return the number of a process, and the way of a worker's descriptors to it.
+    """Fork a spare process; return its pid, and the socket for a worker's descriptors.
 
-    It ends when that is closed.
+    The process ends when that socket is closed.
 
     Args:
-        fork: Forks a process that calls what it is given, to get its descriptors;
-            returns its pid.
+        fork: Forks a process, which calls the function that it is given to receive its
+            descriptors.  It returns the pid.
 
     Raises:
-        OSError: If there can be none.
+        OSError: If the process cannot be made.
     """
     door, inside = socket.socketpair()
 

@@ -1,6 +1,6 @@
-"""What loggers of a worker record, on its way to the pool's process.
+"""Send the log records of a worker to the service.
 
-A worker does not import ``logging``, which costs it 2 MB: it waits until a job does.
+A worker does not import ``logging``, which costs 2 MB, until a job does.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LOGGING = "logging"
 
 
 class LogForwarding:
-    """Has the root logger send home what reaches it, as soon as there is one.
+    """Gives the root logger a handler that sends records to the service.
 
     Args:
         send: Sends the payload of a ``RECORD`` frame.
-        whose: Tells the job that is running here and its attempt, if any, for code that
-            does not know.
+        whose: Returns the running job and its attempt, if any, for code outside of its
+            context.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class LogForwarding:
         disabled: int,
         process_name: str = "",
     ) -> None:
-        """Begin, now or when there are loggers.
+        """Install the handler, now or when ``logging`` is imported.
 
         Args:
-            levels: The levels that they have at home, by name.
-            disabled: The level up to which they are silent there.
-            process_name: What records call this process.
+            levels: The levels of the loggers in the service, by name.
+            disabled: The level up to which logging is disabled in the service.
+            process_name: The ``processName`` of records.
         """
         self._levels, self._disabled = levels, disabled
         self._process_name = process_name

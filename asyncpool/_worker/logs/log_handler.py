@@ -1,6 +1,6 @@
-"""The handler that sends home what loggers of a worker record.
+"""The logging handler of a worker, which sends records to the service.
 
-This is imported when ``logging`` is, and not before: see ``forwarding.py``.
+This module is imported together with ``logging``, and not before: see ``forwarding.py``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 _FORMATTER = logging.Formatter()
 
-# What is no extra field; the last two are a formatter's.
+# Attributes of every record, which are no extras.  A formatter sets the last two.
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 class RecordHandler(logging.Handler):
-    """Sends records home.
+    """Sends records to the service.
 
     Args:
         send: Sends the payload of a ``RECORD`` frame.
-        whose: Tells which job is running, for threads that do not know.
+        whose: Returns the running job, for threads outside of its context.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RecordHandler(logging.Handler):
         self._whose = whose
 
     def createLock(self) -> None:  # noqa: N802 - logging's name
-        """Do without a lock: one that a job is interrupted behind is never released."""
+        """Use no lock: an interrupted job might never release it."""
         self.lock = None
 
     def handle(self, record: logging.LogRecord) -> bool:

@@ -1,4 +1,1 @@
-"""What a process needs to be a worker.
-
-Its limits, its identity, its ``__main__``, its descriptors.
-"""
+"""The setup of a worker process: its limits, identity, ``__main__`` and descriptors."""

@@ -1,6 +1,6 @@
-"""Be who the pool says that this worker is.
+"""Give this worker the name and the parent that the pool has sent, also for multiprocessing.
 
-``multiprocessing`` costs a worker 4 ms and 1.2 MB, so this waits until a job imports it.
+Importing ``multiprocessing`` costs a worker 4 ms and 1.2 MB, so this waits until a job does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONTEXT = "multiprocessing.context"
 
 
 def assume(identity: Identity) -> None:
-    """Be a child of the pool's process, now and to ``multiprocessing``."""
+    """Make this process a child of the service, for ``multiprocessing`` too."""
     sys.argv[:] = identity.argv
     ImportWatch(_CONTEXT, partial(_become, identity))
 

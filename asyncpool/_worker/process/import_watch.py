@@ -1,4 +1,4 @@
-"""Be told when a module is imported that a worker does not import by itself."""
+"""Call a function when a module is imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ImportWatch:
 
     Args:
         name: The module.
-        loaded: Called when it is there, once: at once, if it is there already.
+        loaded: Called once, when the module is imported: at once, if it already is.
     """
 
     def __init__(self, name: str, loaded: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ class ImportWatch:
             sys.meta_path.insert(0, self)
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self)
 
@@ -53,7 +53,7 @@ class ImportWatch:
 
 
 class _Watched:
-    """A loader that tells when it has loaded its module, and is gone then."""
+    """A loader that reports when it has loaded its module, and then removes itself."""
 
     def __init__(self, loader: Loader, loaded: Callable[[], None]) -> None:
         self._loader = loader

@@ -1,4 +1,4 @@
-"""Which threads a preloaded module has left behind in the launcher, which is to fork."""
+"""Find threads that preloaded modules have left behind in the launcher, which must fork."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LAST_LOOK = 1.0
 def threads_left() -> list[str]:
     """Return the names of this process's other threads that a fork does not end.
 
-    A fork copies the locks that they hold, and not those who would release them.  Python
-    knows only its own; of others, and of those of ``_thread``, only Linux tells.
+    A fork copies the locks that these threads hold, but not the threads that would release
+    them.  Python knows only the threads of ``threading``; only Linux lists all of them.
     """
     if named := _named():
         return named
     if not _unnamed():
         return []
-    # A library may end its threads whenever the process forks, as OpenBLAS does, and with
-    # it NumPy: no worker would have a copy of their locks.  A fork for nothing shows it.
+    # A library may end its threads at each fork, as OpenBLAS does for NumPy.  Then no worker
+    # has a copy of their locks.  A trial fork shows whether that is so.
     pid = os.fork()
     if pid == 0:
         os._exit(0)

@@ -1,8 +1,8 @@
-"""``__main__`` of a worker: the service's script, imported when it is needed first.
+"""The ``__main__`` of a worker: the service's script, imported when it is first needed.
 
-A service may never send anything of its script, which may be the command that has started
-it, so nothing is imported before somebody asks ``__main__`` for an attribute: pickle, for
-the function of the first job, or of the initializer.
+Many services never send anything of their script, which may be an installed command.  So the
+worker imports the script only when some code asks ``__main__`` for an attribute.  Usually that
+is pickle, for the function of the first job or of the initializer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def install(script: tuple[str, str, tuple[str, ...]] | None) -> None:
     """Give this process its ``__main__``.
 
     Args:
-        script: The name of the module, if it has one, its file and its arguments;
-            ``None`` if there is nothing to import: then it is empty, and lasts.
+        script: The name of the module, if it has one, its file and its arguments.  With
+            ``None`` there is nothing to import: ``__main__`` is empty, and stays.
     """
     main = sys.modules["__main__"]
     if isinstance(main, _Script) and script is not None:
@@ -47,7 +47,7 @@ def install(script: tuple[str, str, tuple[str, ...]] | None) -> None:
 def load() -> str:
     """Import the script; return why that has failed, if it has.
 
-    Whatever needs it will say so.
+    Jobs that need the script then fail with this reason.
     """
     try:
         space(imported=True)
