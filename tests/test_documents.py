@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 
@@ -189,7 +190,7 @@ def test_links_lead_somewhere(document: str) -> None:
 
 
 SHOWN_CALL = re.compile(r"`(?:asyncpool\.)?(?:RestartPolicy\.)?(\w+)\(([^`]*)\)")
-SHOWN = {
+SHOWN: dict[str, Callable[..., object]] = {
     "Cluster": Cluster,
     "LeaseKeeper": LeaseKeeper,
     "Pool": Pool,
