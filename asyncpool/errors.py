@@ -280,9 +280,9 @@ class NoWorkerError(AsyncPoolError, LookupError):
 
 
 class ResizeError(AsyncPoolError):
-    """A cluster has fewer workers than :meth:`resize` asked for, since one does not start.
+    """A cluster did not get all workers that it was to have, since one does not start.
 
-    The cluster goes on trying.
+    :meth:`asyncpool.cluster.Cluster.resize` raises it.  The cluster goes on trying.
 
     Attributes:
         crash: How that worker ended.
