@@ -170,6 +170,25 @@ def test_the_readme_says_what_the_published_servers_did() -> None:
         assert claim in readme
 
 
+def test_the_table_of_storms_is_that_of_the_published_run() -> None:
+    found = json.loads((LATEST.parent / "storms.json").read_text())["summary"]["storms"]
+    page = (ROOT / "benchmarks" / "README.md").read_text()
+    lines = page.partition("### Storms")[2].partition("### ")[0].splitlines()
+    rows = [line.split("|")[2:-1] for line in lines if line.startswith("| ")][1:]
+    told = [[cell.strip() for cell in row] for row in rows]
+    assert told == [cells_of(server["figures"]) for server in found.values()]
+
+
+def cells_of(figures: dict[str, float]) -> list[str]:
+    cells = [
+        f"{figures[f'{storm}_refused']:.0f}, {figures[f'{storm}_lost']:.0f}"
+        if f"{storm}_refused" in figures
+        else "no launcher"
+        for storm in ("idle", "idle_all", "one", "all", "launcher")
+    ]
+    return [*cells, f"{figures['lives']:.0f} of 5"]
+
+
 # Draws it, and prints what is in each panel.  In a process of its own, since what draws
 # keeps its fonts open.
 DRAW = """
