@@ -75,9 +75,12 @@ class Coroutines:
             # error.  Otherwise they, and all that the job had, would wait for the collector.
             error.__traceback__ = inner(error.__traceback__)
             outcome = outcome_of(error, asked=asked)
-            if outcome is not error:
-                raise outcome from error
-            raise
+            try:
+                if outcome is not error:
+                    raise outcome from error
+                raise
+            finally:
+                del outcome  # its traceback has this frame, and would be another cycle
         finally:
             interrupts.instead = interrupts.stacks = self._shown = None
             if task.done() and not task.cancelled():
