@@ -41,6 +41,7 @@ from tests.helpers.inside import (
     deciding,
     in_hand,
     loading,
+    pickle_one_at_a_time,
 )
 from tests.helpers.large import (
     Block,
@@ -361,7 +362,10 @@ async def _leave_by_an_error() -> None:
 # Cancelling.
 
 
-async def test_cancelling_a_job_that_is_being_pickled_costs_nothing() -> None:
+async def test_cancelling_a_job_that_is_being_pickled_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pickle_one_at_a_time(monkeypatch)
     async with patience(), Pool(1) as pool:
         with Stop("pickled") as stop:
             job = pool.submit(large.same, crowd(MIB))
