@@ -16,13 +16,13 @@ __all__ = ["BoundPool"]
 
 @dataclass(frozen=True, slots=True)
 class BoundPool(Caller):
-    """A pool seen through a set of options; :meth:`Pool.options` makes them."""
+    """A pool together with options for its jobs; :meth:`Pool.options` makes it."""
 
     _pool: Caller
     _options: JobOptions
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
-        """Return another view, with *changes* to the options of this one."""
+        """Return another bound pool, with *changes* to the options of this one."""
         return BoundPool(self._pool, changed(self._options, changes))
 
     def _running_supervisor(self) -> Supervisor:

@@ -190,7 +190,7 @@ class Pool(Caller, Supervised):
         await self._life.start(lambda: self._config)
 
     def options(self, **changes: Unpack[Options]) -> BoundPool:
-        """Return a view of the pool whose ``submit`` uses these options.
+        """Return a bound pool, whose jobs have these options.
 
         Args: Time
             timeout: Seconds that each attempt may run.

@@ -1,4 +1,4 @@
-"""The ways to have functions called that a pool and its views have in common."""
+"""The ways to have functions called that pools and bound pools have in common."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Caller(MapCaller):
                 this broadcast then, but an earlier one of the same function, if there was one.
             JobNotPicklableError: If the call cannot be pickled.
             ValueError: If all calls for later workers together have more than 64 MiB when
-                pickled, or if the view has a *key* or a *lease*.
+                pickled, or in a bound pool with a *key* or a *lease*.
             PoolClosedError: If the pool is closed, or closes before all workers have run it.
             PoolBrokenError: If no worker can be kept alive.
             RuntimeError: If the pool was started in another event loop.
@@ -234,7 +234,7 @@ class Caller(MapCaller):
 
         Raises:
             TypeError: If an argument is of the wrong type.
-            ValueError: If *timeout* is negative, or in a view with *max_attempts*,
+            ValueError: If *timeout* is negative, or in a bound pool with *max_attempts*,
                 *priority*, a *key* or a *lease*.
             TimeoutError: On entering the context, if no worker was free in time.
             PoolFullError: On entering, if *max_queued* jobs and sessions wait already.

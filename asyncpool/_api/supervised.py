@@ -68,7 +68,7 @@ class Supervised:
 
         Raises:
             NoWorkerError: If *slot* has no worker that is ready or draining.  The error names
-                the slots with a ready one.
+                the slots that have one.
             TypeError: If *slot* is no int.
             ValueError: If it is negative.
             PoolClosedError: If the pool or cluster was never started.

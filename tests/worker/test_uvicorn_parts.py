@@ -1,7 +1,7 @@
 """What of uvicorn is used that its documentation does not promise.
 
 If one of these fails after an update of uvicorn, that part has moved: see where
-``asyncpool/cluster/_asgi*.py`` uses it.
+``asyncpool/cluster/_servers`` uses it.
 """
 
 from __future__ import annotations
