@@ -48,15 +48,14 @@ if TYPE_CHECKING:
         CloseSummary,
         Crash,
         LeaseStats,
-        PoolStats,
         RollResult,
-        SlotStats,
     )
     from asyncpool.executor import ProcessPoolExecutor
     from asyncpool.leasekeeper import LeaseKeeper
     from asyncpool.mapping import Map, Outcome
     from asyncpool.pool import Pool
     from asyncpool.session import WorkerSession
+    from asyncpool.stats import PoolStats, SlotStats
     from asyncpool.stream import Stream
 
 __version__ = "0.1.0"
@@ -99,9 +98,7 @@ _HOMES = {
         "CloseSummary",
         "Crash",
         "LeaseStats",
-        "PoolStats",
         "RollResult",
-        "SlotStats",
     ),
     "asyncpool.executor": ("ProcessPoolExecutor",),
     "asyncpool.leasekeeper": ("LeaseKeeper",),
@@ -109,6 +106,7 @@ _HOMES = {
     "asyncpool.pool": ("Pool",),
     "asyncpool.boundpool": ("BoundPool",),
     "asyncpool.session": ("WorkerSession",),
+    "asyncpool.stats": ("PoolStats", "SlotStats"),
     "asyncpool.stream": ("Stream",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

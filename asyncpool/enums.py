@@ -12,6 +12,7 @@ from enum import StrEnum
 __all__ = [
     "CrashKind",
     "Delivery",
+    "JobOutcome",
     "JobState",
     "NextStep",
     "RunState",
@@ -75,6 +76,31 @@ class NextStep(StrEnum):
 
     CLOSE = "close"
     """It starts none: the pool is closing."""
+
+
+class JobOutcome(StrEnum):
+    """How a job has ended."""
+
+    OK = "ok"
+    """It has returned."""
+
+    RAISED = "raised"
+    """It has raised an exception, or its result could not be pickled."""
+
+    CRASHED = "crashed"
+    """Its worker has died of it, or was hung."""
+
+    TIMEOUT = "timeout"
+    """Its time was over: its ``timeout``, ``queue_timeout`` or ``deadline``."""
+
+    CANCELLED = "cancelled"
+    """Its caller has cancelled it."""
+
+    REFUSED = "refused"
+    """The pool did not take it: it was full, broken or closed, or the call could not be pickled."""
+
+    ABORTED = "aborted"
+    """The pool, or the job's session, ended before the job was done."""
 
 
 class JobState(StrEnum):

@@ -1,19 +1,19 @@
-"""What a pool tells about itself: crashes, events, figures.
+"""What a pool tells about itself: crashes, and the events of its life and its jobs.
 
 And what a :class:`asyncpool.LeaseKeeper` tells.
 
 Everything here is plain frozen data.  A :class:`Crash` goes to ``on_crash`` and
 into the errors of the jobs that it ended; the events come from
-:meth:`asyncpool.Pool.events`; a :class:`PoolStats` is what
-:meth:`asyncpool.Pool.stats` returns.
+:meth:`asyncpool.Pool.events`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Literal
 
-from asyncpool.enums import CrashKind, NextStep, RunState, SlotState
+from asyncpool.enums import CrashKind, JobOutcome, NextStep
 
 __all__ = [
     "CloseSummary",
@@ -22,6 +22,10 @@ __all__ = [
     "Event",
     "Exited",
     "GaveUp",
+    "JobEnded",
+    "JobEvent",
+    "JobQueued",
+    "JobStarted",
     "LeaseEvent",
     "LeaseLapsed",
     "LeaseLost",
@@ -31,7 +35,6 @@ __all__ = [
     "LeaseStats",
     "LeaseThrottled",
     "Parked",
-    "PoolStats",
     "QueueEmptied",
     "QueueFull",
     "Ready",
@@ -40,10 +43,12 @@ __all__ = [
     "Restarting",
     "Retiring",
     "RollResult",
-    "SlotStats",
     "Spawned",
     "TakenOver",
+    "Via",
 ]
+
+Via = Literal["submit", "map", "stream", "broadcast"]
 
 # How many of the jobs that a worker ran the text of a crash names.
 _MOST_NAMED = 8
@@ -315,62 +320,73 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotStats:
-    """The figures of one slot; *job_id* is the job that its worker runs, or ``None``.
-
-    *job_ids* are all jobs that the worker runs at once.
-    """
-
-    slot: int
-    generation: int
-    pid: int | None
-    state: SlotState
-    job_id: int | None
-    job_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStats:
-    """The figures of a pool: how it stands, and what happened since its start.
+@dataclass(frozen=True, slots=True)
+class JobQueued:
+    """A job waits for its first attempt, or for the next one.
 
     Attributes:
-        state: Where it is in its life.
-        workers: How many workers the pool aims at now.
-        idle: Workers that wait for a job.
-        busy: Workers that run a job.
-        queued: Jobs in the queue.
-        submitted: Jobs accepted.  Each is still open, or counts as completed, failed or
-            cancelled.
-        completed: Jobs that returned or raised: they have an outcome of their own.
-        failed: Jobs that the pool has failed: by a crash, a limit of time, or its close.
-        cancelled: Jobs that their callers cancelled.
-        crashes: Unplanned ends of workers, failed starts included.
-        restarts: Processes started to replace another one.
-        takeovers: Jobs that went back to the queue because their worker died.
-        spawned: Processes started.
-        dropped_events: Events that slow iterators of ``events()`` have missed.
-        shared_memory: Bytes of memory shared with workers for large arguments and
-            results, whether they are in use or kept for later ones.
-        slots: The slots, one by one.
+        job_id: Its number.
+        function: What it calls, such as ``"shop.images.resize"``.
+        via: How that is called; with ``"map"`` the job is several items.
+        attempts: How many attempts there were before.
+        at: When, by :func:`time.monotonic`.
     """
 
-    state: RunState
-    workers: int
-    idle: int
-    busy: int
-    queued: int
-    submitted: int
-    completed: int
-    failed: int
-    cancelled: int
-    crashes: int
-    restarts: int
-    takeovers: int
-    spawned: int
-    dropped_events: int
-    shared_memory: int
-    slots: tuple[SlotStats, ...]
+    job_id: int
+    function: str
+    via: Via
+    attempts: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """A worker has begun a job.
+
+    The pool hears of it with the outcome of the worker's job before, or of this one, so the
+    event may come some milliseconds late; *at* does not.
+
+    Attributes:
+        job_id: Its number.
+        function: What it calls.
+        attempt: Which attempt this is, counting from 1.
+        slot: The slot of its worker.
+        at: When, by :func:`time.monotonic`.
+    """
+
+    job_id: int
+    function: str
+    attempt: int
+    slot: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A job has ended, however that was; there is one for each :class:`JobQueued` job.
+
+    Attributes:
+        job_id: Its number.
+        function: What it called.
+        outcome: How it has ended.
+        attempts: How many attempts there were.
+        slot: The slot in which the last one ran, or ``None``.
+        wait: Seconds that the last attempt waited before it began; in all, if none began.
+        run: Seconds that the last attempt ran.
+        at: When, by :func:`time.monotonic`.
+    """
+
+    job_id: int
+    function: str
+    outcome: JobOutcome
+    attempts: int
+    slot: int | None
+    wait: float
+    run: float
+    at: float
+
+
+JobEvent = JobQueued | JobStarted | JobEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

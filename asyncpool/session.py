@@ -91,7 +91,7 @@ class WorkerSession:
             TypeError: If an option is unknown, or takes something else.
         """
         view = copy.copy(self)
-        view._options = _checked(changed(self._options, changes))  # noqa: SLF001
+        view._options = _checked(changed(self._options, changes))
         return view
 
     @overload
@@ -245,7 +245,7 @@ class WorkerSession:
     ) -> Stream[Any]:
         if not callable(fn):
             raise not_callable("stream", fn)
-        options = replace(options, form="stream")
+        options = replace(options, via="stream")
         return Stream(
             self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)
         )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import enum
 import inspect
 import re
 import typing
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import asyncpool
-from asyncpool import cluster, errors, events
+from asyncpool import cluster, errors, events, stats
 
 PACKAGE = Path(asyncpool.__file__).parent
 
@@ -122,10 +124,13 @@ def test_the_reference_has_the_tree_of_errors() -> None:
     }
 
 
-@pytest.mark.parametrize("name", events.__all__)
-def test_what_a_pool_tells_is_frozen_data(name: str) -> None:
-    thing = getattr(events, name)
-    if isinstance(thing, type):
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(module, name) for module in (events, stats) for name in module.__all__],
+)
+def test_what_a_pool_tells_is_frozen_data(module: ModuleType, name: str) -> None:
+    thing = getattr(module, name)
+    if isinstance(thing, type) and not issubclass(thing, enum.Enum):
         assert dataclasses.is_dataclass(thing)
         assert thing.__dataclass_params__.frozen  # type: ignore[attr-defined]
 

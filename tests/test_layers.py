@@ -45,11 +45,12 @@ IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "breakpoint"}
 MAY_IMPORT = {
     "enums": set(),
     "events": {"enums"},
+    "stats": {"enums", "events"},
     "errors": {"enums", "events"},
-    "_core": {"enums", "errors", "events"},
+    "_core": {"enums", "errors", "events", "stats"},
     "_system": set(),
     "_worker": {"_core", "_system", "enums", "errors", "events"},
-    "_runtime": {"_core", "_system", "enums", "errors", "events"},
+    "_runtime": {"_core", "_system", "enums", "errors", "events", "stats"},
 }
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")

@@ -141,7 +141,7 @@ class Caller(MapCaller):
         """
         if not callable(fn):
             raise not_callable("stream", fn)
-        options = replace(self._options, form="stream")
+        options = replace(self._options, via="stream")
         return Stream(
             self._running_supervisor(), partial(self._submit, fn, args, kwargs, options)
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from asyncpool._runtime.base.arguments import check_int
+from collections.abc import Callable
+
+from asyncpool._runtime.base.arguments import check_int, not_callable
 from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.pool.lifecycle import SupervisorRunner
 from asyncpool.events import Event
@@ -29,6 +31,30 @@ class Supervised:
         """
         check_int("buffer", buffer, at_least=1)
         return self._life.events(buffer)
+
+    def add_listener(self, listener: Callable[[Event], object]) -> None:
+        """Have *listener* called with each event from now on, as soon as it happens.
+
+        It is called in the event loop, between the steps of the pool or cluster, so it must be
+        quick and must not wait.  What it raises is logged.
+
+        Raises:
+            TypeError: If *listener* cannot be called.
+            RuntimeError: If the pool or cluster was started in another event loop.
+        """
+        if not callable(listener):
+            raise not_callable("add_listener", listener)
+        self._life.check_loop()
+        self._life.hub.add_listener(listener)
+
+    def remove_listener(self, listener: Callable[..., object]) -> int:
+        """Call *listener* no more, and return how often it had been added.
+
+        Raises:
+            RuntimeError: If the pool or cluster was started in another event loop.
+        """
+        self._life.check_loop()
+        return self._life.hub.remove_listener(listener)
 
     def retire(self, slot: int) -> None:
         """Replace the worker in *slot* by a fresh one.

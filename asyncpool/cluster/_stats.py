@@ -8,7 +8,7 @@ from asyncpool._runtime.base.machine import private_memory
 from asyncpool._runtime.cluster.service import Service
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool.enums import RunState, SlotState
-from asyncpool.events import SlotStats
+from asyncpool.stats import SlotStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import asyncpool
-from asyncpool.events import Crash, Crashed, PoolStats, Ready, TakenOver
+from asyncpool.events import Crash, Crashed, Ready, TakenOver
+from asyncpool.stats import PoolStats
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from asyncpool.events import PoolStats
+from asyncpool.stats import PoolStats
 from census.measure import Finding, Unparsed
 
 LINES = 8  # how many lines a plain run prints on its way

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from asyncpool._core.base.run_times import UNKNOWN
+from asyncpool._core.figures.function_figures import FunctionTotals
 from asyncpool._core.pickling import functions
 from asyncpool._core.pickling.functions import (
     KNOWN,
@@ -28,6 +29,7 @@ from asyncpool._core.pickling.functions import (
     FunctionTable,
 )
 from tests.core.specimens import LOCK, Counter, add
+from tests.helpers.functions import known_function
 
 ANY = Callable[..., Any]
 
@@ -128,7 +130,7 @@ BY_VALUE: dict[str, ANY] = {
 
 @pytest.mark.parametrize("function", BY_REFERENCE, ids=lambda f: f.__qualname__)
 def test_what_has_a_name_of_its_own_gets_a_number(function: ANY) -> None:
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     found = table.find(function)
     assert found.number == 1
     assert pickle.loads(found.payload) is function
@@ -137,7 +139,7 @@ def test_what_has_a_name_of_its_own_gets_a_number(function: ANY) -> None:
 
 @pytest.mark.parametrize("name", BY_VALUE)
 def test_what_has_a_state_or_no_name_travels_with_each_call(name: str) -> None:
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     found = table.find(BY_VALUE[name])
     assert (found.number, found.payload) == (0, b"")
     assert table.find(BY_VALUE[name]) is found, "its profile is kept all the same"
@@ -145,7 +147,7 @@ def test_what_has_a_state_or_no_name_travels_with_each_call(name: str) -> None:
 
 
 def test_numbers_are_given_in_turn() -> None:
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     assert [table.find(function).number for function in BY_REFERENCE] == list(
         range(1, len(BY_REFERENCE) + 1)
     )
@@ -155,7 +157,7 @@ def test_numbers_are_given_in_turn() -> None:
 
 
 def test_nothing_is_known_of_a_new_function() -> None:
-    function = Function(3, b"payload")
+    function = known_function(number=3, payload=b"payload")
     assert (function.number, function.payload) == (3, b"payload")
     assert function.profile.cost == UNKNOWN
 
@@ -166,7 +168,7 @@ def test_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("job", "Job"):
         monkeypatch.setattr(sys.modules["__main__"], name, names[name], raising=False)
         assert pickle.loads(pickle.dumps(names[name])) is names[name]
-        assert FunctionTable().find(names[name]).number == 0
+        assert FunctionTable(FunctionTotals()).find(names[name]).number == 0
 
 
 def test_a_name_that_leads_to_something_else_by_now_is_none(
@@ -174,9 +176,9 @@ def test_a_name_that_leads_to_something_else_by_now_is_none(
 ) -> None:
     module = sys.modules[add.__module__]
     monkeypatch.setattr(module, "add", math.factorial)
-    assert FunctionTable().find(add).number == 0
+    assert FunctionTable(FunctionTotals()).find(add).number == 0
     monkeypatch.delattr(module, "add")
-    assert FunctionTable().find(add).number == 0
+    assert FunctionTable(FunctionTotals()).find(add).number == 0
 
 
 # Which calls are likely to take equally long.
@@ -187,7 +189,7 @@ def closure(value: object) -> ANY:
 
 
 def test_what_is_made_of_the_same_code_has_one_profile() -> None:
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     found = table.find(closure(1))
     assert table.find(closure(2)) is found
     assert table.find(lambda: 1) is not found
@@ -210,7 +212,7 @@ def test_code_is_known_by_its_place_and_its_name() -> None:
         exec(compile("\n" * line + f"def {name}(): pass", file, "exec"), names)
         return cast("ANY", names[name])
 
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     found = table.find(made())
     assert found.number == 0, "there is no such module"
     assert table.find(made()) is found, "made again is the same"
@@ -222,7 +224,7 @@ def test_objects_of_one_class_have_one_profile() -> None:
     class Other(Callee):
         pass
 
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     found = table.find(Callee())
     assert table.find(Callee()) is found
     assert table.find(Other()) is not found
@@ -257,7 +259,7 @@ class TrackedList(list[int]):
     ids=["closure", "object", "method", "partial", "of method", "of object", "cache"],
 )
 def test_no_state_is_kept_alive(derive: Callable[[Any], ANY]) -> None:
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     tracked = Tracked()
     function = derive(tracked)
     table.find(function)
@@ -268,7 +270,7 @@ def test_no_state_is_kept_alive(derive: Callable[[Any], ANY]) -> None:
 
 
 def test_no_local_function_or_class_or_list_is_kept_alive() -> None:
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     function, cls, numbers = local_function(), local_class(), TrackedList()
     alive: list[weakref.ref[Any]] = [
         weakref.ref(each) for each in (function, cls, numbers)
@@ -403,7 +405,7 @@ HOSTILE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_callable_travels_with_each_call(name: str) -> None:
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     known = table.find(add)
     function = HOSTILE[name]()
     found = table.find(function)
@@ -429,7 +431,7 @@ def crowd() -> Any:
 
 def test_the_newest_are_remembered(crowd: list[ANY]) -> None:
     assert (MEMORY, KNOWN) == (256, 4096)
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     found = [table.find(function) for function in crowd[:KNOWN]]
     assert [table.find(function) for function in crowd[:KNOWN]] == found
     assert [each.number for each in found] == list(range(1, KNOWN + 1))
@@ -443,7 +445,7 @@ def test_the_newest_are_remembered(crowd: list[ANY]) -> None:
 
 
 def test_what_workers_have_forgotten_the_pool_knows(crowd: list[ANY]) -> None:
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     for _ in range(2):
         for function in crowd[: 2 * MEMORY]:
             table.find(function).profile.note(1e6)
@@ -453,7 +455,7 @@ def test_what_workers_have_forgotten_the_pool_knows(crowd: list[ANY]) -> None:
 
 
 def test_what_has_no_number_is_forgotten_as_well(crowd: list[ANY]) -> None:
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     found = table.find(Callee())
     for function in crowd[: KNOWN - 1]:
         table.find(function)
@@ -463,7 +465,7 @@ def test_what_has_no_number_is_forgotten_as_well(crowd: list[ANY]) -> None:
 
 
 def test_a_table_does_not_grow(crowd: list[ANY]) -> None:
-    table = FunctionTable()
+    table = FunctionTable(FunctionTotals())
     for function in crowd:
         table.find(function)
         table.find(types.MethodType(function, 1))
@@ -475,7 +477,7 @@ def test_a_table_does_not_grow(crowd: list[ANY]) -> None:
 def test_a_number_is_never_used_twice(
     crowd: list[ANY], seed: int, variety: int
 ) -> None:
-    chance, table = random.Random(seed), FunctionTable()
+    chance, table = random.Random(seed), FunctionTable(FunctionTotals())
     meaning: dict[int, ANY] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(functions, "KNOWN", 256)
@@ -532,7 +534,7 @@ class Side:
 def test_a_worker_calls_what_was_meant(
     crowd: list[ANY], seed: int, variety: int
 ) -> None:
-    chance, table = random.Random(seed), FunctionTable()
+    chance, table = random.Random(seed), FunctionTable(FunctionTotals())
     sides = [Side(), Side(), Side()]
     queue: list[tuple[Function, ANY]] = []
     for function in chance.choices(crowd[:variety], k=3_000):

@@ -104,23 +104,26 @@ def test_a_failure_on_the_wire() -> None:
     assert Failure("thread", "é", "t").pack() == b'["thread", "\\u00e9", "t"]'
 
 
-@given(pid=numbers, status=numbers, held=st.booleans())
+@given(pid=numbers, status=numbers, cpu=st.integers(0, 2**64 - 1), held=st.booleans())
 def test_pids_and_exits_come_back_as_they_were(
-    pid: int, status: int, *, held: bool
+    pid: int, status: int, cpu: int, *, held: bool
 ) -> None:
     assert unpack_pid(pack_pid(pid, held=held)) == (pid, held)
-    assert unpack_exit(pack_exit(pid, status)) == (pid, status)
+    assert unpack_exit(pack_exit(pid, status, cpu)) == (pid, status, cpu)
 
 
 def test_pids_and_exits_on_the_wire() -> None:
     assert pack_pid(4242, held=True).hex() == "000000000000109201"
     assert pack_pid(4242, held=False).hex() == "000000000000109200"
-    assert pack_exit(4242, -9).hex() == "0000000000001092fffffffffffffff7"
+    assert (
+        pack_exit(4242, -9, 5).hex()
+        == "0000000000001092fffffffffffffff70000000000000005"
+    )
 
 
 @given(st.binary())
 def test_reports_of_another_length_are_a_protocol_error(payload: bytes) -> None:
-    for unpack, size in ((unpack_pid, 9), (unpack_exit, 16)):
+    for unpack, size in ((unpack_pid, 9), (unpack_exit, 24)):
         if len(payload) == size:
             unpack(payload)
         else:

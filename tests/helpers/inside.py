@@ -353,7 +353,7 @@ def return_no_more(job: Job[Any], returns: int) -> None:
 
 def stream_job(view: Any, function: Callable[..., Any], *args: Any) -> Any:
     """Submit a stream as its iteration does, and return the job."""
-    return view._submit(function, args, {}, replace(view._options, form="stream"))
+    return view._submit(function, args, {}, replace(view._options, via="stream"))
 
 
 # The executor, and what else lives as long as the process.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncpool import Pool, events
+from asyncpool import Pool
 from asyncpool._core.base.run_times import Profile
 from asyncpool._core.slots.commands import Command
-from asyncpool._runtime.base.event_hub import EventHub
+from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.pool.parts import Parts, assemble
 from asyncpool._runtime.state.pool_state import PoolState
 from tests.helpers.inside import config_of
@@ -40,7 +40,7 @@ class Notebook:
 def parts_of(**options: Any) -> tuple[Parts, Notebook]:
     """Return the parts of the pool *x* with these options, and what it was to carry out."""
     options = {"ping_timeout": None, "name": "x", **options}
-    hub: EventHub[events.Event] = EventHub()
+    hub = PoolHub()
     parts, notebook = assemble(config_of(Pool(**options)), hub), Notebook()
     parts.state.performer = notebook
     return parts, notebook

@@ -10,13 +10,13 @@ import pytest
 import pytest_asyncio
 
 from asyncpool import Crash, RestartPolicy
-from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.job_limits import JobLimits, JobOptions
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, NextStep
 from asyncpool.errors import JobTimeoutError, PoolBrokenError, PoolClosedError
+from tests.helpers.functions import known_function
 from tests.helpers.loops import BOTH_LOOPS
 from tests.helpers.owner import Owner
 from tests.helpers.patience import patience
@@ -68,7 +68,7 @@ class Ending:
         loop, made = asyncio.get_running_loop(), list[Job[Any]]()
         for _ in range(count):
             number = self.registry.next_id()
-            job: Job[Any] = Job(number, Function(0, b""), options, Owner(), loop)
+            job: Job[Any] = Job(number, known_function(), options, Owner(), loop)
             self.registry.enter(job)
             made.append(job)
         return made

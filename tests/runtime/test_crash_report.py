@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.slots import commands as cmd
 from asyncpool._core.slots.slots import Slot
@@ -27,6 +26,7 @@ from asyncpool._runtime.state.crash_report import (
 from asyncpool._runtime.worker.handle import WorkerHandle
 from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.events import Crash
+from tests.helpers.functions import known_function
 
 pytestmark = pytest.mark.asyncio
 
@@ -75,7 +75,7 @@ class DeadWorker:
 
 def job_of(number: int, size: int, ahead: int = 0) -> Job[Any]:
     loop = asyncio.get_running_loop()
-    job: Job[Any] = Job(number, Function(0, b""), JobOptions(), Owner(), loop)
+    job: Job[Any] = Job(number, known_function(), JobOptions(), Owner(), loop)
     job.attempt, job._payload, job._ahead = 1, bytes(size), ahead
     return job
 

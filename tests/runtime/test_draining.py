@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob
 from asyncpool._runtime.state.draining import Hold
 from asyncpool.errors import PoolClosedError
 from tests.helpers import virtual_time
+from tests.helpers.functions import known_function
 from tests.helpers.owner import Owner
 from tests.runtime.pool_parts import parts_of, queue_jobs
 
@@ -37,7 +37,7 @@ class Pool:
         self.state.core.close(Finish.ALL, None, 0.0)
 
     def add(self, kind: type[Job[Any]], name: str) -> Job[Any]:
-        loop, function = asyncio.get_running_loop(), Function(0, b"", name)
+        loop, function = asyncio.get_running_loop(), known_function(name)
         job = kind(self.registry.next_id(), function, JobOptions(), Owner(), loop)
         self.registry.enter(job)
         return job

@@ -23,7 +23,6 @@ from asyncpool import (
 )
 from asyncpool._core.map.chunks import ChunkResult, run_chunk
 from asyncpool._core.pickling.errors import pack_error
-from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.attempts import AttemptPolicy
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._runtime.job.job import ChunkJob, Job
@@ -32,6 +31,7 @@ from asyncpool._runtime.map.batches import Task
 from asyncpool._runtime.state.draining import Hold
 from asyncpool.enums import CrashKind, Delivery, NextStep
 from asyncpool.mapping import Map, Outcome, Plan
+from tests.helpers.functions import known_function
 from tests.helpers.owner import Owner
 from tests.helpers.patience import PATIENCE
 
@@ -102,9 +102,9 @@ class FakePool:
             raise PoolFullError(waiting=waiting, max_queued=self._most_open)
         loop = asyncio.get_running_loop()
         chunk = function is run_chunk
-        assert chunk == (options.form == "chunk")
+        assert chunk == (options.via == "map")
         make = ChunkJob if chunk else Job
-        job: Job[Any] = make(1, Function(0, b""), options, Owner(), loop)
+        job: Job[Any] = make(1, known_function(), options, Owner(), loop)
         self.together += chunk
         self.open.append((job, args[1] if chunk else [args[0]]))
         return job

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from asyncpool._core.figures.function_figures import FunctionTotals
 from asyncpool._core.pickling.calls import pack_value
 from asyncpool._core.pickling.errors import pack_error
 from asyncpool._core.pickling.functions import FunctionTable
@@ -75,7 +76,7 @@ class Office:
             self,
             ahead=ahead,
         )
-        self._functions = FunctionTable()
+        self._functions = FunctionTable(FunctionTotals())
 
     def packed(self, job: Job[Any], payload: bytes | OutOfBandPickle) -> None:
         """Take what is to travel."""

@@ -148,7 +148,7 @@ async def test_the_descriptors_go_straight_to_it_and_another_is_asked_for(
             assert await received(inside) == (b"", []), "once is all"
         assert (await launcher.hear()).kind is FrameKind.SPARE
         assert (await launcher.start_worker()).pid == WORKER
-        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 3))
+        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 3, 0))
         assert await process.wait() == 3
         process.close()
 
@@ -160,14 +160,14 @@ async def test_one_that_does_not_listen_any_more_is_passed_over(
         (await launcher.announce()).close()
         assert (await launcher.start_worker()).pid == WORKER
         # Of its end nobody wants to hear.
-        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 3))
+        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 3, 0))
         await launcher.settled()
 
 
 async def test_one_that_has_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_launcher(monkeypatch) as launcher:
         inside = await launcher.announce()
-        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 3))
+        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 3, 0))
         await assert_ends(inside)
         assert (await launcher.start_worker()).pid == WORKER
         # The next one is as good as the first.
@@ -203,7 +203,7 @@ async def test_one_whose_door_is_lost_on_the_way_ends(
     async with a_launcher(monkeypatch) as launcher:
         await assert_ends(await launcher.announce())
         assert (await launcher.start_worker()).pid == WORKER
-        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 0))
+        launcher.say(FrameKind.EXITED, pack_exit(SPARE, 0, 0))
         await launcher.settled()
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from asyncpool._core.pickling.functions import Function
 from asyncpool._core.policies.job_limits import JobOptions
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.job.job import StreamJob
 from asyncpool.errors import ProtocolError
+from tests.helpers.functions import known_function
 from tests.helpers.owner import Owner
 
 
@@ -28,9 +28,9 @@ class Bank(Owner):
 
 def job_of(buffer: int) -> tuple[StreamJob, Bank]:
     bank = Bank()
-    options = JobOptions(form="stream", prefetch=buffer)
+    options = JobOptions(via="stream", prefetch=buffer)
     loop = asyncio.get_running_loop()
-    return StreamJob(1, Function(0, b""), options, bank, loop), bank
+    return StreamJob(1, known_function(), options, bank, loop), bank
 
 
 def item(number: int) -> Frame:

@@ -13,7 +13,7 @@ from asyncpool import (
     PoolClosedError,
     WorkerCrashedError,
 )
-from asyncpool.events import PoolStats
+from asyncpool.stats import PoolStats
 from tests.soak import flows
 from tests.soak.era import BOUND, Era, Life
 from tests.soak.work import OwnError

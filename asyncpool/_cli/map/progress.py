@@ -21,7 +21,7 @@ from asyncpool._cli.map.run import Run
 from asyncpool._core.base.text import printable_lines
 from asyncpool._runtime.base.machine import private_memory
 from asyncpool._worker.api.context import JOB_LOGGER
-from asyncpool.events import PoolStats
+from asyncpool.stats import PoolStats
 
 _EVERY = 0.2  # s
 _ROUND = 1000  # what fits into three digits

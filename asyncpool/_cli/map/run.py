@@ -20,8 +20,8 @@ from asyncpool._cli.map.writer import Writer
 from asyncpool._cli.targets import call_item, trouble
 from asyncpool._runtime.base.machine import usable_cpus
 from asyncpool.errors import PoolBrokenError, PoolClosedError
-from asyncpool.events import PoolStats
 from asyncpool.pool import Pool
+from asyncpool.stats import PoolStats
 
 _GRACE = 5.0  # s that running items have when a run is interrupted
 _LAST_WRITES = 5.0  # s for what is finished by then, if stdout is a pipe that stalls

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from asyncpool._cli.map.progress import duration
 from asyncpool._cli.map.run import Tally
 from asyncpool._cli.parameters import Exit
-from asyncpool.events import PoolStats
+from asyncpool.stats import PoolStats
 
 
 @dataclass(frozen=True, slots=True)

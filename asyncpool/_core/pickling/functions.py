@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from asyncpool._core.figures.function_figures import FunctionFigures, FunctionTotals
+    from asyncpool.events import Via
+
     _Numbered = dict[int, Any]
 else:
     _Numbered = dict
@@ -45,52 +48,72 @@ class Function:
         number: Its name on the wire; 0 if it travels with each call.
         payload: What a ``FUNCTION`` frame carries.
         profile: How long its calls take.
+        figures: What is counted of them.
         name: What it is called.
     """
 
-    __slots__ = ("name", "number", "payload", "profile")
+    __slots__ = ("figures", "name", "number", "payload", "profile")
 
-    def __init__(self, number: int, payload: bytes, name: str = "") -> None:
+    def __init__(
+        self, number: int, payload: bytes, name: str, figures: FunctionFigures
+    ) -> None:
         self.number: int = number
         self.payload: bytes = payload
         self.profile: Profile = Profile()
+        self.figures: FunctionFigures = figures
         self.name: str = name
 
-    def known_as(self, name: str) -> Function:
-        """Return the same under another name."""
-        other = Function(self.number, self.payload, name)
+    def known_as(self, name: str, figures: FunctionFigures) -> Function:
+        """Return the same under another name, and with other figures."""
+        other = Function(self.number, self.payload, name, figures)
         other.profile = self.profile
         return other
 
 
 class FunctionTable:
-    """The functions of a pool, each with what is known of it."""
+    """The functions of a pool, each with what is known of it.
 
-    def __init__(self) -> None:
+    Args:
+        totals: Where their jobs are counted.
+    """
+
+    def __init__(self, totals: FunctionTotals) -> None:
+        self._totals = totals
         self._functions: dict[object, Function] = {}
         self._last_number = 0
 
-    def find(self, function: Callable[..., Any], name: str = "") -> Function:
-        """Return what is known of *function*, under another *name* if there is one."""
-        if name:
-            return self.find(function).known_as(name)
+    def find(
+        self, function: Callable[..., Any], name: str = "", via: Via = "submit"
+    ) -> Function:
+        """Return what is known of *function*.
+
+        Args:
+            function: What is called.
+            name: What it is called instead of its own name, if it stands for another one.
+            via: How it is called, which is counted apart.
+        """
+        if name or via != "submit":
+            known = self.find(function)
+            name = name or known.name
+            return known.known_as(name, self._totals.of(name, via))
         if type(function) in _PLAIN:
             found = self._functions.get(function)
             if found is not None:
                 return found
+        name = function_name(function)
+        if type(function) in _PLAIN:
             payload = _reference_to(function)
             if payload and self._last_number < MAX_NUMBER:
                 self._last_number += 1
-                known = Function(self._last_number, payload, function_name(function))
-                return self._enter(function, known)
-        name = function_name(function)
+                return self._enter(function, self._last_number, payload, name)
         kin = _kin_of(function), name
-        return self._functions.get(kin) or self._enter(kin, Function(0, b"", name))
+        return self._functions.get(kin) or self._enter(kin, 0, b"", name)
 
-    def _enter(self, key: object, known: Function) -> Function:
+    def _enter(self, key: object, number: int, payload: bytes, name: str) -> Function:
         if len(self._functions) >= KNOWN:
             del self._functions[next(iter(self._functions))]
-        self._functions[key] = known
+        figures = self._totals.of(name, "submit")
+        known = self._functions[key] = Function(number, payload, name, figures)
         return known
 
 

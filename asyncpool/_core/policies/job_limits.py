@@ -13,9 +13,9 @@ from asyncpool._core.policies.attempts import AttemptPolicy, CrashKindText
 from asyncpool._core.wire.context import JobContext, end_of
 from asyncpool._core.wire.frames import MAX_NUMBER
 from asyncpool.enums import CrashKind, TimeLimit
+from asyncpool.events import Via
 
 OnCancel = Literal["interrupt", "kill", "wait"]
-Form = Literal["call", "chunk", "stream"]
 _PERIODS = ("timeout", "queue_timeout", "heartbeat_timeout")
 _TYPES = {
     "timeout": or_none(SECONDS),
@@ -192,8 +192,8 @@ class JobOptions:
         key: The hash of the key that ties it to a worker, if it has one.
         lease: A lease in an outside system that is kept meanwhile, behind its keeper.
         begun: How many attempts there were before it was submitted.
-        form: Whether it is a call, several items of a map that travel together, or a
-            stream of what it yields.
+        via: How it is called: by itself, as several items of a map that travel together,
+            as a stream of what it yields, or in every worker.
         prefetch: How many items of a stream may wait for its caller.
         hold: What holds the pool open for it, if anything does: a pool that drains takes it.
         bound: The session that it is a call of, if it is one.
@@ -210,7 +210,7 @@ class JobOptions:
     key: int | None = None
     lease: tuple[Keeper, Hashable] | None = None
     begun: int = 0
-    form: Form = "call"
+    via: Via = "submit"
     prefetch: int = 16
     hold: Hold | None = None
     bound: Bound | None = None

@@ -93,6 +93,10 @@ class Closing:
         """Take note that *job* has an outcome, which takes a while to load."""
         self._landing[job] = None
 
+    def is_landing(self, job: int) -> bool:
+        """Tell whether the outcome of *job* is there, and not unpickled yet."""
+        return job in self._landing
+
     def landed(self, job: int) -> None:
         """Take note that it is loaded."""
         self._landing.pop(job, None)

@@ -30,7 +30,7 @@ MAX_BROADCASTS = 1 << 26
 MAX_CONFIG = MAX_INITIALIZER + MAX_BROADCASTS + (1 << 20)
 
 _PID = struct.Struct("!q?")
-_EXIT = struct.Struct("!qq")
+_EXIT = struct.Struct("!qqQ")
 _MOMENT = struct.Struct("!d")
 
 
@@ -184,22 +184,25 @@ def unpack_pid(payload: bytes) -> tuple[int, bool]:
     return int(pid), bool(held)
 
 
-def pack_exit(pid: int, status: int) -> bytes:
+def pack_exit(pid: int, status: int, cpu: int) -> bytes:
     """Return the payload of an ``EXITED`` frame.
 
-    *status* is an exit status, or the negative number of a signal.
+    Args:
+        pid: The process.
+        status: Its exit status, or the negative number of a signal.
+        cpu: The microseconds of CPU time that it has used.
     """
-    return _EXIT.pack(pid, status)
+    return _EXIT.pack(pid, status, cpu)
 
 
-def unpack_exit(payload: bytes) -> tuple[int, int]:
-    """Read the payload of an ``EXITED`` frame: the pid and the status.
+def unpack_exit(payload: bytes) -> tuple[int, int, int]:
+    """Read the payload of an ``EXITED`` frame: the arguments of :func:`pack_exit`.
 
     Raises:
         ProtocolError: If it is none.
     """
-    pid, status = _unpack(_EXIT, payload)
-    return int(pid), int(status)
+    pid, status, cpu = _unpack(_EXIT, payload)
+    return int(pid), int(status), int(cpu)
 
 
 def pack_numbers(numbers: Collection[int]) -> bytes:

@@ -206,6 +206,17 @@ def private_memory(pid: int) -> int:
     return (int(fields[1]) - int(fields[2])) * mmap.PAGESIZE
 
 
+def cpu_time(pid: int) -> float:
+    """Return how many seconds of CPU time a process has used; 0 if it is gone.
+
+    With those of its children that it has waited for.
+    """
+    # Behind its name, which may contain anything: user, system, and both of the children.
+    _, _, rest = _read(Path(f"/proc/{pid}/stat")).rpartition(") ")
+    ticks = sum(int(field) for field in rest.split()[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def check_limits(limits: WorkerLimits) -> None:
     """Check what depends on this machine.
 

@@ -283,11 +283,11 @@ class LauncherProcess:
         self._processes[pid] = process
         return process
 
-    def _exited(self, pid: int, status: int) -> None:
+    def _exited(self, pid: int, status: int, cpu: int) -> None:
         process = self._processes.pop(pid, None)
         if process is None:
             return  # a spare one that never got here
-        process.ended(status)
+        process.ended(status, cpu=cpu / 1e6)
         if pid in self._unwanted:
             self._unwanted.remove(pid)
             process.close()

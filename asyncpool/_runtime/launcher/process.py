@@ -28,6 +28,10 @@ class Process:
         loop: The loop on which its end is awaited.
         pid: Its number.
         pidfd: A descriptor that stands for it, owned by this object, or ``None``.
+
+    Attributes:
+        pid: As above.
+        cpu: Seconds of CPU time that it has used, once it has ended and if it is known.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Process:
     ) -> None:
         self._loop = loop
         self.pid = pid
+        self.cpu = 0.0
         self._report_grace = _REPORT_GRACE
         self._pidfd = pidfd
         self._end: asyncio.Future[int | None] = loop.create_future()
@@ -52,10 +57,11 @@ class Process:
         """
         return await asyncio.shield(self._end)
 
-    def ended(self, status: int | None) -> None:
-        """Take note of its end."""
+    def ended(self, status: int | None, *, cpu: float = 0.0) -> None:
+        """Take note of its end, and of the CPU time that it has used."""
         self._alarm.cancel()
         if not self._end.done():
+            self.cpu = cpu
             self._end.set_result(status)
 
     def launcher_gone(self) -> None:

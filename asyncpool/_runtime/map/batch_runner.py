@@ -138,7 +138,7 @@ class BatchRunner:
         self._together = replace(
             task.options,
             attempts=AttemptPolicy(),
-            form="chunk",
+            via="map",
             name=function_name(task.function),
         )
         self._jobs: set[Job[Any]] = set()
@@ -256,10 +256,11 @@ class BatchRunner:
                 break
 
     def _on_chunk(self, part: Part, job: ChunkJob[Any]) -> None:
-        error = job.exception()
+        error, figures = job.exception(), job._function.figures
         if error is None:
             result = job.result()
             outcomes = result.load()
+            figures.items += len(outcomes)
             self.pace.note(len(outcomes), result.microseconds)
             if result.plain:
                 self._settle(part.batch, part.offset, outcomes, failed=False)
@@ -270,6 +271,7 @@ class BatchRunner:
             # The next one is what it was ended by, or for.
             outcomes = [Failure(error) if one is LOST else one for one in job.found]
             outcomes = [*outcomes, Failure(error)][: part.count]
+            figures.items += len(outcomes)
             self._take_in(part, outcomes)
             self._send_rest(part, len(outcomes))
         elif _is_of_all(error):

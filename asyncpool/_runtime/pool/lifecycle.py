@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from asyncpool._core.supervision.closing import Finish
-from asyncpool._runtime.base.event_hub import EventHub, EventStream
+from asyncpool._runtime.base.event_hub import EventStream
 from asyncpool._runtime.base.event_loop import check_home, shielded
+from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.script import check_not_imported
 from asyncpool._runtime.pool.supervisor import Supervisor
 from asyncpool._runtime.state.config import SupervisorConfig
@@ -40,7 +41,7 @@ class SupervisorRunner:
         self._what = what
         self._name = name
         # Also for those who listen before the start.
-        self._hub: EventHub[Event] = EventHub()
+        self.hub = PoolHub()
         self._task: asyncio.Task[None] | None = None
         self._process = os.getpid()
 
@@ -64,7 +65,7 @@ class SupervisorRunner:
         check_not_imported(self._what)
         self.check_loop()
         if self.supervisor is None:
-            self.supervisor = Supervisor(config(), self._hub)
+            self.supervisor = Supervisor(config(), self.hub)
             self._task = asyncio.create_task(
                 self.supervisor.run(),
                 name=f"asyncpool supervisor of {self._name}",
@@ -89,7 +90,7 @@ class SupervisorRunner:
         """
         if self.supervisor is None:
             self.closed_unused = True
-            self._hub.end()
+            self.hub.end()
             return CloseSummary(finished=0, failed=0, killed=0)
         self.check_loop()
         self.supervisor.close(finish, timeout)
@@ -178,7 +179,7 @@ class SupervisorRunner:
             RuntimeError: If it was started in another event loop.
         """
         self.check_loop()
-        return self._hub.listen(buffer)
+        return self.hub.listen(buffer)
 
     def check_loop(self) -> None:
         """Check that it was started in the loop that runs.

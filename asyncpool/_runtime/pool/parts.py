@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from asyncpool import events
 from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._core.wire.messages import WorkerConfig
-from asyncpool._runtime.base.event_hub import EventHub
+from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.base.threads import Threads
 from asyncpool._runtime.pool.pings import Pings
 from asyncpool._runtime.pool.replacement import WorkerReplacement
@@ -58,7 +57,7 @@ class Parts:
     pings: Pings | None
 
 
-def assemble(config: SupervisorConfig, hub: EventHub[events.Event]) -> Parts:
+def assemble(config: SupervisorConfig, hub: PoolHub) -> Parts:
     """Return the parts of a pool that lives in the running event loop.
 
     Args:

@@ -295,8 +295,8 @@ class Sessions:
         """Tell whether *job* is a call of a session that is over."""
         session_worker = (
             None
-            if job._bound is None
-            else self._session_workers.get(job._bound.session)
+            if job._options.bound is None
+            else self._session_workers.get(job._options.bound.session)
         )
         return session_worker is not None and session_worker.gone
 

@@ -18,8 +18,8 @@ from asyncpool._core.pickling.out_of_band import is_heavy
 from asyncpool._core.slots.slots import UP
 from asyncpool._core.supervision.closing import Finish
 from asyncpool._core.wire.frames import Frame
-from asyncpool._runtime.base.event_hub import EventHub
 from asyncpool._runtime.base.event_loop import check_home
+from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.job.job import Job
 from asyncpool._runtime.pool.parts import assemble
 from asyncpool._runtime.pool.performer import CommandPerformer
@@ -29,8 +29,10 @@ from asyncpool._runtime.pool.workers import Workers
 from asyncpool._runtime.state.bulk_failure import BulkFailure
 from asyncpool._runtime.state.config import SupervisorConfig
 from asyncpool._runtime.state.pool_state import decision
+from asyncpool._runtime.state.stats import pool_stats
 from asyncpool.enums import SlotState
 from asyncpool.errors import PoolClosedError
+from asyncpool.stats import PoolStats
 
 _LOGGER = logging.getLogger("asyncpool")
 
@@ -56,7 +58,7 @@ class Supervisor:
         stacks: The way to where workers are.
     """
 
-    def __init__(self, config: SupervisorConfig, hub: EventHub[events.Event]) -> None:
+    def __init__(self, config: SupervisorConfig, hub: PoolHub) -> None:
         parts = assemble(config, hub)
         state = self._state = parts.state
         self.status = parts.status
@@ -127,6 +129,7 @@ class Supervisor:
         self._performer.stop()
         self.traffic.stack_dumps.stop()
         self.traffic.stop()
+        self._state.loop_lag.stop()
         self.replacement.stop()
         if self._health is not None:
             self._health.stop()
@@ -229,14 +232,9 @@ class Supervisor:
         slots = [slot for slot in self._state.core.slots if slot.state in _ALIVE]
         return await self.stacks.ask(self._state.handles[s.index] for s in slots)
 
-    def stats(self) -> events.PoolStats:
+    def stats(self) -> PoolStats:
         """Return the pool as it stands."""
-        return self._state.registry.stats(
-            self._state.core,
-            self._state.handles,
-            dropped_events=self._state.hub.dropped,
-            shared_memory=self._workers.segments.total,
-        )
+        return pool_stats(self._state, shared_memory=self._workers.segments.total)
 
     def summary(self) -> events.CloseSummary:
         """Return what the close did."""

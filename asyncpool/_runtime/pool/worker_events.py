@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 from asyncpool import events
 from asyncpool._core.wire.frames import Frame
 from asyncpool._runtime.pool.parts import Parts
@@ -36,7 +38,7 @@ class PoolWorkerEvents(WorkerEvents):
     def on_spawned(self, handle: WorkerHandle) -> None:
         """Count a worker that has a process, and tell the listeners."""
         state = self._state
-        state.registry.spawned += 1
+        state.registry.figures.spawned += 1
         self._worker_exit.on_spawned()
         assert handle.pid is not None
         state.hub.publish(events.Spawned(handle.slot, handle.generation, handle.pid))
@@ -47,6 +49,8 @@ class PoolWorkerEvents(WorkerEvents):
         state, now = self._state, self._state.loop.time()
         assert handle.pid is not None
         took = now - handle.began_at
+        state.registry.figures.starts.note(took)
+        handle.since = monotonic()
         state.hub.publish(
             events.Ready(handle.slot, handle.generation, handle.pid, took)
         )

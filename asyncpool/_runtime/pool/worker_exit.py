@@ -50,6 +50,8 @@ class WorkerExit:
     def handle(self, handle: WorkerHandle) -> None:
         """Bury a worker: the one place where its jobs and its slot hear of its end."""
         self._heartbeats.look(handle)
+        if handle.process is not None:
+            self._state.registry.figures.exited_cpu += handle.process.cpu
         registry, hub, core = self._state.registry, self._state.hub, self._state.core
         slot, now = core.slots[handle.slot], self._state.loop.time()
         planned, kind = slot.planned, self._crash_reporter.kind_of(handle, slot, now)
@@ -99,7 +101,7 @@ class WorkerExit:
         else:
             self._state.crashes.append(crash)
             self._sessions.worker_crashed(crash)
-            registry.crashes += 1
+            registry.figures.crash_kinds[kind] += 1
             hub.publish(events.Crashed(crash))
         # The next worker is on its way before anybody hears of this one, by logging,
         # callback or future: that takes half a millisecond and more.
@@ -137,8 +139,11 @@ class WorkerExit:
         if loss.again:
             if self._sessions.is_over(job):
                 return  # it fails with the session
-            self._state.registry.takeovers += 1
+            self._state.registry.figures.takeovers += 1
+            job._function.figures.takeovers += 1
             self._state.hub.publish(events.TakenOver(job.id, loss.attempt))
+            if self._state.hub.watched:
+                self._state.registry.watch.queued(job)
         else:
             error = loss.error or crash_error(job, loss.delivery)
             self._state.registry.fail(job, error)

@@ -7,15 +7,18 @@ import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from asyncpool._core.slots.commands import Command
 from asyncpool._core.supervision.supervision import Supervision
-from asyncpool._runtime.base.event_hub import EventHub
+from asyncpool._runtime.base.pool_hub import PoolHub
 from asyncpool._runtime.state.config import SupervisorConfig
+from asyncpool._runtime.state.job_watch import JobWatch
+from asyncpool._runtime.state.loop_lag import LoopLag
 from asyncpool._runtime.state.registry import JobRegistry
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool.events import Crash, Event
+from asyncpool.events import Crash
 
 _CRASHES_KEPT = 10
 
@@ -41,10 +44,12 @@ class PoolState:
 
     Attributes:
         loop: Where all of it happens.
+        thread: The thread in which that runs, as far as is known.
         config: What the user wants.
         core: What is decided.
         hub: The listeners.
         registry: The open jobs.
+        loop_lag: How late the loop runs what is due.
         handles: The workers, by slot.
         crashes: The last ones, oldest first.
         deciding: Whether a decision is being made and carried out just now.
@@ -55,12 +60,18 @@ class PoolState:
     loop: asyncio.AbstractEventLoop
     config: SupervisorConfig
     core: Supervision
-    hub: EventHub[Event]
-    registry: JobRegistry = field(default_factory=JobRegistry)
+    hub: PoolHub
+    registry: JobRegistry = field(init=False)
     handles: dict[int, WorkerHandle] = field(default_factory=dict)
     crashes: deque[Crash] = field(default_factory=lambda: deque(maxlen=_CRASHES_KEPT))
     deciding: bool = False
     performer: Performer = field(init=False, repr=False)
+    thread: int = field(init=False, repr=False, default_factory=get_ident)
+    loop_lag: LoopLag = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.registry = JobRegistry(JobWatch(self.hub))
+        self.loop_lag = LoopLag(self.loop, lambda: bool(self.registry.jobs))
 
 
 class _Part(Protocol):

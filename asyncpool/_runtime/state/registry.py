@@ -7,7 +7,8 @@ ends once: it is removed from the registry in the same step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from time import monotonic
 from typing import Any, NamedTuple
 
 from asyncpool._core.base.deadlines import Deadlines
@@ -15,24 +16,21 @@ from asyncpool._core.map.chunks import CHUNK_SIZE, LOST
 from asyncpool._core.pickling.calls import load_value
 from asyncpool._core.pickling.errors import load_error
 from asyncpool._core.slots.slots import Slot
-from asyncpool._core.supervision.supervision import Supervision
 from asyncpool._core.wire.context import with_details
 from asyncpool._core.wire.frames import Frame, FrameKind
 from asyncpool._runtime.job.job import ChunkJob, Job, StreamJob, claim
 from asyncpool._runtime.job.leases import Leases
 from asyncpool._runtime.state.crash_report import deliveries, stacks_of, timeout_error
+from asyncpool._runtime.state.figures import PoolFigures, outcome_of_error
+from asyncpool._runtime.state.job_watch import JobWatch
 from asyncpool._runtime.worker.handle import WorkerHandle
-from asyncpool.enums import CrashKind, Delivery, RunState, SlotState
+from asyncpool.enums import CrashKind, Delivery, JobOutcome
 from asyncpool.errors import (
     JobNotPicklableError,
     JobRaisedError,
     PoolClosedError,
 )
-from asyncpool.events import (
-    CloseSummary,
-    PoolStats,
-    SlotStats,
-)
+from asyncpool.events import CloseSummary
 
 _VALUE = FrameKind.VALUE
 
@@ -110,8 +108,17 @@ class Loss(NamedTuple):
 class JobRegistry:
     """The jobs that are open, by number, and the counters of all.
 
+    Args:
+        watch: What is told of them.
+
     Attributes:
-        jobs: The jobs.
+        watch: As above.
+        jobs: The jobs, in the order in which they came.
+        figures: What is counted beside that.
+        submitted: How many numbers were given.
+        completed: How many jobs have returned or raised.
+        failed: How many the pool could not bring to an outcome.
+        cancellations: How many their callers have cancelled.
         deadlines: When the time of each is over; of those that wait, or run.
         timed: How many of them have limits of time.
         leases: Who holds leases.
@@ -119,20 +126,21 @@ class JobRegistry:
             which nobody waited.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watch: JobWatch) -> None:
+        self.watch = watch
         self.jobs: dict[int, Job[Any]] = {}
         self.leases = Leases()
         self.deadlines = Deadlines()
         self.timed = 0
         self.unheard: Counter[str] = Counter()
-        self.takeovers = self.crashes = self.spawned = 0
-        self._submitted = self._completed = self._failed = self._cancelled = 0
+        self.figures = PoolFigures()
+        self.submitted = self.completed = self.failed = self.cancellations = 0
         self._at_close: tuple[int, int, int] | None = None
 
     def next_id(self) -> int:
         """Return the number of the next job, from 1."""
-        self._submitted += 1
-        return self._submitted
+        self.submitted += 1
+        return self.submitted
 
     def enter(self, job: Job[Any]) -> None:
         """Take in a job."""
@@ -141,15 +149,18 @@ class JobRegistry:
             self.timed += 1
         if self.leases.coming is not None:
             self.leases.enter(job)
+        if self.watch.hub.watched:
+            self.watch.queued(job)
 
     def withdraw(self) -> None:
         """Take note that a number was given to a job that its caller never got."""
-        self._failed += 1
+        self.failed += 1
 
     def refuse(self, job: Job[Any], error: JobNotPicklableError) -> None:
         """End a job that never was entered."""
         claim(error, job)
-        self._failed += 1
+        self.failed += 1
+        self._count(job, JobOutcome.REFUSED)
         job.set_exception(error)
 
     def settle(self, job: Job[Any], loaded: Any) -> bool:
@@ -164,7 +175,10 @@ class JobRegistry:
             return False
         if type(loaded) is not Failed:
             self._leave(job)
-            self._completed += 1
+            self.completed += 1
+            job._function.figures.ok += 1
+            if self.watch.hub.watched:
+                self.watch.ended(job, JobOutcome.OK)
             job.set_result(loaded)
             return False
         error = loaded.error
@@ -173,9 +187,14 @@ class JobRegistry:
             return False
         raised = error.exception if isinstance(error, JobRaisedError) else error
         if job._attempt_policy.after_exception(raised, attempt=job.attempt):
+            self.figures.retries += 1
+            job._function.figures.retries += 1
+            job._queued_at = monotonic()
             self._return(job)
             if isinstance(job, StreamJob):
                 job.begin_again()
+            if self.watch.hub.watched:
+                self.watch.queued(job)
             return True
         self._complete(job, error)
         return False
@@ -211,6 +230,7 @@ class JobRegistry:
             losses.append(Loss(job, delivery, attempt, touched, again, error))
             if begun:
                 job.worker_pid = job._slot = None
+                job._queued_at = monotonic()
                 self._return(job)
                 continue
             job._returns += touched
@@ -230,6 +250,8 @@ class JobRegistry:
         job.attempt -= 1
         job.worker_pid = job._slot = None
         self._return(job)
+        if self.watch.hub.watched:
+            self.watch.given_back(job)
 
     def fail(self, job: Job[Any], error: BaseException) -> None:
         """End *job* without an outcome."""
@@ -237,7 +259,8 @@ class JobRegistry:
             self.cancelled(job)
             return
         self._leave(job)
-        self._failed += 1
+        self.failed += 1
+        self._count(job, outcome_of_error(error))
         closed = isinstance(error, PoolClosedError)
         if closed and not job._awaited:
             self.unheard[job._title] += 1
@@ -255,67 +278,22 @@ class JobRegistry:
         if job.id not in self.jobs:
             return False
         self._leave(job)
-        self._cancelled += 1
+        self.cancellations += 1
+        self._count(job, JobOutcome.CANCELLED)
         return True
 
     def mark_close(self, kills: int) -> None:
         """Begin to count what a close does; only the first call counts."""
         if self._at_close is None:
-            self._at_close = (self._completed, self._failed, kills)
+            self._at_close = (self.completed, self.failed, kills)
 
     def summary(self, kills: int) -> CloseSummary:
         """Return what has happened since :meth:`mark_close`."""
         completed, failed, kills_before = self._at_close or (0, 0, 0)
         return CloseSummary(
-            finished=self._completed - completed,
-            failed=self._failed - failed,
+            finished=self.completed - completed,
+            failed=self.failed - failed,
             killed=kills - kills_before,
-        )
-
-    def stats(
-        self,
-        core: Supervision,
-        handles: Mapping[int, WorkerHandle],
-        *,
-        dropped_events: int,
-        shared_memory: int,
-    ) -> PoolStats:
-        """Return the figures."""
-        states = [_state_of(slot) for slot in core.slots]
-        closes = core.closing.finish is not None
-        state = RunState.CLOSING if closes else RunState.RUNNING
-        if core.closing.over:
-            state = RunState.CLOSED
-        elif core.broken is not None:
-            state = RunState.BROKEN
-        return PoolStats(
-            state=state,
-            workers=core.replacements.sizing.size,
-            idle=states.count(SlotState.IDLE),
-            busy=states.count(SlotState.BUSY),
-            queued=core.balance.waiting,
-            submitted=self._submitted,
-            completed=self._completed,
-            failed=self._failed,
-            cancelled=self._cancelled,
-            crashes=self.crashes,
-            restarts=core.restarts,
-            takeovers=self.takeovers,
-            spawned=self.spawned,
-            dropped_events=dropped_events,
-            shared_memory=shared_memory,
-            slots=tuple(
-                SlotStats(
-                    slot=slot.index,
-                    generation=slot.generation,
-                    pid=_pid(slot.state, handles.get(slot.index)),
-                    state=_state_of(slot),
-                    job_id=slot.in_flight.head,
-                    job_ids=slot.in_flight.running,
-                )
-                for slot in core.slots
-                if slot.state is not SlotState.UNUSED
-            ),
         )
 
     def _return(self, job: Job[Any]) -> None:
@@ -334,8 +312,16 @@ class JobRegistry:
         if isinstance(error, JobNotPicklableError | JobRaisedError):
             claim(error, job)
         self._leave(job)
-        self._completed += 1
+        self.completed += 1
+        over = job._exceeded is not None
+        self._count(job, JobOutcome.TIMEOUT if over else JobOutcome.RAISED)
         job.set_exception(error)
+
+    def _count(self, job: Job[Any], outcome: JobOutcome) -> None:
+        job._function.figures.ended(outcome)
+        self.figures.timeouts += outcome is JobOutcome.TIMEOUT
+        if self.watch.hub.watched:
+            self.watch.ended(job, outcome)
 
     def _leave(self, job: Job[Any]) -> None:
         del self.jobs[job.id]
@@ -346,20 +332,3 @@ class JobRegistry:
             self.leases.settle(job)
         job._slot = job.worker_pid = None
         job._payload = b""
-
-
-def _state_of(slot: Slot) -> SlotState:
-    # Between two calls of a session, a worker is nobody else's.
-    own = slot.session is not None and slot.state is SlotState.IDLE
-    return SlotState.BUSY if own else slot.state
-
-
-def _pid(state: SlotState, handle: WorkerHandle | None) -> int | None:
-    if handle is None or state in {
-        SlotState.VACANT,
-        SlotState.PARKED,
-        SlotState.UNUSED,
-        SlotState.RETIRED,
-    }:
-        return None
-    return handle.pid

@@ -76,7 +76,9 @@ class LargeObjects:
         job._payload = payload
         now = self._state.loop.time()
         self._state.performer.perform(
-            self._state.core.jobs.arrive(job.id, job._profile, now, job._priority)
+            self._state.core.jobs.arrive(
+                job.id, job._profile, now, job._options.priority
+            )
         )
         if self._sizing.watching:
             self._admission.crowded()

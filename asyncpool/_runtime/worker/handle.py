@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from time import monotonic
 
 import anyio
 
@@ -47,6 +48,8 @@ class WorkerHandle:
         broke_protocol: Whether it said something that a worker does not say.
         ignored: Whether it is to end, so that what it asks and answers counts no more.
         killed: Whether SIGKILL was sent to it from here.
+        started_at: When its start began, by :func:`time.monotonic`.
+        since: When it began to be what it is: to start, to be idle, or to run its first job.
         pressed_at: When it was first sent a signal that is to end it, if it was.
     """
 
@@ -64,6 +67,7 @@ class WorkerHandle:
         self.detail = self.traceback = self.silence = self.late_stacks = ""
         self.broke_protocol = False
         self.began_at = loop.time()
+        self.started_at = self.since = monotonic()
         self._loop = loop
         self._setup = s
         self._listener = s.listener

@@ -140,11 +140,11 @@ class LauncherProcess:
             sys.exit(0)
 
     def _report_ends(self) -> None:
-        for pid, status in self._reaper.reap():
-            self._report_end(pid, status)
+        for ended in self._reaper.reap():
+            self._report_end(*ended)
 
-    def _report_end(self, pid: int, status: int) -> None:
-        self._send(FrameKind.EXITED, pack_exit(pid, status))
+    def _report_end(self, pid: int, status: int, cpu: int) -> None:
+        self._send(FrameKind.EXITED, pack_exit(pid, status, cpu))
 
     def _answer(self) -> bool:
         data, fds, truncated = receive_fds(self._channel, 65536, FDS_PER_WORKER)

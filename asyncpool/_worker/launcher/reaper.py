@@ -17,6 +17,10 @@ from collections.abc import Callable, Iterator
 
 from asyncpool._worker.process.os_setup import children
 
+TYPE_CHECKING = False  # see _core/base/records.py
+if TYPE_CHECKING:
+    import resource
+
 # The longest wait for a process, in seconds: one in an uninterruptible sleep does not end.
 _PATIENCE = 5.0
 
@@ -31,28 +35,28 @@ class Reaper:
         """Add a worker that was started."""
         self._workers.add(pid)
 
-    def reap(self) -> Iterator[tuple[int, int]]:
-        """Yield the pid and exit status of every worker that has ended."""
+    def reap(self) -> Iterator[tuple[int, int, int]]:
+        """Yield pid, exit status and microseconds of CPU of every worker that has ended."""
         while (pid := self._next_zombie()) is not None:
             if pid in self._workers:
                 self._workers.discard(pid)
                 with contextlib.suppress(OSError):
                     os.killpg(pid, signal.SIGKILL)
-                yield pid, _collect(pid)
+                yield pid, *_collect(pid)
             else:
                 _collect(pid)
         _kill(children() - self._workers)
 
-    def sweep(self, report: Callable[[int, int], None]) -> None:
+    def sweep(self, report: Callable[[int, int, int], None]) -> None:
         """Kill the processes that dead workers have left behind, and wait for their end.
 
         Args:
-            report: Called with each worker that ends meanwhile, and its status.
+            report: Called with each worker that ends meanwhile, as :meth:`reap` yields it.
         """
         give_up_at = time.monotonic() + _PATIENCE
         while time.monotonic() < give_up_at:
-            for pid, status in self.reap():
-                report(pid, status)
+            for ended in self.reap():
+                report(*ended)
             if not children() - self._workers:
                 return
             time.sleep(0.001)
@@ -84,22 +88,28 @@ class Reaper:
         return found.si_pid if found is not None else None
 
 
-_collected: dict[int, int] = {}
+_collected: dict[int, tuple[int, int]] = {}
 
 
 def _is_zombie(pid: int) -> bool:
     # Without waitid() a look also collects the child, so keep its status for the next step.
-    found, status = os.waitpid(pid, os.WNOHANG)
+    found, status, usage = os.wait4(pid, os.WNOHANG)
     if found:
-        _collected[pid] = status
+        _collected[pid] = status, _cpu(usage)
     return bool(found)
 
 
-def _collect(pid: int) -> int:
-    status = _collected.pop(pid, None)
-    if status is None:
-        _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status)
+def _collect(pid: int) -> tuple[int, int]:
+    """Return the exit status of a process that has ended, and its microseconds of CPU."""
+    known = _collected.pop(pid, None)
+    if known is None:
+        _, status, usage = os.wait4(pid, 0)
+        known = status, _cpu(usage)
+    return os.waitstatus_to_exitcode(known[0]), known[1]
+
+
+def _cpu(usage: resource.struct_rusage) -> int:
+    return int((usage.ru_utime + usage.ru_stime) * 1e6)
 
 
 def _kill(pids: set[int]) -> None:

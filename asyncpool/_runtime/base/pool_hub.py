@@ -1,0 +1,91 @@
+"""The events of a pool, and those of its jobs, which are many, for whoever asks for them."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from asyncpool._runtime.base.event_hub import EventHub, EventStream
+from asyncpool.events import Event, JobEvent
+
+_LOGGER = logging.getLogger("asyncpool")
+
+Listener: TypeAlias = Callable[[Event], object] | Callable[[Event | JobEvent], object]
+
+
+class PoolHub(EventHub[Event]):
+    """Hands the events of a pool to streams and to listeners, which are called.
+
+    Attributes:
+        watched: Whether anybody may listen to jobs.  Nothing is done for events of jobs
+            while nobody does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched = False
+        self._job_streams: weakref.WeakSet[EventStream[Event | JobEvent]]
+        self._job_streams = weakref.WeakSet()
+        self._listeners: list[Callable[[Event], object]] = []
+        self._job_listeners: list[Callable[[Event | JobEvent], object]] = []
+
+    def listen_to_jobs(self, size: int) -> EventStream[Event | JobEvent]:
+        """Return a stream of the events from now on, those of jobs among them."""
+        stream: EventStream[Event | JobEvent] = EventStream(size)
+        if self._ended:
+            stream.end()
+        self._job_streams.add(stream)
+        self.watched = True
+        return stream
+
+    def add_listener(self, listener: Callable[[Event], object]) -> None:
+        """Have *listener* called with each event."""
+        self._listeners.append(listener)
+
+    def add_job_listener(self, listener: Callable[[Event | JobEvent], object]) -> None:
+        """Have *listener* called with each event, those of jobs among them."""
+        self._job_listeners.append(listener)
+        self.watched = True
+
+    def remove_listener(self, listener: Listener) -> int:
+        """Call *listener* no more, and return how often it was there."""
+        before = len(self._listeners) + len(self._job_listeners)
+        self._listeners = [other for other in self._listeners if other != listener]
+        self._job_listeners = [
+            other for other in self._job_listeners if other != listener
+        ]
+        return before - len(self._listeners) - len(self._job_listeners)
+
+    def publish(self, event: Event) -> None:
+        """Hand *event* to everybody who listens."""
+        super().publish(event)
+        for listener in self._listeners:
+            _call(listener, event)
+        if self.watched:
+            self.publish_job(event)
+
+    def publish_job(self, event: Event | JobEvent) -> None:
+        """Hand *event* to everybody who listens to jobs."""
+        for stream in self._job_streams:
+            self.dropped += not stream.put(event)
+        for listener in self._job_listeners:
+            _call(listener, event)
+        if not self._job_listeners and not self._job_streams:
+            self.watched = False  # until somebody listens again
+
+    def end(self) -> None:
+        """End all streams, and call nobody any more."""
+        super().end()
+        for stream in self._job_streams:
+            stream.end()
+        self._listeners, self._job_listeners = [], []
+
+
+def _call(listener: Callable[[Any], object], event: object) -> None:
+    """Call *listener*; what it raises is logged, and nobody else's concern."""
+    try:
+        listener(event)
+    except Exception:
+        _LOGGER.exception("the listener %r failed at %r", listener, event)

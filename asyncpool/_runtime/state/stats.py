@@ -1,0 +1,133 @@
+"""The figures of a pool, taken together from the parts that have them."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from asyncpool._core.slots.slots import Slot
+from asyncpool._runtime.base.machine import cpu_time, private_memory
+from asyncpool._runtime.state.pool_state import PoolState
+from asyncpool._runtime.worker.handle import WorkerHandle
+from asyncpool.enums import RunState, SlotState
+from asyncpool.stats import PoolStats, RunningJob, SlotStats
+
+# In these a slot has no process.
+_EMPTY = frozenset(
+    (SlotState.VACANT, SlotState.PARKED, SlotState.UNUSED, SlotState.RETIRED)
+)
+
+
+def pool_stats(state: PoolState, *, shared_memory: int) -> PoolStats:
+    """Return the figures of the pool.
+
+    It reads two files of ``/proc`` for each worker, which takes some 30 us.
+
+    Args:
+        state: The pool.
+        shared_memory: The bytes that it shares with its workers.
+    """
+    core, registry, now = state.core, state.registry, monotonic()
+    states = [_state_of(slot) for slot in core.slots]
+    totals = registry.figures
+    functions = totals.functions.stats()
+    return PoolStats(
+        state=_run_state(state),
+        workers=core.replacements.sizing.size,
+        idle=states.count(SlotState.IDLE),
+        busy=states.count(SlotState.BUSY),
+        queued=core.balance.waiting,
+        oldest_queued=_oldest_queued(state, now),
+        submitted=registry.submitted,
+        completed=registry.completed,
+        failed=registry.failed,
+        cancelled=registry.cancellations,
+        refused=totals.refused,
+        timeouts=totals.timeouts,
+        retries=totals.retries,
+        crashes=sum(totals.crash_kinds.values()),
+        crash_kinds=dict(totals.crash_kinds),
+        restarts=core.restarts,
+        takeovers=totals.takeovers,
+        spawned=totals.spawned,
+        started=totals.starts.histogram(),
+        exited_cpu=totals.exited_cpu,
+        loop_lag=state.loop_lag.durations.histogram(),
+        dropped_events=state.hub.dropped,
+        shared_memory=shared_memory,
+        functions=functions,
+        slots=tuple(
+            _slot_stats(state, slot, state.handles.get(slot.index), now)
+            for slot in core.slots
+            if slot.state is not SlotState.UNUSED
+        ),
+    )
+
+
+def _run_state(state: PoolState) -> RunState:
+    core = state.core
+    if core.closing.over:
+        return RunState.CLOSED
+    if core.broken is not None:
+        return RunState.BROKEN
+    closes = core.closing.finish is not None
+    return RunState.CLOSING if closes else RunState.RUNNING
+
+
+def _oldest_queued(state: PoolState, now: float) -> float:
+    """Return how long the job has waited that came first of those which wait."""
+    if not state.core.balance.waiting:
+        return 0.0
+    # In the order in which they came.  Few are with a worker, or on their way back.
+    for job in state.registry.jobs.values():
+        if job._slot is None and not state.core.closing.is_landing(job.id):
+            return max(0.0, now - job._queued_at)
+    return 0.0
+
+
+def _slot_stats(
+    state: PoolState, slot: Slot, handle: WorkerHandle | None, now: float
+) -> SlotStats:
+    has_process = handle is not None and slot.state not in _EMPTY
+    pid = handle.pid if handle is not None and has_process else None
+    running = () if handle is None else _running(state, slot, handle, now)
+    return SlotStats(
+        slot=slot.index,
+        generation=slot.generation,
+        pid=pid,
+        state=_state_of(slot),
+        seconds=0.0 if handle is None else max(0.0, now - handle.since),
+        job_id=slot.in_flight.head,
+        job_ids=slot.in_flight.running,
+        running=running,
+        jobs=slot.outcomes,
+        uptime=now - handle.started_at if handle is not None and has_process else 0.0,
+        cpu=0.0 if pid is None else cpu_time(pid),
+        memory=0 if pid is None else private_memory(pid),
+    )
+
+
+def _running(
+    state: PoolState, slot: Slot, handle: WorkerHandle, now: float
+) -> tuple[RunningJob, ...]:
+    jobs = [
+        state.registry.jobs[number]
+        for number in slot.in_flight.running
+        if number in state.registry.jobs  # or its caller has given it up
+    ]
+    lanes = slot.in_flight.concurrency > 1
+    return tuple(
+        RunningJob(
+            job_id=job.id,
+            function=job._title,
+            attempt=job.attempt,
+            # In one lane it has begun when the job before it has ended.
+            seconds=max(0.0, now - (job._sent_at if lanes else handle.since)),
+        )
+        for job in jobs
+    )
+
+
+def _state_of(slot: Slot) -> SlotState:
+    # Between two calls of a session, a worker is nobody else's.
+    own = slot.session is not None and slot.state is SlotState.IDLE
+    return SlotState.BUSY if own else slot.state

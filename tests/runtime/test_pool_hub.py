@@ -1,0 +1,102 @@
+"""Who hears what of a pool: streams and listeners, with jobs and without."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import pytest
+
+from asyncpool._runtime.base.pool_hub import PoolHub
+from asyncpool.events import Event, JobEvent, JobStarted, Recovered
+
+pytestmark = pytest.mark.asyncio
+
+SOME = Recovered(0)
+OF_A_JOB = JobStarted(job_id=1, function="f", attempt=1, slot=0, at=0.0)
+
+
+async def test_jobs_are_only_for_those_who_ask_for_them() -> None:
+    hub, heard, heard_jobs = PoolHub(), list[Event](), list[Event | JobEvent]()
+    stream, job_stream = hub.listen(10), hub.listen_to_jobs(10)
+    hub.add_listener(heard.append)
+    hub.add_job_listener(heard_jobs.append)
+    hub.publish(SOME)
+    hub.publish_job(OF_A_JOB)
+    hub.end()
+    assert heard == [event async for event in stream] == [SOME]
+    assert heard_jobs == [event async for event in job_stream] == [SOME, OF_A_JOB]
+
+
+async def test_jobs_are_watched_as_long_as_somebody_listens() -> None:
+    hub = PoolHub()
+    watched = [hub.watched]
+    stream = hub.listen_to_jobs(10)
+    hub.publish_job(OF_A_JOB)
+    watched.append(hub.watched)
+    del stream
+    gc.collect()
+    hub.publish_job(OF_A_JOB)
+    watched.append(hub.watched)
+    hub.add_job_listener(repr)
+    watched.append(hub.watched)
+    assert hub.remove_listener(repr) == 1
+    hub.publish(SOME)
+    watched.append(hub.watched)
+    assert watched == [False, True, False, True, False]
+
+
+async def test_a_stream_that_begins_after_the_end_is_empty() -> None:
+    hub = PoolHub()
+    hub.end()
+    assert [event async for event in hub.listen_to_jobs(10)] == []
+
+
+async def test_a_slow_stream_of_jobs_drops_the_oldest() -> None:
+    hub = PoolHub()
+    stream = hub.listen_to_jobs(1)
+    hub.publish_job(OF_A_JOB)
+    hub.publish_job(SOME)
+    hub.end()
+    assert [event async for event in stream] == [SOME]
+    assert (stream.dropped, hub.dropped) == (1, 1)
+
+
+async def test_a_listener_that_fails_disturbs_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hub, heard = PoolHub(), list[Event | JobEvent]()
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    hub.add_listener(fail)
+    hub.add_listener(heard.append)
+    hub.publish(SOME)
+    assert heard == [SOME]
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "failed at Recovered(slot=0)" in record.getMessage()
+
+
+async def test_a_listener_may_remove_itself() -> None:
+    hub, heard = PoolHub(), list[Event]()
+
+    def once(event: Event) -> None:
+        heard.append(event)
+        assert hub.remove_listener(once) == 1
+
+    hub.add_listener(once)
+    hub.add_listener(heard.append)
+    hub.publish(SOME)
+    hub.publish(SOME)
+    assert heard == [SOME, SOME, SOME]
+    assert hub.remove_listener(once) == 0
+
+
+async def test_nobody_is_called_behind_the_end() -> None:
+    hub, heard = PoolHub(), list[Event]()
+    hub.add_listener(heard.append)
+    hub.end()
+    hub.publish(SOME)
+    assert heard == []
