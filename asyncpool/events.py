@@ -202,8 +202,18 @@ class Crashed:
 class Exited:
     """A worker ended as planned: it was retired, its job was cancelled, or the pool closes.
 
-    Or somebody called :meth:`asyncpool.Pool.kill`.  *exit_code*, *signal* and *detail* are as in a
-    :class:`Crash`.
+    Or somebody called :meth:`asyncpool.Pool.kill`.
+
+    Attributes:
+        slot: The slot that the worker held.
+        generation: Which worker of the slot it was, counting from 1.
+        pid: Its process id.
+        exit_code: As in a :class:`Crash`.
+        signal: Likewise.
+        detail: Likewise.
+        reason: Why the worker ended: that of :class:`Retiring`, ``"kill"``, ``"close"``, or the
+            end of a job that took the worker along: ``"timeout of job 12"`` (also of a
+            ``deadline``), ``"cancellation of job 12"``.
     """
 
     slot: int
@@ -212,6 +222,7 @@ class Exited:
     exit_code: int | None = None
     signal: str | None = None
     detail: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

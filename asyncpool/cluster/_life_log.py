@@ -51,7 +51,7 @@ class LifeLog:
                 call, colon, given = reason.partition(": ")
                 why = f"{_REASONS.get(call, call)}{colon}{given}"
                 self._say(slot, generation, f"takes no more connections: {why}")
-            case Exited(slot, generation, _, _, _, detail):
+            case Exited(slot=slot, generation=generation, detail=detail):
                 self._say(slot, generation, f"has ended{detail and f': {detail}'}")
                 self._pids.pop((slot, generation), None)
             case Crashed(crash):

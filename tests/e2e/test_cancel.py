@@ -70,8 +70,15 @@ async def test_a_running_job_is_stopped_whatever_it_does(
         stats = pool.stats()
     assert crashes == []
     seen = [event async for event in events]
-    why = f"killed since job {job.id} did not end"
-    assert Exited(0, 1, visitor.pid, signal="SIGKILL", detail=why) in seen
+    [exited, _] = [event for event in seen if isinstance(event, Exited)]
+    assert exited == Exited(
+        0,
+        1,
+        visitor.pid,
+        signal="SIGKILL",
+        detail=f"killed since job {job.id} did not end",
+        reason=f"cancellation of job {job.id}",
+    )
     assert not [event for event in seen if isinstance(event, Crashed)]
     assert (stats.cancelled, stats.crashes, stats.restarts) == (1, 0, 1)
 

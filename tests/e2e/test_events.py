@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from asyncpool import Crash, Pool, PoolBrokenError, RestartPolicy, WorkerCrashedError
+from asyncpool import (
+    Crash,
+    JobTimeoutError,
+    Pool,
+    PoolBrokenError,
+    RestartPolicy,
+    WorkerCrashedError,
+)
 from asyncpool.events import Crashed, Exited, GaveUp, Ready, Restarting, Spawned
 from tests.helpers import faults, jobs
 from tests.helpers.faults import by_name
@@ -41,7 +48,7 @@ async def test_the_life_of_a_worker_in_events() -> None:
         Restarting(0, 0.0),
         Spawned(0, 2, second),
         Ready(0, 2, second, ready.seconds),
-        Exited(0, 2, second, 0),
+        Exited(0, 2, second, 0, reason="close"),
     ]
     assert (crashes[0].slot, crashes[0].generation, crashes[0].pid) == (0, 1, first)
     assert crashes[0].next_step_text == "restarting at once"
@@ -305,3 +312,28 @@ async def test_a_crash_is_logged_with_all_that_is_known(
         f"pool noisy: worker {crash.pid} in slot 0 was killed by SIGSEGV during "
         f"attempt 1 of job {job.id} (tests.helpers.faults.commit); restarting at once"
     )
+
+
+async def test_an_exit_has_its_reason() -> None:
+    pool = Pool(1, cancel_grace=0.05, max_surge=0, max_unavailable=1)
+    events = pool.events()
+    async with patience(), Gate() as gate, pool:
+        pool.retire(0)
+        await until(pool, lambda stats: stats.idle == 1 and stats.spawned == 2)
+        late = pool.options(timeout=0.05).submit(jobs.swallow, gate.path, "late")
+        with pytest.raises(JobTimeoutError):
+            await late
+        given_up = pool.submit(jobs.swallow, gate.path, "given up")
+        await gate.visitor("given up")
+        given_up.cancel()
+        await until(pool, lambda stats: stats.idle == 1 and stats.spawned == 4)
+        pool.kill(0)
+        await until(pool, lambda stats: stats.idle == 1 and stats.spawned == 5)
+    reasons = [event.reason async for event in events if isinstance(event, Exited)]
+    assert reasons == [
+        "retire",
+        f"timeout of job {late.id}",
+        f"cancellation of job {given_up.id}",
+        "kill",
+        "close",
+    ]

@@ -47,7 +47,9 @@ async def test_a_retired_worker_finishes_its_job_when_another_one_is_ready() -> 
         assert await pool.submit(jobs.pid) != visitor.pid
         visitor.release("done")
         assert await job == "done"
-        assert await next_of(events, Exited) == Exited(0, 1, visitor.pid, 0)
+        assert await next_of(events, Exited) == Exited(
+            0, 1, visitor.pid, 0, reason="retire"
+        )
         assert pool.stats().crashes == 0
         assert [slot.slot for slot in (await idle(pool)).slots if slot.pid] == [1]
     rest = [event async for event in events]
@@ -98,7 +100,12 @@ async def test_a_kill_is_no_crash_and_its_job_fails() -> None:
             )
             exited = await next_of(events, Exited)
             assert exited == Exited(
-                0, generation, visitor.pid, signal="SIGKILL", detail=KILLED
+                0,
+                generation,
+                visitor.pid,
+                signal="SIGKILL",
+                detail=KILLED,
+                reason="kill",
             )
         await assert_serves(pool)
         stats = pool.stats()
@@ -199,7 +206,7 @@ async def test_a_retired_worker_of_a_cluster_drains() -> None:
             assert await next_of(events, Retiring) == Retiring(slot, 1, "retire")
             assert (await client.who())[2] == pid
         exited = await next_of(events, Exited)
-        assert exited == Exited(slot, 1, pid, 0)
+        assert exited == Exited(slot, 1, pid, 0, reason="retire")
         assert (await all_ready(cluster)).crashes == 0
 
 
@@ -214,7 +221,7 @@ async def test_a_killed_worker_of_a_cluster_is_no_crash() -> None:
                 assert await client.ask("who") == ""
             exited = await next_of(events, Exited)
             assert exited == Exited(
-                slot, generation, pid, signal="SIGKILL", detail=KILLED
+                slot, generation, pid, signal="SIGKILL", detail=KILLED, reason="kill"
             )
             assert (await all_ready(cluster)).crashes == 0
 

@@ -119,6 +119,7 @@ class Slot:
         bucket: What jobs with keys know its workers by; see ``affinity_slots.py``.
         draining: It gets no more jobs, and ends when it has finished what it has.
         drain_deadline: By when it must have.
+        exit_reason: Why it is to end, if the pool has decided that, and no job is the reason.
         pinned: Jobs for its worker alone, which it begins before any other.
         session: Whose own its worker is, if it is somebody's.
         calls: The jobs of that session that have not begun.
@@ -150,6 +151,7 @@ class Slot:
     bucket: int | None = None
     draining: bool = False
     drain_deadline: float | None = None
+    exit_reason: str = ""
     pinned: deque[int] = field(default_factory=deque)
     session: int | None = None
     calls: deque[int] = field(default_factory=deque)
@@ -188,4 +190,5 @@ class Slot:
         self.planned = self.faulty = self.hung = False
         self.replace_reason = self.replaces = self.drain_deadline = None
         self.draining = self.oversized = self.is_late = False
+        self.exit_reason = ""
         self.stop_stage = StopStage.NO

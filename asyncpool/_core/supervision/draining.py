@@ -50,7 +50,7 @@ class DrainingWorkers:
         """Let the worker of *slot* leave, unless it does already; its end may be a crash."""
         if slot.draining or slot.state not in UP | {SlotState.STARTING}:
             return []
-        slot.draining = True
+        slot.draining, slot.exit_reason = True, why
         self._dispatcher.worker_gone(slot.index)
         commands: list[Command] = [
             Retiring(slot.index, why),

@@ -182,6 +182,7 @@ class WorkerLife:
         slot = self._slots[index]
         planned = not (slot.faulty or slot.hung)
         how, reason = StopStage.KILLED, "kill() was called"
+        slot.exit_reason = "kill"
         return self._lifecycle.stop_worker(
             slot, how, now, planned=planned, reason=reason
         )

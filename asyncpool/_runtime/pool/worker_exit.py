@@ -52,7 +52,7 @@ class WorkerExit:
         self._heartbeats.look(handle)
         if handle.process is not None:
             self._state.registry.figures.exited_cpu += handle.process.cpu
-        registry, hub, core = self._state.registry, self._state.hub, self._state.core
+        registry, core = self._state.registry, self._state.core
         slot, now = core.slots[handle.slot], self._state.loop.time()
         planned, kind = slot.planned, self._crash_reporter.kind_of(handle, slot, now)
         was_ready = slot.ready_at is not None
@@ -61,6 +61,7 @@ class WorkerExit:
         if slot.is_late:
             handle.read_late_stacks()
         silent, killed_for = slot.job_endings.silent, slot.job_endings.killing
+        decided = slot.exit_reason
         blamed = bool(begun)
         if self._serving is not None:
             blamed = self._serving.ended(handle)
@@ -87,22 +88,10 @@ class WorkerExit:
             ),
         )
         handle.page.close()
-        if not crashed:
-            hub.publish(
-                events.Exited(
-                    handle.slot,
-                    handle.generation,
-                    handle.pid,
-                    crash.exit_code,
-                    crash.signal,
-                    crash.detail,
-                )
-            )
+        if crashed:
+            self._on_crash(crash)
         else:
-            self._state.crashes.append(crash)
-            self._sessions.worker_crashed(crash)
-            registry.figures.crash_kinds[kind] += 1
-            hub.publish(events.Crashed(crash))
+            self._on_exit(crash, self._reason(decided, killed_for, losses))
         # The next worker is on its way before anybody hears of this one, by logging,
         # callback or future: that takes half a millisecond and more.
         self._state.performer.perform(commands)
@@ -113,6 +102,34 @@ class WorkerExit:
         if not planned and not was_ready:
             self._replacement.start_failed(crash)
         self._replacement.check_limits()
+
+    def _on_crash(self, crash: events.Crash) -> None:
+        self._state.crashes.append(crash)
+        self._sessions.worker_crashed(crash)
+        self._state.registry.figures.crash_kinds[crash.kind] += 1
+        self._state.hub.publish(events.Crashed(crash))
+
+    def _on_exit(self, end: events.Crash, reason: str) -> None:
+        self._state.hub.publish(
+            events.Exited(
+                slot=end.slot,
+                generation=end.generation,
+                pid=end.pid,
+                exit_code=end.exit_code,
+                signal=end.signal,
+                detail=end.detail,
+                reason=reason,
+            )
+        )
+
+    def _reason(self, decided: str, killed_for: int | None, losses: list[Loss]) -> str:
+        """Return why a worker has ended that was asked to."""
+        if killed_for is not None:
+            late = {loss.job.id for loss in losses if loss.error is not None}
+            cause = "timeout" if killed_for in late else "cancellation"
+            return f"{cause} of job {killed_for}"
+        closing = self._state.core.closing.finish is not None
+        return decided or ("close" if closing else "")
 
     def _report(
         self, crash: events.Crash, handle: WorkerHandle, *, crashed: bool
