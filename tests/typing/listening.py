@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never, assert_type
 
 from asyncpool import Crash, EventStream, LeaseKeeper, Pool, events
-from asyncpool.enums import CrashKind, NextStep
+from asyncpool.enums import CrashKind, JobOutcome, NextStep
 from asyncpool.events import Event, LeaseEvent
 
 
@@ -111,3 +111,25 @@ def rejected_of_crashes(crash: Crash) -> None:
     crash.stderr_tail.append("")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     print(crash.kind is CrashKind.OOM)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     print(crash.pid + 1)  # type: ignore[operator]  # pyright: ignore[reportOptionalOperand]
+
+
+async def of_jobs(pool: Pool) -> None:
+    stream = pool.job_events(buffer=10)
+    assert_type(stream, EventStream[events.Event | events.JobEvent])
+    async for event in stream:
+        match event:
+            case events.JobQueued(function=function, via=via):
+                assert_type(function, str)
+                assert_type(via, events.Via)
+            case events.JobEnded(outcome=outcome, wait=wait):
+                assert_type(outcome, JobOutcome)
+                assert_type(wait, float)
+            case _:
+                pass
+
+    def hear(event: events.Event) -> None:
+        assert_type(event, events.Event)
+
+    pool.add_listener(hear)
+    pool.add_job_listener(hear)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(pool.remove_listener(hear), int)

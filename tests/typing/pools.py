@@ -15,7 +15,7 @@ from asyncpool import (
     SlotStats,
     WorkerLimits,
 )
-from asyncpool.enums import SlotState
+from asyncpool.enums import JobOutcome, SlotState
 
 request: ContextVar[str] = ContextVar("request")
 
@@ -84,6 +84,8 @@ def figures(pool: Pool) -> None:
     assert_type(stats, PoolStats)
     assert_type(stats.queued, int)
     assert_type(stats.slots, tuple[SlotStats, ...])
+    assert_type(stats.functions[0].jobs[JobOutcome.OK], int)
+    assert_type(stats.functions[0].run.quantile(0.5), float)
     assert_type(stats.slots[0].pid, int | None)
 
 

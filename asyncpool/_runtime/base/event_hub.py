@@ -67,7 +67,7 @@ class EventHub(Generic[E]):
     """Hands each event to all listeners that somebody still holds."""
 
     def __init__(self) -> None:
-        self.dropped = 0
+        self.dropped: int = 0
         self._streams: weakref.WeakSet[EventStream[E]] = weakref.WeakSet()
         self._ended = False
 
