@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from asyncpool._system.descriptors import Handed
 
-_CURE = "make what has it by multiprocessing.get_context('forkserver')"
+_CURE = "make the object that has it with multiprocessing.get_context('forkserver')"
 
 _PLACE = "/dev/shm/sem."  # noqa: S108 - glibc's
 _SIZE = mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The life of a worker: begin as told, run jobs one by one, end with the channel."""
+"""The life of a worker: it sets itself up, runs jobs one by one, and ends with the channel."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _JOB = FrameKind.JOB
 
 
 class WorkerParts(Record):
-    """What a worker is made of."""
+    """The parts of a worker."""
 
     jobs: socket.socket
     claims: JobClaims
@@ -59,7 +59,7 @@ class WorkerParts(Record):
 
 
 def equip(job_fd: int, control_fd: int, page_fd: int) -> WorkerParts:
-    """Make the parts of a worker; see :func:`work`."""
+    """Make the parts of a worker; see :func:`work` for the arguments."""
     jobs = socket.socket(fileno=job_fd)
     claims, segments, credit = JobClaims(), Segments(), Credit()
     interrupts = Interrupts(page_fd, os.fstat(page_fd).st_size - STACKS_SIZE)
@@ -88,9 +88,9 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
     Args:
         job_fd: The job channel.
         control_fd: The control channel.
-        page_fd: The page on which the worker notes which job it has begun, the beats of
-            its jobs, and its stacks.  It is shared memory: a note costs no system call,
-            and outlives its writer.
+        page_fd: The worker page, on which the worker notes which job it has begun, the
+            heartbeats of its jobs, and its stacks.  It is shared memory: a note costs no
+            system call, and outlives the worker.
     """
     open_state()
     parts = equip(job_fd, control_fd, page_fd)
@@ -113,8 +113,8 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
         control.close()
         journal.leave()
 
-    # What a job's programs leave behind stays with this worker while it lives, and
-    # goes to the launcher when it ends, which then knows whose it was.
+    # Programs that a job leaves behind become children of this worker.  When it ends, they
+    # become children of the launcher, which then knows that they were this worker's.
     adopt_orphans()
     os.register_at_fork(
         after_in_child=become_nobody, after_in_parent=segments.after_fork
@@ -142,7 +142,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
             executor = make_executor(parts, large_buffers)
             executor.max_payload = executor.streams.max_payload = config.max_payload
             _serve(jobs, claims, beats, large_buffers, executor)
-        # After the last job that it is to run: whatever else comes goes back to the pool.
+        # The last job has been run: whatever else comes goes back to the pool.
         while claims.closed and jobs.recv(SMALL):
             pass
     except BaseException:
@@ -152,7 +152,7 @@ def work(job_fd: int, control_fd: int, page_fd: int) -> NoReturn:  # noqa: PLR09
 
 
 def make_executor(parts: WorkerParts, large_buffers: LargeBuffers) -> JobRunner:
-    """Make what runs the jobs of a worker, one at a time."""
+    """Return what runs the jobs of a worker, one at a time."""
     interrupts, coroutines = parts.interrupts, parts.coroutines
     streams = Streams(parts.jobs, large_buffers, interrupts, coroutines, parts.credit)
     return JobRunner(large_buffers, interrupts, coroutines, streams)
@@ -174,17 +174,17 @@ def _retire(claims: JobClaims, control: Control) -> None:
 
 
 def _begin(config: WorkerConfig, parts: WorkerParts) -> None:
-    """Get ready; one that cannot, or serves instead of running jobs, does not come back."""
+    """Get ready; return only if this worker runs jobs, and could be set up."""
     jobs, control, coroutines = parts.jobs, parts.control, parts.coroutines
     try:
         _initialize(config, parts)
         if config.main is not None:
             module = config.main[0]
-            __import__(module)  # with asyncio
+            __import__(module)  # this imports asyncio
             serve = sys.modules[module].serve
             leave(serve(jobs, control, coroutines, config), coroutines)
     except BaseException as error:
-        # The cluster's log has what was announced, in one record with what has become of it.
+        # The master of a cluster logs an announced error itself, together with the end.
         if config.main is None or not control.announced:
             print_error(error)
         leave(1, coroutines)
@@ -230,7 +230,7 @@ def _serve(
     while not claims.closed and (frames := receive(jobs, incoming)):
         frames.reverse()
         while frames and not claims.closed:
-            # Popped, so that nothing of a job is kept when it is done.
+            # Popped, so that nothing keeps the job's memory when the job is done.
             frame = frames.pop()
             if frame.kind is not _JOB and frame.kind is not FrameKind.STREAM:
                 executor.prepare(frame)
@@ -238,16 +238,18 @@ def _serve(
             if not claims.claim():
                 large_buffers.discard()
                 continue
-            # Noted before anything of the job's own can run, its arguments included.
+            # Noted before any code of the job's own can run, even that of its arguments.
             BEGUN.pack_into(page, 0, frame.job, frame.attempt)
             kind, payload, duration = executor.run(frame, claims.taken)
             if os.getpid() != worker:
-                os._exit(0)  # a copy that the job made, back from the job's call
+                os._exit(
+                    0
+                )  # this is a fork that the job made, and it has returned from the job
             ahead = b"" if beats.latest is None else beats.last_heartbeat(frame)
             if large_buffers.in_use or type(payload) is not bytes:
                 news, payload = large_buffers.put(payload)
                 ahead += news
-            # Before the next job begins: a crash there must not cost this outcome.
+            # Sent before the next job begins: a crash there must not cost this outcome.
             head = header(kind, len(payload), frame.job, frame.attempt, duration)
             send(jobs, ahead + head, payload)
             del frame, payload

@@ -49,5 +49,5 @@ def _tell_of_threads() -> None:
     if names:
         sys.stderr.write(
             "asyncpool: this worker ends, and with it the threads that its calls have"
-            f" left running: {', '.join(names)}; have a call join what it starts\n"
+            f" left running: {', '.join(names)}; a call should join the threads that it starts\n"
         )

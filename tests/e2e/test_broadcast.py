@@ -399,8 +399,8 @@ async def test_no_new_worker_retires_because_of_it(tmp_path: Path) -> None:
     assert result.crash is not None
     assert result.crash.detail == (
         "broadcast of tests.helpers.jobs.retire_if_new failed: RuntimeError: "
-        "retire_worker() was called in a broadcast that a new worker makes up for: "
-        "to have fresh workers, await roll() of the pool"
+        "retire_worker() was called in a broadcast that a new worker makes up for; "
+        "for fresh workers, await the roll() of the pool"
     )
 
 

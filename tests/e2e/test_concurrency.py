@@ -490,7 +490,7 @@ async def test_one_that_blocks_the_others_is_told(
     ids = [vars(one)["job_id"] for one in caplog.records if one.name == "asyncpool.job"]
     assert ids == [job.id, plain.id]
     assert "in block_once" in texts[0]
-    assert texts[1].endswith("; 1 others are under way there")
+    assert texts[1].endswith("; other jobs there: 1")
 
 
 # What else a pool does.

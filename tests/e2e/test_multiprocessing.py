@@ -207,7 +207,7 @@ class TestInitargs:
         assert str(caught.value) == (
             "initargs[1] cannot be pickled: RuntimeError: a lock or semaphore of the "
             f"context 'fork' is shared with process {child} by a fork, and cannot be "
-            "shared with workers as well: make what has it by "
+            "shared with workers as well: make the object that has it with "
             "multiprocessing.get_context('forkserver')"
         )
         assert caught.value.name == "initargs[1]"

@@ -106,7 +106,7 @@ async def test_threads_that_end_with_their_worker_are_named(
         logging.WARNING,
         (
             "asyncpool: this worker ends, and with it the threads that its calls have left"
-            " running: uploader; have a call join what it starts"
+            " running: uploader; a call should join the threads that it starts"
         ),
     ) in said(lines)
 

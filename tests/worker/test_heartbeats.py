@@ -163,8 +163,8 @@ def test_details_that_are_too_large_are_refused(stage: Stage) -> None:
         heartbeat(b"x" * (most + 1))
     assert str(caught.value) == (
         "the details of a heartbeat have 32729 bytes when pickled, and 32728 is the "
-        "most: say where the job is, and keep what it has made elsewhere, in a file for "
-        "example"
+        "most: say how far the job is, and put its results elsewhere, for example into a "
+        "file"
     )
     assert stage.found() == [b"x" * most]
 

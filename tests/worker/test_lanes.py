@@ -407,7 +407,7 @@ def test_a_plain_function_that_holds_up_others_is_warned_of(
         road.lanes.blocked(lane)
     assert len(caplog.records) == warned
     if warned:
-        assert "; 2 others are under way there" in caplog.text
+        assert "; other jobs there: 2" in caplog.text
 
 
 def test_a_copy_of_the_worker_is_mute(road: Road) -> None:

@@ -192,7 +192,7 @@ def test_who_does_not_come_to_an_end_is_cancelled(start: Start) -> None:
     master.post(("stay", None))
     assert master.message() == "staying"
     master.drain()
-    assert told(master) == f"what it serves {IN_TIME}, and is cancelled"
+    assert told(master) == f"what this worker serves {IN_TIME}, and is cancelled"
     assert master.heard() is None
     out, _ = master.process.communicate()
     assert (master.process.returncode, out) == (0, b"cleaned up\n")

@@ -65,8 +65,8 @@ def retire_worker() -> None:
     job = running.get()
     if job is not None and job[0] == NO_JOB:
         raise RuntimeError(
-            "retire_worker() was called in a broadcast that a new worker makes up for: "
-            "to have fresh workers, await roll() of the pool"
+            "retire_worker() was called in a broadcast that a new worker makes up for; "
+            "for fresh workers, await the roll() of the pool"
         )
     if job is None or not _tell:
         raise RuntimeError("retire_worker() was called outside a job of a pool")

@@ -1,4 +1,4 @@
-"""How long a worker of a cluster may drain: longer, perhaps, while others serve."""
+"""How long a worker of a cluster may drain: perhaps longer, while others serve."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class DrainTime:
-    """The time that a worker has, from when it begins to drain.
+    """The time that a worker has from when it begins to drain.
 
     Args:
         at_end: Seconds, if the whole cluster ends.
-        replaced: Seconds, if others go on serving.
+        replaced: Seconds, if other workers go on serving.
     """
 
     def __init__(self, at_end: float, replaced: float) -> None:
@@ -30,12 +30,12 @@ class DrainTime:
 
     @property
     def limit(self) -> float:
-        """How long it is, in seconds, as far as is known now."""
+        """How many seconds it is, by what is known now."""
         return self._replaced if self._others_serve else self._at_end
 
     @property
     def applied(self) -> DrainLimit:
-        """What bounds it, as far as is known now."""
+        """Which limit applies, by what is known now."""
         return drain_limit(
             self._loop.time() if self._began is None else self._began,
             self._end_began,
@@ -50,19 +50,19 @@ class DrainTime:
             self._began = self._loop.time()
 
     def others_serve(self) -> None:
-        """Hear that others go on serving."""
+        """Note that other workers go on serving."""
         if self._end_began is None:
             self._others_serve = True
             self._reschedule()
 
     def cluster_ends(self) -> None:
-        """Hear that the whole cluster ends: what is left of the time may become less."""
+        """Note that the whole cluster ends, so that less time may be left."""
         if self._end_began is None:
             self._end_began = self._loop.time()
             self._reschedule()
 
     async def bound(self, awaited: Awaitable[object]) -> None:
-        """Wait for *awaited*, or for the end of the time; it has begun."""
+        """Wait for *awaited*, but no longer than the time, which has begun."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self.applied.over_at) as self._bound:
                 await awaited

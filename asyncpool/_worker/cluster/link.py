@@ -1,10 +1,10 @@
-"""The line: frames and descriptors between a worker that serves and its pool.
+"""The link: frames and descriptors between a worker that serves and its master.
 
-It is the job channel of the worker, read and written in its event loop.  A frame with a
-descriptor is one message of the socket, and the kernel ends a read behind the bytes that
-a descriptor came with: so the n-th descriptor belongs to the n-th frame that carries one,
-however the reads are cut.  If this process may open no more, the kernel says so in that
-read, and the descriptor is lost.
+It uses the worker's job channel, which the worker's event loop reads and writes.  Each frame with
+a descriptor is one message of the socket.  The kernel ends a read behind the bytes that a
+descriptor came with.  So the n-th descriptor belongs to the n-th frame that carries one, wherever
+a read ends.  If this process may open no more descriptors, the kernel drops the descriptor, and
+says so in the result of the read.
 """
 
 from __future__ import annotations
@@ -28,49 +28,50 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class LinkOwner(Protocol):
-        """What hears of all that comes on a link: :class:`ServerWorker`."""
+        """Hears of all that comes on a link; it is :class:`ServerWorker`."""
 
         def on_frame(self, frame: Frame, descriptor: int | None) -> None:
-            """Take a frame, and own the descriptor that came along.
+            """Take a frame, and own the descriptor that came with it.
 
             The descriptor is ``None`` if none has come, or if the kernel has dropped it.
 
             Raises:
-                ProtocolError: If the pool may not send that.
+                ProtocolError: If the frame breaks the protocol.
             """
             ...
 
         def on_end(self, error: ProtocolError | None) -> None:
-            """Hear, once, that nothing more comes, and how the pool has broken the protocol."""
+            """Hear, once, that nothing more comes; *error* says how the pool broke the protocol."""
             ...
 
 
 _READ_SIZE = 65_536
-# Each of them brings one descriptor at most; then the rest of the loop has its turn.
+# Each read brings one descriptor at most.  After these reads the rest of the loop has its turn.
 _READS_PER_TURN = 16
 
-# From here on nothing is read for which an answer might be due, and who sends has to wait.
+# From this many unsent bytes on, the worker reads nothing that may need an answer.
 _MOST_UNSENT = 262_144
 
-# The kernel lets each user have so many descriptors on their way and no more.
+# Errors by which the kernel says that too many descriptors are on their way.  It counts those
+# of each user.
 _TOO_MANY = {errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM}
 _RETRY_AFTER = 0.05  # seconds
 
-_INT = 4  # bytes of what the kernel answers
+_INT = 4  # bytes in the kernel's answer
 
-# How often it is looked whether the pool has read all, in seconds.
+# Seconds between two looks whether the pool has read all.
 _LOOK_AGAIN = 0.01
 
 _CARRIERS = {FrameKind.LISTEN, FrameKind.HANDLE}
 
 
 class MasterLink:
-    """The worker's end of the line.
+    """The worker's end of the link.
 
     Args:
-        sock: The job channel; it is owned by the line from now on.
+        sock: The job channel; the link owns it from now on.
         max_payload: The most bytes that a frame from the pool may carry.
-        owner: What hears of all that comes.
+        owner: Hears of all that comes.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class MasterLink:
         self._socket = sock
         self._decoder = decoder(max_payload)
         self._owner = owner
-        # None stands for one that was lost.
+        # None stands for a descriptor that the kernel has dropped.
         self._arrived: deque[int | None] = deque()
         self._unsent: deque[tuple[bytes | memoryview, int | None]] = deque()
         self._size = 0
@@ -106,9 +107,9 @@ class MasterLink:
         return self._size
 
     def put(self, frame: bytes, descriptor: int | None = None) -> None:
-        """Send a frame, behind what was put before, in this turn if the socket takes it.
+        """Send a frame behind the others; in this turn of the loop, if the socket takes it.
 
-        The *descriptor* is owned, and closed, by the line.
+        The link owns the *descriptor*, and closes it.
         """
         if self._closed:
             if descriptor is not None:
@@ -120,7 +121,7 @@ class MasterLink:
             self._send()
 
     def note(self, kind: FrameKind, payload: bytes = b"", job: int = 0) -> None:
-        """Have a frame of which only the latest counts sent once in this turn."""
+        """Send a frame once in this turn; of several of its kind, only the last one is sent."""
         self._totals[kind] = header(kind, len(payload), job) + payload
         if not self._flushing and not self._writing and not self._closed:
             self._flushing = True
@@ -144,15 +145,15 @@ class MasterLink:
     async def until_read(self) -> None:
         """Wait until the pool has read all, or is gone.
 
-        What it reads of a process that has ended comes at once, however few descriptors it
-        has left.
+        After the end of this process the pool reads all the rest in one go, even if it has few
+        descriptors left.  So the wait comes first.
         """
         await self.flushed()
         while not self._closed and _unread(self._socket):  # noqa: ASYNC110 - no event
             await asyncio.sleep(_LOOK_AGAIN)
 
     def close(self) -> None:
-        """Let go of everything; nothing is called after this."""
+        """Close everything; nothing is called after this."""
         self._ended = True
         self._stop()
         while self._arrived:
@@ -194,10 +195,10 @@ class MasterLink:
                 return
 
     def _receive(self) -> list[Frame] | None:
-        """Read once; ``None`` is the end."""
+        """Read once; return ``None`` at the end."""
         target = self._decoder.target
         if target is not None:
-            # None of these bytes came with a descriptor, and it ends before any that do.
+            # No descriptor came with these bytes, and the read ends before any that have one.
             size = self._socket.recv_into(target)
             return self._decoder.fill(size) if size else None
         data, fds, lost = receive_fds(self._socket, _READ_SIZE, 1)
@@ -231,7 +232,7 @@ class MasterLink:
             self._send()
 
     def _send(self) -> None:
-        """Send what the socket takes; the rest follows when it takes more."""
+        """Send what the socket takes now; the rest follows when it takes more."""
         try:
             self._send_all()
         except (BlockingIOError, InterruptedError):
@@ -242,7 +243,7 @@ class MasterLink:
                 self._writing = True
                 self._loop.call_later(_RETRY_AFTER, self._retry)
             else:
-                # The pool is gone; the control channel knows, too, and acts on it.
+                # The pool is gone.  The control channel notices that too, and acts on it.
                 self._stop()
                 self._loop.call_soon(self._end, None)
         else:
@@ -263,7 +264,7 @@ class MasterLink:
             if descriptor is None:
                 sent = self._socket.send(data)
             else:
-                # It goes with the first byte, and has gone if any was taken.
+                # The kernel sends the descriptor with the first byte: if it took any, it took both.
                 sent = socket.send_fds(self._socket, [data], [descriptor])
                 os.close(descriptor)
             self._size -= sent
@@ -306,7 +307,7 @@ class MasterLink:
 
 
 def _unread(sock: socket.socket) -> int:
-    """Return how much the other side has not read; nothing if that is not known."""
+    """Return how many bytes the other side has not read; 0 if that is not known."""
     try:
         unread = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(_INT))
     except OSError:

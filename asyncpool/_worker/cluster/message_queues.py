@@ -1,9 +1,7 @@
-"""What travels between the user's code in the pool's process and in a worker that serves.
+"""What travels between the user's code in the master and in a worker that serves.
 
-Messages are acknowledged when they are taken out, so that who sends faster than the other
-side takes has to wait.  Sockets and files are acknowledged when they arrive.
-
-Things that arrive, for one task after the other to take out in their order.
+A message is acknowledged when the other side takes it out of its queue.  So code that sends faster
+than the other side takes has to wait.  A socket or a file is acknowledged when it arrives.
 """
 
 from __future__ import annotations
@@ -38,25 +36,25 @@ class MessageQueues:
     """Messages, both ways.
 
     Args:
-        link: What they travel on.
-        max_payload: The most bytes that one may have, pickled.
+        link: The link on which they travel.
+        max_payload: The most bytes of a pickled message.
     """
 
     def __init__(self, link: MasterLink, max_payload: int) -> None:
         self._link = link
         self._max_payload = max_payload
         self._came: CreditedQueue = CreditedQueue()
-        self._early = 0  # how many of these came before there was a line
+        self._early = 0  # how many of the messages came before there was a link
         self._credit = MessageCredit("the pool")
-        self._turn = asyncio.Lock()  # who has come first is first to send
+        self._turn = asyncio.Lock()  # tasks send in the order in which they came
         self._room = asyncio.Event()
 
     async def send(self, value: object) -> None:
         """Send a message; wait while too many are on their way.
 
         Raises:
-            ValueError: If it is larger than the pool takes.
-            BrokenPipeError: If the pool takes no more messages.
+            ValueError: If it is larger than the pool accepts.
+            BrokenPipeError: If the pool accepts no more messages.
         """
         payload = pickle.dumps(value, 5)
         if len(payload) > self._max_payload:
@@ -77,7 +75,7 @@ class MessageQueues:
     async def messages(self) -> AsyncIterator[Any]:
         """Yield the messages from the pool, until it sends no more.
 
-        One that cannot be read, since this code is older or newer, is dropped.
+        A message that cannot be unpickled is dropped: this code may be older or newer.
         """
         async for payload in self._came:
             if self._early:
@@ -92,13 +90,13 @@ class MessageQueues:
             yield value
 
     def begin_with(self, payloads: Iterable[bytes]) -> None:
-        """Have messages be there before all that come on the line."""
+        """Put messages into the queue before those that come on the link."""
         for payload in payloads:
             self._early += 1
             self._came.put(payload)
 
     def arrive(self, payload: bytes) -> None:
-        """Take a message from the line.
+        """Take a message from the link.
 
         Raises:
             ProtocolError: If the pool has not waited for room.
@@ -107,16 +105,16 @@ class MessageQueues:
         self._came.put(payload)
 
     def make_room(self, consumed: int) -> None:
-        """Take note of how many messages the pool's user has taken, in all.
+        """Note how many messages the pool's user has taken, in all.
 
         Raises:
-            ProtocolError: If that cannot be.
+            ProtocolError: If the number cannot be right.
         """
         self._credit.make_room(consumed)
         self._room.set()
 
     def end(self) -> None:
-        """Let nothing more come."""
+        """End both ways: the pool sends nothing more, and takes nothing more."""
         self._came.end()
         self._room.set()
 
@@ -125,12 +123,12 @@ class SocketTransfers:
     """Sockets and files for the user's code, both ways.
 
     Args:
-        link: What they travel on.
+        link: The link on which they travel.
     """
 
     def __init__(self, link: MasterLink) -> None:
         self._link = link
-        # Each with the pickled value that came beside it.
+        # Each with the pickled value that came with it.
         self._sockets: CreditedQueue = CreditedQueue()
         self._files: CreditedQueue = CreditedQueue()
         self._sent = 0
@@ -147,10 +145,10 @@ class SocketTransfers:
         await self._send(socket_descriptor(sock), value, "socket")
 
     async def send_file(self, file: IOBase | int, value: object) -> None:
-        """Do the same with a file.
+        """Send a copy of *file*, and wait until it has arrived.
 
         Raises:
-            TypeError: If it is none, or a socket or a directory.
+            TypeError: If it is no file, or a socket or a directory.
             ValueError: If *value* is too large.
             OSError: If the pool has no descriptor left for it, or is gone.
         """
@@ -172,7 +170,7 @@ class SocketTransfers:
             raise OSError(f"the pool could not take the {what}")
 
     def ship(self, descriptor: int, tag: HandleTag, payload: bytes = b"") -> None:
-        """Send a descriptor, which is owned by the line from now on."""
+        """Send a descriptor, which the link owns from now on."""
         self._sent += 1
         head = header(FrameKind.HANDLE, len(payload), self._sent, 0, tag)
         self._link.put(head + payload, descriptor)
@@ -190,7 +188,7 @@ class SocketTransfers:
                 yield file
 
     def arrive(self, number: int, descriptor: int, payload: bytes) -> None:
-        """Take a socket or a file from the line; refuse what can be made of neither."""
+        """Take a socket or a file from the link; refuse a descriptor that is neither."""
         try:
             thing = received(descriptor)
         except OSError:
@@ -201,13 +199,13 @@ class SocketTransfers:
         came.put((thing, payload))
 
     def answer(self, number: int, *, arrived: bool) -> None:
-        """Take note of whether a socket or a file has arrived."""
+        """Note whether a socket or a file has arrived at the pool."""
         answer = self._unanswered.get(number)
         if answer is not None and not answer.done():
             answer.set_result(arrived)
 
     def end(self) -> None:
-        """Let nothing more come."""
+        """End both ways: nothing more arrives or is sent."""
         self._sockets.end()
         self._files.end()
         for answer in self._unanswered.values():
@@ -215,14 +213,14 @@ class SocketTransfers:
                 answer.set_result(False)
 
     def close(self) -> None:
-        """Close what nobody has taken out."""
+        """Close what nobody has taken."""
         for came in (self._sockets, self._files):
             while came.waiting:
                 came.waiting.popleft()[0].close()
 
 
 def _label(thing: ReceivedSocket | ReceivedFile, payload: bytes, what: str) -> bool:
-    """Give what has come its value; if that cannot be read, close it, and tell so."""
+    """Give a thing its value; if that cannot be unpickled, close the thing and return false."""
     try:
         thing.value = pickle.loads(payload) if payload else None
     except Exception as error:
@@ -233,7 +231,7 @@ def _label(thing: ReceivedSocket | ReceivedFile, payload: bytes, what: str) -> b
 
 
 def _tell_dropped(what: str, error: Exception) -> None:
-    """Log what could not be read: this code may be older, or newer."""
+    """Log what could not be unpickled: this code may be older or newer."""
     import logging  # noqa: PLC0415 - most workers need none
 
     logging.getLogger("asyncpool").error(
@@ -242,10 +240,10 @@ def _tell_dropped(what: str, error: Exception) -> None:
 
 
 class CreditedQueue:
-    """A queue with an end, which those that iterate over it reach.
+    """A queue that can end; iterations over it end then.
 
     Attributes:
-        waiting: What nobody has taken out yet.
+        waiting: What nobody has taken yet.
         ended: Whether nothing more arrives.
     """
 
@@ -255,12 +253,12 @@ class CreditedQueue:
         self._takers: deque[asyncio.Future[None]] = deque()
 
     def put(self, item: Any) -> None:
-        """Let *item* arrive."""
+        """Add *item*."""
         self.waiting.append(item)
         self._wake(1)
 
     def end(self) -> None:
-        """Let nothing more arrive."""
+        """End the queue: nothing more arrives."""
         self.ended = True
         self._wake(len(self._takers))
 
@@ -274,7 +272,7 @@ class CreditedQueue:
                 try:
                     await taker
                 except BaseException:
-                    # What has woken it is for another one.
+                    # It was woken in the turn in which it was cancelled: wake another one.
                     if taker in self._takers:
                         self._takers.remove(taker)
                     elif self.waiting:

@@ -1,4 +1,4 @@
-"""The life of a worker that serves: find its target, run it, drain, leave."""
+"""The life of a worker that serves: it imports its target, runs it, drains and leaves."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
     Target = Callable[[Worker], Awaitable[object]]
 
-# What the service manager tells the master.  A program that a worker starts would take
-# itself for the one that is meant.
+# What the service manager tells the master.  A program that a worker starts would take it for
+# itself.
 _MASTERS = (
     *("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"),
     *("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"),
 )
 
-# How long what is cancelled at the end of its time may clean up, in seconds: less than
-# the second after which the pool ends the process.
+# Seconds in which code that is cancelled at the end of its time may clean up.  The pool ends the
+# process after a second, so it is less.
 _CLEAN_UP = 0.5
 
 
@@ -43,10 +43,10 @@ def serve(
     """Be a worker of a cluster until it is drained.
 
     Args:
-        jobs: The job channel, which is the line.
+        jobs: The job channel, which becomes the link.
         control: The control channel.
-        coroutines: The event loop.
-        config: With the pickled ``(target, spread, drain_timeouts, slot, generation,
+        coroutines: Has the event loop.
+        config: Has the pickled ``(target, spread, drain_timeouts, slot, generation,
             broadcasts)``.
 
     Returns:
@@ -68,16 +68,16 @@ def serve(
         )
     except BaseException as error:
         announce(control, "serve", error)
-        if life is not None and life.was_ready:  # else it is a start that has failed
+        if life is not None and life.was_ready:  # else it is a failed start
             print_error(error)
         raise
 
 
 def find_object(name: str) -> Any:
-    """Import what ``package.module:object`` names.
+    """Import the object that ``package.module:object`` names.
 
     Raises:
-        ValueError: If it names nothing.
+        ValueError: If *name* does not have that form.
         AttributeError: If the module has no such object.
         Exception: Whatever the module raises when it is imported.
     """
@@ -100,18 +100,18 @@ def _load(target: bytes | str) -> Target:
 
 
 class _Life:
-    """Runs the target, and then what it has left behind, until that is done.
+    """Runs the target; then waits until what the target serves is done.
 
     Args:
         control: The control channel.
-        coroutines: The event loop.
+        coroutines: Has the event loop.
         target: What serves.
-        drain_timeouts: How long it may take to drain, in seconds: if the cluster ends, and
-            if others serve on.
-        broadcasts: The messages, pickled, that were for every worker before this one came.
+        drain_timeouts: How many seconds draining may take: if the cluster ends, and if others
+            go on serving.
+        broadcasts: The pickled messages for every worker that were sent before this one came.
 
     Attributes:
-        was_ready: Whether the target had said that it is, when the life ended.
+        was_ready: Whether the target has said that it is ready, at the latest when it ended.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class _Life:
         slot: int,
         generation: int,
     ) -> int:
-        """Live, and return the status to leave with."""
+        """Run everything, and return the status to leave with."""
         self._loop = asyncio.get_running_loop()
         self._coroutines.show(partial(task_stacks, self._loop))
         time = DrainTime(*self._drain_timeouts)
@@ -160,7 +160,7 @@ class _Life:
             unasked = self._error is None and not server_worker.draining.is_set()
             server_worker.drain()
             server_worker.refuse_rest()
-            if not unasked:  # more may be on its way, which others are to serve
+            if not unasked:  # more connections may come, and others can serve them
                 await time.bound(server_worker.ended.wait())
             await time.bound(server_worker.idle.wait())
             if server_worker.load.open and not self._is_over:
@@ -183,7 +183,7 @@ class _Life:
         await asyncio.wait({task, drains}, return_when=asyncio.FIRST_COMPLETED)
         drains.cancel()
         if server_worker.error is not None:
-            raise server_worker.error  # there is nobody to drain for
+            raise server_worker.error  # there is no pool to drain for
         if not task.done():
             await server_worker.time.bound(asyncio.wait({task}))
         if not task.done():
@@ -200,7 +200,7 @@ class _Life:
             raise RuntimeError("serve() returned before it was ready")
 
     async def _call(self, worker: Worker) -> None:
-        # What ends a process would end the loop, if it left the task.
+        # SystemExit or KeyboardInterrupt would end the loop, if it left the task.
         try:
             await self._target(worker)
         except BaseException as error:
@@ -208,14 +208,12 @@ class _Life:
                 self._error = error
 
     def _tell_of_end(self) -> None:
-        """Tell what is cut off now, at the end of the time."""
+        """Log what is cut off now, at the end of the time."""
         import logging  # noqa: PLC0415 - most workers need none
 
         load, limit = self._server_worker.load, self._server_worker.time.applied
         if not load.open:
-            text = (
-                "what it serves had not ended within the %s of %g s, and is cancelled"
-            )
+            text = "what this worker serves had not ended within the %s of %g s, and is cancelled"
             logging.getLogger("asyncpool").warning(text, limit.name, limit.seconds)
             return
         text = (

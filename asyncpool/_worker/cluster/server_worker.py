@@ -1,4 +1,4 @@
-"""What a worker that serves has to do with the pool: one thing for each kind of frame."""
+"""What a worker that serves does with its pool: one method for each kind of frame."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import errno
 import os
 import socket
-from _thread import get_ident  # threading would do, see _worker/__init__.py
+from _thread import (
+    get_ident,
+)  # not threading, which imports more: see _worker/__init__.py
 
 from asyncpool._core.cluster.link_rules import HandleTag
 from asyncpool._core.wire.frames import Frame, FrameKind, header
@@ -28,18 +30,18 @@ if TYPE_CHECKING:
     from asyncpool._worker.cluster.drain_time import DrainTime
     from asyncpool._worker.job.control import Control
 
-# As many accepted connections wait here for the user's code; others wait in the backlog.
+# How many accepted connections wait here for the user's code.  The others wait in the backlog.
 _MOST_WAITING = 16
 
-# The tag of RETIRE from a worker that serves on until there is another one.
+# The tag of a RETIRE frame from a worker that goes on serving until there is another one.
 _NOT_YET = 1
 
 
 class ServerWorker:
-    """What stands behind a :class:`Worker`.
+    """The implementation of a :class:`Worker`.
 
     Args:
-        jobs: The socket of the line.
+        jobs: The socket of the link.
         control: The control channel.
         accepts: Whether the worker accepts for itself, on sockets that come first.
         max_payload: The most bytes that a message may have.
@@ -50,8 +52,8 @@ class ServerWorker:
         ended: Whether nothing more comes from the pool.
         error: How the pool has broken the protocol.
         time: As above.
-        is_ready: Whether it has said so.
-        idle: Whether no connection is open.
+        is_ready: Whether it has said that it is ready.
+        idle: An event: whether no connection is open.
         returning: Whether connections may be given back.
     """
 
@@ -81,7 +83,7 @@ class ServerWorker:
             self._listening.set_result(None)
         self._acceptor: Acceptor | None = None
         self._want = AcceptRequest()
-        # Their numbers, for those that are to be acknowledged, and their descriptors.
+        # The numbers of connections that need an acknowledgement, and their descriptors.
         self._came: CreditedQueue = CreditedQueue()
         self.load = Load(self._loop, self._tell_load)
         self.link = MasterLink(jobs, max_payload=max_payload, owner=self)
@@ -124,17 +126,17 @@ class ServerWorker:
 
                 self._is_worn = True
                 logging.getLogger("asyncpool").info(
-                    "this worker asks for a successor: %s", reason
+                    "this worker asks for a replacement: %s", reason
                 )
-            # Each time: a cluster that has given up, and recovers, forgets who has asked.
+            # Sent each time: a cluster that gave up and recovers has forgotten who asked.
             self._control.send(FrameKind.RETIRE, _packed(reason), 0, 0, _NOT_YET)
 
     def drain(self) -> None:
-        """Take no new connections, but for those that were handed out already."""
+        """Take no new connections except those that have been handed out already."""
         if not self.draining.is_set():
             self.time.begin()
             self.draining.set()
-            # A server that accepts by itself has registered them: it is to close them.
+            # If a server accepts by itself, it has registered the sockets, and must close them.
             if self._acceptor is not None and self._acceptor.used:
                 self._acceptor.close()
                 self.listeners.clear()
@@ -145,11 +147,11 @@ class ServerWorker:
                 self.link.put(header(FrameKind.LISTEN, 0))
             self._acceptor.listen()
         async for number, descriptor in self._came:
-            # Not kept in a variable: it is garbage as soon as the user has let go of it.
+            # Without a variable, so that it is freed as soon as the user drops it.
             yield await self._open(number, descriptor)
 
     def refuse_rest(self) -> None:
-        """Let others serve what nobody here has taken, and what still comes."""
+        """Give back what nobody here has taken, and what still comes."""
         self._refusing = True
         waiting = list(self._came.waiting)
         self._came.waiting.clear()
@@ -164,7 +166,7 @@ class ServerWorker:
         return True
 
     def close(self) -> None:
-        """Let go of the line and of what has come on it."""
+        """Close the link and all that has come on it."""
         self.drain()
         for sock in self.listeners:
             sock.close()
@@ -175,13 +177,13 @@ class ServerWorker:
         self.link.close()
 
     async def _open(self, number: int, descriptor: int) -> Connection:
-        """Acknowledge a connection, for nobody but the user's code from now on."""
+        """Acknowledge a connection, which from now on is for the user's code alone."""
         connection = Connection(self.load, descriptor)
         if number:
             self.link.put(header(FrameKind.TAKEN, 0, number))
             if self.link.unsent:
-                # If this process died before it is sent, another one would get a
-                # connection of which something was read.
+                # Wait until it is sent: if this process died before, another worker would
+                # get a connection from which something has been read.
                 try:
                     await self.link.flushed()
                 except BaseException:
@@ -197,16 +199,16 @@ class ServerWorker:
             self._acceptor.pause()
 
     def _accept_rest(self) -> None:
-        """Take what waits in the kernel's queue, since the whole cluster ends."""
+        """Accept what waits in the kernel's queue, since the whole cluster ends."""
         acceptor = self._acceptor
         if acceptor is not None and acceptor.used and not self.draining.is_set():
             acceptor.accept_rest()
 
     def on_frame(self, frame: Frame, descriptor: int | None) -> None:
-        """Take a frame from the line, and the descriptor that came with it.
+        """Take a frame from the link, and the descriptor that came with it.
 
         Raises:
-            ProtocolError: If the pool may not send it.
+            ProtocolError: If the frame breaks the protocol.
         """
         kind = frame.kind
         if kind is FrameKind.HANDLE:
@@ -255,7 +257,7 @@ class ServerWorker:
                 self._listening.set_result(None)
 
     def on_end(self, error: ProtocolError | None) -> None:
-        """Take note that nothing more comes from the pool."""
+        """Note that nothing more comes from the pool."""
         self.error = error
         if not self._listening.done():
             text = "the pool has ended before this worker could listen"
@@ -274,7 +276,7 @@ class ServerWorker:
             self.link.put(header(FrameKind.REFUSED, 0, number))
         elif self.returning:
             self.transfers.ship(descriptor, HandleTag.CONNECTION)
-        else:  # nobody else has it: perhaps it may be given back soon
+        else:  # no other worker can have it now, but perhaps one can soon
             self._came.put((number, descriptor))
 
     def _tell_load(self) -> None:

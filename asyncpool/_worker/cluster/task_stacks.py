@@ -1,4 +1,4 @@
-"""Where all tasks of a worker that serves are."""
+"""Show where all tasks of a worker that serves wait."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import islice
 
 from asyncpool._core.wire.stacks import COROUTINE
 
-# So many tasks are told, so many calls of each, and so much text.
+# The most tasks that are shown, the most calls of each, and the most characters in all.
 _MOST = 100
 _DEEPEST = 20
 _LONGEST = 16_384
 
 
 def task_stacks(loop: asyncio.AbstractEventLoop) -> str:
-    """Tell where the tasks of *loop* wait, from another thread."""
+    """Return where the tasks of *loop* wait; another thread calls this."""
     lines = [COROUTINE]
     for task in islice(asyncio.all_tasks(loop), _MOST):
         lines.append(f"  task {task.get_name()!r}:")

@@ -1,6 +1,6 @@
-"""Run the items of a chunk, one by one, and note what becomes of each.
+"""Run the items of a chunk, one by one, and note the outcome of each.
 
-See ``_core/map/chunks.py``.
+See ``_core/map/chunks.py`` for the log.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
         def seek(self, where: int, /) -> object: ...
 
 
-# So many functions of maps are remembered.
+# How many functions of maps a worker remembers.
 _MEMORY = 32
 
 _functions: dict[bytes, Callable[..., Any]] = {}
 
 
 class ChunkLog:
-    """The outcomes of the items of one chunk after the other.
+    """The outcomes of the items of a chunk; the same log serves one chunk after the other.
 
     Args:
-        page: The memory that the worker shares with the pool.
-        start: Where they are in it.
-        pen: What writes there; the page's own position, if that is nobody else's.
+        page: The worker page.
+        start: The offset of the log on the page.
+        pen: Writes there; without one the log uses the page's own position.
 
     Attributes:
         words: The head of the log, see ``_core/map/chunks.py``.
@@ -86,23 +86,23 @@ class ChunkLog:
         self.words[6] = int.from_bytes(self._blank, sys.byteorder)
 
     def begin(self, job: int, attempt: int, count: int) -> None:
-        """Begin anew, with so many items."""
+        """Begin a new log for *count* items."""
         words, self.count = self.words, count
         words[0] = words[1] = words[4] = 0
         words[2], words[3] = job, attempt
 
     def begin_column(self, number: type) -> Any:
-        """Return where numbers of that type are noted; ``None`` if it is no number's."""
+        """Return where results of this type are noted; ``None`` if it is no type of numbers."""
         column = self.columns.get(number)
         if column is not None:
-            # One more, so that nothing of an earlier chunk follows.
+            # One more than needed, so that no number of an earlier chunk follows.
             blanks = self._blank * min(self.count + 1, CHUNK_SIZE)
             self._numbers[: len(blanks)] = blanks
             self.words[5], self.words[4] = number is float, OPEN + self.count
         return column
 
     def end_column(self, done: int) -> None:
-        """Have what comes after the first *done* outcomes written behind them."""
+        """Have later outcomes written behind the first *done* ones, which are numbers."""
         self.words[0] = done
         self.words[4] = done
         self._seek(self._start + LOG_HEAD.size + done * NUMBER_SIZE)
@@ -110,7 +110,7 @@ class ChunkLog:
     def column(self) -> tuple[bytes, str]:
         """Return the numbers that were noted, and the code of their type."""
         numbers, number, blank = self.words[4:]
-        if numbers >= OPEN:  # it was cancelled between two of them
+        if numbers >= OPEN:  # the chunk was cancelled between two of them
             numbers = count_numbers(self._numbers, blank)
         return bytes(self._numbers[: numbers * NUMBER_SIZE]), code_of(number)
 
@@ -125,15 +125,15 @@ def run_chunk(
     named: bool,
     max_payload: int,
 ) -> ChunkResult:
-    """Call a function for each of *items*, until all are done or one is to be the last.
+    """Call a function for each of *items*, until all are done or the chunk is told to stop.
 
     Args:
-        log: Where their outcomes are noted.
+        log: Where the outcomes are noted.
         await_: Runs a coroutine to its end.
         packed: The function, pickled.
-        items: Its arguments.
+        items: The arguments.
         star: Whether each item is a tuple of several arguments.
-        named: Whether the function may be remembered, since it has no state.
+        named: Whether the function travels by name, so that it may be remembered.
         max_payload: The most bytes that a result may have.
     """
     chunk = Chunk(log, packed, items, star=star, named=named, max_payload=max_payload)
@@ -152,7 +152,7 @@ def run_chunk(
 class Chunk:
     """A chunk that runs, up to the next coroutine that its function returns.
 
-    Its arguments are those of :func:`run_chunk`.
+    The arguments are those of :func:`run_chunk`.
     """
 
     def __init__(
@@ -179,21 +179,21 @@ class Chunk:
     def go_on(
         self, value: Any = None, error: BaseException | None = None
     ) -> Coroutine[Any, Any, Any] | None:
-        """Go on with what has come of a coroutine; return the next one, if there is one."""
+        """Continue with the outcome of a coroutine; return the next coroutine, if there is one."""
         try:
-            # Between two items: those that are done are done.
+            # Between two items: those that are done keep their outcomes.
             with suppress(StopIteration, JobCancelled):
                 if error is None:
                     return self._steps.send(value)
                 return self._steps.throw(error)
-        except Exception as broken:  # no item's: what notes them is broken
-            # The one that was not noted has run, and must not be taken for one that has not.
+        except Exception as broken:  # it is not an item's: the log is broken
+            # The item that was not noted has run, and must not count as one that has not begun.
             self._result.outcomes.append((pack_error(broken, skip=1), True))
         return None
 
     @property
     def result(self) -> ChunkResult:
-        """What it has come to."""
+        """The outcomes of the chunk."""
         microseconds = (perf_counter_ns() - self._began) / 1000
         numbers, code = self._log.column()
         return self._result._replace(
@@ -213,9 +213,9 @@ def _run_numbers(calls: Iterator[Any], log: ChunkLog) -> tuple[int, Any, Any] | 
     """Note results as long as they are numbers of one type.
 
     Returns:
-        How many those are, and the next result with its outcome, if there is a next one.
+        How many numbers there are; and the next result and its outcome, if there is one.
     """
-    # Whatever is done here is done for each item, so there is as little as possible.
+    # This runs for each item, so it does as little as possible.
     words = log.words
     number: type | None = None
     column: Any = None
@@ -231,8 +231,8 @@ def _run_numbers(calls: Iterator[Any], log: ChunkLog) -> tuple[int, Any, Any] | 
             if column is None:
                 return done, value, value
         try:
-            column[done] = value  # only from now on it is done
-        except ValueError:  # it has more than 64 bits
+            column[done] = value  # the item counts as done from here on
+        except ValueError:  # the number has more than 64 bits
             return done, value, value
         if words[1]:
             log.end_column(done + 1)
@@ -248,8 +248,8 @@ def _run_others(
     pack: Callable[[Any], Any],
     rest: tuple[int, Any, Any],
 ) -> Generator[Coroutine[Any, Any, Any], Any, None]:
-    """Note what comes after the first results, with *rest* as above."""
-    # As above: a call of another function for each item would cost a fifth.
+    """Note the outcomes after the numbers; *rest* is the first one, if there is one."""
+    # As above: a call of a function for each item would take a fifth more time.
     write, words, add = log.write, log.words, result.outcomes.append
     known, value, outcome = rest
     log.end_column(known)
@@ -261,7 +261,7 @@ def _run_others(
                 outcome = value = yield value
             if type(value) not in FLAT:
                 outcome = pack(value)
-                if isinstance(outcome, OutOfBandPickle):  # too large for the log
+                if isinstance(outcome, OutOfBandPickle):  # it is too large for the log
                     result.tail.append(value)
                     return
             entry = note(outcome)
@@ -271,11 +271,11 @@ def _run_others(
             words[1] |= isinstance(error, JobCancelled)
         try:
             write(entry)
-        except ValueError:  # there is no room for it, so no other may begin
+        except ValueError:  # the log is full, so no other item may begin
             add(outcome)
             return
         add(outcome)
-        words[0] = done + 1  # only from now on it is noted
+        words[0] = done + 1  # the outcome counts as noted from here on
         if words[1]:
             return
 
@@ -287,7 +287,7 @@ def _recall(packed: bytes, *, keep: bool) -> Callable[..., Any]:
     try:
         loaded: Callable[..., Any] = pickle.loads(packed)
     except BaseException as error:
-        return partial(_fail, error)  # which is each item's own failure
+        return partial(_fail, error)  # so that each item fails with it
     if keep:
         if len(_functions) >= _MEMORY:
             del _functions[next(iter(_functions))]

@@ -181,7 +181,7 @@ class CoroutineSteps:
             if "/asyncio/" in frame.f_code.co_filename:
                 break
             before = f", before line {frame.f_lineno} of {frame.f_code.co_filename}"
-        hint = ": what computes is better submitted as a plain function"
+        hint = ": submit code that computes as a plain function"
         warn(who, seconds, f"in {where}{before}", hint)
 
 

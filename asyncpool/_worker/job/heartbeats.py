@@ -155,7 +155,7 @@ def _pack(details: object) -> bytes:
     if len(packed) > MAX_DETAILS:
         raise ValueError(
             f"the details of a heartbeat have {len(packed)} bytes when pickled, and "
-            f"{MAX_DETAILS} is the most: say where the job is, and keep what it has made "
-            "elsewhere, in a file for example"
+            f"{MAX_DETAILS} is the most: say how far the job is, and put its results "
+            "elsewhere, for example into a file"
         )
     return packed

@@ -1,9 +1,9 @@
-"""Serve the pool with several jobs at once.
+"""Run several jobs at once, each in a lane.
 
-As long as no coroutine runs, the main thread waits for the job channel, as it does where
-jobs run one by one.  Otherwise it runs the event loop, which watches the channel, too.  Jobs
-begin in their order, each when there is a lane for it, and no earlier than the last one that
-was to begin has: so each has a place in the one order that ``job_claims.py`` knows.
+While no coroutine runs, the main thread waits for the job channel, as in a worker with one lane.
+While one runs, the main thread runs the event loop, which watches the channel too.  A job begins
+when there is a lane for it, and all jobs begin in the order in which they came.  So each job has
+its sequence number, as ``job_claims.py`` needs it.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class ConcurrentJobs:
     """The main thread of a worker that runs several jobs at once.
 
     Args:
-        config: How the worker is to be.
-        page_fd: The memory that it shares with the pool.
+        config: The worker's configuration.
+        page_fd: The worker page.
         jobs: The job channel.
         control: The control channel.
-        claims: Which job is the next.
-        large_buffers: What comes beside jobs.
-        coroutines: Whose loop they run in.
+        claims: Decides which job is next.
+        large_buffers: Receives what travels beside jobs.
+        coroutines: Has the event loop in which they run.
 
     Attributes:
-        beats: The heartbeats.
-        lanes: The jobs that run.
+        beats: Writes the heartbeats.
+        lanes: The running jobs.
     """
 
     def __init__(  # noqa: PLR0917 - what a worker is made of
@@ -96,7 +96,7 @@ class ConcurrentJobs:
         chunks.install(partial(run_chunk, page, layout, self.lanes))
 
     def serve(self) -> None:
-        """Run jobs until the job channel ends, or no other one is to begin."""
+        """Run jobs until the job channel ends, or until no other job may begin."""
         while not self._over:
             if self.lanes.by_job:
                 self._run_loop()
@@ -117,7 +117,7 @@ class ConcurrentJobs:
 
     @property
     def _closed(self) -> bool:
-        """Whether no other job is to begin."""
+        """Whether no other job may begin."""
         return self._claims.closed or self._failure is not None
 
     def _run_loop(self) -> None:
@@ -147,7 +147,7 @@ class ConcurrentJobs:
             self._begin()
 
     def _on_free(self) -> None:
-        """Begin what waits for a lane; or leave the loop, when nothing is left there."""
+        """Begin jobs that wait for a lane; leave the loop if nothing is left to do."""
         if not self.lanes.looping:
             return
         if self._pending and not self._closed:
@@ -158,7 +158,7 @@ class ConcurrentJobs:
     def _begin_soon(self) -> None:
         if not self._coming:
             self._coming = True
-            # Not in the context of the job that has just ended.
+            # In the worker's context, and not in that of the job that has just ended.
             self.lanes.loop.call_soon(self._begin_now, context=self.lanes.context)
 
     def _begin_now(self) -> None:
@@ -167,15 +167,15 @@ class ConcurrentJobs:
         self._leave_if_done()
 
     def _leave_if_done(self) -> None:
-        """Leave the loop when nothing is left there, unless it runs to be closed."""
+        """Leave the loop when nothing is left to do, unless it runs only to be closed."""
         if not self.lanes.by_job and self._failure is None:
             self.lanes.loop.stop()
 
     def _begin(self) -> None:
-        """Begin as many jobs as there are lanes for; between two plain ones others go on."""
-        self._flush()  # before a lane has other outcomes
+        """Begin as many jobs as there are lanes for; coroutines go on between two plain jobs."""
+        self._flush()  # first, since a new job may note another outcome in the same lane
         while self._pending and not self.lanes.full and not self._closed:
-            # Popped, so that nothing of a job is kept when it is done.
+            # Popped, so that nothing keeps the job's memory when the job is done.
             frame = self._pending.popleft()
             if frame.kind is not FrameKind.JOB and frame.kind is not FrameKind.STREAM:
                 self._executor.prepare(frame)
@@ -186,7 +186,7 @@ class ConcurrentJobs:
                 return
 
     def _run(self, frame: Frame) -> bool:
-        """Begin a job, and tell whether it is done."""
+        """Begin a job, and return whether it is done already."""
         lanes = self.lanes
         lane = lanes.begin(frame, self._claims.taken)
         try:
@@ -215,11 +215,13 @@ class ConcurrentJobs:
         duration: int,
     ) -> None:
         if os.getpid() != self._worker:
-            os._exit(0)  # a copy that a job made, back from the job's call
+            os._exit(
+                0
+            )  # this is a fork that a job made, and it has returned from the job
         frame = lane.frame
         try:
             ahead = self.beats.last_heartbeat(frame)
-            # Its parts may be on their way already: no other outcome may come in between.
+            # Its large buffers may have been sent already, so no other outcome may come in between.
             in_parts = type(payload) is not bytes
             if self._large_buffers.in_use or type(payload) is not bytes:
                 news, payload = self._large_buffers.put(payload)
@@ -237,7 +239,7 @@ class ConcurrentJobs:
             self._fail(error)
 
     def _send_soon(self, outcome: bytes) -> None:
-        """Send an outcome, which is safe, with those that come in the same turn."""
+        """Send an outcome, which is noted on the page, together with others of this turn."""
         self._outcomes.append(outcome)
         if len(self._outcomes) == 1:
             self.lanes.loop.call_soon(self._flush)
@@ -252,7 +254,7 @@ class ConcurrentJobs:
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Have the worker end of *error*; once, since its jobs are cancelled then."""
+        """End the worker with *error*; only the first one counts, since it cancels the jobs."""
         if self._failure is None:
             self._failure = error
             if self.lanes.looping:

@@ -1,7 +1,8 @@
-"""Run the items of a chunk, of a map, beside other jobs.
+"""Run the items of a chunk of a map while other jobs run too.
 
-Those of a plain function run in one go, as they do anywhere.  An async function's coroutines
-are awaited one after the other, and other jobs go on meanwhile, other chunks among them.
+The items of a plain function run one after the other, without a break, as in a worker with one
+lane.  If the function is async, its coroutines are awaited one after the other, and other jobs
+go on meanwhile.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class _Pen:
-    """Writes a log beside others, as an ``mmap`` does that has only one.
+    """Writes one log into memory with several logs; has the methods of an ``mmap``.
 
-    Not a part of the log, whose methods the log would have, in a cycle.
+    It is an object of its own: a log that had its own methods as attributes would be a cycle.
 
     Args:
-        page: The memory that the worker shares with the pool.
-        start: Where the log is in it.
+        page: The worker page.
+        start: The offset of the log on the page.
     """
 
     def __init__(self, page: mmap, start: int) -> None:
@@ -42,7 +43,7 @@ class _Pen:
     def write(self, data: bytes) -> None:
         end = self._end + len(data)
         if end > LOG_SIZE:
-            raise ValueError("there is no room for it")
+            raise ValueError("the log has no room for it")
         self._room[self._end : end] = data
         self._end = end
 
@@ -51,7 +52,7 @@ class _Pen:
 
 
 class _Own:
-    """A coroutine that runs in a context of its own, as a part of whoever awaits this."""
+    """A coroutine that runs in a context of its own, as a part of the code that awaits this."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._coroutine = coroutine
@@ -84,9 +85,9 @@ def run_chunk(
     items: list[Any],
     **how: Any,
 ) -> ChunkResult | Coroutine[Any, Any, ChunkResult]:
-    """Call a function for each of *items*, or return a coroutine that does it.
+    """Call a function for each of *items*, or return a coroutine that does so.
 
-    Its other arguments are those of :func:`asyncpool._worker.job.chunks.run_chunk`.
+    The other arguments are those of :func:`asyncpool._worker.job.chunks.run_chunk`.
     """
     job = running.get()
     assert job is not None
@@ -112,11 +113,11 @@ async def _go_on(
 
 
 def _shown(lane: Lane, error: BaseException) -> BaseException:
-    """Return what an item has raised, as its caller is to see it."""
+    """Return what an item has raised, as its caller will see it."""
     outcome = outcome_of(error, asked=lane.asked)
     if outcome is not error:
         return outcome
-    # Two frames are ours: that of the await, and that of the step.
+    # Leave two frames out that are asyncpool's: the await, and the step.
     tb = error.__traceback__
     for _ in range(2):
         tb = tb and tb.tb_next

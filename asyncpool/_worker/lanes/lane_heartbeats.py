@@ -1,4 +1,4 @@
-"""The heartbeats of jobs that run at once: each is noted in its job's lane."""
+"""The heartbeats of jobs that run at once: each is written into its job's lane."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class LaneHeartbeats(HeartbeatWriter):
-    """The beats of the jobs of a worker that runs several at once.
+    """Writes the heartbeats of a worker that runs several jobs at once.
 
     Args:
-        page: The memory that it shares with the pool.
-        layout: What lies where in it.
-        interrupts: Which know which jobs are to end.
-        ring: Has the pool look at the page, some time soon.
-        lanes: The jobs that run.
+        page: The worker page.
+        layout: The layout of the page.
+        interrupts: Knows which jobs are to end.
+        ring: Tells the pool to look at the page soon.
+        lanes: The running jobs.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LaneHeartbeats(HeartbeatWriter):
         self._records: dict[tuple[int, int], bytes] = {}
 
     def last_heartbeat(self, frame: Frame) -> bytes:
-        """Return what goes ahead of the outcome of the job in *frame*."""
+        """Return the frame that goes ahead of the outcome of the job in *frame*."""
         record = self._records.pop((frame.job, frame.attempt), None)
         return b"" if record is None else last_frame(frame, record)
 
@@ -72,11 +72,11 @@ class LaneHeartbeats(HeartbeatWriter):
     def _whose(self) -> tuple[int, int]:
         mine = running.get()
         job = mine[:2] if mine is not None else self._lanes.running
-        if job is None:  # it is in a thread that knows of no job
+        if job is None:  # the code runs in a thread without the context of a job
             if self._lanes.by_job:
                 raise RuntimeError(
                     "heartbeat() was called in a thread that does not know its job, and "
-                    "several are running: have it run in a copy of the job's context"
+                    "several jobs are running: run it in a copy of the job's context"
                 )
             raise RuntimeError("heartbeat() was called when no job was running")
         if job not in self._lanes.by_job:

@@ -1,7 +1,7 @@
-"""Streams of a worker that runs several jobs at once: each waits for its own credit.
+"""Streams of a worker that runs several jobs at once.  Each waits for its own credit.
 
-Of a plain generator the loop takes one item after the other; the others wait while it makes
-one, but not while it waits for its caller.
+The loop takes the items of a plain generator one after the other.  While the generator computes
+an item, all other jobs wait.  While the stream waits for credit, they go on.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 
 class LaneCredits:
-    """The credit of each stream that runs."""
+    """The credit of each running stream."""
 
     def __init__(self) -> None:
         self.by_job: dict[tuple[int, int], AwaitedCredit] = {}
 
     def grant(self, job: int, attempt: int, limit: int) -> None:
-        """Hear how many items may be sent in all; the job may be over."""
+        """Note how many items a stream may send in all; its job may be over already."""
         credit = self.by_job.get((job, attempt))
         if credit is not None:
             credit.raise_to(limit)
 
 
 class LaneStreams(Streams):
-    """The streams of one worker, side by side.
+    """The streams of one worker, which run at once.
 
-    Its arguments are those of :class:`Streams`.
+    The arguments are those of :class:`Streams`.
 
     Attributes:
-        credits: The credit of each.
+        credits: The credit of each stream.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -56,7 +56,7 @@ class LaneStreams(Streams):
     def begin(
         self, lane: Lane, source: Any, loop: AbstractEventLoop
     ) -> Coroutine[Any, Any, Any]:
-        """Return what sends the items of *source*, what the job of *lane* has returned."""
+        """Return a coroutine that sends the items of *source*, which the job has returned."""
         from asyncio import Event  # noqa: PLC0415 - few jobs need it
 
         credit = AwaitedCredit(self.first, loop, Event())

@@ -1,8 +1,8 @@
 """The jobs that one worker runs at once, each in a lane of its own.
 
-A coroutine's steps are taken by a task of the worker's event loop; a plain function runs in
-one go, and all others wait for it.  What comes of each is sent in the very step in which it
-ends, so that nothing of it is lost whatever the others do.
+A task of the worker's event loop runs a coroutine step by step.  A plain function runs without a
+break, and all other jobs wait for it.  Each outcome is sent, or noted, in the very step in which
+its job ends, so it is safe whatever the other jobs do.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
 
 
 class Lane(CoroutineSteps):
-    """A job that runs: to the loop, if it is asked, a coroutine like any other.
+    """A running job, which the event loop takes for a coroutine like any other.
 
     Args:
-        lanes: All of them.
-        index: Which one this is.
-        frame: The job.
-        sequence: Where it came.
+        lanes: All lanes.
+        index: The number of this lane.
+        frame: The frame of the job.
+        sequence: The job's sequence number.
 
     Attributes:
         frame: As above.
         index: As above.
         sequence: As above.
         began: When it began, in nanoseconds.
-        context: What it runs in.
-        asked: Whether it was made to end.
-        task: What takes its steps, if it is a coroutine.
-        shown: What is shown of it when it is asked where it is.
+        context: The context that it runs in.
+        asked: Whether it was told to end.
+        task: The task that runs its steps, if it is a coroutine.
+        shown: The coroutine whose stack a stack dump shows.
     """
 
     def __init__(self, lanes: Lanes, index: int, frame: Frame, sequence: int) -> None:
@@ -89,7 +89,9 @@ class Lane(CoroutineSteps):
                 return super()._take(step, *args)
             finally:
                 if lanes.mute:
-                    os._exit(0)  # a copy that a job made, back from that job's step
+                    os._exit(
+                        0
+                    )  # this is a fork that a job made, and it has returned from that step
         except StopIteration as end:
             lanes.finish(self, end.value)
         except BaseException as error:
@@ -101,19 +103,19 @@ class Lanes:
     """The lanes of one worker.
 
     Args:
-        page: The memory that it shares with the pool.
-        layout: What lies where in it.
-        coroutines: Whose loop is the worker's.
-        interrupts: Which may end a job.
-        send: Sends an outcome: the kind of its frame, what is in it, and a duration.
+        page: The worker page.
+        layout: The layout of the page.
+        coroutines: Has the worker's event loop.
+        interrupts: May end a job.
+        send: Sends an outcome, given the kind of its frame, its payload and a duration.
 
     Attributes:
-        by_job: Those that run, by job and attempt.
+        by_job: The running jobs, by job and attempt.
         loop: The loop, once there is a coroutine.
-        context: What each job's context is a copy of.
+        context: The context of which each job gets a copy.
         max_payload: The most bytes of an outcome.
-        beats: Their heartbeats.
-        mute: Whether this process is a copy of the worker.
+        beats: Writes their heartbeats.
+        mute: Whether this process is a copy of the worker, which a job has forked.
         on_free: Called when a job has ended.
     """
 
@@ -143,19 +145,19 @@ class Lanes:
 
     @property
     def full(self) -> bool:
-        """Whether no other job can begin."""
+        """Whether no other job can begin, since all lanes are taken."""
         return not self._free
 
     def begin(self, frame: Frame, sequence: int) -> Lane:
-        """Take a lane for a job, and note that it has begun."""
+        """Take a lane for a job, and note on the page that the job has begun."""
         index, whose = self._free.pop(), (frame.job, frame.attempt)
-        # Noted before anything of the job's own can run, its arguments included.
+        # Noted before any code of the job's own can run, even that of its arguments.
         BEGUN.pack_into(self._page, self._layout.begun(index), *whose)
         lane = self.by_job[whose] = Lane(self, index, frame, sequence)
         return lane
 
     def open(self) -> asyncio.AbstractEventLoop:
-        """Return the loop."""
+        """Return the loop, which is created if there is none."""
         if not self._opened:
             self.loop, self._opened = self._coroutines.loop(), True
         return self.loop
@@ -166,7 +168,7 @@ class Lanes:
         return self._opened and self.loop.is_running()
 
     def go(self, lane: Lane, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Go on with a job whose function has returned *coroutine*."""
+        """Continue a job whose function has returned *coroutine*."""
         self.open()
         lane.go(coroutine)
         if self._interrupts.wants(lane.sequence):
@@ -188,13 +190,13 @@ class Lanes:
         self._leave(lane, FrameKind.ERROR, pack_failure(error, self.max_payload))
 
     def blocked(self, lane: Lane) -> None:
-        """Warn if others have waited long for a plain function, which has just ended."""
+        """Warn if other jobs have waited long for a plain function, which has just ended."""
         seconds = (perf_counter_ns() - lane.began) / 1e9
         others = len(self.by_job) - 1
         if others and self._opened and seconds > self.loop.slow_callback_duration:
             who, hint = (
                 f"job {lane.frame.job}",
-                f"; {others} others are under way there",
+                f"; other jobs there: {others}",
             )
             lane.context.run(warn, who, seconds, "in a plain function", hint)
 
@@ -203,48 +205,48 @@ class Lanes:
     ) -> None:
         duration = min((perf_counter_ns() - lane.began) // 1000, MAX_NUMBER)
         try:
-            # Before anything else begins: a crash there must not cost this outcome.
+            # Before any other job begins: a crash there must not cost this outcome.
             self._send(lane, kind, payload, duration)
         finally:
             del self.by_job[lane.frame.job, lane.frame.attempt]
             self._interrupts.forget(lane.sequence)
-            # It has the lane, too: both would wait for the collector, the job's frame with them.
+            # The task refers to the lane.  A cycle would keep the job's memory until a collection.
             lane.task = None
             self._free.append(lane.index)
             self.on_free()
 
     def become_nobody(self) -> None:
-        """Let nothing go on in this process, which is a copy of the worker."""
+        """Stop everything in this process, which is a copy of the worker."""
         self.mute = self.beats.mute = True
 
     def note(self, lane: Lane, kind: FrameKind, payload: bytes, duration: int) -> bool:
-        """Note an outcome where the pool finds it if the worker dies; or tell there is no room.
+        """Note an outcome where the pool finds it if the worker dies; return false if too large.
 
-        It need not be sent at once then.
+        A noted outcome need not be sent at once.
         """
         if len(payload) > LANE_OUTCOME_SIZE - NOTED.size:
             return False
         page, start = self._page, self._layout.outcome(lane.index)
-        # Whose it is comes last: what is half written is nobody's.
+        # The number of the job comes last: until then the outcome belongs to no job.
         NOTED.pack_into(page, start, 0, 0, kind, duration, len(payload))
         begin = start + NOTED.size
         page[begin : begin + len(payload)] = payload
         BEGUN.pack_into(page, start, lane.frame.job, lane.frame.attempt)
         return True
 
-    # What the other thread asks.
+    # What the control thread asks for.
 
     def runs(self, sequence: int) -> bool:
-        """Tell whether the job that came in *sequence* is running."""
+        """Return whether the job with this sequence number is running."""
         return any(lane.sequence == sequence for lane in list(self.by_job.values()))
 
     def end_soon(self, sequence: int) -> None:
-        """Have the loop end the job that came in *sequence*, if it runs there."""
+        """Have the loop end the job with this sequence number, if it runs there."""
         if self._opened:
             self.loop.call_soon_threadsafe(self._end, sequence)
 
     def write_stack(self, job: int, attempt: int) -> None:
-        """Write down where that job waits; if it computes, its thread tells that."""
+        """Write where that job waits.  If it computes, the dump of its thread shows that."""
         lane = self.by_job.get((job, attempt))
         if lane is None:
             return
@@ -255,7 +257,7 @@ class Lanes:
 
     @property
     def running(self) -> tuple[int, int] | None:
-        """The job of code that does not know whose it is, if that is plain."""
+        """The running job, for code that does not know its own; ``None`` if there are several."""
         sequence = self._interrupts.running
         lanes = list(self.by_job.values())
         found = [lane for lane in lanes if lane.sequence == sequence] or lanes

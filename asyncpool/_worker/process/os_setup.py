@@ -1,8 +1,7 @@
-"""What only Linux offers to those who look after processes; elsewhere, nothing.
+"""What a process sets up with the operating system.
 
-Arrange descriptors and signals of a process that has just been forked.
-
-What the kernel is to allow a worker.
+That is: what only Linux offers to parents of processes, and nothing elsewhere; descriptors and
+signals of a process that has just been forked; and the limits of a worker.
 """
 
 from __future__ import annotations
@@ -26,30 +25,32 @@ _PROC = "/proc"
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant that loses its own.
+    """Become the parent of every descendant that loses its own parent.
 
-    But not where nobody says who they are: they could not be killed, only waited for.
+    Not if the system does not list children: then they could only be waited for, not killed.
     """
     if os.path.exists(f"{_PROC}/{os.getpid()}/stat"):  # noqa: PTH110 - no pathlib here
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """Get SIGTERM when the thread that started this process ends.
+    """Have the kernel send SIGTERM when the thread that started this process ends.
 
-    The end of the channel says the same, unless somebody forked the pool's process
-    and the copy keeps the channel open.
+    The end of the channel says the same, unless somebody has forked the pool's process: then
+    the fork keeps the channel open.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def children() -> set[int]:
-    """Return the pids of this process's children, zombies included, if anybody knows."""
+    """Return the pids of this process's children, zombies included; none if unknown."""
     pid = os.getpid()
     try:
         with open(f"{_PROC}/{pid}/task/{pid}/children") as listing:  # noqa: PTH123
             return {int(child) for child in listing.read().split()}
-    except OSError:  # as in gVisor, or a kernel without CONFIG_PROC_CHILDREN
+    except (
+        OSError
+    ):  # gVisor refuses it, and so does a kernel without CONFIG_PROC_CHILDREN
         return _whose_parent_is(pid)
 
 
@@ -64,19 +65,21 @@ def _whose_parent_is(parent: int) -> set[int]:
 def _parent(pid: int) -> int:
     try:
         with open(f"{_PROC}/{pid}/stat", "rb") as stat:  # noqa: PTH123
-            # Behind its name, which may contain anything, come its state and this.
+            # After the process's name, which may contain anything, come its state and its parent.
             return int(stat.read().rpartition(b") ")[2].split()[1])
-    except (OSError, IndexError, ValueError):  # it is gone by now
+    except (OSError, IndexError, ValueError):  # the process is gone by now
         return 0
 
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform != "linux":
         return
-    with contextlib.suppress(Exception):  # a libc without it: a belt is missing
+    with contextlib.suppress(
+        Exception
+    ):  # without prctl a precaution is missing, no more
         import _ctypes  # noqa: PLC0415 - not where there is no prctl
 
-        # ctypes would do, see _worker/__init__.py
+        # Not ctypes itself, which imports more, see _worker/__init__.py.
         program = _ctypes.dlopen(None, 0)  # type: ignore[arg-type] # this one
         prctl = _ctypes.dlsym(program, "prctl")
         _ctypes.call_cdeclfunction(prctl, (option, value, 0, 0, 0))
@@ -89,7 +92,7 @@ else:
 
 
 def take_stdio(out: int, err: int) -> None:
-    """Make *out* and *err* descriptors 1 and 2, and read nothing from 0."""
+    """Make *out* and *err* descriptors 1 and 2, and let descriptor 0 read nothing."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(out, 1)
@@ -112,10 +115,10 @@ def apply_bounds(
     cpus: tuple[int, ...] | None,
     rlimits: Iterable[tuple[str, KernelLimit]],
 ) -> None:
-    """Bind this process; see :class:`asyncpool.WorkerLimits`.
+    """Set the limits of this process; see :class:`asyncpool.WorkerLimits`.
 
     Raises:
-        OSError, ValueError: If the kernel does not allow that.
+        OSError, ValueError: If the kernel does not allow a limit.
     """
     if nice:
         os.nice(nice)
